@@ -1,0 +1,1 @@
+"""The message engine: channels, messages, topics, and the `.acomm` store file."""

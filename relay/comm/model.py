@@ -1,0 +1,248 @@
+"""The values of the message engine, as data-structures.txt defines them.
+
+Every value is immutable: a change is a new value in the old one's place, so a snapshot of the
+store is a copy of its lists, and another thread may encode it while the engine goes on.
+
+Numbers of the enums are the ones on disk; ``label`` is the document's spelling (``AtLeastOnce``),
+used in JSON, logs and audits. Times are Unix seconds unless the name says otherwise.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NewType
+
+import msgspec
+
+ChannelId = NewType("ChannelId", int)
+EngineId = NewType("EngineId", int)  # a message's number in one store; relay ids are strings
+SubscriptionId = NewType("SubscriptionId", int)
+
+MetadataValue = str | int | float | bool | None
+Metadata = dict[str, MetadataValue]
+
+
+class Labelled(IntEnum):
+    """An enum with the document's spelling of each member."""
+
+    @property
+    def label(self) -> str:
+        """The document's name: ``AT_LEAST_ONCE`` is ``AtLeastOnce``."""
+        return "".join(word.capitalize() for word in self.name.split("_"))
+
+
+class MessageType(Labelled):
+    """What a message is for."""
+
+    TEXT = 0
+    COMMAND = 1  # expects an Acknowledgment
+    QUERY = 2  # expects a Response
+    RESPONSE = 3
+    BROADCAST = 4
+    NOTIFICATION = 5
+    ACKNOWLEDGMENT = 6
+    ERROR = 7
+
+
+class MessageStatus(Labelled):
+    """Where a message stands; it moves on evidence alone."""
+
+    CREATED = 0
+    SENT = 1
+    DELIVERED = 2  # written for every recipient
+    ACKNOWLEDGED = 3
+    FAILED = 4
+    DEAD_LETTER = 5
+    ARCHIVED = 6
+
+
+class Priority(Labelled):
+    """0 goes first."""
+
+    CRITICAL = 0
+    HIGH = 1
+    NORMAL = 2
+    LOW = 3
+    BACKGROUND = 4
+
+
+class ChannelType(Labelled):
+    """Who receives what is sent to a channel."""
+
+    DIRECT = 0  # the other one of two
+    GROUP = 1  # every participant but the sender
+    BROADCAST = 2  # the owner sends, observers and members receive
+    PUB_SUB = 3  # whoever subscribed to a matching topic
+
+
+class ChannelState(Labelled):
+    """Whether a channel takes messages."""
+
+    ACTIVE = 0
+    PAUSED = 1
+    DRAINING = 2  # delivers what it has, takes nothing new
+    CLOSED = 3  # final
+
+
+class ParticipantRole(Labelled):
+    """What a participant may do in a channel."""
+
+    OWNER = 0
+    MEMBER = 1
+    OBSERVER = 2
+
+
+class MatchMode(Labelled):
+    """How a topic pattern is matched."""
+
+    EXACT = 0
+    WILDCARD = 1  # has a `*` segment
+    MULTI_LEVEL = 2  # ends with `#`
+
+
+class DeliveryMode(Labelled):
+    """What is promised for a delivery."""
+
+    AT_MOST_ONCE = 0
+    AT_LEAST_ONCE = 1
+    EXACTLY_ONCE = 2
+
+
+class RetentionKind(Labelled):
+    """What bounds the messages that a channel keeps."""
+
+    FOREVER = 0
+    DURATION = 1  # seconds
+    COUNT = 2  # messages
+    SIZE = 3  # bytes
+
+
+class SortField(Labelled):
+    """What a query sorts by."""
+
+    CREATED_AT = 0
+    PRIORITY = 1
+    SENDER = 2
+    MESSAGE_TYPE = 3
+
+
+class SortOrder(Labelled):
+    """Which end comes first."""
+
+    ASCENDING = 0
+    DESCENDING = 1
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One message; fields in the order of the record on disk."""
+
+    id: int
+    message_type: MessageType
+    sender: str
+    channel_id: int
+    content: bytes  # UTF-8, or ciphertext in an encrypted store's file
+    topic: str | None = None
+    correlation_id: str | None = None  # UUID v4
+    priority: Priority = Priority.NORMAL
+    metadata: Metadata | None = None
+    created_at: int = 0
+    delivered_at: int | None = None
+    acknowledged_at: int | None = None
+    ttl: int | None = None  # seconds
+    status: MessageStatus = MessageStatus.CREATED
+    retry_count: int = 0
+    signature: bytes | None = None  # Ed25519
+
+
+class Participant(msgspec.Struct, frozen=True):
+    """One who takes part in a channel."""
+
+    id: str
+    role: ParticipantRole = ParticipantRole.MEMBER
+    joined_at: int = 0
+    identity_id: str | None = None
+
+
+class Retention(msgspec.Struct, frozen=True):
+    """A retention policy; ``amount`` is 0 for Forever."""
+
+    kind: RetentionKind = RetentionKind.FOREVER
+    amount: int = 0
+
+
+class ChannelConfig(msgspec.Struct, frozen=True):
+    """How a channel behaves; the defaults are the document's."""
+
+    delivery: DeliveryMode = DeliveryMode.AT_MOST_ONCE
+    max_message_size: int = 1_048_576  # bytes
+    max_participants: int | None = None
+    retention: Retention = Retention()
+    ack_timeout: int | None = None  # seconds
+    max_retries: int = 3
+    retry_backoff_ms: int = 1000
+    echo: bool = False
+    sticky_messages: bool = False
+    priority_ordering: bool = True
+
+
+class Channel(msgspec.Struct, frozen=True):
+    """A named context of communication."""
+
+    id: int
+    name: str
+    channel_type: ChannelType
+    owner: str
+    participants: tuple[Participant, ...] = ()
+    config: ChannelConfig = ChannelConfig()
+    state: ChannelState = ChannelState.ACTIVE
+    created_at: int = 0
+    modified_at: int = 0
+    message_count: int = 0
+    description: str | None = None
+    tags: tuple[str, ...] = ()
+
+
+class MessageFilter(msgspec.Struct, frozen=True):
+    """What a query asks for; every given criterion must match."""
+
+    channel_ids: tuple[int, ...] | None = None
+    sender: str | None = None
+    message_types: tuple[MessageType, ...] | None = None
+    topic_pattern: str | None = None
+    after: int | None = None
+    before: int | None = None
+    status: tuple[MessageStatus, ...] | None = None
+    priority: tuple[Priority, ...] | None = None
+    correlation_id: str | None = None
+    content_pattern: str | None = None  # regular expression
+    limit: int = 100
+    offset: int = 0
+    sort_by: SortField = SortField.CREATED_AT
+    sort_order: SortOrder = SortOrder.DESCENDING
+    include_archived: bool = False
+
+
+class Subscription(msgspec.Struct, frozen=True):
+    """A participant's interest in the topics of one PubSub channel."""
+
+    id: int
+    channel_id: int
+    subscriber: str
+    topic_pattern: str
+    match_mode: MatchMode
+    created_at: int = 0
+    active: bool = True
+    filter: MessageFilter | None = None
+
+
+class StoreFile(msgspec.Struct, frozen=True):
+    """Everything that one `.acomm` file holds."""
+
+    created_at: int
+    modified_at: int
+    channels: tuple[Channel, ...] = ()
+    messages: tuple[Message, ...] = ()
+    subscriptions: tuple[Subscription, ...] = ()
+    dead_letters: tuple[Message, ...] = ()
+    archive: tuple[Message, ...] = ()
+    engine_state: dict[int, bytes] = {}  # blocks of section 256, by tag

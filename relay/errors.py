@@ -1,0 +1,194 @@
+"""Every error of the project: one family, one file.
+
+A class's docstring is what went wrong in one sentence; ``exit_code`` is what the command line
+exits with; ``hint`` is what to do next. Facts (path, offset, expected, found) are attributes.
+``str(error)`` is always one line.
+
+Nothing here imports anything but the standard library's builtins: the SDK starts with it.
+"""
+
+from __future__ import annotations
+
+# What `relay` exits with. The table in docs/cli.md is made from this one.
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_FINDINGS = 3
+EXIT_TIMEOUT = 4
+EXIT_STATE = 5
+EXIT_REFUSED = 6
+
+EXIT_CODES = {
+    EXIT_OK: "done",
+    EXIT_FAILED: "could not be done; the line on stderr says why",
+    EXIT_USAGE: "the command line is wrong",
+    EXIT_FINDINGS: "it ran, and found something wrong (check, audit)",
+    EXIT_TIMEOUT: "nothing arrived in the time given",
+    EXIT_STATE: "the relay is not in the state this needs (not running, already running, no home)",
+    EXIT_REFUSED: "the relay refused it; the answer says why",
+}
+
+
+class RelayError(Exception):
+    """Something the relay cannot go on with."""
+
+    exit_code = EXIT_FAILED
+    hint = ""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        if hint:
+            self.hint = hint
+
+    def __str__(self) -> str:
+        return " ".join(self.message.split())
+
+
+class ConfigError(RelayError):
+    """config.json cannot be read, or a value in it is wrong."""
+
+    exit_code = EXIT_USAGE
+    hint = "mend config.json; `relay init` writes a fresh one with every default beside nothing else"
+
+
+class HomeMissing(RelayError):
+    """There is no relay home where one is needed."""
+
+    exit_code = EXIT_STATE
+    hint = "run `relay init`, or name another home with --home"
+
+
+class InvalidName(RelayError):
+    """A name of an agent or channel is outside the rules."""
+
+    exit_code = EXIT_USAGE
+    hint = "letters, digits, _ and -, a letter first, 63 at most, not a reserved name"
+
+
+class UnsafePath(RelayError):
+    """A path below the home is a link, leaves the home or is not what it must be."""
+
+    hint = "remove it; the relay follows no links and takes regular files alone"
+
+
+class NotRunning(RelayError):
+    """No relay is running for this home."""
+
+    exit_code = EXIT_STATE
+    hint = "start one with `relay up`"
+
+
+class AlreadyRunning(RelayError):
+    """Another relay has this home."""
+
+    exit_code = EXIT_STATE
+    hint = "stop it with `relay down`"
+
+
+class LedgerError(RelayError):
+    """The ledger cannot be used."""
+
+    hint = "`sqlite3 ledger.db 'pragma integrity_check'` says what is wrong with it"
+
+
+class LedgerBusy(LedgerError):
+    """Another process holds the ledger's write lock."""
+
+    hint = "end the other writer; readers never hold it"
+
+
+class Timeout(RelayError):
+    """Nothing arrived in the time given."""
+
+    exit_code = EXIT_TIMEOUT
+
+
+class Refused(RelayError):
+    """The relay answered with a nack."""
+
+    exit_code = EXIT_REFUSED
+
+
+class NotFound(RelayError):
+    """No message, file or agent of that name."""
+
+    hint = "`relay status` and `relay agents` show what there is"
+
+
+class MessageError(RelayError):
+    """A `.msg` text breaks a rule of the format: it names file, line, header and rule."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, rule: str, *, file: str = "", line: int = 0, header: str = "") -> None:
+        where = ", ".join(
+            part
+            for part in (file, f"line {line}" if line else "", f"header {header}" if header else "")
+            if part
+        )
+        super().__init__(f"{where}: {rule}" if where else rule)
+        self.rule = rule
+        self.file = file
+        self.line = line
+        self.header = header
+
+
+class FormatError(RelayError):
+    """A binary file is not what it must be: file, offset, expected, found."""
+
+    exit_code = EXIT_FINDINGS
+    hint = "the file was left as it is; take a backup, or let the relay rebuild it"
+
+    def __init__(self, path: str, offset: int, expected: object, found: object) -> None:
+        super().__init__(f"{path} at {offset}: expected {expected}, found {found}")
+        self.path = path
+        self.offset = offset
+        self.expected = expected
+        self.found = found
+
+
+class VersionError(FormatError):
+    """The file was written by a version that this one cannot read."""
+
+    hint = "use a newer agent-relay; the file was left as it is"
+
+
+class IntegrityError(FormatError):
+    """The file's checksum differs from its bytes."""
+
+
+class CommError(RelayError):
+    """The message engine refuses a call."""
+
+
+class ValidationFailed(CommError):
+    """A field breaks a rule of the engine."""
+
+    def __init__(self, field: str, reason: str, value_length: int | None = None) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+        self.reason = reason
+        self.value_length = value_length
+
+
+class ChannelNotFound(CommError):
+    """No channel of that name or id."""
+
+
+class DuplicateChannel(CommError):
+    """A channel of that name exists already."""
+
+
+class NotParticipant(CommError):
+    """The agent does not take part in the channel."""
+
+
+class ChannelUnavailable(CommError):
+    """The channel is paused, draining or closed."""
+
+
+class StoreCapacity(CommError):
+    """A size limit of the store file is reached."""
+
+    hint = "archive or compact the store"
