@@ -1,0 +1,31 @@
+"""Time, as an argument: everything that asks for it is given a Clock."""
+
+from __future__ import annotations
+
+import time
+
+NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
+
+
+class Clock:
+    """The machine's clock; tests pass one that stands still."""
+
+    def now_ns(self) -> int:
+        """Unix time, UTC, nanoseconds. It may jump; order never depends on it."""
+        return time.time_ns()
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds that only grow: for deadlines."""
+        return time.monotonic_ns()
+
+
+def iso_time(at_ns: int) -> str:
+    """ISO 8601 in UTC with microseconds: ``2026-01-31T09:30:00.000001Z``."""
+    seconds, rest_ns = divmod(at_ns, NS_PER_S)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest_ns // 1000:06d}Z"
+
+
+def iso_date(at_ns: int) -> str:
+    """The day in UTC: ``2026-01-31``; the name of an archive folder."""
+    return time.strftime("%Y-%m-%d", time.gmtime(at_ns // NS_PER_S))

@@ -1,0 +1,198 @@
+"""Disk: every write, rename and open below a home goes through here.
+
+Opens are relative to a directory descriptor and never follow a link; only regular files are
+read. ``write_atomic`` is the one way to replace a file: after its rename the new content is
+there, whole, even if the power goes.
+
+``fault`` is the one place where tests let a call fail: it is called with the name of the
+operation before each effect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Iterator
+
+from relay.errors import UnsafePath
+
+DIR_MODE = 0o700
+FILE_MODE = 0o600
+_OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: opening a FIFO must not wait for its writer.
+_OPEN_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_OPEN_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+# What a full or read-only disk answers: the work waits and is tried again.
+DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE})
+
+
+def _no_fault(operation: str, name: str) -> None:
+    """In production nothing fails on purpose."""
+
+
+fault: Callable[[str, str], None] = _no_fault
+
+
+def write_atomic(path: str, data: bytes) -> None:
+    """Replace ``path`` by ``data``: temp file, write, fsync, rename, fsync of the directory.
+
+    Committed at the rename: a crash before it leaves the old file and ``path.tmp``.
+    """
+    temp = path + ".tmp"
+    fault("write", path)
+    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        _write_all(fd, data)
+        sync_file(fd)
+    finally:
+        os.close(fd)
+    fault("rename", path)
+    os.rename(temp, path)
+    sync_dir(os.path.dirname(path) or ".")
+
+
+def sync_file(fd: int) -> None:
+    """Make the file's bytes durable, as far as the system can."""
+    full_sync = getattr(fcntl, "F_FULLFSYNC", None)
+    if full_sync is not None:  # macOS: fsync alone leaves them in the drive's cache
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, full_sync)
+            return
+    os.fsync(fd)
+
+
+def sync_dir(path: str) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, _OPEN_DIR)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def open_dir(name: str, dir_fd: int | None = None) -> int:
+    """A descriptor of a directory, which must be one and no link.
+
+    Errors: UnsafePath for a link or something else; FileNotFoundError.
+    """
+    try:
+        return os.open(name, _OPEN_DIR, dir_fd=dir_fd)
+    except OSError as exc:
+        if exc.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise UnsafePath(f"{name} is a link or no directory") from exc
+        raise
+
+
+def ensure_dir(name: str, dir_fd: int | None = None) -> None:
+    """Make a directory of mode 700, or take the one that is there."""
+    try:
+        os.mkdir(name, DIR_MODE, dir_fd=dir_fd)
+    except FileExistsError:
+        restrict(name, DIR_MODE, dir_fd)
+
+
+def restrict(name: str, mode: int, dir_fd: int | None = None) -> None:
+    """Take from others what ``mode`` does not give them; links are refused.
+
+    Errors: UnsafePath when ``name`` is a link, or belongs to somebody else.
+    """
+    status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    if stat.S_ISLNK(status.st_mode):
+        raise UnsafePath(f"{name} is a link")
+    if status.st_uid != os.geteuid():
+        raise UnsafePath(f"{name} belongs to user {status.st_uid}, not to {os.geteuid()}")
+    if stat.S_IMODE(status.st_mode) != mode:
+        os.chmod(name, mode, dir_fd=dir_fd)
+
+
+def read_regular(name: str, dir_fd: int | None, limit: int) -> tuple[bytes, os.stat_result]:
+    """Up to ``limit`` bytes of a regular file, and what fstat said once they were read.
+
+    The stat comes after the read: a size that differs from the bytes read means that
+    somebody was still writing. Errors: UnsafePath for anything but a regular file.
+    """
+    try:
+        fd = os.open(name, _OPEN_READ, dir_fd=dir_fd)
+    except OSError as exc:
+        if exc.errno in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
+            raise UnsafePath(f"{name} is a link, socket or the like, no regular file") from exc
+        raise
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise UnsafePath(f"{name} is no regular file")
+        if stat.S_IMODE(status.st_mode) != FILE_MODE and status.st_uid == os.geteuid():
+            os.fchmod(fd, FILE_MODE)
+        data = os.read(fd, min(limit, max(status.st_size, 1)))
+        while len(data) < min(limit, status.st_size):
+            more = os.read(fd, limit - len(data))
+            if not more:
+                break
+            data += more
+        return data, os.fstat(fd)
+    finally:
+        os.close(fd)
+
+
+def create(name: str, data: bytes, dir_fd: int) -> None:
+    """A new file of mode 600 with ``data`` in it; one of that name must not be there.
+
+    Not synced: durability is the business of whoever commits. On a full disk the piece
+    written is removed again.
+    """
+    fault("create", name)
+    fd = os.open(name, _OPEN_CREATE, FILE_MODE, dir_fd=dir_fd)
+    try:
+        _write_all(fd, data)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=dir_fd)
+        raise
+    finally:
+        os.close(fd)
+
+
+def rename(source: str, source_fd: int, target: str, target_fd: int) -> None:
+    """Move a file between two open directories; atomic, and replaces the target."""
+    fault("rename", target)
+    os.rename(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd)
+
+
+def remove(name: str, dir_fd: int) -> None:
+    """Remove a file; one that is gone already is fine."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=dir_fd)
+
+
+def exists(name: str, dir_fd: int) -> bool:
+    """True when something of that name is in the open directory."""
+    try:
+        os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def locked(path: str) -> Iterator[int]:
+    """Hold the lock file ``path`` for the block; yields its descriptor.
+
+    The kernel's flock decides: a killed holder frees it at once. Errors: BlockingIOError
+    when another process has it.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

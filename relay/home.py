@@ -1,0 +1,188 @@
+"""The home: every path and mode below ``~/.agent-relay``, and the safe way to each.
+
+    ledger.db  config.json  .lock  meta of nobody else's business
+    agents/{name}/outbox/.pending/    written here, renamed up: then it is sent
+    agents/{name}/inbox/.pending/     staged here by the relay, renamed up: then it is delivered
+    agents/{name}/inbox/.read/        what the agent has taken
+    agents/{name}/meta.json           pid, start time, role, public key
+    attachments/{2 hex}/{sha256}      archive/{date}/{agent}/[rejected/]      tmp/
+    store/relay.acomm                 logs/
+
+Directories are 700, files 600. Nothing below the home is opened by its path: ``Home.dirs`` walks
+from the home's descriptor, name by name, and follows no link. Source: relay-file-system.txt 1, 5.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from types import TracebackType
+
+from relay import fsio
+from relay.errors import HomeMissing, UnsafePath
+from relay.names import OPERATOR, is_agent_name
+
+HOME_VARIABLE = "AGENT_RELAY_DIR"
+DEFAULT_HOME = "~/.agent-relay"
+
+LEDGER = "ledger.db"
+CONFIG = "config.json"
+LOCK = ".lock"
+META = "meta.json"
+PENDING = ".pending"
+READ = ".read"
+STORE = "store/relay.acomm"
+
+TOP_DIRS = ("agents", "attachments", "archive", "tmp", "store", "logs")
+AGENT_DIRS = ("outbox", f"outbox/{PENDING}", "inbox", f"inbox/{PENDING}", f"inbox/{READ}")
+
+
+def default_root(given: str | None = None) -> str:
+    """The home to use: as given, else ``$AGENT_RELAY_DIR``, else ``~/.agent-relay``."""
+    chosen = given or os.environ.get(HOME_VARIABLE) or os.path.expanduser(DEFAULT_HOME)
+    return os.path.abspath(chosen)
+
+
+class Home:
+    """One relay home that exists. Any process may have one; it holds one descriptor."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        try:
+            self._fd = fsio.open_dir(root)
+        except FileNotFoundError as exc:
+            raise HomeMissing(f"there is no relay home at {root}") from exc
+        if not fsio.exists(CONFIG, self._fd) or not fsio.exists("agents", self._fd):
+            self.close()
+            raise HomeMissing(f"{root} is no relay home: config.json or agents/ is missing")
+
+    @classmethod
+    def create(cls, root: str, config: bytes) -> Home:
+        """Make the tree, or complete one; config.json that is there stays as it is."""
+        os.makedirs(os.path.dirname(root), exist_ok=True)
+        fsio.ensure_dir(root)
+        for name in TOP_DIRS:
+            fsio.ensure_dir(os.path.join(root, name))
+        path = os.path.join(root, CONFIG)
+        if os.path.lexists(path):
+            fsio.restrict(path, fsio.FILE_MODE)
+        else:
+            fsio.write_atomic(path, config)
+        home = cls(root)
+        home.make_agent(OPERATOR)
+        return home
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Home:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def path(self, *parts: str) -> str:
+        """The absolute path of something below the home, for messages and for SQLite."""
+        return os.path.join(self.root, *parts)
+
+    def dirs(self) -> Dirs:
+        """Open directories below the home, to be closed after use."""
+        return Dirs(self._fd)
+
+    def read_config(self) -> bytes:
+        """The bytes of config.json."""
+        return fsio.read_regular(CONFIG, self._fd, 1 << 20)[0]
+
+    def agent_names(self) -> Iterator[str]:
+        """Every directory under ``agents/`` with a valid name."""
+        with self.dirs() as dirs, os.scandir(dirs.get("agents")) as entries:
+            for entry in entries:
+                if is_agent_name(entry.name) and entry.is_dir(follow_symlinks=False):
+                    yield entry.name
+
+    def make_agent(self, name: str) -> None:
+        """Make an agent's directories, or complete them; every effect is harmless again."""
+        with self.dirs() as dirs:
+            agents = dirs.get("agents")
+            fsio.ensure_dir(name, agents)
+            agent = dirs.get("agents", name)
+            for part in AGENT_DIRS:
+                parent, _, last = part.rpartition("/")
+                fsio.ensure_dir(last, dirs.get("agents", name, parent) if parent else agent)
+
+    def read_meta(self, name: str) -> bytes | None:
+        """The bytes of an agent's meta.json, or None when it has none that can be read."""
+        with self.dirs() as dirs:
+            try:
+                return fsio.read_regular(META, dirs.get("agents", name), 1 << 16)[0]
+            except (OSError, UnsafePath):
+                return None
+
+    def unsafe_modes(self) -> list[str]:
+        """Names at the top that others may read; modes are repaired by ``create``."""
+        found = []
+        with os.scandir(self.root) as entries:
+            for entry in entries:
+                mode = stat.S_IMODE(entry.stat(follow_symlinks=False).st_mode)
+                if mode & 0o077:
+                    found.append(entry.name)
+        return sorted(found)
+
+
+class Dirs:
+    """Directories opened for one piece of work, kept until ``close``.
+
+    Reused within a batch, dropped after it: a directory that was moved away or replaced
+    meanwhile is not written to for longer than that.
+    """
+
+    def __init__(self, root_fd: int) -> None:
+        self._root_fd = root_fd
+        self._open: dict[tuple[str, ...], int] = {}
+
+    def get(self, *parts: str) -> int:
+        """The descriptor of ``parts`` below the home, opened component by component.
+
+        Errors: UnsafePath for a link or a name with a slash or dots; FileNotFoundError.
+        """
+        fd = self._open.get(parts)
+        if fd is not None:
+            return fd
+        if not parts:
+            return self._root_fd
+        name = parts[-1]
+        if not name or "/" in name or name in (".", ".."):
+            raise UnsafePath(f"{name!r} is no name of a directory")
+        fd = fsio.open_dir(name, self.get(*parts[:-1]))
+        self._open[parts] = fd
+        return fd
+
+    def ensure(self, *parts: str) -> int:
+        """Like ``get``, and makes what is missing."""
+        try:
+            return self.get(*parts)
+        except FileNotFoundError:
+            fsio.ensure_dir(parts[-1], self.ensure(*parts[:-1]))
+            return self.get(*parts)
+
+    def close(self) -> None:
+        """Give every descriptor back."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __enter__(self) -> Dirs:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,390 @@
+"""`.msg` files: text to value and back. Pure functions, no I/O.
+
+    NAME: value          header lines, any order, names case-insensitive
+                         one blank line
+    body                 the rest, byte for byte
+
+``parse`` reads what an agent wrote: whatever it says about FROM, ID, SENT, ATTEMPT and CHANNEL
+is dropped, for those are the orchestrator's. ``parse_delivered`` reads what the relay wrote
+into an inbox, and keeps them. ``render`` writes either. Source: FORMATS section 1.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import NamedTuple
+
+from relay.checksums import SHA256_PREFIX, sha256_hex
+from relay.errors import MessageError
+from relay.names import (
+    AGENT_NAME,
+    EVERYONE,
+    LEAD,
+    MESSAGE_ID,
+    ORCHESTRATOR,
+    is_channel_name,
+)
+
+DEFAULT_MAX_BODY_BYTES = 1_048_576
+MAX_HEADER_LINES = 48
+MAX_HEADER_BYTES = 6 * 1024
+MAX_VALUE_BYTES = 4096
+# The relay adds eight lines of its own to a delivered file.
+MAX_DELIVERED_HEADER_BYTES = 2 * MAX_HEADER_BYTES
+
+THREAD = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+TOPIC = re.compile(r"[a-zA-Z0-9_-]+(?:\.[a-zA-Z0-9_*#-]+)*")
+MAX_TOPIC_BYTES = 256
+CHECKSUM = re.compile(r"sha256:[0-9a-f]{64}")
+SIGNATURE_PREFIX = "ed25519:"
+HEADER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+CONTROL_CHARACTER = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
+DIGITS = re.compile(r"[0-9]{1,18}")
+DURATION = re.compile(r"([0-9]{1,12})(ms|s|m|h)?")
+DURATION_UNIT_MS = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
+
+# Headers that only the relay writes, in the order in which it writes them.
+RELAY_HEADERS = ("FROM", "ID", "SENT", "ATTEMPT", "CHANNEL")
+DELIVERY_MODES = ("at-most-once", "at-least-once", "exactly-once")
+
+
+class Kind(StrEnum):
+    """What a message is for; the KIND header."""
+
+    MESSAGE = "message"
+    COMMAND = "command"  # expects an ack or nack
+    QUERY = "query"  # expects a response
+    RESPONSE = "response"
+    ACK = "ack"
+    NACK = "nack"
+    ERROR = "error"
+    STATUS = "status"
+    NOTIFICATION = "notification"
+    SPAWN = "spawn"
+    RELEASE = "release"
+    CONTINUITY = "continuity"
+    JOIN = "join"
+    LEAVE = "leave"
+    SUBSCRIBE = "subscribe"
+    UNSUBSCRIBE = "unsubscribe"
+
+
+_KINDS = {kind.value: kind for kind in Kind}
+# What may lack a body: the KIND's word is then the content (`received` for an ack).
+EMPTY_BODY_CONTENT = {
+    Kind.ACK: b"received",
+    Kind.NACK: b"nack",
+    Kind.JOIN: b"join",
+    Kind.LEAVE: b"leave",
+    Kind.STATUS: b"status",
+    Kind.SPAWN: b"spawn",
+    Kind.RELEASE: b"release",
+}
+ANSWERS = frozenset({Kind.ACK, Kind.NACK, Kind.RESPONSE})
+# Kinds that may leave TO out, because only the orchestrator takes them.
+FOR_ORCHESTRATOR = frozenset({Kind.SPAWN, Kind.RELEASE, Kind.CONTINUITY})
+# Fields that may stand as headers instead of `NAME: value` lines in the body.
+CONTROL_FIELDS = ("NAME", "CLI", "CWD", "WORKING_DIR", "ENV", "ACTION", "REASON", "CHANNEL")
+
+
+class MessageFile(NamedTuple):
+    """What one `.msg` file says.
+
+    ``headers`` holds every header but TO, KIND and ATTACHMENT, names in upper case, in the
+    order of the file. ``body`` is the bytes behind the blank line, valid UTF-8.
+    """
+
+    to: str
+    kind: Kind
+    headers: dict[str, str]
+    body: bytes
+    attachments: tuple[str, ...] = ()
+
+    @property
+    def content(self) -> bytes:
+        """The body, or the KIND's word where the body is empty: what the engine keeps."""
+        return self.body or EMPTY_BODY_CONTENT.get(self.kind, b"")
+
+    @property
+    def priority(self) -> int:
+        """0 critical to 4 background; 2 when not given."""
+        return int(self.headers.get("PRIORITY", "2"))
+
+    @property
+    def ttl_s(self) -> int | None:
+        """Seconds after discovery within which it may be delivered."""
+        value = self.headers.get("TTL")
+        return int(value) if value else None
+
+    @property
+    def await_ms(self) -> int | None:
+        """Milliseconds for which the sender waits for an answer."""
+        value = self.headers.get("AWAIT")
+        return parse_duration_ms(value) if value else None
+
+
+def parse(
+    data: bytes, *, file: str = "", max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+) -> MessageFile:
+    """Read what an agent wrote, checking every rule of the format.
+
+    Errors: MessageError naming file, line, header and rule. Nothing is guessed.
+    """
+    if not data:
+        raise MessageError("the file is empty", file=file)
+    head, body = split(data)
+    if len(head) > MAX_HEADER_BYTES:
+        raise MessageError(
+            f"the header is {len(head)} bytes, at most {MAX_HEADER_BYTES}; "
+            "a blank line ends it",
+            file=file,
+        )
+    if len(body) > max_body_bytes:
+        raise MessageError(
+            f"the body is {len(body)} bytes, at most {max_body_bytes}; "
+            "put it into an attachment",
+            file=file,
+        )
+    parsed = _parse(head, body, file, delivered=False)
+    _check_headers(parsed, file)
+    return parsed
+
+
+def parse_delivered(data: bytes, *, file: str = "") -> MessageFile:
+    """Read what the relay wrote into an inbox; FROM, ID, SENT, ATTEMPT and CHANNEL are kept."""
+    head, body = split(data)
+    if len(head) > MAX_DELIVERED_HEADER_BYTES:
+        raise MessageError(
+            f"the header is {len(head)} bytes, at most {MAX_DELIVERED_HEADER_BYTES}", file=file
+        )
+    return _parse(head, body, file, delivered=True)
+
+
+def render(message: MessageFile, added: Iterable[tuple[str, str]] = ()) -> bytes:
+    """The bytes of a `.msg` file; ``added`` headers stand first, and win over the message's own.
+
+    Errors: MessageError when a value would break the header (a line break in it).
+    """
+    given = dict(added)
+    lines = [f"{name}: {value}" for name, value in given.items()]
+    lines.append(f"TO: {message.to}")
+    if message.kind is not Kind.MESSAGE:
+        lines.append(f"KIND: {message.kind}")
+    lines.extend(
+        f"{name}: {value}" for name, value in message.headers.items() if name not in given
+    )
+    lines.extend(f"ATTACHMENT: {value}" for value in message.attachments)
+    text = "\n".join(lines)
+    if text.count("\n") != len(lines) - 1 or "\r" in text or "\0" in text:
+        raise MessageError("a header value has a line break or NUL in it")
+    return text.encode() + b"\n\n" + message.body
+
+
+def split(data: bytes) -> tuple[bytes, bytes]:
+    """Header bytes and body bytes; the blank line between them is in neither."""
+    plain = data.find(b"\n\n")
+    dos = data.find(b"\n\r\n", 0, plain + 1 if plain >= 0 else len(data))
+    if dos >= 0:
+        return data[:dos], data[dos + 3 :]
+    if plain >= 0:
+        return data[:plain], data[plain + 2 :]
+    return data, b""
+
+
+def control_fields(message: MessageFile) -> dict[str, str]:
+    """The fields of a control message, from its headers and the `NAME: value` lines of its body.
+
+    Both forms are accepted; a header wins. A body line without a known name continues the
+    field before it (a prompt of many lines).
+    """
+    fields: dict[str, str] = {}
+    last = ""
+    for line in message.body.decode().splitlines():
+        name, colon, value = line.partition(":")
+        if colon and HEADER_NAME.fullmatch(name) and name == name.upper():
+            last = name
+            fields[name] = value.strip()
+        elif last:
+            fields[last] += "\n" + line
+    for name in CONTROL_FIELDS:
+        if name in message.headers:
+            fields[name] = message.headers[name]
+    return {name: value.strip() for name, value in fields.items()}
+
+
+def parse_duration_ms(text: str) -> int:
+    """Milliseconds of ``30s``, ``1m``, ``2h``, ``500ms`` or a bare ``60000``.
+
+    Errors: ValueError for anything else, and for zero.
+    """
+    match = DURATION.fullmatch(text)
+    if not match or not int(match[1]):
+        raise ValueError(f"{text!r} is no duration like 30s, 1m or 60000 (ms)")
+    return int(match[1]) * DURATION_UNIT_MS[match[2]]
+
+
+def _parse(head: bytes, body: bytes, file: str, *, delivered: bool) -> MessageFile:
+    headers, attachments = _header_lines(head, file, delivered=delivered)
+    try:
+        body.decode()
+    except UnicodeDecodeError as exc:
+        raise MessageError(
+            f"the body is not UTF-8 (byte {exc.start}); put binary data into an attachment",
+            file=file,
+        ) from exc
+    word = headers.pop("KIND", Kind.MESSAGE)
+    kind = _KINDS.get(word.lower())
+    if kind is None:
+        raise MessageError(
+            f"{_shown(word)} is not one of {', '.join(_KINDS)}", file=file, header="KIND"
+        )
+    to = headers.pop("TO", None)
+    if to is None:
+        if kind not in FOR_ORCHESTRATOR:
+            raise MessageError("TO is missing: say who gets it, `TO: name`", file=file)
+        to = ORCHESTRATOR
+    if not _is_address(to):
+        raise MessageError(
+            f"{_shown(to)} is no address: a name, *, #channel, Lead or {ORCHESTRATOR}",
+            file=file,
+            header="TO",
+        )
+    return MessageFile(to, kind, headers, body, attachments)
+
+
+def _header_lines(
+    head: bytes, file: str, *, delivered: bool
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Headers by upper-case name, in order, and the attachments apart."""
+    try:
+        text = head.decode()
+    except UnicodeDecodeError as exc:
+        line = head.count(b"\n", 0, exc.start) + 1
+        raise MessageError("the header is not UTF-8", file=file, line=line) from exc
+    lines = text.split("\n")
+    if lines and not lines[-1]:
+        lines.pop()  # the file ends with its last header line
+    if len(lines) > MAX_HEADER_LINES and not delivered:
+        raise MessageError(
+            f"{len(lines)} header lines, at most {MAX_HEADER_LINES}; a blank line ends the header",
+            file=file,
+            line=MAX_HEADER_LINES + 1,
+        )
+    headers: dict[str, str] = {}
+    attachments: list[str] = []
+    for number, line in enumerate(lines, 1):
+        name, value = _header_line(line, number, file)
+        if name == "ATTACHMENT":
+            attachments.append(value)
+        elif name in headers:
+            raise MessageError("given twice", file=file, line=number, header=name)
+        else:
+            headers[name] = value
+    if not delivered:
+        for name in RELAY_HEADERS:
+            headers.pop(name, None)
+    return headers, tuple(attachments)
+
+
+def _header_line(line: str, number: int, file: str) -> tuple[str, str]:
+    name, colon, value = line.partition(":")
+    if not colon:
+        raise MessageError(
+            f"{_shown(line)} is no header line `NAME: value`; a blank line ends the header",
+            file=file,
+            line=number,
+        )
+    name = name.strip()
+    if not HEADER_NAME.fullmatch(name):
+        raise MessageError(f"{_shown(name)} is no header name", file=file, line=number)
+    name = name.upper()
+    value = value.strip()
+    if CONTROL_CHARACTER.search(value):
+        raise MessageError(
+            "the value has a control character in it", file=file, line=number, header=name
+        )
+    if len(value.encode()) > MAX_VALUE_BYTES:
+        raise MessageError(
+            f"the header's value is {len(value.encode())} bytes, at most {MAX_VALUE_BYTES}",
+            file=file,
+            line=number,
+            header=name,
+        )
+    return name, value
+
+
+def _is_address(to: str) -> bool:
+    if to.startswith("#"):
+        return is_channel_name(to[1:])
+    return to in (EVERYONE, ORCHESTRATOR) or to.lower() == LEAD or bool(AGENT_NAME.fullmatch(to))
+
+
+def _shown(value: str, limit: int = 60) -> str:
+    return repr(value if len(value) <= limit else value[:limit] + "…")
+
+
+def _check_headers(message: MessageFile, file: str) -> None:
+    """The rules of single headers, and those that hang on the KIND."""
+    for name, value in message.headers.items():
+        rule = _RULES.get(name)
+        if rule and not rule[0](value):
+            raise MessageError(f"{_shown(value)} is not {rule[1]}", file=file, header=name)
+    for value in message.attachments:
+        if not CHECKSUM.fullmatch(value):
+            raise MessageError(
+                f"{_shown(value)} is not sha256: and 64 hex digits", file=file, header="ATTACHMENT"
+            )
+    if message.kind in ANSWERS and not message.headers.keys() & {"RE", "THREAD"}:
+        raise MessageError(
+            f"KIND {message.kind} needs RE, the id of the message that it answers, or a THREAD",
+            file=file,
+            header="RE",
+        )
+    if not message.body and message.kind not in EMPTY_BODY_CONTENT:
+        raise MessageError(
+            f"the body is empty; KIND {message.kind} needs one, behind a blank line", file=file
+        )
+    declared = message.headers.get("CHECKSUM")
+    if declared and declared != SHA256_PREFIX + sha256_hex(message.body):
+        raise MessageError(
+            f"the body's is {SHA256_PREFIX}{sha256_hex(message.body)}, not {declared}",
+            file=file,
+            header="CHECKSUM",
+        )
+
+
+def _is_duration(value: str) -> bool:
+    try:
+        return parse_duration_ms(value) > 0
+    except ValueError:
+        return False
+
+
+def _is_signature(value: str) -> bool:
+    if not value.startswith(SIGNATURE_PREFIX):
+        return False
+    try:
+        return len(base64.b64decode(value[len(SIGNATURE_PREFIX) :], validate=True)) == 64
+    except (binascii.Error, ValueError):
+        return False
+
+
+# Header -> (does the value keep the rule?, the rule in words).
+_RULES = {
+    "THREAD": (lambda v: bool(THREAD.fullmatch(v)), "1-128 of A-Z a-z 0-9 . _ : -"),
+    "RE": (lambda v: bool(MESSAGE_ID.fullmatch(v)), "a message id"),
+    "PRIORITY": (lambda v: v in ("0", "1", "2", "3", "4"), "0 (critical) to 4 (background)"),
+    "TOPIC": (
+        lambda v: len(v) <= MAX_TOPIC_BYTES and bool(TOPIC.fullmatch(v)),
+        f"a topic like build.front.ok of at most {MAX_TOPIC_BYTES} bytes",
+    ),
+    "TTL": (lambda v: bool(DIGITS.fullmatch(v)) and int(v) > 0, "a number of seconds above 0"),
+    "CHECKSUM": (lambda v: bool(CHECKSUM.fullmatch(v)), "sha256: and 64 hex digits"),
+    "DELIVERY": (lambda v: v in DELIVERY_MODES, f"one of {', '.join(DELIVERY_MODES)}"),
+    "SIGNATURE": (_is_signature, "ed25519: and base64 of 64 bytes"),
+    "AWAIT": (_is_duration, "a duration like 30s, 1m or 60000 (ms)"),
+}

@@ -1,0 +1,153 @@
+-- The ledger: what became of every file that an agent dropped.
+--
+-- Times are Unix nanoseconds (UTC). Paths are relative to the home. Look into it with
+--     sqlite3 ledger.db "select status, count(*) from messages group by 1"
+-- Readers never block the relay (WAL). The only writer is the daemon.
+-- Schema version: PRAGMA user_version. To change this file: raise it, and add the step from the
+-- version before to relay/ledger.py.
+
+PRAGMA user_version = 1;
+
+-- One row for each file in an outbox, and one for each message of the orchestrator's own.
+CREATE TABLE messages (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,      -- order of discovery
+    message_id TEXT UNIQUE NOT NULL,           -- the file name's stem
+    agent_name TEXT NOT NULL,                  -- the sender: owner of the outbox
+    direction TEXT NOT NULL,                   -- 'outbox'; see the view all_messages
+    file_path TEXT NOT NULL,                   -- where the file is now
+    file_size INTEGER NOT NULL,                -- bytes
+    file_mtime_ns INTEGER NOT NULL,
+    file_inode INTEGER,
+    checksum TEXT,                             -- SHA-256 of the body, 64 hex digits
+    status TEXT NOT NULL DEFAULT 'pending'     -- pending > processing > completed > archived
+        CHECK (status IN ('pending', 'processing', 'completed', 'failed', 'archived')),
+    message_type TEXT,                         -- the KIND header
+    target TEXT,                               -- the TO header
+    discovered_at INTEGER NOT NULL,
+    processed_at INTEGER,                      -- completed or failed
+    retry_count INTEGER DEFAULT 0,
+    last_error TEXT
+);
+-- What is being worked on. A query must repeat this condition word for word to use it.
+CREATE INDEX messages_open ON messages (id) WHERE status IN ('pending', 'processing');
+CREATE INDEX messages_failed ON messages (id) WHERE status = 'failed';
+
+-- One row for each recipient of a message.
+CREATE TABLE deliveries (
+    message_id TEXT NOT NULL,
+    recipient TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN
+        ('held', 'staged', 'written', 'read', 'acked', 'expired', 'bounced', 'dead')),
+    attempt INTEGER NOT NULL DEFAULT 1,        -- 1 for the first delivery
+    staged_at INTEGER,                         -- the commit that accepted it
+    written_at INTEGER,                        -- renamed into the inbox
+    read_at INTEGER,                           -- the file left the inbox
+    acked_at INTEGER,
+    ack_status TEXT,                           -- received, in_progress, completed, failed
+    due_at INTEGER,                            -- when it is tried again
+    last_error TEXT,
+    PRIMARY KEY (message_id, recipient)
+) WITHOUT ROWID;
+CREATE INDEX deliveries_open ON deliveries (message_id) WHERE state IN ('held', 'staged');
+CREATE INDEX deliveries_unread ON deliveries (recipient, message_id) WHERE state = 'written';
+
+-- Files refused without a row of their own: the id is taken, or the name is none.
+CREATE TABLE rejections (
+    agent TEXT NOT NULL,
+    file_name TEXT NOT NULL,
+    inode INTEGER NOT NULL,
+    mtime_ns INTEGER NOT NULL,
+    reason TEXT NOT NULL,
+    nack_id TEXT NOT NULL,                     -- the answer in the agent's inbox
+    at INTEGER NOT NULL,
+    PRIMARY KEY (agent, file_name, inode, mtime_ns)
+) WITHOUT ROWID;
+
+CREATE TABLE agents (
+    name TEXT PRIMARY KEY,
+    registered_at INTEGER NOT NULL,
+    last_seen_at INTEGER,                      -- last file written or read
+    pid INTEGER,
+    status TEXT DEFAULT 'active'               -- 'active' | 'inactive' | 'terminated'
+);
+
+-- What the daemon must know after a crash: epoch, writer, boot_id.
+CREATE TABLE orchestrator_state (
+    key TEXT PRIMARY KEY,
+    value TEXT,
+    updated_at INTEGER
+);
+
+-- Intents of operations of several steps; recovery completes or rolls back each one.
+CREATE TABLE pending_operations (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    operation_type TEXT NOT NULL,              -- 'spawn' | 'release' | 'deliver'
+    payload TEXT NOT NULL,                     -- JSON
+    created_at INTEGER NOT NULL,
+    completed_at INTEGER
+);
+
+-- Every change of a status, whoever makes it. Nothing in it is ever changed or removed by hand.
+CREATE TABLE audit_log (
+    id INTEGER PRIMARY KEY,
+    at INTEGER NOT NULL,
+    what TEXT NOT NULL,                        -- a message id, or 'message id > recipient'
+    old_status TEXT,                           -- NULL: it is new
+    new_status TEXT NOT NULL,
+    who TEXT                                   -- the daemon of that time: its pid and epoch
+);
+
+CREATE TABLE security_events (
+    id INTEGER PRIMARY KEY,
+    at INTEGER NOT NULL,
+    kind TEXT NOT NULL,                        -- 'not_a_regular_file', ...
+    agent TEXT,
+    path TEXT,
+    detail TEXT
+);
+
+CREATE TRIGGER messages_added AFTER INSERT ON messages BEGIN
+    INSERT INTO audit_log (at, what, old_status, new_status, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id, NULL, NEW.status,
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
+END;
+CREATE TRIGGER messages_moved AFTER UPDATE OF status ON messages
+WHEN OLD.status <> NEW.status BEGIN
+    INSERT INTO audit_log (at, what, old_status, new_status, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id, OLD.status, NEW.status,
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
+END;
+CREATE TRIGGER deliveries_moved AFTER UPDATE OF state ON deliveries
+WHEN OLD.state <> NEW.state BEGIN
+    INSERT INTO audit_log (at, what, old_status, new_status, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id || ' > ' || NEW.recipient, OLD.state, NEW.state,
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
+END;
+
+CREATE TRIGGER audit_log_keeps_rows BEFORE DELETE ON audit_log BEGIN
+    SELECT RAISE(ABORT, 'audit_log is append-only');
+END;
+CREATE TRIGGER audit_log_keeps_values BEFORE UPDATE ON audit_log BEGIN
+    SELECT RAISE(ABORT, 'audit_log is append-only');
+END;
+CREATE TRIGGER security_events_keeps_rows BEFORE DELETE ON security_events BEGIN
+    SELECT RAISE(ABORT, 'security_events is append-only');
+END;
+CREATE TRIGGER security_events_keeps_values BEFORE UPDATE ON security_events BEGIN
+    SELECT RAISE(ABORT, 'security_events is append-only');
+END;
+
+-- What was sent and what was delivered, in the columns of messages.
+CREATE VIEW all_messages AS
+SELECT id, message_id, agent_name, direction, file_path, file_size, file_mtime_ns, file_inode,
+       checksum, status, message_type, target, discovered_at, processed_at, retry_count, last_error
+FROM messages
+UNION ALL
+SELECT m.id, m.message_id, d.recipient, 'inbox',
+       'agents/' || d.recipient || '/inbox/' || m.message_id || '.msg',
+       m.file_size, m.file_mtime_ns, NULL, m.checksum, d.state, m.message_type, d.recipient,
+       d.staged_at, d.written_at, d.attempt - 1, d.last_error
+FROM deliveries AS d JOIN messages AS m USING (message_id);
