@@ -28,8 +28,9 @@ CREATE TABLE messages (
     retry_count INTEGER DEFAULT 0,
     last_error TEXT
 );
--- What is being worked on. A query must repeat this condition word for word to use it.
-CREATE INDEX messages_open ON messages (id) WHERE status IN ('pending', 'processing');
+-- What is not at its end. A query must repeat this condition word for word to use it.
+CREATE INDEX messages_open ON messages (id)
+    WHERE status IN ('pending', 'processing', 'completed');
 CREATE INDEX messages_failed ON messages (id) WHERE status = 'failed';
 
 -- One row for each recipient of a message.
@@ -68,7 +69,8 @@ CREATE TABLE agents (
     registered_at INTEGER NOT NULL,
     last_seen_at INTEGER,                      -- last file written or read
     pid INTEGER,
-    status TEXT DEFAULT 'active'               -- 'active' | 'inactive' | 'terminated'
+    status TEXT DEFAULT 'active',              -- 'active' | 'inactive' | 'terminated'
+    note TEXT                                  -- what it last said of itself (KIND: status)
 );
 
 -- What the daemon must know after a crash: epoch, writer, boot_id.

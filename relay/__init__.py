@@ -1,3 +1,3 @@
-"""agent-relay: a local message relay for AI agents, where a file dropped is a message accounted for."""
+"""A local message relay for AI agents: a file dropped is a message accounted for."""
 
 __version__ = "0.1.0"

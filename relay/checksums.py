@@ -8,7 +8,7 @@ SHA256_PREFIX = "sha256:"
 
 
 def sha256_hex(data: bytes) -> str:
-    """SHA-256 as 64 lower-case hex digits: the checksum that ledger, headers and audits speak of."""
+    """SHA-256 as 64 lower-case hex digits: the checksum of ledger, headers and audits."""
     return hashlib.sha256(data).hexdigest()
 
 

@@ -1,6 +1,6 @@
 """The home: every path and mode below ``~/.agent-relay``, and the safe way to each.
 
-    ledger.db  config.json  .lock  meta of nobody else's business
+    ledger.db  config.json  .lock
     agents/{name}/outbox/.pending/    written here, renamed up: then it is sent
     agents/{name}/inbox/.pending/     staged here by the relay, renamed up: then it is delivered
     agents/{name}/inbox/.read/        what the agent has taken
@@ -83,7 +83,10 @@ class Home:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -183,6 +186,9 @@ class Dirs:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         self.close()

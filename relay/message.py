@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -139,14 +139,12 @@ def parse(
     head, body = split(data)
     if len(head) > MAX_HEADER_BYTES:
         raise MessageError(
-            f"the header is {len(head)} bytes, at most {MAX_HEADER_BYTES}; "
-            "a blank line ends it",
+            f"the header is {len(head)} bytes, at most {MAX_HEADER_BYTES}; a blank line ends it",
             file=file,
         )
     if len(body) > max_body_bytes:
         raise MessageError(
-            f"the body is {len(body)} bytes, at most {max_body_bytes}; "
-            "put it into an attachment",
+            f"the body is {len(body)} bytes, at most {max_body_bytes}; put it into an attachment",
             file=file,
         )
     parsed = _parse(head, body, file, delivered=False)
@@ -174,9 +172,7 @@ def render(message: MessageFile, added: Iterable[tuple[str, str]] = ()) -> bytes
     lines.append(f"TO: {message.to}")
     if message.kind is not Kind.MESSAGE:
         lines.append(f"KIND: {message.kind}")
-    lines.extend(
-        f"{name}: {value}" for name, value in message.headers.items() if name not in given
-    )
+    lines.extend(f"{name}: {value}" for name, value in message.headers.items() if name not in given)
     lines.extend(f"ATTACHMENT: {value}" for value in message.attachments)
     text = "\n".join(lines)
     if text.count("\n") != len(lines) - 1 or "\r" in text or "\0" in text:
@@ -263,8 +259,8 @@ def _header_lines(
     try:
         text = head.decode()
     except UnicodeDecodeError as exc:
-        line = head.count(b"\n", 0, exc.start) + 1
-        raise MessageError("the header is not UTF-8", file=file, line=line) from exc
+        number = head.count(b"\n", 0, exc.start) + 1
+        raise MessageError("the header is not UTF-8", file=file, line=number) from exc
     lines = text.split("\n")
     if lines and not lines[-1]:
         lines.pop()  # the file ends with its last header line
@@ -374,7 +370,7 @@ def _is_signature(value: str) -> bool:
 
 
 # Header -> (does the value keep the rule?, the rule in words).
-_RULES = {
+_RULES: dict[str, tuple[Callable[[str], bool], str]] = {
     "THREAD": (lambda v: bool(THREAD.fullmatch(v)), "1-128 of A-Z a-z 0-9 . _ : -"),
     "RE": (lambda v: bool(MESSAGE_ID.fullmatch(v)), "a message id"),
     "PRIORITY": (lambda v: v in ("0", "1", "2", "3", "4"), "0 (critical) to 4 (background)"),

@@ -1,0 +1,432 @@
+"""The ledger: what became of every file, in SQLite.
+
+One writer, the daemon's loop; readers (``sqlite3``, sqlite-utils, Spark) never block it. One
+transaction a step. A state moves by ``UPDATE ... WHERE status = <expected>`` and the rows
+that come back say who won. Source: relay-file-system.txt 2.1-2.4 and appendix B, FORMATS 4.
+
+    pending -> processing -> completed -> archived
+           <- (recovery, backoff)      -> failed (from any but archived)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import resources
+from typing import NamedTuple
+
+from relay.errors import LedgerBusy, LedgerError, VersionError
+from relay.names import ORCHESTRATOR
+
+SCHEMA_VERSION = 1
+OUTBOX = "outbox"
+
+PRAGMAS = """
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = NORMAL;
+PRAGMA foreign_keys = ON;
+PRAGMA cache_size = -2000;
+PRAGMA temp_store = MEMORY;
+"""
+
+
+class FileFacts(NamedTuple):
+    """What is recorded of one file, in the order of the INSERT below."""
+
+    message_id: str
+    agent_name: str
+    file_path: str
+    file_size: int
+    file_mtime_ns: int
+    file_inode: int | None
+    checksum: str | None
+    message_type: str | None
+    target: str | None
+    discovered_at: int
+
+
+class Row(NamedTuple):
+    """A row of ``messages``, as far as the relay reads it back."""
+
+    message_id: str
+    agent_name: str
+    file_path: str
+    checksum: str | None
+    status: str
+    discovered_at: int
+    retry_count: int
+    last_error: str | None
+
+
+class Delivery(NamedTuple):
+    """A row of ``deliveries`` that is not at its end."""
+
+    message_id: str
+    recipient: str
+    state: str
+    attempt: int
+
+
+_ROW = (
+    "SELECT message_id, agent_name, file_path, checksum, status, discovered_at, retry_count, "
+    "last_error FROM messages "
+)
+_OPEN = "status IN ('pending', 'processing', 'completed')"
+
+
+class Ledger:
+    """The daemon's connection. Used from the loop's thread alone."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._db = connection
+
+    @classmethod
+    def open(cls, path: str, *, busy_timeout_ms: int = 5000) -> Ledger:
+        """Open the ledger for writing, and make it when there is none.
+
+        Errors: VersionError when a newer version wrote it; LedgerError when it is no database.
+        """
+        with _translated(path):
+            connection = sqlite3.connect(
+                path, isolation_level=None, timeout=busy_timeout_ms / 1000, cached_statements=256
+            )
+            connection.executescript(PRAGMAS)
+            connection.execute(f"PRAGMA busy_timeout = {busy_timeout_ms:d}")
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version > SCHEMA_VERSION:
+                connection.close()
+                raise VersionError(path, 60, f"user_version <= {SCHEMA_VERSION}", version)
+            if version == 0:
+                connection.executescript(f"BEGIN IMMEDIATE; {schema_sql()} COMMIT;")
+            os.chmod(path, 0o600)
+        return cls(connection)
+
+    def close(self) -> None:
+        """Close the connection; the WAL is folded into the database."""
+        self._db.close()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """One step: all of it is there after the block, or none of it."""
+        with _translated("ledger.db"):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    # -- messages ----------------------------------------------------------------------
+
+    def rows(self, message_ids: Iterable[str]) -> dict[str, Row]:
+        """The rows there are for these ids."""
+        found = self._db.execute(
+            _ROW + "WHERE message_id IN (SELECT value FROM json_each(?))",
+            (json.dumps(list(message_ids)),),
+        )
+        return {row[0]: Row(*row) for row in found}
+
+    def record(self, facts: Sequence[FileFacts], *, status: str = "pending") -> None:
+        """Add rows; the caller has seen that the ids are new."""
+        self._db.executemany(
+            "INSERT INTO messages (message_id, agent_name, direction, file_path, file_size, "
+            "file_mtime_ns, file_inode, checksum, message_type, target, discovered_at, status) "
+            f"VALUES (?, ?, '{OUTBOX}', ?, ?, ?, ?, ?, ?, ?, ?, '{status}')",
+            facts,
+        )
+
+    def update_facts(self, facts: Sequence[FileFacts]) -> None:
+        """A pending file changed: what was read last counts."""
+        self._db.executemany(
+            "UPDATE messages SET file_size = ?, file_mtime_ns = ?, file_inode = ?, checksum = ?, "
+            "message_type = ?, target = ? WHERE message_id = ? AND status = 'pending'",
+            [(*fact[3:9], fact.message_id) for fact in facts],
+        )
+
+    def claim(self, message_ids: Iterable[str]) -> set[str]:
+        """Move these rows from pending to processing; the ids returned are this daemon's."""
+        return self._move(message_ids, "pending", "processing", "")
+
+    def complete(self, message_ids: Iterable[str], now_ns: int) -> set[str]:
+        """Move rows from processing to completed: every delivery is written, held or bounced."""
+        return self._move(message_ids, "processing", "completed", f", processed_at = {now_ns:d}")
+
+    def _move(self, message_ids: Iterable[str], old: str, new: str, also: str) -> set[str]:
+        moved = self._db.execute(
+            f"UPDATE messages SET status = '{new}'{also} WHERE status = '{old}' "
+            "AND message_id IN (SELECT value FROM json_each(?)) RETURNING message_id",
+            (json.dumps(list(message_ids)),),
+        )
+        return {row[0] for row in moved.fetchall()}
+
+    def archive(self, moved: Iterable[tuple[str, str]]) -> None:
+        """Note (message id, path in the archive) of files that were moved there."""
+        self._db.executemany(
+            "UPDATE messages SET status = 'archived', file_path = ?2 "
+            "WHERE message_id = ?1 AND status = 'completed'",
+            list(moved),
+        )
+
+    def archive_own(self, message_ids: Iterable[str]) -> None:
+        """The orchestrator's own messages have no file: completed is their archive."""
+        self._move(message_ids, "completed", "archived", "")
+
+    def fail(self, failures: Iterable[tuple[str, str]], now_ns: int) -> None:
+        """Mark (message id, reason) as failed."""
+        self._db.executemany(
+            f"UPDATE messages SET status = 'failed', last_error = ?2, processed_at = {now_ns:d} "
+            "WHERE message_id = ?1 AND status IN ('pending', 'processing')",
+            list(failures),
+        )
+
+    def set_path(self, moved: Iterable[tuple[str, str]]) -> None:
+        """Note (message id, path) of files that were moved without a change of status."""
+        self._db.executemany(
+            "UPDATE messages SET file_path = ?2 WHERE message_id = ?1", list(moved)
+        )
+
+    def postpone(self, message_id: str, reason: str) -> int:
+        """Put a row back to pending after a passing error; returns how often that happened."""
+        row = self._db.execute(
+            "UPDATE messages SET status = 'pending', retry_count = retry_count + 1, "
+            "last_error = ? WHERE message_id = ? AND status IN ('pending', 'processing') "
+            "RETURNING retry_count",
+            (reason, message_id),
+        ).fetchone()
+        return int(row[0]) if row else 0
+
+    def reset(self, message_ids: Iterable[str]) -> set[str]:
+        """Recovery: processing rows whose file is still there become pending again."""
+        return self._move(message_ids, "processing", "pending", "")
+
+    def open_rows(self) -> list[Row]:
+        """Every row not at its end, oldest discovery first."""
+        return [
+            Row(*row) for row in self._db.execute(_ROW + f"WHERE {_OPEN} ORDER BY id").fetchall()
+        ]
+
+    # -- deliveries --------------------------------------------------------------------
+
+    def stage(
+        self, deliveries: Iterable[tuple[str, str, str, int, str | None, int | None]]
+    ) -> None:
+        """Add (message id, recipient, state, staged_at, error, due_at); known ones stay."""
+        self._db.executemany(
+            "INSERT OR IGNORE INTO deliveries "
+            "(message_id, recipient, state, staged_at, last_error, due_at) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            deliveries,
+        )
+
+    def written(self, deliveries: Iterable[tuple[str, str]], now_ns: int) -> None:
+        """(message id, recipient): the file stands in the inbox."""
+        self._db.executemany(
+            f"UPDATE deliveries SET state = 'written', written_at = {now_ns:d}, due_at = NULL "
+            "WHERE message_id = ? AND recipient = ? AND state IN ('staged', 'held')",
+            deliveries,
+        )
+
+    def hold(self, held: Iterable[tuple[str, str, str, int]]) -> None:
+        """(message id, recipient, error, due_at): tried again at due_at."""
+        self._db.executemany(
+            "UPDATE deliveries SET state = 'held', last_error = ?3, due_at = ?4, "
+            "attempt = attempt + 1 "
+            "WHERE message_id = ?1 AND recipient = ?2 AND state IN ('staged', 'held')",
+            list(held),
+        )
+
+    def read(self, taken: Iterable[tuple[str, str]], now_ns: int) -> None:
+        """(message id, recipient): the file left the inbox."""
+        self._db.executemany(
+            f"UPDATE deliveries SET state = 'read', read_at = {now_ns:d} "
+            "WHERE message_id = ? AND recipient = ? AND state = 'written'",
+            taken,
+        )
+
+    def acknowledge(self, message_id: str, recipient: str, status: str, now_ns: int) -> None:
+        """An ack arrived; a later one replaces the status of an earlier one."""
+        self._db.execute(
+            "UPDATE deliveries SET state = 'acked', acked_at = ?, ack_status = ?, "
+            "read_at = coalesce(read_at, ?1) WHERE message_id = ? AND recipient = ? "
+            "AND state IN ('written', 'read', 'acked')",
+            (now_ns, status, message_id, recipient),
+        )
+
+    def deliveries(self, message_ids: Iterable[str]) -> dict[str, dict[str, Delivery]]:
+        """The deliveries there are for these messages: id -> recipient -> delivery."""
+        found: dict[str, dict[str, Delivery]] = {}
+        for row in self._db.execute(
+            "SELECT message_id, recipient, state, attempt FROM deliveries "
+            "WHERE message_id IN (SELECT value FROM json_each(?))",
+            (json.dumps(list(message_ids)),),
+        ):
+            found.setdefault(row[0], {})[row[1]] = Delivery(*row)
+        return found
+
+    def open_deliveries(self) -> list[Delivery]:
+        """Every delivery that is staged or held."""
+        return [
+            Delivery(*row)
+            for row in self._db.execute(
+                "SELECT message_id, recipient, state, attempt FROM deliveries "
+                "WHERE state IN ('held', 'staged')"
+            )
+        ]
+
+    def held_until(self) -> int | None:
+        """When the next held delivery is due (Unix nanoseconds)."""
+        row = self._db.execute(
+            "SELECT min(due_at) FROM deliveries WHERE state IN ('held', 'staged')"
+        ).fetchone()
+        return row[0] if row else None
+
+    def held_due(self, now_ns: int, limit: int) -> list[Delivery]:
+        """Held deliveries whose time has come."""
+        return [
+            Delivery(*row)
+            for row in self._db.execute(
+                "SELECT message_id, recipient, state, attempt FROM deliveries "
+                "WHERE state IN ('held', 'staged') AND state = 'held' AND due_at <= ? LIMIT ?",
+                (now_ns, limit),
+            )
+        ]
+
+    def unread(self, recipient: str) -> set[str]:
+        """Message ids that stand in this agent's inbox, as far as the ledger knows."""
+        return {
+            row[0]
+            for row in self._db.execute(
+                "SELECT message_id FROM deliveries WHERE recipient = ? AND state = 'written'",
+                (recipient,),
+            )
+        }
+
+    # -- the rest ----------------------------------------------------------------------
+
+    def reject(
+        self,
+        agent: str,
+        file_name: str,
+        inode: int,
+        mtime_ns: int,
+        reason: str,
+        nack_id: str,
+        now_ns: int,
+    ) -> None:
+        """Keep a refusal of a file that gets no row of its own."""
+        self._db.execute(
+            "INSERT OR IGNORE INTO rejections VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (agent, file_name, inode, mtime_ns, reason, nack_id, now_ns),
+        )
+
+    def security_event(
+        self, kind: str, agent: str | None, path: str | None, detail: str, now_ns: int
+    ) -> None:
+        """Keep something that should not have been there."""
+        self._db.execute(
+            "INSERT INTO security_events (at, kind, agent, path, detail) VALUES (?, ?, ?, ?, ?)",
+            (now_ns, kind, agent, path, detail),
+        )
+
+    def register(self, name: str, now_ns: int, pid: int | None = None) -> None:
+        """Add an agent, or make a known one active again."""
+        self._db.execute(
+            "INSERT INTO agents (name, registered_at, pid) VALUES (?1, ?2, ?3) ON CONFLICT (name) "
+            "DO UPDATE SET status = 'active', pid = coalesce(?3, pid)",
+            (name, now_ns, pid),
+        )
+
+    def deactivate(self, name: str) -> None:
+        """The agent's directory is gone."""
+        self._db.execute("UPDATE agents SET status = 'inactive' WHERE name = ?", (name,))
+
+    def seen(self, names: Iterable[str], now_ns: int) -> None:
+        """These agents wrote or read something."""
+        self._db.executemany(
+            f"UPDATE agents SET last_seen_at = {now_ns:d} WHERE name = ?",
+            [(name,) for name in names],
+        )
+
+    def note_status(self, name: str, note: str, now_ns: int) -> None:
+        """What an agent says of itself (KIND: status)."""
+        self._db.execute(
+            "UPDATE agents SET note = ?, last_seen_at = ?, status = 'active' WHERE name = ?",
+            (note, now_ns, name),
+        )
+
+    def active_agents(self) -> set[str]:
+        """Names of the agents that are active."""
+        return {row[0] for row in self._db.execute("SELECT name FROM agents WHERE status='active'")}
+
+    def get_state(self, key: str) -> str | None:
+        """A value of ``orchestrator_state``."""
+        row = self._db.execute(
+            "SELECT value FROM orchestrator_state WHERE key = ?", (key,)
+        ).fetchone()
+        return row[0] if row else None
+
+    def set_state(self, key: str, value: str, now_ns: int) -> None:
+        """Set a value of ``orchestrator_state``."""
+        self._db.execute(
+            "INSERT INTO orchestrator_state VALUES (?1, ?2, ?3) ON CONFLICT (key) "
+            "DO UPDATE SET value = ?2, updated_at = ?3",
+            (key, value, now_ns),
+        )
+
+    def roll_back_operations(self, now_ns: int) -> list[str]:
+        """Close every open intent; returns what each was, for the log."""
+        return [
+            f"{kind} {payload}"
+            for kind, payload in self._db.execute(
+                "UPDATE pending_operations SET completed_at = ? WHERE completed_at IS NULL "
+                "RETURNING operation_type, payload",
+                (now_ns,),
+            ).fetchall()
+        ]
+
+
+def own_message(
+    message_id: str, content: bytes, checksum: str, kind: str, to: str, now_ns: int
+) -> FileFacts:
+    """The facts of a message of the orchestrator's own, which has no file in an outbox."""
+    path = f"{ORCHESTRATOR}/{message_id}.msg"
+    return FileFacts(
+        message_id, ORCHESTRATOR, path, len(content), now_ns, None, checksum, kind, to, now_ns
+    )
+
+
+def schema_sql() -> str:
+    """The text of schema.sql."""
+    return resources.files("relay").joinpath("schema.sql").read_text()
+
+
+def open_readonly(path: str) -> sqlite3.Connection:
+    """A reader's connection; it never blocks the relay and cannot write."""
+    if not os.path.exists(path):
+        raise LedgerError(f"there is no ledger at {path}", hint="run `relay init`")
+    with _translated(path):
+        connection = sqlite3.connect(f"file:{_quoted(path)}?mode=ro", uri=True, timeout=5)
+        connection.row_factory = sqlite3.Row
+        connection.execute("SELECT 1 FROM messages LIMIT 1")
+    return connection
+
+
+def _quoted(path: str) -> str:
+    return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+
+
+@contextlib.contextmanager
+def _translated(path: str) -> Iterator[None]:
+    """sqlite3's errors become ours, once, here."""
+    try:
+        yield
+    except sqlite3.OperationalError as exc:
+        if "locked" in str(exc) or "busy" in str(exc):
+            raise LedgerBusy(f"{path}: {exc}") from exc
+        raise LedgerError(f"{path}: {exc}") from exc
+    except sqlite3.DatabaseError as exc:
+        raise LedgerError(f"{path}: {exc}") from exc
