@@ -117,6 +117,15 @@ class RetentionKind(Labelled):
     SIZE = 3  # bytes
 
 
+class DeliveryState(Labelled):
+    """Where one recipient's copy of a message stands."""
+
+    SENT = 0  # accepted for it, not there yet
+    DELIVERED = 1  # it stands in the recipient's inbox or queue
+    ACKNOWLEDGED = 2
+    BOUNCED = 3  # there is no such recipient any more
+
+
 class SortField(Labelled):
     """What a query sorts by."""
 
@@ -246,3 +255,4 @@ class StoreFile(msgspec.Struct, frozen=True):
     dead_letters: tuple[Message, ...] = ()
     archive: tuple[Message, ...] = ()
     engine_state: dict[int, bytes] = {}  # blocks of section 256, by tag
+    encrypted: bool = False  # the content of every message is sealed
