@@ -1,0 +1,308 @@
+"""The message record of an `.acomm` file: to bytes, back again, and back by the 100,000.
+
+    id u64 | type u8 | sender | channel_id u64 | content | topic? | correlation_id? | priority u8
+    | metadata? | created_at u64 | delivered_at? | acknowledged_at? | ttl? | status u8
+    | retry_count u32 | signature?          ? is a tag byte, 0 absent or 1 present
+
+``read_message`` checks field by field and names what is wrong. ``read_messages`` reads many by
+the same rules at several times the speed: it takes each record as if it were right, and hands
+the ones that are not to ``read_message``. Both give equal values for any bytes.
+
+Faults while reading are FormatErrors; values that the format cannot hold, or that pass a limit
+of the source document, are ValidationFailed. Source: FORMATS section 2, "Records".
+"""
+
+from __future__ import annotations
+
+import struct
+from struct import Struct
+
+from relay.comm.model import (
+    Message,
+    MessageStatus,
+    MessageType,
+    Metadata,
+    MetadataValue,
+    Priority,
+)
+from relay.comm.reader import F64, I64, U32, U64, Reader
+from relay.comm.writer import ABSENT, BYTE, PRESENT, U32_MAX, U64_MAX, name, text
+from relay.comm.writer import topic as topic_text
+from relay.errors import ValidationFailed
+
+MAX_CONTENT_BYTES = 1_048_576
+# AES-256-GCM adds a nonce of 12 and a tag of 16 bytes to the content that it seals.
+SEAL_BYTES = 28
+
+# The smallest record: texts empty, options absent.
+MIN_MESSAGE = 46
+MIN_METADATA_ENTRY = 5
+
+META_STRING, META_INTEGER, META_FLOAT, META_BOOLEAN, META_NULL = range(5)
+
+START = Struct("<QB")  # id, message_type; then sender
+START_AND_LENGTH = Struct("<QBI")  # the same with the length of sender
+CONTENT_LENGTH = Struct("<QI")  # channel_id, length of content; then content
+VALUE_AND_TAG = Struct("<QB")  # a time, and the tag of the one behind it
+STATE = Struct("<BIB")  # status, retry_count, tag of signature
+OPT_U64 = Struct("<BQ")  # tag 1, value
+
+MESSAGE_TYPES = tuple(MessageType)
+PRIORITIES = tuple(Priority)
+STATUSES = tuple(MessageStatus)
+BOOLEANS = (False, True)
+
+
+def encode_message(message: Message, max_content: int = MAX_CONTENT_BYTES) -> bytes:
+    """A message's record; a hot path, so the fields are checked only when packing fails.
+
+    Errors: ValidationFailed naming the field, for content above ``max_content`` bytes, names
+    and topics above theirs, and values that their field cannot hold.
+    """
+    content, topic, correlation = message.content, message.topic, message.correlation_id
+    metadata, signature = message.metadata, message.signature
+    delivered, acknowledged, ttl = message.delivered_at, message.acknowledged_at, message.ttl
+    if len(content) > max_content:
+        raise ValidationFailed("content", f"above {max_content} bytes", len(content))
+    try:
+        return b"".join(
+            (
+                START.pack(message.id, message.message_type),
+                name("sender", message.sender),
+                CONTENT_LENGTH.pack(message.channel_id, len(content)),
+                content,
+                ABSENT if topic is None else PRESENT + topic_text("topic", topic),
+                ABSENT if correlation is None else PRESENT + text("correlation_id", correlation),
+                BYTE[message.priority],
+                ABSENT if metadata is None else PRESENT + encode_metadata(metadata),
+                U64.pack(message.created_at),
+                ABSENT if delivered is None else OPT_U64.pack(1, delivered),
+                ABSENT if acknowledged is None else OPT_U64.pack(1, acknowledged),
+                ABSENT if ttl is None else OPT_U64.pack(1, ttl),
+                STATE.pack(message.status, message.retry_count, signature is not None),
+                b"" if signature is None else U32.pack(len(signature)) + signature,
+            )
+        )
+    except struct.error:
+        raise _outside_its_field(message) from None
+
+
+def _outside_its_field(message: Message) -> ValidationFailed:
+    """Which integer of a message could not be packed."""
+    for field in ("id", "channel_id", "created_at", "delivered_at", "acknowledged_at", "ttl"):
+        value = getattr(message, field)
+        if value is not None and not 0 <= value <= U64_MAX:
+            return ValidationFailed(field, f"{value} is outside 0-{U64_MAX}")
+    return ValidationFailed("retry_count", f"{message.retry_count} is outside 0-{U32_MAX}")
+
+
+def read_message(reader: Reader) -> Message:
+    """The next message, checked field by field."""
+    return Message(
+        reader.u64("id"),
+        reader.enum("message_type", MessageType),
+        reader.text("sender"),
+        reader.u64("channel_id"),
+        reader.blob("content"),
+        reader.opt("topic", reader.text),
+        reader.opt("correlation_id", reader.text),
+        reader.enum("priority", Priority),
+        reader.opt("metadata", lambda _: read_metadata(reader)),
+        reader.u64("created_at"),
+        reader.opt("delivered_at", reader.u64),
+        reader.opt("acknowledged_at", reader.u64),
+        reader.opt("ttl", reader.u64),
+        reader.enum("status", MessageStatus),
+        reader.u32("retry_count"),
+        reader.opt("signature", reader.blob),
+    )
+
+
+def read_messages(reader: Reader, count: int) -> tuple[Message, ...]:
+    """The next ``count`` messages; equal to ``count`` calls of ``read_message``, and faster."""
+    data, pos, end = reader.data, reader.pos, reader.end
+    known: dict[bytes, str] = {}
+    messages = []
+    for _ in range(count):
+        try:
+            message, after = _read_fast(data, pos, known)
+        except (IndexError, UnicodeDecodeError, struct.error):
+            after = end + 1
+        if after > end:  # something is wrong with it: find out what
+            reader.pos = pos
+            message = read_message(reader)
+            after = reader.pos
+        messages.append(message)
+        pos = after
+    reader.pos = pos
+    return tuple(messages)
+
+
+def _read_fast(data: bytes, pos: int, known: dict[bytes, str]) -> tuple[Message, int]:
+    """The message at ``pos``, and where it ends, which may lie behind the reader's end.
+
+    Any exception means that the record is not right, or not read here. ``known`` keeps texts
+    that come again and again, so that each is in memory once.
+    """
+    ident, kind, size = START_AND_LENGTH.unpack_from(data, pos)
+    start = pos + 13
+    pos = start + size
+    sender = known.get(raw := data[start:pos])
+    if sender is None:
+        sender = known[raw] = raw.decode()
+    channel, size = CONTENT_LENGTH.unpack_from(data, pos)
+    start = pos + 12
+    pos = start + size
+    content = data[start:pos]
+    topic = correlation = metadata = delivered = acknowledged = ttl = signature = None
+    tags = tag = data[pos]
+    pos += 1
+    if tag:
+        topic, pos = _text_fast(data, pos, known)
+    tags |= (tag := data[pos])
+    pos += 1
+    if tag:
+        start = pos + 4
+        pos = start + U32.unpack_from(data, pos)[0]
+        correlation = data[start:pos].decode()
+    priority = PRIORITIES[data[pos]]
+    tags |= (tag := data[pos + 1])
+    pos += 2
+    if tag:
+        metadata, pos = _metadata_fast(data, pos, known)
+    created, tag = VALUE_AND_TAG.unpack_from(data, pos)
+    tags |= tag
+    pos += 9
+    if tag:
+        delivered, tag = VALUE_AND_TAG.unpack_from(data, pos)
+        pos += 9
+    else:
+        tag = data[pos]
+        pos += 1
+    tags |= tag
+    if tag:
+        acknowledged, tag = VALUE_AND_TAG.unpack_from(data, pos)
+        pos += 9
+    else:
+        tag = data[pos]
+        pos += 1
+    tags |= tag
+    if tag:
+        ttl = U64.unpack_from(data, pos)[0]
+        pos += 8
+    status, retries, tag = STATE.unpack_from(data, pos)
+    pos += 6
+    if tag:
+        start = pos + 4
+        pos = start + U32.unpack_from(data, pos)[0]
+        signature = data[start:pos]
+    if tags | tag > 1:
+        raise IndexError
+    return Message(
+        ident,
+        MESSAGE_TYPES[kind],
+        sender,
+        channel,
+        content,
+        topic,
+        correlation,
+        priority,
+        metadata,
+        created,
+        delivered,
+        acknowledged,
+        ttl,
+        STATUSES[status],
+        retries,
+        signature,
+    ), pos
+
+
+def _text_fast(data: bytes, pos: int, known: dict[bytes, str]) -> tuple[str, int]:
+    start = pos + 4
+    end = start + U32.unpack_from(data, pos)[0]
+    found = known.get(raw := data[start:end])
+    if found is None:
+        found = known[raw] = raw.decode()
+    return found, end
+
+
+def _metadata_fast(data: bytes, pos: int, known: dict[bytes, str]) -> tuple[Metadata, int]:
+    metadata: Metadata = {}
+    (count,) = U32.unpack_from(data, pos)
+    pos += 4
+    for _ in range(count):
+        key, pos = _text_fast(data, pos, known)
+        tag = data[pos]
+        pos += 1
+        if tag == META_STRING:
+            start = pos + 4
+            pos = start + U32.unpack_from(data, pos)[0]
+            metadata[key] = data[start:pos].decode()
+        elif tag == META_INTEGER:
+            metadata[key] = I64.unpack_from(data, pos)[0]
+            pos += 8
+        elif tag == META_FLOAT:
+            metadata[key] = F64.unpack_from(data, pos)[0]
+            pos += 8
+        elif tag == META_BOOLEAN:
+            metadata[key] = BOOLEANS[data[pos]]
+            pos += 1
+        elif tag == META_NULL:
+            metadata[key] = None
+        else:
+            raise IndexError
+    if len(metadata) != count:
+        raise IndexError
+    return metadata, pos
+
+
+def encode_metadata(metadata: Metadata) -> bytes:
+    """Metadata by key in byte order (UTF-8 sorts as its code points do)."""
+    parts = [U32.pack(len(metadata))]
+    for key in sorted(metadata):
+        parts.append(text("metadata key", key))
+        parts.append(_metadata_value(key, metadata[key]))
+    return b"".join(parts)
+
+
+def read_metadata(reader: Reader) -> Metadata:
+    """Metadata in the order stored. A key given twice is a fault: one value would be lost."""
+    metadata: Metadata = {}
+    for _ in range(reader.count("metadata entries", MIN_METADATA_ENTRY)):
+        start = reader.pos
+        key = reader.text("metadata key")
+        if key in metadata:
+            raise reader.fault(start, "each metadata key once", f"{key!r} twice")
+        metadata[key] = _read_metadata_value(reader)
+    return metadata
+
+
+def _metadata_value(key: str, value: MetadataValue) -> bytes:
+    if value is None:
+        return BYTE[META_NULL]
+    if value is True or value is False:  # before int, which bool is as well
+        return bytes((META_BOOLEAN, value))
+    if isinstance(value, str):
+        return BYTE[META_STRING] + text(f"metadata {key}", value)
+    if isinstance(value, float):
+        return BYTE[META_FLOAT] + F64.pack(value)
+    try:
+        return BYTE[META_INTEGER] + I64.pack(value)
+    except struct.error:
+        raise ValidationFailed(f"metadata {key}", f"{value} does not fit 64 bits") from None
+
+
+def _read_metadata_value(reader: Reader) -> MetadataValue:
+    tag = reader.u8("metadata tag")
+    if tag == META_STRING:
+        return reader.text("metadata value")
+    if tag == META_INTEGER:
+        return reader.i64("metadata value")
+    if tag == META_FLOAT:
+        return reader.f64("metadata value")
+    if tag == META_BOOLEAN:
+        return reader.boolean("metadata value")
+    if tag == META_NULL:
+        return None
+    raise reader.fault(reader.pos - 1, "metadata tag 0-4", tag)
