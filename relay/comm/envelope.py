@@ -1,0 +1,77 @@
+"""The gzip envelope of sections 2, 5 and 6: uncompressed_size u64, then one gzip stream.
+
+Same bytes in, same bytes out: level 6, mtime 0, no file name. Reading never holds more than
+uncompressed_size bytes of output and one, whatever the stream would make of itself.
+Source: FORMATS section 2, "Envelope".
+"""
+
+from __future__ import annotations
+
+import deflate
+from isal import igzip_lib
+
+from relay.comm.container import MAX_FILE_BYTES
+from relay.comm.reader import U64, Reader
+
+GZIP_LEVEL = 6
+# No DEFLATE stream grows by more: a 258 byte match takes at least two bits.
+MAX_RATIO = 1032
+FIRST_FEED_BYTES = 4096
+MAX_FEED_BYTES = 1_048_576
+
+# Its stubs declare it as a value.
+_IsalError: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]
+
+
+def pack(raw: bytes) -> bytes:
+    """The envelope around ``raw``."""
+    return U64.pack(len(raw)) + bytes(deflate.gzip_compress(raw, GZIP_LEVEL))
+
+
+def unpack(reader: Reader, name: str) -> Reader:
+    """A reader of what the envelope holds; its faults count offsets in the uncompressed bytes.
+
+    Several gzip members back to back are one stream. Errors: FormatError for a size that the
+    stream cannot have or has not, and for bytes that are no gzip.
+    """
+    start = reader.pos
+    size = reader.u64("uncompressed_size")
+    most = min(MAX_FILE_BYTES, (reader.end - reader.pos) * MAX_RATIO)
+    if size > most:
+        raise reader.fault(start, f"uncompressed_size of at most {most} in {name}", size)
+    raw = _gunzip(reader, size, name)
+    if len(raw) != size:
+        found = "more bytes" if len(raw) > size else f"{len(raw)} bytes"
+        raise reader.fault(start, f"uncompressed_size {size} of {name}", f"{found} come out")
+    return Reader(raw, reader.path, where=f" in {name}, offset in its uncompressed bytes")
+
+
+def _gunzip(reader: Reader, size: int, name: str) -> bytes:
+    """What the gzip members give, cut off at ``size`` + 1 bytes."""
+    whole = bytearray()
+    while reader.pos < reader.end and len(whole) <= size:
+        start = reader.pos
+        try:
+            ended = _gunzip_member(reader, whole, size + 1)
+        except _IsalError as exc:
+            raise reader.fault(start, f"a gzip stream in {name}", exc) from None
+        if not ended and len(whole) <= size:
+            raise reader.fault(reader.end, f"the end of the gzip stream in {name}", "nothing")
+    return bytes(whole)
+
+
+def _gunzip_member(reader: Reader, whole: bytearray, limit: int) -> bool:
+    """Add one member's bytes to ``whole``, up to ``limit``; True when its end was reached."""
+    stream = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+    view = memoryview(reader.data)
+    # Small pieces first: what lies behind a member's end is copied, and members may be many.
+    feed = FIRST_FEED_BYTES
+    while reader.pos < reader.end and len(whole) < limit:
+        piece = view[reader.pos : min(reader.pos + feed, reader.end)]
+        whole += stream.decompress(piece, limit - len(whole))
+        reader.pos += len(piece)
+        if stream.eof:
+            reader.pos -= len(stream.unused_data)
+            return True
+        feed = min(feed * 2, MAX_FEED_BYTES)
+    return False

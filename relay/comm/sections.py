@@ -1,0 +1,192 @@
+"""The sections of an `.acomm` file, a store's values to their bytes and back.
+
+    1, 3      u64 count, records                 by id
+    2, 5, 6   u64 count, messages, enveloped     by created_at, then id
+    4         indexes.py
+    256       blocks of  tag u32 | length u64 | data     by tag
+
+A section that is missing or empty holds nothing. Bytes left over are a fault.
+Source: FORMATS section 2; acomm-file-format.txt, "Size Limits".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import TypeVar
+
+from relay.comm import envelope, indexes
+from relay.comm.container import MAX_FILE_BYTES, Flag, Header, Section, SectionType
+from relay.comm.message_record import (
+    MAX_CONTENT_BYTES,
+    MIN_MESSAGE,
+    SEAL_BYTES,
+    encode_message,
+    read_messages,
+)
+from relay.comm.model import Message, StoreFile
+from relay.comm.reader import U64, Reader
+from relay.comm.records import (
+    MIN_CHANNEL,
+    MIN_SUBSCRIPTION,
+    encode_channel,
+    encode_subscription,
+    read_channel,
+    read_subscription,
+)
+from relay.comm.writer import u32
+from relay.errors import FormatError, StoreCapacity
+
+MAX_MESSAGES = 10_000_000  # of sections 2, 5 and 6 together
+MAX_CHANNELS = 100_000
+MAX_SUBSCRIPTIONS = 1_000_000
+
+T = TypeVar("T")
+_by_id = attrgetter("id")
+_by_time = attrgetter("created_at", "id")
+
+
+def check_counts(store: StoreFile) -> None:
+    """Errors: StoreCapacity when the store has more of something than a file may hold."""
+    messages = len(store.messages) + len(store.dead_letters) + len(store.archive)
+    for what, count, limit in (
+        ("messages", messages, MAX_MESSAGES),
+        ("channels", len(store.channels), MAX_CHANNELS),
+        ("subscriptions", len(store.subscriptions), MAX_SUBSCRIPTIONS),
+    ):
+        if count > limit:
+            raise StoreCapacity(f"{count} {what}, a store file holds {limit}")
+
+
+def check_size(size: int) -> None:
+    """Errors: StoreCapacity for more bytes than a file may have."""
+    if size > MAX_FILE_BYTES:
+        raise StoreCapacity(f"{size} bytes, a store file holds {MAX_FILE_BYTES}")
+
+
+def encode_sections(store: StoreFile, compress: bool) -> dict[SectionType, bytes]:
+    """Each section's bytes, in the order in which they stand in the file."""
+    most = MAX_CONTENT_BYTES + (SEAL_BYTES if store.encrypted else 0)
+
+    def messages(values: Sequence[Message]) -> bytes:
+        ordered = sorted(values, key=_by_time)
+        raw = _counted(encode_message(message, most) for message in ordered)
+        check_size(len(raw))  # no reader would inflate more
+        return envelope.pack(raw) if compress else raw
+
+    channels = sorted(store.channels, key=_by_id)
+    subscriptions = sorted(store.subscriptions, key=_by_id)
+    bodies = {
+        SectionType.CHANNELS: _counted(map(encode_channel, channels)),
+        SectionType.MESSAGES: messages(store.messages),
+        SectionType.SUBSCRIPTIONS: _counted(map(encode_subscription, subscriptions)),
+        SectionType.INDEXES: indexes.encode(indexes.build(store.messages)),
+        SectionType.DEAD_LETTERS: messages(store.dead_letters),
+        SectionType.ARCHIVE: messages(store.archive),
+    }
+    if store.engine_state:
+        bodies[SectionType.ENGINE_STATE] = _encode_blocks(store.engine_state)
+    return bodies
+
+
+def decode_sections(
+    data: bytes, path: str, header: Header, table: Mapping[int, Section]
+) -> StoreFile:
+    """The store that the sections hold, with the header's counts found to be true.
+
+    Errors: FormatError.
+    """
+
+    def section(kind: SectionType) -> Reader:
+        entry = table.get(kind, Section(kind, 0, 0, 0))
+        return Reader(data, path, entry.offset, entry.offset + entry.length)
+
+    def messages(kind: SectionType) -> tuple[Message, ...]:
+        reader = section(kind)
+        if header.flags & Flag.COMPRESSED and reader.pos < reader.end:
+            reader = envelope.unpack(reader, f"section {kind}")
+        return _read_records(reader, f"section {kind}", MIN_MESSAGE, MAX_MESSAGES, read_messages)
+
+    store = StoreFile(
+        created_at=header.created_at,
+        modified_at=header.modified_at,
+        channels=_read_records(
+            section(SectionType.CHANNELS),
+            "section 1",
+            MIN_CHANNEL,
+            MAX_CHANNELS,
+            _all(read_channel),
+        ),
+        messages=messages(SectionType.MESSAGES),
+        subscriptions=_read_records(
+            section(SectionType.SUBSCRIPTIONS),
+            "section 3",
+            MIN_SUBSCRIPTION,
+            MAX_SUBSCRIPTIONS,
+            _all(read_subscription),
+        ),
+        dead_letters=messages(SectionType.DEAD_LETTERS),
+        archive=messages(SectionType.ARCHIVE),
+        engine_state=_read_blocks(section(SectionType.ENGINE_STATE)),
+        encrypted=bool(header.flags & Flag.ENCRYPTED),
+    )
+    _compare_counts(store, header, path)
+    return store
+
+
+def _counted(records: Iterable[bytes]) -> bytes:
+    found = list(records)
+    return b"".join((U64.pack(len(found)), *found))
+
+
+def _encode_blocks(blocks: Mapping[int, bytes]) -> bytes:
+    parts: list[bytes] = []
+    for tag in sorted(blocks):
+        parts += (u32("engine_state tag", tag), U64.pack(len(blocks[tag])), blocks[tag])
+    return b"".join(parts)
+
+
+def _read_records(
+    reader: Reader,
+    name: str,
+    smallest: int,
+    limit: int,
+    read_many: Callable[[Reader, int], tuple[T, ...]],
+) -> tuple[T, ...]:
+    if reader.pos == reader.end:
+        return ()
+    start = reader.pos
+    count = reader.count(f"count of {name}", smallest, wide=True)
+    if count > limit:
+        raise reader.fault(start, f"count of {name} of at most {limit}", count)
+    records = read_many(reader, count)
+    reader.finish(name)
+    return records
+
+
+def _all(read: Callable[[Reader], T]) -> Callable[[Reader, int], tuple[T, ...]]:
+    return lambda reader, count: tuple([read(reader) for _ in range(count)])
+
+
+def _read_blocks(reader: Reader) -> dict[int, bytes]:
+    blocks: dict[int, bytes] = {}
+    while reader.pos < reader.end:
+        start = reader.pos
+        tag = reader.u32("engine_state tag")
+        if tag in blocks:
+            raise reader.fault(start, f"engine_state tag {tag} once", "it a second time")
+        first = reader.skip(reader.u64("engine_state length"), "engine_state block")
+        blocks[tag] = reader.data[first : reader.pos]
+    return blocks
+
+
+def _compare_counts(store: StoreFile, header: Header, path: str) -> None:
+    """Make sure that the header counts what the sections hold."""
+    for at, field, count, expected in (
+        (16, "channel_count", header.channel_count, len(store.channels)),
+        (24, "message_count", header.message_count, len(store.messages) + len(store.archive)),
+        (32, "subscription_count", header.subscription_count, len(store.subscriptions)),
+        (40, "dead_letter_count", header.dead_letter_count, len(store.dead_letters)),
+    ):
+        if count != expected:
+            raise FormatError(path, at, f"{field} {expected}, as the sections hold", count)
