@@ -1,0 +1,180 @@
+"""`relay acomm`: check, dump and build store files.
+
+No running relay and no home is needed. `check` and `dump` never write; `build` writes a file
+that is not there yet, or replaces one that was a whole `.acomm` before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+
+import click
+
+from relay.errors import EXIT_FINDINGS, NotFound, RelayError
+
+# The same as relay.comm.jsonl.SECTIONS; importing the codec for `--help` would be dear.
+SECTIONS = (
+    "header",
+    "channels",
+    "messages",
+    "subscriptions",
+    "dead_letters",
+    "archive",
+    "engine_state",
+)
+
+CHECK_EXAMPLES = """\b
+Examples:
+  relay acomm check store/relay.acomm
+  relay acomm check store/archive/*/*.acomm --json"""
+
+DUMP_EXAMPLES = """\b
+Examples:
+  relay acomm dump store/relay.acomm
+  relay acomm dump store/relay.acomm --section messages | jq -r .status | sort | uniq -c"""
+
+BUILD_EXAMPLES = """\b
+Examples:
+  relay acomm dump old.acomm | relay acomm build new.acomm
+  relay acomm build new.acomm --from store.jsonl --no-compress"""
+
+_FILE = click.Path(dir_okay=False)
+
+
+@click.group()
+def acomm() -> None:
+    """Check, dump and build `.acomm` store files."""
+
+
+@acomm.command(epilog=CHECK_EXAMPLES)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for programs.")
+def check(files: tuple[str, ...], as_json: bool) -> None:
+    """Verify everything in each FILE: checksum, records, counts, order, indexes.
+
+    Prints a line for each problem, then how many there are, or OK. Exits 3 when there is one.
+    No file is changed.
+    """
+    found = {path: _findings(path) for path in files}
+    errors = sum(len(problems) for problems, _ in found.values())
+    if as_json:
+        rows = [
+            {"file": path, "ok": not problems, "problems": problems, "warnings": warnings}
+            for path, (problems, warnings) in found.items()
+        ]
+        click.echo(json.dumps({"errors": errors, "files": rows}))
+    else:
+        for problems, warnings in found.values():
+            for warning in warnings:
+                _warn(warning)
+            for problem in problems:
+                click.echo(problem)
+        click.echo(f"{errors} errors found" if errors else "OK")
+    if errors:
+        click.get_current_context().exit(EXIT_FINDINGS)
+
+
+@acomm.command(epilog=DUMP_EXAMPLES)
+@click.argument("file", type=_FILE)
+@click.option("--section", type=click.Choice(SECTIONS), help="The lines of this section alone.")
+def dump(file: str, section: str | None) -> None:
+    """Print what FILE holds as JSON lines: header, channels, messages, and so on.
+
+    `relay acomm build` makes an equal file of them.
+    """
+    from relay.comm import acomm as codec
+    from relay.comm import jsonl
+
+    with _disk(file):
+        store = codec.read(file, warn=_warn)
+    out = sys.stdout.buffer  # JSON lines are UTF-8 in every locale
+    for line in jsonl.to_lines(store, section):
+        out.write(line.encode() + b"\n")
+    out.flush()
+
+
+@acomm.command(epilog=BUILD_EXAMPLES)
+@click.argument("file", type=_FILE)
+@click.option(
+    "--from",
+    "source",
+    metavar="JSONL",
+    default="-",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    help="JSON lines as `dump` prints them; - is standard input, the default.",
+)
+@click.option("--no-compress", is_flag=True, help="Leave the messages uncompressed.")
+@click.option("--force", is_flag=True, help="Replace FILE, when it is a whole .acomm.")
+def build(file: str, source: str, no_compress: bool, force: bool) -> None:
+    """Write FILE from JSON lines: the header first, then records of any section.
+
+    Indexes, counts and order are made. A FILE that is there is not replaced without --force,
+    and one that is damaged or no `.acomm` is never replaced.
+    """
+    from relay.comm import acomm as codec
+    from relay.comm import jsonl
+
+    _refuse_to_lose(file, force)
+    store = jsonl.from_lines(_lines(source))
+    with _disk(file):
+        codec.write(file, store, compress=not no_compress)
+    click.echo(
+        f"{file}: {len(store.channels)} channels, {len(store.messages)} messages, "
+        f"{len(store.subscriptions)} subscriptions, {len(store.dead_letters)} dead letters, "
+        f"{len(store.archive)} archived"
+    )
+
+
+def _findings(path: str) -> tuple[list[str], list[str]]:
+    """Problems and warnings of one file; one that cannot be read is a problem."""
+    from relay.comm import acomm as codec
+    from relay.comm.verify import verify
+
+    try:
+        with _disk(path):
+            found = verify(codec.read_bytes(path), path)
+    except RelayError as exc:
+        return [str(exc)], []
+    return list(found.problems), list(found.warnings)
+
+
+def _refuse_to_lose(path: str, force: bool) -> None:
+    """Errors: RelayError when something stands at ``path`` that must stay there."""
+    from relay.comm import acomm as codec
+
+    if not os.path.lexists(path):
+        return
+    if not force:
+        raise RelayError(f"{path} is there already", hint="--force replaces a whole .acomm")
+    with _disk(path):
+        codec.read(path, warn=_warn)
+
+
+def _lines(source: str) -> Iterator[str]:
+    """Lines of a file or of standard input; bytes that are no UTF-8 show as such later."""
+    with contextlib.ExitStack() as stack:
+        stream = sys.stdin.buffer
+        if source != "-":
+            with _disk(source):
+                stream = stack.enter_context(open(source, "rb"))
+        for line in stream:
+            yield line.decode("utf-8", "surrogateescape")
+
+
+def _warn(line: str) -> None:
+    click.echo(f"warning: {line}", err=True)
+
+
+@contextlib.contextmanager
+def _disk(path: str) -> Iterator[None]:
+    """What the system refuses becomes one line that names the file."""
+    try:
+        yield
+    except FileNotFoundError as exc:
+        raise NotFound(f"{path}: {exc.strerror}", hint="check the name") from exc
+    except OSError as exc:
+        raise RelayError(f"{path}: {exc.strerror}") from exc
