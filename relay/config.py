@@ -56,6 +56,10 @@ class Retry(Section, frozen=True):
     first_s: Positive = 1
     most_s: Positive = 60
 
+    def pause_s(self, attempts: int) -> int:
+        """Seconds before the next try after ``attempts``: 1, 2, 4 … 60."""
+        return min(self.first_s << min(max(attempts - 1, 0), 30), self.most_s)
+
 
 class Ledger(Section, frozen=True):
     """The ledger's connection."""

@@ -130,10 +130,14 @@ class Ledger:
         )
         return {row[0]: Row(*row) for row in found}
 
-    def record(self, facts: Sequence[FileFacts], *, status: str = "pending") -> None:
-        """Add rows; the caller has seen that the ids are new."""
+    def record(self, facts: Sequence[FileFacts], *, own: bool = False) -> None:
+        """Add rows; the caller has seen that the ids are new.
+
+        ``own``: messages of the orchestrator's, claimed from the start; known ones stay.
+        """
+        insert, status = ("INSERT OR IGNORE", "processing") if own else ("INSERT", "pending")
         self._db.executemany(
-            "INSERT INTO messages (message_id, agent_name, direction, file_path, file_size, "
+            f"{insert} INTO messages (message_id, agent_name, direction, file_path, file_size, "
             "file_mtime_ns, file_inode, checksum, message_type, target, discovered_at, status) "
             f"VALUES (?, ?, '{OUTBOX}', ?, ?, ?, ?, ?, ?, ?, ?, '{status}')",
             facts,
@@ -163,10 +167,10 @@ class Ledger:
         )
         return {row[0] for row in moved.fetchall()}
 
-    def archive(self, moved: Iterable[tuple[str, str]]) -> None:
-        """Note (message id, path in the archive) of files that were moved there."""
+    def archive(self, moved: Iterable[tuple[str, str | None]]) -> None:
+        """Note (message id, path in the archive; None: the file is gone) of completed rows."""
         self._db.executemany(
-            "UPDATE messages SET status = 'archived', file_path = ?2 "
+            "UPDATE messages SET status = 'archived', file_path = coalesce(?2, file_path) "
             "WHERE message_id = ?1 AND status = 'completed'",
             list(moved),
         )
@@ -237,6 +241,14 @@ class Ledger:
             "attempt = attempt + 1 "
             "WHERE message_id = ?1 AND recipient = ?2 AND state IN ('staged', 'held')",
             list(held),
+        )
+
+    def expire(self, message_id: str, recipient: str) -> None:
+        """Its TTL passed before it could be written."""
+        self._db.execute(
+            "UPDATE deliveries SET state = 'expired', due_at = NULL "
+            "WHERE message_id = ? AND recipient = ? AND state = 'held'",
+            (message_id, recipient),
         )
 
     def read(self, taken: Iterable[tuple[str, str]], now_ns: int) -> None:

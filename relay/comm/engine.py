@@ -370,6 +370,11 @@ class CommStore:
             or asked != "at-most-once"
         )
 
+    def shown_channel(self, message: Message) -> str | None:
+        """The name of the message's channel, unless that is one between two."""
+        channel = self._channels[message.channel_id]
+        return None if channel.channel_type is ChannelType.DIRECT else channel.name
+
     def __len__(self) -> int:
         return len(self._messages)
 

@@ -56,6 +56,11 @@ class Flusher:
         self._retry_ns = RETRY_FIRST_NS
         self.error = ""  # why the last flush failed; empty when it did not
 
+    @property
+    def durable(self) -> int:
+        """The sequence up to which every event is in the file, as last seen."""
+        return self._durable
+
     def commit(self) -> int:
         """Start a flush when one is due, and say how far the store is durable.
 

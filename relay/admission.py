@@ -1,0 +1,136 @@
+"""Steps 3 and 4: what a file means beside what the ledger knows of its id.
+
+    no row                            a new one, claimed
+    pending                           the row again; facts of the file as read last
+    same agent, same checksum         a duplicate: archived, not delivered again
+    another agent, or other content   refused: the id is taken
+    failed, its file still here       a crash came before the answer: answered now
+
+Source: FORMATS 4, DESIGN "How a message flows".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from relay import delivery
+from relay.clock import Clock
+from relay.home import Dirs
+from relay.intake import Accepted, Found, Look, Malformed
+from relay.ledger import FileFacts, Ledger, Row
+from relay.work import Work
+
+
+class Admission:
+    """Records and claims. Owned by the loop."""
+
+    def __init__(self, ledger: Ledger, clock: Clock, log: Callable[..., object]) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._log = log
+
+    def admit(self, dirs: Dirs, looks: list[Look]) -> list[tuple[Work, Look]]:
+        """Rows for what is new, works for what is to be done, in order of discovery.
+
+        Every work that has a row is claimed when this returns.
+        """
+        now = self._clock.now_ns()
+        ids = [look.found.message_id for look in looks if look.found.message_id]
+        admitted: list[tuple[Work, Look]] = []
+        fresh: dict[str, FileFacts] = {}
+        changed: list[FileFacts] = []
+        with self._ledger.transaction():
+            rows = self._ledger.rows(ids)
+            for look in looks:
+                work, facts = self._admit_one(dirs, look, rows, fresh, now)
+                if work is None:
+                    continue
+                admitted.append((work, look))
+                if facts is not None and work.again:
+                    changed.append(facts)
+                elif facts is not None:
+                    fresh[facts.message_id] = facts
+            self._ledger.record(list(fresh.values()))
+            self._ledger.update_facts(changed)
+        with self._ledger.transaction():
+            mine = self._ledger.claim(work.message_id for work, _ in admitted if work.has_row)
+        return [
+            (work, look)
+            for work, look in admitted
+            if work.message_id in mine or not work.has_row or work.failure
+        ]
+
+    def _admit_one(
+        self, dirs: Dirs, look: Look, rows: dict[str, Row], fresh: dict[str, FileFacts], now: int
+    ) -> tuple[Work | None, FileFacts | None]:
+        """What one look means beside what the ledger knows of its id."""
+        found = look.found
+        message_id = found.message_id or ""
+        work = Work(found, message_id, now)
+        if isinstance(look, Malformed):
+            work.failure, work.unsafe = look.reason, look.unsafe
+        row = rows.get(message_id)
+        if not message_id or message_id in fresh or (row and row.agent_name != found.agent):
+            work.has_row = False
+            work.failure = work.failure or "its id is taken: every message needs a name of its own"
+            work.discovered_at = found.mtime_ns
+            return work, None
+        facts = _facts(look, message_id, now)
+        if row is None:
+            return work, facts
+        work.discovered_at = row.discovered_at
+        work.again = True
+        if row.status == "pending":
+            return work, facts
+        return self._admit_known(dirs, look, row, work), None
+
+    def _admit_known(self, dirs: Dirs, look: Look, row: Row, work: Work) -> Work | None:
+        """A file whose id the ledger has seen to its end."""
+        if row.status == "processing":
+            return None  # another file was put in its place meanwhile: seen again once it is done
+        same = isinstance(look, Accepted) and look.checksum == row.checksum
+        if row.status == "failed" and row.file_path == look.found.path:
+            work.failure = row.last_error or "it failed before"  # a crash came before the nack
+            return work
+        if same and row.status != "failed":
+            self._put_away(dirs, look.found, row)
+            return None
+        work.has_row = False
+        work.failure = (
+            f"its id is taken by a message that is {row.status}: "
+            "every message needs a name of its own"
+        )
+        work.discovered_at = look.found.mtime_ns
+        return work
+
+    def _put_away(self, dirs: Dirs, found: Found, row: Row) -> None:
+        """The same message again: archived, not delivered again."""
+        now = self._clock.now_ns()
+        if row.status == "completed":  # a crash came between completed and archived
+            path = delivery.archive(dirs, found.agent, found.file_name, row.discovered_at)
+            self._ledger.archive([(row.message_id, path)])
+            return
+        delivery.archive(dirs, found.agent, found.file_name, now, delivery.DUPLICATES)
+        self._log(
+            "Put a duplicate away, not delivered again",
+            action="put_away_duplicate",
+            message_id=row.message_id,
+            agent=found.agent,
+        )
+
+
+def _facts(look: Look, message_id: str, now: int) -> FileFacts:
+    found = look.found
+    accepted = look if isinstance(look, Accepted) else None
+    return FileFacts(
+        message_id,
+        found.agent,
+        found.path,
+        found.size,
+        found.mtime_ns,
+        found.inode,
+        accepted.checksum if accepted else None,
+        str(accepted.message.kind) if accepted else None,
+        accepted.message.to if accepted else None,
+        now,
+    )

@@ -1,0 +1,91 @@
+"""Control messages: what agents ask of the orchestrator itself, and its answers.
+
+Here: ``join``, ``leave``, ``subscribe``, ``unsubscribe`` and ``status``. What it cannot do yet
+it says so. Source: relay-file-system.txt 4.1, FORMATS 1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from relay.comm import topics
+from relay.comm.engine import CommStore
+from relay.comm.model import Channel, ChannelType
+from relay.errors import CommError
+from relay.message import Kind, MessageFile, control_fields
+from relay.names import DIRECT_PREFIX, EVERYONE_CHANNEL, is_channel_name
+
+CHANNEL_KINDS = frozenset({Kind.JOIN, Kind.LEAVE, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE})
+NOT_YET = frozenset({Kind.SPAWN, Kind.RELEASE, Kind.CONTINUITY})
+
+
+class Answer(NamedTuple):
+    """What the orchestrator says. ``ok`` None: nothing; it was told, not asked."""
+
+    ok: bool | None
+    text: str = ""
+
+
+def handle(message: MessageFile, sender: str, store: CommStore) -> Answer:
+    """Do what the message asks, once; doing it again changes nothing."""
+    if message.kind is Kind.STATUS:
+        return Answer(None)
+    if message.kind in NOT_YET:
+        return Answer(
+            False, f"{message.kind} is not there yet: start and stop the agent by hand for now"
+        )
+    if message.kind not in CHANNEL_KINDS:
+        return Answer(
+            False,
+            f"the orchestrator takes no {message.kind}: "
+            "it knows join, leave, subscribe, unsubscribe and status",
+        )
+    fields = control_fields(message)
+    name = fields.get("CHANNEL", "").removeprefix("#")
+    if not name:
+        return Answer(
+            False, f"CHANNEL is missing: {message.kind} needs a body line `CHANNEL: name`"
+        )
+    if not is_channel_name(name) or name.startswith(DIRECT_PREFIX) or name == EVERYONE_CHANNEL:
+        return Answer(
+            False,
+            f"{name!r} is no channel to {message.kind}: letters, digits, _ and -, parts joined "
+            f"by /, 128 bytes at most, neither {EVERYONE_CHANNEL} nor {DIRECT_PREFIX}…",
+        )
+    try:
+        return _change_channel(message.kind, name, fields.get("PATTERN", ""), sender, store)
+    except CommError as exc:
+        return Answer(False, str(exc))
+
+
+def _change_channel(kind: Kind, name: str, pattern: str, sender: str, store: CommStore) -> Answer:
+    channel = store.get_channel_by_name(name)
+    if kind is Kind.JOIN:
+        if channel is None:
+            store.create_channel(name, ChannelType.GROUP, sender)
+            return Answer(True, f"made the group {name}, you are its owner")
+        store.join_channel(channel.id, sender)
+        return Answer(True, f"you take part in {name}, a {channel.channel_type.label} channel")
+    if kind is Kind.SUBSCRIBE:
+        return _subscribe(channel, name, pattern, sender, store)
+    if channel is None:
+        return Answer(False, f"there is no channel {name}")
+    if kind is Kind.LEAVE:
+        store.leave_channel(channel.id, sender)
+        return Answer(True, f"you no longer take part in {name}")
+    ended = store.unsubscribe(channel.id, sender, pattern or None)
+    return Answer(True, f"{ended} subscriptions to {name} ended")
+
+
+def _subscribe(
+    channel: Channel | None, name: str, pattern: str, sender: str, store: CommStore
+) -> Answer:
+    if not pattern:
+        return Answer(False, "PATTERN is missing: subscribe needs a body line `PATTERN: build.#`")
+    made = channel is None
+    if channel is None:
+        topics.match_mode(pattern)  # a bad pattern must not leave an empty channel behind
+        channel = store.create_channel(name, ChannelType.PUB_SUB, sender)
+    store.subscribe(channel.id, sender, pattern)
+    also = f"made the channel {name}; " if made else ""
+    return Answer(True, f"{also}you receive {pattern} from {name}")

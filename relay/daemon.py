@@ -1,0 +1,224 @@
+"""The process: the only place where the parts are put together, and the loop that runs them.
+
+    lock -> ledger -> store -> recovery -> watcher -> ready -> wait(tick()) ... -> drain
+
+One daemon a home: the kernel's lock on ``.lock`` decides, and a killed holder frees it at once.
+SIGTERM and SIGINT finish the batch in hand, write the store and leave.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import structlog
+
+from relay import fsio, recovery
+from relay.clock import Clock
+from relay.comm import acomm
+from relay.comm.engine import CommStore
+from relay.comm.flush import Flusher, FlushPolicy
+from relay.config import Config
+from relay.config import decode as decode_config
+from relay.dispatch import Dispatcher
+from relay.errors import AlreadyRunning, RelayError
+from relay.home import LEDGER, LOCK, STORE, Home
+from relay.ledger import Ledger
+from relay.roster import Roster
+from relay.watcher import Wake, make_watcher
+
+# The thread that writes the store holds the interpreter this long at most before the loop goes on.
+SWITCH_INTERVAL_S = 0.0005
+LOG = "logs/relay.log"
+READY = b"ready\n"
+
+
+class Daemon:
+    """One running relay. Everything but the store's flush happens in the thread of ``run``."""
+
+    def __init__(self, home: Home, log: Callable[..., object]) -> None:
+        self._home = home
+        self._log = log
+        self._clock = Clock()
+        self._stopping = False
+
+    def run(self, ready: Callable[[], None]) -> None:
+        """Serve until a signal says stop.
+
+        Errors: AlreadyRunning; LedgerError, FormatError when a file cannot be used.
+        """
+        lock_path = self._home.path(LOCK)
+        try:
+            with fsio.locked(lock_path) as lock_fd:
+                os.ftruncate(lock_fd, 0)
+                os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+                self._serve(ready)
+        except BlockingIOError as exc:
+            raise AlreadyRunning(
+                f"a relay runs for {self._home.root} already, its pid is {lock_holder(self._home)}"
+            ) from exc
+
+    def stop(self) -> None:
+        """End the loop after the batch in hand; safe in a signal handler."""
+        self._stopping = True
+        self._wake()
+
+    def _wake(self) -> None:
+        """Replaced by the watcher's once there is one."""
+
+    def _serve(self, ready: Callable[[], None]) -> None:
+        config = decode_config(self._home.read_config())
+        ledger = Ledger.open(
+            self._home.path(LEDGER), busy_timeout_ms=config.ledger.busy_timeout_ms
+        )
+        epoch = self._begin_epoch(ledger)
+        store = open_store(self._home, self._clock)
+        feed = recovery.recover(self._home, ledger, store, self._clock, self._log)
+        watcher = make_watcher(
+            self._home, config.detection.watcher, config.detection.poll_interval_ms
+        )
+        self._wake = watcher.wake  # type: ignore[method-assign]
+        roster = Roster(self._home, watcher, config.lead, self._log)
+        with ThreadPoolExecutor(1, thread_name_prefix="flush") as executor:
+            flusher = Flusher(
+                store,
+                self._home.path(STORE),
+                _flush_policy(config),
+                self._clock,
+                executor,
+                watcher.wake,
+            )
+            dispatcher = Dispatcher(
+                config, self._home, ledger, store, flusher, roster, self._clock, self._log
+            )
+            dispatcher.feed(feed)
+            deadline = dispatcher.tick(Wake(agents_changed=True, scan=True))
+            gc.freeze()  # what was loaded stays: no need to walk it again and again
+            self._log("Ready", action="ready", epoch=epoch, watcher=watcher.name)
+            ready()
+            while not self._stopping:
+                timeout_ns = deadline - self._clock.monotonic_ns()
+                deadline = dispatcher.tick(watcher.wait(timeout_ns))
+            dispatcher.drain()
+        watcher.close()
+        ledger.close()
+        self._log("Stopped", action="stopped", epoch=epoch)
+
+    def _begin_epoch(self, ledger: Ledger) -> int:
+        """Count the start, and say who writes from now on."""
+        now = self._clock.now_ns()
+        with ledger.transaction():
+            epoch = int(ledger.get_state("epoch") or 0) + 1
+            for key, value in (
+                ("epoch", epoch),
+                ("writer", f"daemon {epoch}"),
+                ("pid", os.getpid()),
+                ("started_at", now),
+            ):
+                ledger.set_state(key, str(value), now)
+        return epoch
+
+
+def open_store(home: Home, clock: Clock) -> CommStore:
+    """The store as its file holds it; a new one when there is no file yet.
+
+    Errors: FormatError for a damaged file, which is left as it is.
+    """
+    path = home.path(STORE)
+    if not os.path.exists(path):
+        return CommStore(clock)
+    return CommStore.load(clock, acomm.read(path))
+
+
+def lock_holder(home: Home) -> int | None:
+    """The pid of the relay that runs for this home, or None when none does."""
+    path = home.path(LOCK)
+    try:
+        with fsio.locked(path):
+            return None
+    except BlockingIOError:
+        with open(path) as lock:
+            text = lock.read().strip()
+        return int(text) if text.isdigit() else None
+
+
+def make_log(level: str, path: str | None) -> Callable[..., object]:
+    """A log of JSON lines, to a file or to stderr.
+
+    Called as ``log(sentence, action=..., level="info", **facts)``.
+    """
+    stream = open(path, "a", buffering=1) if path else sys.stderr  # noqa: SIM115 - for ever
+    numbers = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+    logger = structlog.wrap_logger(
+        structlog.WriteLogger(stream),
+        processors=[
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.add_log_level,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(numbers[level]),
+    )
+
+    def log(event: str, *, level: str = "info", **facts: object) -> None:
+        getattr(logger, level)(event, **facts)
+
+    return log
+
+
+def raise_file_limit() -> None:
+    """Take as many descriptors as the system allows: a batch opens three directories an agent."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def run_daemon(root: str, *, log_path: str | None, ready: Callable[[], None]) -> None:
+    """Run a relay for the home at ``root`` until it is told to stop.
+
+    Errors: those of ``Daemon.run``, HomeMissing, ConfigError.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    raise_file_limit()
+    with Home(root) as home:
+        config = decode_config(home.read_config(), home.path("config.json"))
+        daemon = Daemon(home, make_log(config.log_level, log_path))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: daemon.stop())
+        daemon.run(ready)
+
+
+def _flush_policy(config: Config) -> FlushPolicy:
+    store = config.store
+    return FlushPolicy(
+        store.flush_messages, store.flush_ms, store.flush_pause_factor, store.compress
+    )
+
+
+def main() -> int:
+    """The background process of ``relay up``: says ``ready`` or why not on a descriptor."""
+    parser = argparse.ArgumentParser(prog="python -m relay.daemon")
+    parser.add_argument("--home", required=True)
+    parser.add_argument("--ready-fd", type=int, required=True)
+    arguments = parser.parse_args()
+
+    def ready() -> None:
+        os.write(arguments.ready_fd, READY)
+        os.close(arguments.ready_fd)
+
+    try:
+        run_daemon(
+            arguments.home, log_path=os.path.join(arguments.home, LOG), ready=ready
+        )
+    except RelayError as exc:
+        os.write(arguments.ready_fd, f"{exc.exit_code}\n{exc}\n{exc.hint}\n".encode())
+        return exc.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""Step 5 and 6: what is to happen with a message, and the engine's word on it.
+
+Fills a Work with postings: the message for its recipients, and the orchestrator's answers. An
+answer's id is derived from what it answers, so deciding again after a crash gives the same
+files. Nothing here touches disk. Source: DESIGN, "How a message flows".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+
+from relay import control, router
+from relay.checksums import sha256_hex
+from relay.comm.engine import CommStore
+from relay.comm.model import (
+    Channel,
+    ChannelType,
+    DeliveryState,
+    Message,
+    MessageType,
+    Metadata,
+)
+from relay.delivery import render_delivered
+from relay.errors import CommError
+from relay.intake import Accepted
+from relay.ledger import own_message
+from relay.message import Kind, MessageFile
+from relay.names import ORCHESTRATOR, derived_id, direct_channel_name
+from relay.router import Bounce, Directory, Route
+from relay.work import Acknowledged, Posting, Work
+
+MAX_NOTE = 500  # characters of a status that the agents table keeps
+ACK_WORDS = ("received", "in_progress", "completed")
+
+
+class Decider:
+    """Turns accepted messages into postings. Owned by the loop."""
+
+    def __init__(self, store: CommStore, lead: Callable[[], str | None]) -> None:
+        self._store = store
+        self._lead = lead
+
+    def decide(
+        self, work: Work, accepted: Accepted, agents: Set[str], known: Set[str] | None
+    ) -> None:
+        """Decide on a message that has a row.
+
+        ``known``: recipients whose deliveries the ledger has already, from before a crash;
+        they were decided then and have their files, or will be tried again by themselves.
+        """
+        message = accepted.message
+        is_lead = message.to.lower() == "lead"
+        directory = Directory(agents, self._lead() if is_lead else None)
+        route = router.route(message, work.agent, directory, self._store)
+        if isinstance(route, Bounce) and known:
+            route = router.route_again(work.agent, sorted(known))
+        if isinstance(route, Bounce):
+            self.refuse(work, route.reason)
+            return
+        try:
+            stored = self._send(work, message, route, known)
+        except CommError as exc:
+            self.refuse(work, str(exc))
+            return
+        if route.answers is not None:
+            work.acknowledged = self._acknowledge(message, work.agent, route.answers)
+        recipients = known if known else self._store.recipients(stored.id)
+        if ORCHESTRATOR in recipients:
+            work.control = True
+            self._obey(work, message, stored)
+        self._post(work, accepted, stored, route, recipients, agents, known or frozenset())
+
+    def refuse(self, work: Work, reason: str) -> None:
+        """Refuse a file: its sender is told why, and what to do."""
+        work.failure = reason
+        self._answer(work, Kind.NACK, f"{work.found.file_name} was not delivered: {reason}", None)
+
+    def _send(
+        self, work: Work, message: MessageFile, route: Route, known: Set[str] | None
+    ) -> Message:
+        """The engine's message: numbered now, or the one it numbered before a crash."""
+        stored = self._store.by_relay_id(work.message_id)
+        if stored is not None:
+            return stored
+        channel = self._channel(route)
+        fields = router.engine_fields(message, work.message_id, work.discovered_at, route.answers)
+        stored = self._store.accept(
+            channel.id,
+            work.agent,
+            fields.message_type,
+            message.content,
+            recipients=sorted(known) if known else route.recipients,
+            topic=fields.topic,
+            correlation_id=fields.correlation_id,
+            priority=fields.priority,
+            metadata=fields.metadata,
+            ttl=fields.ttl,
+            signature=fields.signature,
+        )
+        if known:
+            self._store.deliver(stored.id, known)
+        return stored
+
+    def _channel(self, route: Route) -> Channel:
+        """The channel of a route, made or joined as far as the route asks for it."""
+        channel = self._store.get_channel_by_name(route.channel)
+        if channel is None:
+            owner = route.members[0] if len(route.members) == 2 else ORCHESTRATOR
+            channel = self._store.create_channel(route.channel, route.channel_type, owner)
+        for member in route.members:
+            if not self._store.takes_part(channel.id, member):
+                self._store.join_channel(channel.id, member)
+        return channel
+
+    def _acknowledge(self, message: MessageFile, sender: str, original: Message) -> Acknowledged:
+        """What this answer says of the delivery that it answers."""
+        self._store.move_deliveries(original.id, [sender], DeliveryState.ACKNOWLEDGED)
+        word = message.content.decode().split(None, 1)[0]
+        if message.kind is Kind.NACK:
+            status = "failed"
+        elif message.kind is Kind.RESPONSE:
+            status = "completed"
+        else:
+            status = word if word in ACK_WORDS else "received"
+        relay_id = str((original.metadata or {}).get("relay_id", ""))
+        return Acknowledged(relay_id, sender, status)
+
+    def _obey(self, work: Work, message: MessageFile, stored: Message) -> None:
+        """The message is for the orchestrator: do it, and answer."""
+        answer = control.handle(message, work.agent, self._store)
+        self._store.deliver(stored.id, [ORCHESTRATOR])
+        if answer.ok is None:
+            work.status_note = message.content.decode()[:MAX_NOTE]
+            return
+        if self._store.expects_ack(stored):
+            self._store.move_deliveries(stored.id, [ORCHESTRATOR], DeliveryState.ACKNOWLEDGED)
+        if answer.ok:
+            self._answer(work, Kind.ACK, f"completed {answer.text}", stored)
+        else:
+            self._answer(work, Kind.NACK, answer.text, stored)
+
+    def _post(
+        self,
+        work: Work,
+        accepted: Accepted,
+        stored: Message,
+        route: Route,
+        recipients: Set[str] | tuple[str, ...],
+        agents: Set[str],
+        known: Set[str],
+    ) -> None:
+        """The message for those who have an inbox; the others bounce, and the sender hears it."""
+        targets = tuple(r for r in recipients if r in agents and r not in known)
+        gone = tuple(
+            r for r in recipients if r not in agents and r not in known and r != ORCHESTRATOR
+        )
+        if gone:
+            work.bounced = gone
+            self._store.move_deliveries(stored.id, gone, DeliveryState.BOUNCED)
+            text = f"{', '.join(gone)}: no longer an agent, did not get {work.found.file_name}"
+            self._answer(work, Kind.NACK, text, stored)
+        if targets:
+            data = render_delivered(
+                accepted.message,
+                work.message_id,
+                work.agent,
+                work.discovered_at,
+                accepted.checksum,
+                route.shown_channel,
+            )
+            work.postings.append(
+                Posting(work.message_id, stored.id, data, targets, None, route.shown_channel)
+            )
+
+    def _answer(self, work: Work, kind: Kind, text: str, stored: Message | None) -> None:
+        """A message of the orchestrator's to the sender; its id says what it answers."""
+        body = f"{text}\n".encode()
+        reply_id = derived_id(
+            work.discovered_at, "answer", work.agent, work.message_id or work.found, kind
+        )
+        to = work.agent
+        headers = {"RE": work.message_id} if work.message_id else {}
+        reply = MessageFile(to, kind, headers, body)
+        known = self._store.by_relay_id(reply_id)
+        engine_id = known.id if known else self._keep_answer(work, reply, reply_id, stored).id
+        checksum = sha256_hex(body)
+        facts = own_message(reply_id, body, checksum, str(kind), to, work.discovered_at)
+        data = render_delivered(reply, reply_id, ORCHESTRATOR, work.discovered_at, checksum, None)
+        work.postings.append(Posting(reply_id, engine_id, data, (to,), facts))
+
+    def _keep_answer(
+        self, work: Work, reply: MessageFile, reply_id: str, stored: Message | None
+    ) -> Message:
+        """Send the answer through the engine, as an acknowledgment where one is expected."""
+        store = self._store
+        name = direct_channel_name(work.agent, ORCHESTRATOR)
+        channel = self._channel(Route(name, ChannelType.DIRECT, (work.agent, ORCHESTRATOR)))
+        acknowledges = stored is not None and store.expects_ack(stored)
+        metadata: Metadata = {
+            "relay_id": reply_id,
+            "to": reply.to,
+            "created_ns": work.discovered_at,
+            "kind": str(reply.kind),
+        }
+        metadata.update({"re": work.message_id} if work.message_id else {})
+        return store.accept(
+            channel.id,
+            ORCHESTRATOR,
+            MessageType.ACKNOWLEDGMENT if acknowledges else MessageType.ERROR,
+            reply.body,
+            recipients=(work.agent,),
+            correlation_id=stored.correlation_id if stored and acknowledges else None,
+            metadata=metadata,
+        )
+
+
+def rebuild(message: Message, metadata: Metadata) -> MessageFile:
+    """The orchestrator's own message as a file again, from what the engine keeps of it."""
+    headers = {"RE": str(metadata["re"])} if "re" in metadata else {}
+    return MessageFile(str(metadata["to"]), Kind(str(metadata["kind"])), headers, message.content)

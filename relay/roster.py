@@ -1,0 +1,114 @@
+"""Who is an agent: every directory under ``agents/`` with a valid name.
+
+The shell script of the source document does ``mkdir -p`` and just works: the watch is added
+first, then the directory is listed, so nothing dropped in between is missed; what is seen
+twice is the ledger's business. Source: DESIGN, "Who is an agent" and "Traps".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+
+import msgspec
+
+from relay import fsio
+from relay.errors import UnsafePath
+from relay.home import META, Dirs, Home
+from relay.names import LEAD
+from relay.watcher import Watcher
+
+LIMIT_ADVICE = "raise fs.inotify.max_user_watches (two watches an agent)"
+
+
+class Meta(msgspec.Struct, frozen=True):
+    """What the relay reads of an agent's meta.json; other keys are the agent's own."""
+
+    pid: int | None = None
+    role: str | None = None
+
+
+class Changes:
+    """What a refresh found."""
+
+    def __init__(self) -> None:
+        self.appeared: list[str] = []  # to be registered and scanned
+        self.gone: list[str] = []
+
+
+class Roster:
+    """The agents there are. Owned by the loop."""
+
+    def __init__(self, home: Home, watcher: Watcher, lead: str, log: Callable[..., object]) -> None:
+        self._home = home
+        self._watcher = watcher
+        self._lead = lead
+        self._log = log
+        self._metas: dict[str, tuple[tuple[int, int], Meta]] = {}  # by (inode, mtime)
+        self.agents: set[str] = set()
+        self.unwatched: set[str] = set()  # scanned instead: inotify has no watch left
+
+    def refresh(self) -> Changes:
+        """List ``agents/`` and watch what is new or was replaced; leave what is gone."""
+        changes = Changes()
+        present = set(self._home.agent_names())
+        for name in sorted(self.agents - present):
+            self._watcher.remove_agent(name)
+            self.agents.discard(name)
+            self.unwatched.discard(name)
+            self._metas.pop(name, None)
+            changes.gone.append(name)
+        for name in sorted(present):
+            if name not in self.agents or not self._watcher.watches(name):
+                if self._admit(name):
+                    changes.appeared.append(name)
+        return changes
+
+    def _admit(self, name: str) -> bool:
+        """Complete an agent's directories and watch them; False when they cannot be used."""
+        known = name in self.agents
+        try:
+            self._home.make_agent(name)
+        except (OSError, UnsafePath) as exc:
+            if known:
+                self.agents.discard(name)
+            self._log(
+                f"Left out agent {name}: {exc}", action="refuse_agent", agent=name, level="warning"
+            )
+            return False
+        self.agents.add(name)
+        if self._watcher.add_agent(name):
+            self.unwatched.discard(name)
+        elif name not in self.unwatched:
+            self.unwatched.add(name)
+            self._log(
+                f"Scanning agent {name} every 100 ms: inotify gives no more watches; "
+                f"{LIMIT_ADVICE}",
+                action="scan_instead",
+                agent=name,
+                level="warning",
+            )
+        return True
+
+    def lead(self) -> str | None:
+        """The agent that ``Lead`` means: by configuration, else by its role in meta.json."""
+        if self._lead:
+            return self._lead if self._lead in self.agents else None
+        with self._home.dirs() as dirs:
+            leads = [name for name in self.agents if self.meta(dirs, name).role == LEAD]
+        return min(leads, default=None)
+
+    def meta(self, dirs: Dirs, name: str) -> Meta:
+        """An agent's meta.json, read again when it changed; empty when it cannot be read."""
+        with contextlib.suppress(OSError, UnsafePath, msgspec.DecodeError):
+            folder = dirs.get("agents", name)
+            status = os.stat(META, dir_fd=folder, follow_symlinks=False)
+            version = (status.st_ino, status.st_mtime_ns)
+            known = self._metas.get(name)
+            if known is None or known[0] != version:
+                data, _ = fsio.read_regular(META, folder, 1 << 16)
+                known = (version, msgspec.json.decode(data, type=Meta))
+                self._metas[name] = known
+            return known[1]
+        return Meta()

@@ -1,0 +1,273 @@
+"""The router: a message and who is there, to who gets it. Pure; it does no I/O.
+
+| TO | who |
+|---|---|
+| a name | that agent, through the Direct channel ``dm/{a}/{b}`` |
+| ``Lead`` (any case) | whoever has the role, else an agent of that name |
+| ``*`` | every active agent but the sender, through the Group channel ``all`` |
+| ``#channel`` | as the channel's type says |
+| ``__orchestrator__`` | the relay itself |
+
+An ack, nack or response goes to the sender of what it answers, whatever TO says.
+Source: relay-file-system.txt 4, FORMATS 1, DESIGN "Addresses".
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence, Set
+from typing import NamedTuple
+
+from relay.checksums import uuid4_of
+from relay.comm.engine import CommStore
+from relay.comm.model import ChannelType, Message, MessageType, Metadata, Priority
+from relay.message import ANSWERS, SIGNATURE_PREFIX, Kind, MessageFile
+from relay.names import (
+    DIRECT_PREFIX,
+    EVERYONE,
+    EVERYONE_CHANNEL,
+    LEAD,
+    ORCHESTRATOR,
+    direct_channel_name,
+    is_agent_name,
+)
+
+MESSAGE_TYPES = {
+    Kind.MESSAGE: MessageType.TEXT,
+    Kind.COMMAND: MessageType.COMMAND,
+    Kind.QUERY: MessageType.QUERY,
+    Kind.RESPONSE: MessageType.RESPONSE,
+    Kind.ACK: MessageType.ACKNOWLEDGMENT,
+    Kind.NACK: MessageType.ACKNOWLEDGMENT,
+    Kind.ERROR: MessageType.ERROR,
+    Kind.STATUS: MessageType.NOTIFICATION,
+    Kind.NOTIFICATION: MessageType.NOTIFICATION,
+}
+# Headers that have a field of their own in the engine, or are checked and done with.
+_KNOWN_HEADERS = frozenset(
+    ("THREAD", "RE", "PRIORITY", "TOPIC", "TTL", "CHECKSUM", "DELIVERY", "SIGNATURE", "AWAIT")
+)
+
+
+class Directory(NamedTuple):
+    """Who is there."""
+
+    agents: Set[str]  # active ones, `operator` among them
+    lead: str | None = None
+
+
+class Route(NamedTuple):
+    """Where a message goes: a channel, and the recipients when the channel does not say."""
+
+    channel: str
+    channel_type: ChannelType
+    members: tuple[str, ...] = ()  # who must take part before it is sent
+    recipients: tuple[str, ...] | None = None  # None: as the channel's type says
+    answers: Message | None = None
+    shown_channel: str | None = None  # the CHANNEL header of the delivered file
+
+
+class Bounce(NamedTuple):
+    """It goes to nobody: why, and what to do."""
+
+    reason: str
+
+
+def route(
+    message: MessageFile, sender: str, directory: Directory, store: CommStore
+) -> Route | Bounce:
+    """Decide where one message goes."""
+    if message.kind in ANSWERS:
+        return _route_answer(message, sender, directory, store)
+    if message.to == EVERYONE:
+        everyone = tuple(sorted(directory.agents | {sender}))
+        others = tuple(name for name in everyone if name != sender)
+        return Route(
+            EVERYONE_CHANNEL,
+            ChannelType.GROUP,
+            everyone,
+            others,
+            shown_channel=EVERYONE_CHANNEL,
+        )
+    if message.to.startswith("#"):
+        return _route_channel(message.to[1:], store)
+    return _route_direct(message.to, sender, directory)
+
+
+def _route_direct(to: str, sender: str, directory: Directory) -> Route | Bounce:
+    name = to
+    if to == ORCHESTRATOR:
+        return _direct(sender, ORCHESTRATOR)
+    if to.lower() == LEAD:
+        name = directory.lead or _lead_by_name(to, directory) or ""
+        if not name:
+            return Bounce(
+                "nobody is Lead here: name one with `relay register NAME --role lead`, "
+                "or the setting `lead` in config.json"
+            )
+    if name == sender:
+        return Bounce(f"{sender} is the sender itself: nobody writes to itself")
+    if name not in directory.agents:
+        return Bounce(
+            f"there is no agent {name}: `relay agents` lists those there are, "
+            f"`mkdir -p agents/{name}/outbox` in the home makes one"
+            if is_agent_name(name)
+            else f"{name} is a reserved name: no agent has it"
+        )
+    return _direct(sender, name)
+
+
+def route_again(sender: str, recipients: Sequence[str]) -> Route:
+    """The way of a message that was decided before a crash, when the way itself is gone since."""
+    if len(recipients) == 1:
+        return _direct(sender, recipients[0])
+    return Route(EVERYONE_CHANNEL, ChannelType.GROUP, (sender, *recipients), tuple(recipients))
+
+
+def _lead_by_name(to: str, directory: Directory) -> str | None:
+    """An agent called Lead, in whatever case; the very spelling first."""
+    if to in directory.agents:
+        return to
+    return min((name for name in directory.agents if name.lower() == LEAD), default=None)
+
+
+def _direct(sender: str, other: str) -> Route:
+    return Route(direct_channel_name(sender, other), ChannelType.DIRECT, (sender, other), (other,))
+
+
+def _route_channel(name: str, store: CommStore) -> Route | Bounce:
+    if name.startswith(DIRECT_PREFIX):
+        return Bounce(f"#{name} is a channel between two: write to the agent by its name")
+    if name == EVERYONE_CHANNEL:
+        return Bounce(f"#{name} is everybody: write TO: {EVERYONE}")
+    channel = store.get_channel_by_name(name)
+    if channel is None:
+        return Bounce(
+            f"there is no channel {name}: KIND join with `CHANNEL: {name}` to {ORCHESTRATOR} "
+            "makes a group, KIND subscribe a channel with topics"
+        )
+    return Route(name, channel.channel_type, shown_channel=name)
+
+
+def _route_answer(
+    message: MessageFile, sender: str, directory: Directory, store: CommStore
+) -> Route | Bounce:
+    """An answer goes back through the channel of what it answers, to its sender alone."""
+    original = find_original(message, sender, store)
+    if isinstance(original, Bounce):
+        return original
+    channel = store.get_channel(original.channel_id)
+    if message.kind is Kind.RESPONSE:
+        if original.message_type is not MessageType.QUERY:
+            return Bounce(
+                f"a response answers a query, and {_relay_id(original)} is none: "
+                "send it as KIND message with RE"
+            )
+    elif not store.expects_ack(original):
+        return Bounce(
+            f"{_relay_id(original)} expects no acknowledgment: only a command, a query or a "
+            "message sent with DELIVERY at-least-once does"
+        )
+    if original.sender != ORCHESTRATOR and original.sender not in directory.agents:
+        return Bounce(f"{original.sender}, who sent it, is no longer here")
+    return Route(
+        channel.name,
+        channel.channel_type,
+        (sender,),
+        (original.sender,),
+        answers=original,
+        shown_channel=None if channel.channel_type is ChannelType.DIRECT else channel.name,
+    )
+
+
+def find_original(message: MessageFile, sender: str, store: CommStore) -> Message | Bounce:
+    """What an answer answers: RE names it, or it is the one in THREAD that awaits this agent."""
+    relay_id = message.headers.get("RE")
+    if relay_id is not None:
+        original = store.by_relay_id(relay_id)
+        if original is None:
+            return Bounce(f"RE {relay_id} names no message that the relay knows")
+        if sender not in store.recipients(original.id):
+            return Bounce(f"RE {relay_id} was not sent to {sender}")
+        return original
+    thread = message.headers["THREAD"]
+    waiting = [
+        candidate
+        for candidate in store.thread(uuid4_of(thread))
+        if sender in store.recipients(candidate.id) and store.expects_ack(candidate)
+    ]
+    if len(waiting) != 1:
+        return Bounce(
+            f"THREAD {thread} has {len(waiting)} messages that await an answer of {sender}: "
+            "name the one with RE"
+        )
+    return waiting[0]
+
+
+def _relay_id(message: Message) -> str:
+    return str((message.metadata or {}).get("relay_id", message.id))
+
+
+class EngineFields(NamedTuple):
+    """What the engine is told of a message, as its ``accept`` takes it."""
+
+    message_type: MessageType
+    topic: str | None
+    correlation_id: str | None
+    priority: Priority
+    metadata: Metadata
+    ttl: int | None
+    signature: bytes | None
+
+
+def engine_fields(
+    message: MessageFile, message_id: str, discovered_at: int, answers: Message | None
+) -> EngineFields:
+    """The engine's view of a message file. Source: FORMATS 1 and 2, "metadata"."""
+    headers = message.headers
+    metadata: Metadata = {"relay_id": message_id, "to": message.to, "created_ns": discovered_at}
+    message_type = MESSAGE_TYPES.get(message.kind, MessageType.COMMAND)
+    if message.to == EVERYONE and message.kind is Kind.MESSAGE:
+        message_type = MessageType.BROADCAST
+    if not headers and not message.attachments and message.kind is Kind.MESSAGE:
+        # the common case: a text to somebody
+        return EngineFields(message_type, None, None, Priority.NORMAL, metadata, None, None)
+    for name, value in headers.items():
+        if name not in _KNOWN_HEADERS:
+            metadata[f"h.{name}"] = value
+    for name in ("THREAD", "RE", "DELIVERY"):
+        if name in headers:
+            metadata[name.lower()] = headers[name]
+    if "AWAIT" in headers:
+        metadata["await_ms"] = message.await_ms or 0
+        metadata.setdefault("delivery", "at-least-once")
+    if message.attachments:
+        metadata["attachments"] = " ".join(message.attachments)
+    signature = headers.get("SIGNATURE")
+    return EngineFields(
+        message_type,
+        headers.get("TOPIC"),
+        _correlation_id(message, message_id, message_type, metadata, answers),
+        Priority(message.priority),
+        metadata,
+        message.ttl_s,
+        base64.b64decode(signature.removeprefix(SIGNATURE_PREFIX)) if signature else None,
+    )
+
+
+def _correlation_id(
+    message: MessageFile,
+    message_id: str,
+    message_type: MessageType,
+    metadata: Metadata,
+    answers: Message | None,
+) -> str | None:
+    """The thread's id; what expects an answer without naming a thread is one of its own."""
+    if answers is not None:
+        return answers.correlation_id
+    if "THREAD" in message.headers:
+        return uuid4_of(message.headers["THREAD"])
+    expects = message_type in (MessageType.COMMAND, MessageType.QUERY)
+    if expects or metadata.get("delivery", "at-most-once") != "at-most-once":
+        return uuid4_of(message_id)
+    return None
