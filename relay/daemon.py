@@ -74,9 +74,7 @@ class Daemon:
 
     def _serve(self, ready: Callable[[], None]) -> None:
         config = decode_config(self._home.read_config())
-        ledger = Ledger.open(
-            self._home.path(LEDGER), busy_timeout_ms=config.ledger.busy_timeout_ms
-        )
+        ledger = Ledger.open(self._home.path(LEDGER), busy_timeout_ms=config.ledger.busy_timeout_ms)
         epoch = self._begin_epoch(ledger)
         store = open_store(self._home, self._clock)
         feed = recovery.recover(self._home, ledger, store, self._clock, self._log)
@@ -211,9 +209,7 @@ def main() -> int:
         os.close(arguments.ready_fd)
 
     try:
-        run_daemon(
-            arguments.home, log_path=os.path.join(arguments.home, LOG), ready=ready
-        )
+        run_daemon(arguments.home, log_path=os.path.join(arguments.home, LOG), ready=ready)
     except RelayError as exc:
         os.write(arguments.ready_fd, f"{exc.exit_code}\n{exc}\n{exc.hint}\n".encode())
         return exc.exit_code

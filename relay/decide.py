@@ -73,7 +73,9 @@ class Decider:
     def refuse(self, work: Work, reason: str) -> None:
         """Refuse a file: its sender is told why, and what to do."""
         work.failure = reason
-        self._answer(work, Kind.NACK, f"{work.found.file_name} was not delivered: {reason}", None)
+        name = work.found.file_name
+        text = reason if name in reason else f"{name}: {reason}"
+        self._answer(work, Kind.NACK, f"not delivered: {text}", None)
 
     def _send(
         self, work: Work, message: MessageFile, route: Route, known: Set[str] | None

@@ -378,7 +378,9 @@ class Dispatcher:
         found = work.found
         try:
             if delivery.is_same_file(dirs, found.agent, found.file_name, found.inode):
-                return delivery.archive(dirs, found.agent, found.file_name, work.archive_day_ns, kind)
+                return delivery.archive(
+                    dirs, found.agent, found.file_name, work.archive_day_ns, kind
+                )
             self._intake.add(found.agent, found.file_name, renamed=True)  # another in its place
         except OSError as exc:
             self._log(

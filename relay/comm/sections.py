@@ -41,6 +41,8 @@ MAX_MESSAGES = 10_000_000  # of sections 2, 5 and 6 together
 MAX_CHANNELS = 100_000
 MAX_SUBSCRIPTIONS = 1_000_000
 
+ENVELOPED = frozenset({SectionType.MESSAGES, SectionType.DEAD_LETTERS, SectionType.ARCHIVE})
+
 T = TypeVar("T")
 _by_id = attrgetter("id")
 _by_time = attrgetter("created_at", "id")
@@ -101,33 +103,31 @@ def decode_sections(
         entry = table.get(kind, Section(kind, 0, 0, 0))
         return Reader(data, path, entry.offset, entry.offset + entry.length)
 
-    def messages(kind: SectionType) -> tuple[Message, ...]:
+    def records(
+        kind: SectionType, smallest: int, limit: int, read: Callable[[Reader, int], tuple[T, ...]]
+    ) -> tuple[T, ...]:
         reader = section(kind)
-        if header.flags & Flag.COMPRESSED and reader.pos < reader.end:
+        if reader.pos == reader.end:
+            return ()
+        if header.flags & Flag.COMPRESSED and kind in ENVELOPED:
             reader = envelope.unpack(reader, f"section {kind}")
-        return _read_records(reader, f"section {kind}", MIN_MESSAGE, MAX_MESSAGES, read_messages)
+        return _read_records(reader, f"section {kind}", smallest, limit, read)
 
+    def messages(kind: SectionType) -> tuple[Message, ...]:
+        return records(kind, MIN_MESSAGE, MAX_MESSAGES, read_messages)
+
+    kind = SectionType
     store = StoreFile(
         created_at=header.created_at,
         modified_at=header.modified_at,
-        channels=_read_records(
-            section(SectionType.CHANNELS),
-            "section 1",
-            MIN_CHANNEL,
-            MAX_CHANNELS,
-            _all(read_channel),
+        channels=records(kind.CHANNELS, MIN_CHANNEL, MAX_CHANNELS, _all(read_channel)),
+        messages=messages(kind.MESSAGES),
+        subscriptions=records(
+            kind.SUBSCRIPTIONS, MIN_SUBSCRIPTION, MAX_SUBSCRIPTIONS, _all(read_subscription)
         ),
-        messages=messages(SectionType.MESSAGES),
-        subscriptions=_read_records(
-            section(SectionType.SUBSCRIPTIONS),
-            "section 3",
-            MIN_SUBSCRIPTION,
-            MAX_SUBSCRIPTIONS,
-            _all(read_subscription),
-        ),
-        dead_letters=messages(SectionType.DEAD_LETTERS),
-        archive=messages(SectionType.ARCHIVE),
-        engine_state=_read_blocks(section(SectionType.ENGINE_STATE)),
+        dead_letters=messages(kind.DEAD_LETTERS),
+        archive=messages(kind.ARCHIVE),
+        engine_state=_read_blocks(section(kind.ENGINE_STATE)),
         encrypted=bool(header.flags & Flag.ENCRYPTED),
     )
     _compare_counts(store, header, path)
@@ -151,15 +151,13 @@ def _read_records(
     name: str,
     smallest: int,
     limit: int,
-    read_many: Callable[[Reader, int], tuple[T, ...]],
+    read: Callable[[Reader, int], tuple[T, ...]],
 ) -> tuple[T, ...]:
-    if reader.pos == reader.end:
-        return ()
     start = reader.pos
     count = reader.count(f"count of {name}", smallest, wide=True)
     if count > limit:
         raise reader.fault(start, f"count of {name} of at most {limit}", count)
-    records = read_many(reader, count)
+    records = read(reader, count)
     reader.finish(name)
     return records
 

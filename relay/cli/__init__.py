@@ -1,0 +1,110 @@
+"""The command line: ``relay``. One file a noun; a command opens, calls one function, prints.
+
+Subcommands are imported when they are called: ``relay --help`` answers at once and imports
+neither the daemon nor Spark. Errors are one line on stderr with what to do, and the exit code of
+their class (``relay.errors.EXIT_CODES``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from relay.errors import EXIT_CODES, EXIT_FAILED, RelayError
+
+# command -> (module, one line of help). The line is the command's own; a test compares them.
+COMMANDS = {
+    "init": ("relay.cli.init", "Make a relay home, or complete one."),
+    "up": ("relay.cli.process", "Start the relay; returns when it is ready."),
+    "down": ("relay.cli.process", "Stop the relay; the batch in hand is finished first."),
+    "status": ("relay.cli.process", "Show whether the relay runs and what it has in hand."),
+    "agents": ("relay.cli.agents", "List the agents there are."),
+    "register": ("relay.cli.agents", "Make an agent's mailbox, or change its role."),
+    "send": ("relay.cli.messages", "Send a message."),
+    "inbox": ("relay.cli.messages", "Show what waits in an inbox, or take it."),
+    "ack": ("relay.cli.messages", "Acknowledge a message."),
+    "nack": ("relay.cli.messages", "Say that a message could not be handled, and why."),
+    "trace": ("relay.cli.trace", "Show every hop of a message with its time."),
+    "acomm": ("relay.cli.acomm", "Check, dump and build `.acomm` store files."),
+    "audit": ("relay.cli.audit", "Account for every message, on Spark."),
+    "sh": ("relay.cli.init", "Print the path of relay.sh, to be sourced by a shell."),
+}
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by name and imports each when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order in which a new user meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[cmd_name][0])
+        command = getattr(module, cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list in ``--help``, without importing anything."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+EPILOG = """\b
+Examples:
+  relay init && relay up
+  relay send bob "the build is green"
+  relay trace 1706123456789012345-a1b2c3d4
+\b
+Exit codes:
+""" + "\n".join(f"  {code}  {meaning}" for code, meaning in EXIT_CODES.items())
+
+
+@click.command(cls=LazyGroup, epilog=EPILOG)
+@click.option("--home", metavar="DIR", help="The relay home [$AGENT_RELAY_DIR, ~/.agent-relay].")
+@click.version_option(package_name="agent-relay", prog_name="relay")
+@click.pass_context
+def cli(ctx: click.Context, home: str | None) -> None:
+    """A local message relay for AI agents: drop a file, and know what became of it."""
+    ctx.obj = {"home": home}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script. Ends the process with the exit code of what happened."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; the exit code. Errors are printed here and nowhere else."""
+    try:
+        result: Any = cli.main(arguments, prog_name="relay", standalone_mode=False)
+    except click.exceptions.Abort:
+        return 130
+    except click.exceptions.Exit as exc:
+        return exc.exit_code
+    except click.ClickException as exc:
+        exc.show()
+        return exc.exit_code
+    except RelayError as exc:
+        _complain(str(exc), exc.hint)
+        return exc.exit_code
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader has gone: nobody is left to tell
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return 130
+    except OSError as exc:
+        _complain(f"{exc.filename or 'system'}: {exc.strerror or exc}", "")
+        return EXIT_FAILED
+    return result if isinstance(result, int) else 0
+
+
+def _complain(message: str, hint: str) -> None:
+    click.echo(f"relay: {message}{'; ' + hint if hint else ''}", err=True)

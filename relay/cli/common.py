@@ -1,0 +1,71 @@
+"""What the commands share: the home, JSON, times for people."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from relay.clock import NS_PER_S, iso_time
+from relay.home import Home, default_root
+from relay.names import OPERATOR
+
+F = TypeVar("F", bound=Callable[..., Any])
+AGENT_VARIABLE = "AGENT_RELAY_NAME"
+
+json_option = click.option("--json", "as_json", is_flag=True, help="JSON lines for programs.")
+as_option = click.option(
+    "--as",
+    "agent",
+    metavar="NAME",
+    default=lambda: os.environ.get(AGENT_VARIABLE, OPERATOR),
+    help=f"The agent to be [${AGENT_VARIABLE}, {OPERATOR}].",
+)
+
+
+def home_option(command: F) -> F:
+    """``--home`` behind the command's name as well as before it."""
+    return click.option("--home", "home", metavar="DIR", help="The relay home.")(command)
+
+
+def root_of(ctx: click.Context, home: str | None) -> str:
+    """The home's path: the command's --home, the group's, $AGENT_RELAY_DIR, ~/.agent-relay."""
+    return default_root(home or (ctx.obj or {}).get("home"))
+
+
+def open_home(ctx: click.Context, home: str | None) -> Home:
+    """The home. Errors: HomeMissing with what to do."""
+    return Home(root_of(ctx, home))
+
+
+def echo_json(value: object) -> None:
+    """One JSON object on one line."""
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def columns(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Plain columns for people, as wide as they must be."""
+    table = [header, *([("-" if cell is None else str(cell)) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
+    for row in table:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        click.echo(line.rstrip())
+
+
+def when(at_ns: int | None) -> str | None:
+    """A time for people and programs, or None where it is not known."""
+    return None if at_ns is None else iso_time(at_ns)
+
+
+def ago(at_ns: int | None, now_ns: int) -> str:
+    """How long ago, for people: ``3 s``, ``5 min``, ``2 h``, ``4 d``."""
+    if at_ns is None:
+        return "never"
+    seconds = max(0, (now_ns - at_ns) // NS_PER_S)
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"

@@ -1,0 +1,221 @@
+"""``relay send``, ``inbox``, ``ack`` and ``nack``: the SDK at the keyboard."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from relay.cli.common import as_option, columns, echo_json, home_option, json_option, root_of
+
+if TYPE_CHECKING:
+    from agent_sdk import Received
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  relay send bob "the build is green"
+  relay send '*' - < notes.txt
+  relay send '#ci' --topic build.front.ok "done"
+  relay send bob --kind command --thread t-1 "deploy to staging\"""",
+)
+@home_option
+@as_option
+@click.argument("to")
+@click.argument("body")
+@click.option("--kind", default="message", show_default=True)
+@click.option("--thread", metavar="ID")
+@click.option("--re", "re_", metavar="ID", help="The message that this one answers.")
+@click.option("--priority", type=click.IntRange(0, 4), help="0 critical to 4 background.")
+@click.option("--topic", metavar="TOPIC")
+@click.option("--ttl", "ttl_s", type=click.IntRange(1), metavar="SECONDS")
+@click.option("--delivery", type=click.Choice(["at-most-once", "at-least-once", "exactly-once"]))
+@click.option("--attach", "files", multiple=True, type=click.Path(exists=True, dir_okay=False))
+@json_option
+@click.pass_context
+def send(
+    ctx: click.Context,
+    /,
+    home: str | None,
+    agent: str,
+    to: str,
+    body: str,
+    kind: str,
+    re_: str | None,
+    files: tuple[str, ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Send a message.
+
+    BODY is the text, or - for standard input. Prints the message id; `relay trace ID` shows
+    what became of it. It is sent even while no relay runs: it waits in the outbox.
+    """
+    from agent_sdk import Agent
+
+    content: str | bytes = sys.stdin.buffer.read() if body == "-" else body
+    with Agent(agent, root_of(ctx, home)) as me:
+        attachments = [me.attach(path) for path in files]
+        sent = me.send(to, content, kind=kind, re=re_, attachments=attachments, **options)
+    if as_json:
+        echo_json({"id": sent, "from": agent, "to": to})
+    else:
+        click.echo(sent)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  relay inbox                 # what waits, taking nothing
+  relay inbox --take          # the oldest, whole; it counts as read
+  relay inbox --follow --as bob""",
+)
+@home_option
+@as_option
+@click.option("--take", is_flag=True, help="Take the oldest message: it counts as read.")
+@click.option("--follow", is_flag=True, help="Take messages as they come, until ^C.")
+@click.option("--timeout", "timeout_s", type=float, help="With --take or --follow: seconds.")
+@json_option
+@click.pass_context
+def inbox(
+    ctx: click.Context,
+    home: str | None,
+    agent: str,
+    take: bool,
+    follow: bool,
+    timeout_s: float | None,
+    as_json: bool,
+) -> int:
+    """Show what waits in an inbox, or take it."""
+    from agent_sdk import Agent
+    from relay.errors import EXIT_OK, EXIT_TIMEOUT
+
+    root = root_of(ctx, home)
+    if not (take or follow):
+        _list(root, agent, as_json)
+        return EXIT_OK
+    with Agent(agent, root) as me:
+        if follow:
+            for message in me.messages(timeout_s):
+                _show(message, as_json)
+            return EXIT_OK
+        taken = me.receive(timeout_s or 0)
+        if taken is None:
+            click.echo(f"relay: nothing waits for {agent}", err=True)
+            return EXIT_TIMEOUT
+        _show(taken, as_json)
+    return EXIT_OK
+
+
+@click.command(epilog="\b\nExample:\n  relay ack 1706123456789012345-a1b2c3d4 completed 'shipped'")
+@home_option
+@as_option
+@click.argument("message_id")
+@click.argument(
+    "status", default="received", type=click.Choice(["received", "in_progress", "completed"])
+)
+@click.argument("text", default="")
+@json_option
+@click.pass_context
+def ack(
+    ctx: click.Context,
+    home: str | None,
+    agent: str,
+    message_id: str,
+    status: str,
+    text: str,
+    as_json: bool,
+) -> None:
+    """Acknowledge a message."""
+    from agent_sdk import Agent
+
+    with Agent(agent, root_of(ctx, home)) as me:
+        sent = me.ack(message_id, status, text)
+    _print_id(sent, message_id, as_json)
+
+
+@click.command(epilog="\b\nExample:\n  relay nack 1706123456789012345-a1b2c3d4 'no such branch'")
+@home_option
+@as_option
+@click.argument("message_id")
+@click.argument("error")
+@json_option
+@click.pass_context
+def nack(
+    ctx: click.Context, home: str | None, agent: str, message_id: str, error: str, as_json: bool
+) -> None:
+    """Say that a message could not be handled, and why."""
+    from agent_sdk import Agent
+
+    with Agent(agent, root_of(ctx, home)) as me:
+        sent = me.nack(message_id, error)
+    _print_id(sent, message_id, as_json)
+
+
+def _print_id(sent: str, re: str, as_json: bool) -> None:
+    if as_json:
+        echo_json({"id": sent, "re": re})
+    else:
+        click.echo(sent)
+
+
+def _list(root: str, agent: str, as_json: bool) -> None:
+    """What stands in the inbox, oldest first, untouched."""
+    from relay import fsio
+    from relay.errors import MessageError, NotFound
+    from relay.home import Home
+    from relay.message import DEFAULT_MAX_BODY_BYTES, parse_delivered
+
+    rows = []
+    with Home(root) as home, home.dirs() as dirs:
+        try:
+            folder = dirs.get("agents", agent, "inbox")
+        except FileNotFoundError:
+            raise NotFound(f"there is no agent {agent} in {root}") from None
+        for name in sorted(os.listdir(folder)):
+            if not name.endswith(".msg"):
+                continue
+            data, _ = fsio.read_regular(name, folder, DEFAULT_MAX_BODY_BYTES + (1 << 14))
+            try:
+                message = parse_delivered(data, file=name)
+            except MessageError as exc:
+                click.echo(f"relay: {exc}", err=True)
+                continue
+            first = message.body.decode().split("\n", 1)[0]
+            rows.append((name[:-4], message.headers.get("FROM"), str(message.kind), first))
+    if as_json:
+        for row in rows:
+            echo_json(dict(zip(("id", "from", "kind", "first_line"), row, strict=True)))
+    elif rows:
+        columns(("ID", "FROM", "KIND", "BODY"), [(*r[:3], r[3][:40]) for r in rows])
+    else:
+        click.echo(f"nothing waits for {agent}")
+
+
+def _show(message: Received, as_json: bool) -> None:
+    if as_json:
+        echo_json(
+            {
+                "id": message.id,
+                "from": message.sender,
+                "to": message.to,
+                "kind": str(message.kind),
+                "headers": message.headers,
+                "body": message.body,
+            }
+        )
+        return
+    about = "".join(
+        f"  {label} {value}"
+        for label, value in (
+            ("re", message.re),
+            ("thread", message.thread),
+            ("in", message.channel),
+        )
+        if value
+    )
+    click.echo(f"-- {message.id}  {message.kind} from {message.sender}{about}")
+    click.echo(message.body.rstrip("\n"))

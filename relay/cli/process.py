@@ -1,0 +1,205 @@
+"""``relay up``, ``relay down`` and ``relay status``: the daemon seen from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import click
+
+from relay.cli.common import (
+    columns,
+    echo_json,
+    home_option,
+    json_option,
+    open_home,
+    root_of,
+    when,
+)
+from relay.errors import EXIT_STATE, NotRunning, RelayError
+from relay.home import LEDGER, LOCK, Home
+
+START_TIMEOUT_S = 60
+POLL_S = 0.02
+
+
+class StartFailed(RelayError):
+    """The relay did not come up."""
+
+    hint = "logs/relay.log in the home says more"
+
+
+@click.command(
+    epilog="\b\nExamples:\n  relay up\n  relay up --foreground    # logs to stderr, ends with ^C",
+)
+@home_option
+@click.option("--foreground", is_flag=True, help="Stay, and log to stderr.")
+@json_option
+@click.pass_context
+def up(ctx: click.Context, home: str | None, foreground: bool, as_json: bool) -> None:
+    """Start the relay; returns when it is ready.
+
+    A second relay for the same home is refused with the pid of the first.
+    """
+    root = root_of(ctx, home)
+    Home(root).close()  # a missing home is said here, not in a log
+    if foreground:
+        from relay.daemon import run_daemon
+
+        run_daemon(root, log_path=None, ready=lambda: click.echo(f"ready: {root}", err=True))
+        return
+    pid = _start(root)
+    if as_json:
+        echo_json({"home": root, "pid": pid})
+    else:
+        click.echo(f"the relay is up, pid {pid}, home {root}")
+
+
+def _start(root: str) -> int:
+    """Start the daemon in a session of its own and wait until it says that it is ready."""
+    read_fd, write_fd = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "relay.daemon", "--home", root, "--ready-fd", str(write_fd)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=_crash_log(root),
+            pass_fds=(write_fd,),
+            start_new_session=True,
+        )
+    finally:
+        os.close(write_fd)
+    with os.fdopen(read_fd, "rb") as answer:
+        said = answer.read().decode()
+    if said.strip() == "ready":
+        return process.pid
+    code, _, rest = said.partition("\n")
+    message, _, hint = rest.partition("\n")
+    error = StartFailed(message or "the relay ended before it was ready", hint=hint.strip())
+    error.exit_code = int(code) if code.isdigit() else error.exit_code
+    raise error
+
+
+def _crash_log(root: str) -> int:
+    """Where a traceback goes that nobody expected."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.open(os.path.join(root, "logs", "relay.err"), flags, 0o600)
+
+
+@click.command(epilog="\b\nExample:\n  relay down && relay up")
+@home_option
+@click.option("--timeout", "timeout_s", default=30.0, show_default=True, help="Seconds to wait.")
+@json_option
+@click.pass_context
+def down(ctx: click.Context, home: str | None, timeout_s: float, as_json: bool) -> None:
+    """Stop the relay; the batch in hand is finished first."""
+    from relay.daemon import lock_holder
+
+    with open_home(ctx, home) as opened:
+        pid = lock_holder(opened)
+        if pid is None:
+            raise NotRunning(f"no relay runs for {opened.root}")
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + timeout_s
+        while lock_holder(opened) == pid:
+            if time.monotonic() > deadline:
+                raise RelayError(
+                    f"the relay, pid {pid}, has not stopped within {timeout_s:g} s",
+                    hint=f"it may still be writing its store; `kill -9 {pid}` loses nothing",
+                )
+            time.sleep(POLL_S)
+    if as_json:
+        echo_json({"home": opened.root, "pid": pid})
+    else:
+        click.echo(f"the relay, pid {pid}, is down")
+
+
+@click.command(epilog="\b\nExamples:\n  relay status\n  relay status --json")
+@home_option
+@json_option
+@click.pass_context
+def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
+    """Show whether the relay runs and what it has in hand.
+
+    Exit code 5 when it does not run.
+    """
+    with open_home(ctx, home) as opened:
+        facts = _facts(opened)
+    if as_json:
+        echo_json(facts)
+    else:
+        _show(facts)
+    return 0 if facts["running"] else EXIT_STATE
+
+
+def _facts(home: Home) -> dict[str, Any]:
+    from relay.daemon import lock_holder
+    from relay.ledger import open_readonly
+
+    pid = lock_holder(home) if os.path.exists(home.path(LOCK)) else None
+    db = open_readonly(home.path(LEDGER))
+    state = dict(db.execute("SELECT key, value FROM orchestrator_state").fetchall())
+    open_rows = dict(
+        db.execute(
+            "SELECT status, count(*) FROM messages "
+            "WHERE status IN ('pending', 'processing', 'completed') GROUP BY 1"
+        ).fetchall()
+    )
+    count = "SELECT count(*) FROM "
+    facts = {
+        "home": home.root,
+        "running": pid is not None,
+        "pid": pid,
+        "started_at": when(int(state["started_at"])) if "started_at" in state else None,
+        "starts": int(state.get("epoch", 0)),
+        "pending": open_rows.get("pending", 0),
+        "processing": open_rows.get("processing", 0) + open_rows.get("completed", 0),
+        "failed": db.execute(f"{count} messages WHERE status = 'failed'").fetchone()[0],
+        "held": db.execute(
+            f"{count} deliveries WHERE state IN ('held', 'staged') AND state = 'held'"
+        ).fetchone()[0],
+        "unread": db.execute(f"{count} deliveries WHERE state = 'written'").fetchone()[0],
+        "messages": db.execute("SELECT coalesce(max(id), 0) FROM messages").fetchone()[0],
+        "agents": db.execute(f"{count} agents WHERE status = 'active'").fetchone()[0],
+        "last_errors": [
+            {"message_id": row[0], "status": row[1], "error": row[2]}
+            for row in db.execute(
+                "SELECT message_id, status, last_error FROM messages WHERE status = 'pending' "
+                "AND status IN ('pending', 'processing', 'completed') "
+                "AND last_error IS NOT NULL ORDER BY id DESC LIMIT 5"
+            )
+        ],
+    }
+    db.close()
+    return facts
+
+
+def _show(facts: dict[str, Any]) -> None:
+    if facts["running"]:
+        click.echo(f"the relay runs, pid {facts['pid']}, since {facts['started_at']}")
+    else:
+        click.echo("no relay runs; start one with `relay up`")
+    click.echo(f"home {facts['home']}")
+    columns(
+        ("messages", "pending", "processing", "failed", "held", "unread", "agents"),
+        [
+            [
+                facts[name]
+                for name in (
+                    "messages",
+                    "pending",
+                    "processing",
+                    "failed",
+                    "held",
+                    "unread",
+                    "agents",
+                )
+            ]
+        ],
+    )
+    for error in facts["last_errors"]:
+        click.echo(f"waits: {error['message_id']}: {error['error']}")

@@ -1,0 +1,136 @@
+"""``relay trace``: every hop of a message with its time; what is not known is said to be."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import click
+
+from relay.cli.common import echo_json, home_option, json_option, open_home, when
+from relay.errors import NotFound
+from relay.home import LEDGER
+from relay.names import ORCHESTRATOR
+
+
+@click.command(epilog="\b\nExample:\n  relay trace 1706123456789012345-a1b2c3d4")
+@home_option
+@click.argument("message_id")
+@json_option
+@click.pass_context
+def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) -> None:
+    """Show every hop of a message with its time.
+
+    MESSAGE_ID may be the beginning of one.
+    """
+    from relay.ledger import open_readonly
+
+    with open_home(ctx, home) as opened:
+        db = open_readonly(opened.path(LEDGER))
+        facts = read_trace(db, message_id)
+        db.close()
+    if as_json:
+        echo_json(facts)
+    else:
+        _show(facts)
+
+
+def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
+    """What the ledger knows of one message.
+
+    Errors: NotFound when no id begins so, or several do.
+    """
+    found = db.execute(
+        "SELECT * FROM messages WHERE message_id >= ?1 AND message_id < ?1 || 'g' LIMIT 2",
+        (message_id,),
+    ).fetchall()
+    if not found:
+        return _rejected(db, message_id)
+    if len(found) > 1 and found[0]["message_id"] != message_id:
+        raise NotFound(f"several messages begin with {message_id}", hint="give more of the id")
+    row = found[0]
+    identity = row["message_id"]
+    deliveries = db.execute(
+        "SELECT * FROM deliveries WHERE message_id = ? ORDER BY recipient", (identity,)
+    ).fetchall()
+    return {
+        "message_id": identity,
+        "from": row["agent_name"],
+        "to": row["target"],
+        "kind": row["message_type"],
+        "status": row["status"],
+        "file": row["file_path"],
+        "checksum": row["checksum"],
+        "discovered_at": when(row["discovered_at"]),
+        "processed_at": when(row["processed_at"]),
+        "retries": row["retry_count"],
+        "error": row["last_error"],
+        "deliveries": [
+            {
+                "recipient": d["recipient"],
+                "state": d["state"],
+                "attempt": d["attempt"],
+                "staged_at": when(d["staged_at"]),
+                "written_at": when(d["written_at"]),
+                "read_at": when(d["read_at"]),
+                "acked_at": when(d["acked_at"]),
+                "ack_status": d["ack_status"],
+                "due_at": when(d["due_at"]),
+                "error": d["last_error"],
+            }
+            for d in deliveries
+        ],
+    }
+
+
+def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
+    name = message_id if message_id.endswith(".msg") else f"{message_id}.msg"
+    row = db.execute("SELECT * FROM rejections WHERE file_name = ?", (name,)).fetchone()
+    if row is None:
+        raise NotFound(f"the ledger knows no message {message_id}")
+    return {
+        "message_id": message_id,
+        "from": row["agent"],
+        "status": "rejected",
+        "error": row["reason"],
+        "answer": row["nack_id"],
+        "discovered_at": when(row["at"]),
+        "deliveries": [],
+    }
+
+
+def _show(facts: dict[str, Any]) -> None:
+    click.echo(f"{facts['message_id']}")
+    route = f"{facts['from']} -> {facts.get('to') or 'unknown'}"
+    click.echo(f"  {facts.get('kind') or 'unknown'} {route}: {facts['status']}")
+    hop = "  {:<28} {}".format
+    click.echo(hop(facts["discovered_at"], f"discovered in the outbox of {facts['from']}"))
+    for delivery in facts["deliveries"]:
+        for at, text in _hops(delivery):
+            click.echo(hop(at or "not yet", text))
+    if not facts["deliveries"] and facts["status"] not in ("failed", "rejected"):
+        click.echo(hop("-", "no recipients"))
+    if facts.get("processed_at"):
+        click.echo(hop(facts["processed_at"], f"{facts['status']}, file in {facts['file']}"))
+    if facts["error"]:
+        click.echo(hop("why", facts["error"]))
+
+
+def _hops(delivery: dict[str, Any]) -> list[tuple[str | None, str]]:
+    """The hops of one delivery, in order; a time that is None has not come."""
+    name = delivery["recipient"]
+    if name == ORCHESTRATOR:
+        return [(delivery["read_at"], "handled by the relay itself")]
+    if delivery["state"] in ("bounced", "expired", "dead", "held"):
+        also = f", tried again at {delivery['due_at']}" if delivery["due_at"] else ""
+        return [
+            (delivery["staged_at"], f"{delivery['state']} for {name}: {delivery['error']}{also}")
+        ]
+    hops = [
+        (delivery["staged_at"], f"accepted for {name}"),
+        (delivery["written_at"], f"written to the inbox of {name}"),
+        (delivery["read_at"], f"read by {name}"),
+    ]
+    if delivery["acked_at"]:
+        hops.append((delivery["acked_at"], f"acknowledged by {name}: {delivery['ack_status']}"))
+    return hops
