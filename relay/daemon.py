@@ -35,6 +35,7 @@ from relay.watcher import Wake, make_watcher
 
 # The thread that writes the store holds the interpreter this long at most before the loop goes on.
 SWITCH_INTERVAL_S = 0.0005
+GC_THRESHOLDS = (100_000, 20, 100)
 LOG = "logs/relay.log"
 READY = b"ready\n"
 
@@ -151,7 +152,7 @@ def make_log(level: str, path: str | None) -> Callable[..., object]:
 
     Called as ``log(sentence, action=..., level="info", **facts)``.
     """
-    stream = open(path, "a", buffering=1) if path else sys.stderr  # noqa: SIM115 - for ever
+    stream = open(path, "a", buffering=1) if path else sys.stderr
     numbers = {"debug": 10, "info": 20, "warning": 30, "error": 40}
     logger = structlog.wrap_logger(
         structlog.WriteLogger(stream),
@@ -169,10 +170,14 @@ def make_log(level: str, path: str | None) -> Callable[..., object]:
     return log
 
 
-def raise_file_limit() -> None:
-    """Take as many descriptors as the system allows: a batch opens three directories an agent."""
+def tune_process() -> None:
+    """Set what the loop needs of its process: short switches, descriptors, rare collections."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # a batch opens three directories an agent
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # the store is values without cycles: walking all of it again and again finds nothing
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def run_daemon(root: str, *, log_path: str | None, ready: Callable[[], None]) -> None:
@@ -180,8 +185,7 @@ def run_daemon(root: str, *, log_path: str | None, ready: Callable[[], None]) ->
 
     Errors: those of ``Daemon.run``, HomeMissing, ConfigError.
     """
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    raise_file_limit()
+    tune_process()
     with Home(root) as home:
         config = decode_config(home.read_config(), home.path("config.json"))
         daemon = Daemon(home, make_log(config.log_level, log_path))

@@ -22,7 +22,7 @@ from relay.decide import Decider
 from relay.delivery import DiskFull
 from relay.held import HeldMail
 from relay.home import Dirs, Home
-from relay.intake import Accepted, Intake, Look
+from relay.intake import Accepted, FileKey, Intake, Look
 from relay.ledger import Ledger
 from relay.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
 from relay.roster import Roster
@@ -67,8 +67,8 @@ class Dispatcher:
         self._admission = Admission(ledger, clock, log)
         self._decider = Decider(store, roster.lead)
         self._held = HeldMail(ledger, store, config.retry, clock)
-        self._hand: dict[str, Work] = {}  # by path: claimed, not yet archived
-        self._waiting: deque[Work] = deque()  # of those, in the order of their sequence
+        self._hand: set[FileKey] = set()  # delivered, not yet archived
+        self._waiting: deque[Work] = deque()  # their works, in the order of their sequence
         self._next_scan_ns = 0
         self._next_poll_ns = 0
         self.counters = Counters()
@@ -92,7 +92,7 @@ class Dispatcher:
         """Do what is due; returns when the next thing is (monotonic ns, 0 for at once)."""
         with self._home.dirs() as dirs:
             self._hear(dirs, wake)
-            looks = self._intake.take(dirs, self._config.limits.batch_files)
+            looks = self._intake.take(dirs, self._config.limits.batch_files, self._hand)
             if looks:
                 self._process(dirs, looks)
             self._held.retry_due(dirs, self._config.limits.batch_files)
@@ -168,9 +168,7 @@ class Dispatcher:
 
     def _process(self, dirs: Dirs, looks: list[Look]) -> None:
         """Take a batch of files through every step up to finish."""
-        admitted = self._admission.admit(
-            dirs, [look for look in looks if look.found.path not in self._hand]
-        )
+        admitted = self._admission.admit(dirs, looks)
         again = [work.message_id for work, _ in admitted if work.again]
         known = self._ledger.deliveries(again) if again else {}
         batch: list[Work] = []
@@ -200,7 +198,7 @@ class Dispatcher:
         sequence = self._store.sequence
         for work in works:
             work.sequence = sequence
-            self._hand[work.key] = work
+            self._hand.add(work.found.key)
             self._waiting.append(work)
         refused = sum(bool(work.failure) for work in works)
         delivered = sum(work.deliveries() for work in works)
@@ -275,7 +273,7 @@ class Dispatcher:
                     self._record_rejection(work, now)
                 if work.unsafe:
                     ledger.security_event(
-                        "not_a_regular_file", work.agent, work.key, work.failure, now
+                        "not_a_regular_file", work.agent, work.found.path, work.failure, now
                     )
 
     def _record_rejection(self, work: Work, now: int) -> None:
@@ -372,7 +370,7 @@ class Dispatcher:
             self._ledger.archive_own(own)
             self._ledger.set_path((m, path) for m, path in refused if path and m)
         for work in done:
-            self._hand.pop(work.key, None)
+            self._hand.discard(work.found.key)
 
     def _archive(self, dirs: Dirs, work: Work, kind: str = "") -> str | None:
         found = work.found

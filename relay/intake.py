@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import NamedTuple
 
 from relay import fsio
@@ -42,6 +41,11 @@ class Found(NamedTuple):
         """Relative to the home."""
         return f"agents/{self.agent}/outbox/{self.file_name}"
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """What stands for the file while it waits or is worked on."""
+        return (self.agent, self.file_name)
+
 
 class Accepted(NamedTuple):
     """A whole, well-formed message."""
@@ -60,15 +64,16 @@ class Malformed(NamedTuple):
 
 
 Look = Accepted | Malformed
+FileKey = tuple[str, str]  # agent, file name
 
 
-class _Waiting(NamedTuple):
-    """A file that is looked at again."""
+class _Hint(NamedTuple):
+    """A file to be looked at, and what earlier looks saw."""
 
     agent: str
     file_name: str
     renamed: bool
-    due_ns: int  # monotonic
+    due_ns: int = 0  # monotonic; 0: now
     seen: tuple[int, int] | None = None  # size and mtime when first seen so
     seen_at_ns: int = 0  # monotonic
 
@@ -89,31 +94,28 @@ class Intake:
         self._max_body = limits.max_body_bytes
         self._clock = clock
         self._log = log
-        self._ready: deque[tuple[str, str]] = deque()
-        self._known: dict[tuple[str, str], _Waiting] = {}  # ready or waiting
-
-    def __len__(self) -> int:
-        return len(self._ready)
+        self._ready: dict[FileKey, _Hint] = {}  # in order of discovery
+        self._later: dict[FileKey, _Hint] = {}  # not yet due
 
     @property
     def backlog(self) -> int:
         """Files known and not yet taken, waiting ones included."""
-        return len(self._known)
+        return len(self._ready) + len(self._later)
 
     def add(self, agent: str, file_name: str, *, renamed: bool) -> None:
         """A hint: look at this file. A rename outranks an earlier hint that it is being written."""
         if not file_name.endswith(MSG_SUFFIX) or file_name.startswith("."):
             return
         key = (agent, file_name)
-        known = self._known.get(key)
-        if known is None or (renamed and not known.renamed) or known.due_ns:
-            self._known[key] = _Waiting(agent, file_name, renamed, 0, *(known[4:] if known else ()))
-            if known is None or known.due_ns:
-                self._ready.append(key)
+        known = self._ready.get(key) or self._later.pop(key, None)
+        if known is None:
+            self._ready[key] = _Hint(agent, file_name, renamed)
+        else:
+            self._ready[key] = known._replace(renamed=renamed or known.renamed, due_ns=0)
 
     def retry(self, agent: str, file_name: str, due_ns: int) -> None:
         """Look again at ``due_ns`` (monotonic): a passing error held the message up."""
-        self._known[(agent, file_name)] = _Waiting(agent, file_name, True, due_ns)
+        self._later[agent, file_name] = _Hint(agent, file_name, True, due_ns)
 
     def scan(self, dirs: Dirs, agent: str) -> None:
         """List an agent's outbox; remove what lost its writer in ``.pending``."""
@@ -122,19 +124,24 @@ class Intake:
             self.add(agent, name, renamed=False)
         self._remove_orphans(dirs.get("agents", agent, "outbox", PENDING), agent)
 
-    def take(self, dirs: Dirs, limit: int) -> list[Look]:
-        """Look at up to ``limit`` files; those that must wait stay, those that are gone go."""
+    def take(self, dirs: Dirs, limit: int, in_hand: Container[FileKey] = ()) -> list[Look]:
+        """Look at up to ``limit`` files; those that must wait stay, those that are gone go.
+
+        A file ``in_hand`` is being worked on already, and is not looked at.
+        """
         self._wake_due()
         looks: list[Look] = []
         while self._ready and len(looks) < limit:
-            key = self._ready.popleft()
-            waiting = self._known.pop(key)
+            key = next(iter(self._ready))
+            hint = self._ready.pop(key)
+            if key in in_hand:
+                continue
             try:
-                look = self._look(dirs, waiting)
+                look = self._look(dirs, hint)
             except FileNotFoundError:
                 continue  # taken back by its writer, or its agent is gone
-            if isinstance(look, _Waiting):
-                self._known[key] = look
+            if isinstance(look, _Hint):
+                self._later[key] = look
             else:
                 looks.append(look)
         return looks
@@ -143,17 +150,16 @@ class Intake:
         """When the next file is to be looked at (monotonic); 0: now."""
         if self._ready:
             return 0
-        return min((waiting.due_ns for waiting in self._known.values()), default=None)
+        return min((hint.due_ns for hint in self._later.values()), default=None)
 
     def _wake_due(self) -> None:
         now = self._clock.monotonic_ns()
-        for key, waiting in self._known.items():
-            if waiting.due_ns and waiting.due_ns <= now:
-                self._known[key] = waiting._replace(due_ns=0)
-                self._ready.append(key)
+        due = [key for key, hint in self._later.items() if hint.due_ns <= now]
+        for key in due:
+            self._ready.setdefault(key, self._later.pop(key)._replace(due_ns=0))
 
-    def _look(self, dirs: Dirs, waiting: _Waiting) -> Look | _Waiting:
-        agent, name = waiting.agent, waiting.file_name
+    def _look(self, dirs: Dirs, hint: _Hint) -> Look | _Hint:
+        agent, name = hint.agent, hint.file_name
         outbox = dirs.get("agents", agent, "outbox")
         try:
             data, status = fsio.read_regular(name, outbox, self._max_body + MAX_HEADER_BYTES + 2)
@@ -163,20 +169,20 @@ class Intake:
         found = _found(agent, name, status)
         now = self._clock.monotonic_ns()
         seen = (status.st_size, status.st_mtime_ns)
-        if waiting.seen != seen:
-            waiting = waiting._replace(seen=seen, seen_at_ns=now)
-        still_ns = max(self._clock.now_ns() - status.st_mtime_ns, now - waiting.seen_at_ns)
+        if hint.seen != seen:
+            hint = hint._replace(seen=seen, seen_at_ns=now)
+        still_ns = max(self._clock.now_ns() - status.st_mtime_ns, now - hint.seen_at_ns)
         changing = len(data) != found.size and found.size <= self._max_body + MAX_HEADER_BYTES
-        if changing or not waiting.renamed:
+        if changing or not hint.renamed:
             if (
                 changing
                 or still_ns < self._settle_ns
                 or fsio.exists(name, dirs.get("agents", agent, "outbox", PENDING))
             ):
-                return waiting._replace(due_ns=now + max(self._settle_ns, NS_PER_MS))
+                return hint._replace(due_ns=now + max(self._settle_ns, NS_PER_MS))
         look = self._read(found, data)
-        if isinstance(look, Malformed) and not waiting.renamed and still_ns < self._malformed_ns:
-            return waiting._replace(due_ns=now + max(self._settle_ns, NS_PER_MS))
+        if isinstance(look, Malformed) and not hint.renamed and still_ns < self._malformed_ns:
+            return hint._replace(due_ns=now + max(self._settle_ns, NS_PER_MS))
         return look
 
     def _read(self, found: Found, data: bytes) -> Look:

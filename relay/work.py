@@ -72,11 +72,6 @@ class Work:
         return self.found.agent
 
     @property
-    def key(self) -> str:
-        """What stands for this file while it is in hand."""
-        return self.found.path
-
-    @property
     def archive_day_ns(self) -> int:
         """A time on the day whose archive folder takes the file."""
         return self.discovered_at if self.has_row else self.seen_at

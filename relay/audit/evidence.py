@@ -1,0 +1,116 @@
+"""What one run looks at: the ledger as it was at one instant, then the store as it was after.
+
+The order matters. A row of the ledger is completed only once a store file holds its message, so
+every completed row of the snapshot must be found in files that are read later. What is younger
+than the snapshot is in the files and not in the ledger: an age is asked for before such a
+message is called extra.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from relay.audit import acomm_source, ledger_source
+from relay.audit.ledger_source import LedgerSnapshot
+from relay.clock import NS_PER_S, Clock
+from relay.errors import HomeMissing, RelayError
+from relay.home import LEDGER, STORE
+
+ARCHIVES = "store/archive/**/*.acomm"
+DEFAULT_GRACE_S = 30.0  # a batch is recorded within a second of its discovery
+
+
+class Gathered(NamedTuple):
+    """The files of one run: nobody changes them any more."""
+
+    home: str
+    folder: str  # private to the run: holds the copies
+    ledger: LedgerSnapshot
+    store_files: tuple[str, ...]  # the live store's copy, and the archives in their places
+    grace_ns: int
+
+    def named(self, text: str) -> str:
+        """``text`` with paths of copies turned into those of their originals."""
+        return text.replace(self.folder + os.sep, self.home + os.sep)
+
+
+def gather(home: str, folder: str, clock: Clock, grace_s: float = DEFAULT_GRACE_S) -> Gathered:
+    """Take the ledger's snapshot, then the live store's copy, then the list of archives.
+
+    The store before the archives: a message that moves to an archive meanwhile is seen twice,
+    never not at all. A store that was never written is an empty one.
+    Errors: HomeMissing; LedgerError; RelayError when there is no store or it cannot be copied.
+    """
+    if not os.path.isdir(home):
+        raise HomeMissing(f"there is no relay home at {home}")
+    ledger = ledger_source.take_snapshot(
+        os.path.join(home, LEDGER), os.path.join(folder, LEDGER), clock
+    )
+    files = _copy_store(home, folder)
+    pattern = os.path.join(glob.escape(home), ARCHIVES)
+    files += sorted(glob.glob(pattern, recursive=True))
+    return Gathered(home, folder, ledger, tuple(files), int(grace_s * NS_PER_S))
+
+
+def _copy_store(home: str, folder: str) -> list[str]:
+    source, target = os.path.join(home, STORE), os.path.join(folder, STORE)
+    if not os.path.isdir(os.path.dirname(source)):
+        raise RelayError(
+            f"there is no store in {home}", hint="`relay init` completes a home; see --home"
+        )
+    try:
+        os.makedirs(os.path.dirname(target), mode=0o700)
+        # The file is replaced by rename: what is open stays whole.
+        shutil.copyfile(source, target)
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        raise RelayError(f"{source} cannot be copied: {exc}") from exc
+    return [target]
+
+
+class Evidence:
+    """What jobs read: each call is a new DataFrame over the same frozen files."""
+
+    def __init__(self, spark: SparkSession, gathered: Gathered) -> None:
+        self._spark = spark
+        self._gathered = gathered
+
+    @property
+    def snapshot_ns(self) -> int:
+        """When the ledger's snapshot was taken: Unix nanoseconds."""
+        return self._gathered.ledger.taken_ns
+
+    @property
+    def grace_ns(self) -> int:
+        """How much older than the snapshot a message must be to be judged by it."""
+        return self._gathered.grace_ns
+
+    def ledger(self, table: str, *columns: str) -> DataFrame:
+        """These columns of a table. Errors: RelayError for one that is not there."""
+        return ledger_source.load(self._spark, self._gathered.ledger.path, table, columns)
+
+    def store(self, section: str, *columns: str) -> DataFrame:
+        """These columns of a section of live store and archives; ``file`` as in the home.
+
+        Errors: RelayError for one that is not there.
+        """
+        files = self._gathered.store_files
+        frame = acomm_source.load(self._spark, files, section, columns)
+        if "file" not in columns:
+            return frame
+        for folder in (self._gathered.folder, self._gathered.home):
+            prefix = F.lit(os.path.join(folder, ""))
+            frame = frame.withColumn(
+                "file",
+                F.when(
+                    F.col("file").startswith(prefix), F.substr("file", F.length(prefix) + F.lit(1))
+                ).otherwise(F.col("file")),
+            )
+        return frame

