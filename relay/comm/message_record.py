@@ -15,6 +15,7 @@ of the source document, are ValidationFailed. Source: FORMATS section 2, "Record
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from struct import Struct
 
 from relay.comm.model import (
@@ -26,7 +27,7 @@ from relay.comm.model import (
     Priority,
 )
 from relay.comm.reader import F64, I64, U32, U64, Reader
-from relay.comm.writer import ABSENT, BYTE, PRESENT, U32_MAX, U64_MAX, name, text
+from relay.comm.writer import ABSENT, BYTE, MAX_NAME_BYTES, PRESENT, U32_MAX, U64_MAX, name, text
 from relay.comm.writer import topic as topic_text
 from relay.errors import ValidationFailed
 
@@ -46,6 +47,8 @@ CONTENT_LENGTH = Struct("<QI")  # channel_id, length of content; then content
 VALUE_AND_TAG = Struct("<QB")  # a time, and the tag of the one behind it
 STATE = Struct("<BIB")  # status, retry_count, tag of signature
 OPT_U64 = Struct("<BQ")  # tag 1, value
+TAGGED_I64 = Struct("<Bq")
+TAGGED_F64 = Struct("<Bd")
 
 MESSAGE_TYPES = tuple(MessageType)
 PRIORITIES = tuple(Priority)
@@ -261,8 +264,8 @@ def encode_metadata(metadata: Metadata) -> bytes:
     """Metadata by key in byte order (UTF-8 sorts as its code points do)."""
     parts = [U32.pack(len(metadata))]
     for key in sorted(metadata):
-        parts.append(text("metadata key", key))
-        parts.append(_metadata_value(key, metadata[key]))
+        cached = _key(key) if len(key) <= MAX_NAME_BYTES else text("metadata key", key)
+        parts += (cached, _metadata_value(key, metadata[key]))
     return b"".join(parts)
 
 
@@ -278,17 +281,23 @@ def read_metadata(reader: Reader) -> Metadata:
     return metadata
 
 
+# A store has few keys, and writes each of them with every message.
+@lru_cache(maxsize=4096)
+def _key(key: str) -> bytes:
+    return text("metadata key", key)
+
+
 def _metadata_value(key: str, value: MetadataValue) -> bytes:
+    if isinstance(value, str):
+        return BYTE[META_STRING] + text("metadata value", value)
     if value is None:
         return BYTE[META_NULL]
-    if value is True or value is False:  # before int, which bool is as well
+    if isinstance(value, bool):  # before int, which a bool is as well
         return bytes((META_BOOLEAN, value))
-    if isinstance(value, str):
-        return BYTE[META_STRING] + text(f"metadata {key}", value)
     if isinstance(value, float):
-        return BYTE[META_FLOAT] + F64.pack(value)
+        return TAGGED_F64.pack(META_FLOAT, value)
     try:
-        return BYTE[META_INTEGER] + I64.pack(value)
+        return TAGGED_I64.pack(META_INTEGER, value)
     except struct.error:
         raise ValidationFailed(f"metadata {key}", f"{value} does not fit 64 bits") from None
 

@@ -142,7 +142,9 @@ class SortOrder(Labelled):
     DESCENDING = 1
 
 
-class Message(msgspec.Struct, frozen=True):
+# gc=False: it holds texts, numbers and a dict of them, so it is part of no cycle, and a store
+# has a hundred thousand that the collector need not walk.
+class Message(msgspec.Struct, frozen=True, gc=False):
     """One message; fields in the order of the record on disk."""
 
     id: int
