@@ -41,8 +41,8 @@ class Admission:
         changed: list[FileFacts] = []
         with self._ledger.transaction():
             rows = self._ledger.rows(ids)
-            for look in looks:
-                work, facts = self._admit_one(dirs, look, rows, fresh, now)
+            for order, look in enumerate(looks):  # a nanosecond apart: in order of discovery
+                work, facts = self._admit_one(dirs, look, rows, fresh, now + order)
                 if work is None:
                     continue
                 admitted.append((work, look))

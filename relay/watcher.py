@@ -107,7 +107,7 @@ class InotifyWatcher:
             raise WatcherUnavailable(f"inotify is missing here: {exc}") from exc
         self._home = home
         self._mask = mask = inotify_c.InotifyConstants
-        plain_dir = mask.IN_ONLYDIR | mask.IN_DONT_FOLLOW
+        plain_dir = mask.IN_ONLYDIR | mask.IN_DONT_FOLLOW | mask.IN_MOVE_SELF
         self._outbox_mask = mask.IN_MOVED_TO | mask.IN_CLOSE_WRITE | plain_dir
         self._inbox_mask = mask.IN_MOVED_FROM | mask.IN_DELETE | plain_dir
         try:
@@ -186,6 +186,8 @@ class InotifyWatcher:
             wd, mask = event.wd, event.mask  # type: ignore[attr-defined]
             if mask & self._mask.IN_Q_OVERFLOW:
                 scan = True
+            elif mask & self._mask.IN_MOVE_SELF:
+                agents_changed |= self._forget(wd)
             elif mask & self._mask.IN_IGNORED:
                 agents_changed |= self._forget(wd)
                 self._inotify.handle_event(event)  # type: ignore[arg-type]
@@ -202,7 +204,7 @@ class InotifyWatcher:
         return Wake(tuple(touched), tuple(left), agents_changed or scan, scan)
 
     def _forget(self, wd: int) -> bool:
-        """A watched directory is gone; True when it was one of ours."""
+        """A watched directory is gone or moved away; True when it was one of ours."""
         agent, _ = self._watches.pop(wd, ("", False))
         if agent:
             self.remove_agent(agent)

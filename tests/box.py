@@ -1,0 +1,174 @@
+"""A relay in a box: real home, ledger, inotify and store; the clock and the thread are fakes.
+
+    box.drop("alice", "TO: bob\\n\\nhi")   rename a file into an outbox, as an agent does
+    box.tick()                             one turn of the loop
+    box.inbox("bob")                       what stands there
+    box.kill(); box.open()                 SIGKILL in place, and the next start
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from relay import recovery
+from relay.comm import acomm
+from relay.comm.engine import CommStore
+from relay.comm.flush import Flusher, FlushPolicy
+from relay.config import Config, encode
+from relay.daemon import open_store
+from relay.dispatch import Dispatcher
+from relay.home import LEDGER, STORE, Home
+from relay.ledger import Ledger
+from relay.message import MessageFile, parse_delivered
+from relay.roster import Roster
+from relay.watcher import Wake, Watcher, make_watcher
+from tests.fakes import FakeClock, InlineExecutor
+
+
+class Box:
+    """One home and the daemon's parts for it, turned by hand."""
+
+    def __init__(self, root: Path, *agents: str, config: Config | None = None) -> None:
+        self.root = root
+        self.config = config or Config()
+        self.clock = FakeClock()
+        self.log: list[dict[str, Any]] = []
+        self._names = 0
+        self.home = Home.create(str(root), encode(self.config))
+        for agent in agents:
+            self.home.make_agent(agent)
+        self.open()
+
+    def open(self) -> None:
+        """What the daemon does at its start, up to the first turn."""
+        self.ledger = Ledger.open(self.home.path(LEDGER))
+        self.store: CommStore = open_store(self.home, self.clock)
+        feed = recovery.recover(self.home, self.ledger, self.store, self.clock, self._log)
+        detection = self.config.detection
+        self.watcher: Watcher = make_watcher(
+            self.home, detection.watcher, detection.poll_interval_ms
+        )
+        self.roster = Roster(self.home, self.watcher, self.config.lead, self._log)
+        store = self.config.store
+        policy = FlushPolicy(store.flush_messages, store.flush_ms, 0, store.compress)
+        self.flusher = Flusher(
+            self.store, self.home.path(STORE), policy, self.clock, InlineExecutor()
+        )
+        self.dispatcher = Dispatcher(
+            self.config,
+            self.home,
+            self.ledger,
+            self.store,
+            self.flusher,
+            self.roster,
+            self.clock,
+            self._log,
+        )
+        self.dispatcher.feed(feed)
+        self.deadline = self.dispatcher.tick(Wake(agents_changed=True, scan=True))
+
+    def kill(self) -> None:
+        """Nothing is finished, nothing is written: the process is gone."""
+        self.watcher.close()
+        self.ledger.close()
+
+    def close(self) -> None:
+        """A clean end."""
+        self.dispatcher.drain()
+        self.kill()
+        self.home.close()
+
+    def tick(self, times: int = 1) -> None:
+        """Let the loop run: what inotify has told, and what is due."""
+        for _ in range(times):
+            self.deadline = self.dispatcher.tick(self.watcher.wait(0))
+
+    def flush(self) -> None:
+        """Five seconds later the store is written, and the originals go to the archive."""
+        self.clock.advance(5)
+        self.tick(2)
+
+    # -- the agents' side --------------------------------------------------------------
+
+    def name(self) -> str:
+        """A file name as the shell script makes it, in order."""
+        self._names += 1
+        return f"{1_700_000_000_000_000_000 + self._names}-{self._names:08x}.msg"
+
+    def drop(self, agent: str, text: str | bytes, name: str | None = None) -> str:
+        """Write into .pending and rename into the outbox; the message id."""
+        name = name or self.name()
+        data = text.encode() if isinstance(text, str) else text
+        pending = self.path("agents", agent, "outbox", ".pending", name)
+        pending.write_bytes(data)
+        os.rename(pending, self.path("agents", agent, "outbox", name))
+        return name.removesuffix(".msg")
+
+    def send(self, agent: str, text: str | bytes, name: str | None = None) -> str:
+        """``drop``, and a turn of the loop."""
+        message_id = self.drop(agent, text, name)
+        self.tick()
+        return message_id
+
+    def take(self, agent: str, message_id: str) -> None:
+        """The agent reads: the file leaves its inbox."""
+        inbox = self.path("agents", agent, "inbox")
+        os.rename(inbox / f"{message_id}.msg", inbox / ".read" / f"{message_id}.msg")
+
+    def inbox(self, agent: str) -> dict[str, MessageFile]:
+        """Message id -> message, oldest first."""
+        folder = self.path("agents", agent, "inbox")
+        return {
+            path.stem: parse_delivered(path.read_bytes(), file=path.name)
+            for path in sorted(folder.glob("*.msg"))
+        }
+
+    def bodies(self, agent: str) -> list[str]:
+        """The bodies in an inbox, oldest first."""
+        return [message.body.decode() for message in self.inbox(agent).values()]
+
+    def nacks(self, agent: str) -> list[str]:
+        """What the orchestrator refused, in its words."""
+        return [m.body.decode() for m in self.inbox(agent).values() if m.kind == "nack"]
+
+    def outbox(self, agent: str) -> list[str]:
+        """File names in an outbox, .pending left out."""
+        return sorted(p.name for p in self.path("agents", agent, "outbox").glob("*.msg"))
+
+    def path(self, *parts: str) -> Path:
+        """A path below the home."""
+        return self.root.joinpath(*parts)
+
+    # -- what a person sees ------------------------------------------------------------
+
+    def sql(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """Ask the ledger as ``sqlite3`` would, from another connection."""
+        with sqlite3.connect(self.home.path(LEDGER)) as db:
+            rows = db.execute(query, values).fetchall()
+        db.close()
+        return rows
+
+    def row(self, message_id: str) -> dict[str, Any]:
+        """One row of messages."""
+        names = ("status", "last_error", "file_path", "retry_count", "target", "message_type")
+        (found,) = self.sql(
+            f"SELECT {', '.join(names)} FROM messages WHERE message_id = ?", message_id
+        )
+        return dict(zip(names, found, strict=True))
+
+    def states(self, message_id: str) -> dict[str, str]:
+        """Recipient -> state of its delivery."""
+        return dict(
+            self.sql("SELECT recipient, state FROM deliveries WHERE message_id = ?", message_id)
+        )
+
+    def stored(self) -> list[str]:
+        """Relay ids of the messages in the store's file."""
+        file = acomm.read(self.home.path(STORE))
+        return [str((m.metadata or {}).get("relay_id")) for m in file.messages]
+
+    def _log(self, event: str, **facts: object) -> None:
+        self.log.append({"event": event, **facts})

@@ -1,0 +1,28 @@
+"""Fixtures for every test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.home import HOME_VARIABLE
+from tests.box import Box
+
+
+@pytest.fixture(autouse=True)
+def no_real_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No test touches ~/.agent-relay, whatever it calls."""
+    monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
+    monkeypatch.delenv(HOME_VARIABLE, raising=False)
+    monkeypatch.delenv("AGENT_RELAY_NAME", raising=False)
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    """A relay in a box with alice, bob and carol; its ledger is sound at the end."""
+    made = Box(tmp_path / "home", "alice", "bob", "carol")
+    yield made
+    assert made.sql("PRAGMA integrity_check") == [("ok",)]
+    made.close()

@@ -1,0 +1,174 @@
+"""Bad input: one clear line in the sender's inbox, the file kept, nothing else disturbed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from relay.config import Config, Limits
+from tests.box import Box
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("TO: nobody\n\nhi", "there is no agent nobody"),
+        ("TO: root\n\nhi", "root is a reserved name"),
+        ("TO: alice\n\nhi", "alice is the sender itself"),
+        ("TO: #nowhere\n\nhi", "there is no channel nowhere"),
+        ("TO: #dm/alice/bob\n\nhi", "is a channel between two"),
+        ("TO: #all\n\nhi", "write TO: *"),
+        ("no header at all", "line 1"),
+        ("TO: bob\nKIND: shout\n\nhi", "header KIND"),
+        ("TO: bob\nTO: carol\n\nhi", "header TO: given twice"),
+        ("TO: bob\n", "the body is empty"),
+        (b"TO: bob\n\n\xff\xfe", "not UTF-8"),
+        ("", "the file is empty"),
+    ],
+)
+def test_the_sender_is_told_why_and_the_file_is_kept(
+    box: Box, text: str | bytes, reason: str
+) -> None:
+    sent = box.send("alice", text)
+
+    (nack,) = box.inbox("alice").values()
+    assert nack.kind == "nack"
+    assert nack.headers["RE"] == sent
+    assert reason in nack.body.decode()
+    assert nack.body.count(b"\n") == 1
+    row = box.row(sent)
+    assert row["status"] == "failed"
+    assert reason in row["last_error"]
+
+    box.flush()
+    kept = box.path(box.row(sent)["file_path"])
+    assert kept.parent.name == "rejected"
+    assert kept.read_bytes() == (text if isinstance(text, bytes) else text.encode())
+    assert box.outbox("alice") == []
+
+
+def test_a_file_too_large_is_refused_unread(tmp_path: Path) -> None:
+    box = Box(tmp_path / "home", "alice", "bob", config=Config(limits=Limits(max_body_bytes=1000)))
+    sent = box.send("alice", "TO: bob\n\n" + "x" * 10_000)
+
+    assert "too large: the body may be 1000" in box.nacks("alice")[0]
+    box.flush()
+    assert box.path(box.row(sent)["file_path"]).stat().st_size == 10_009
+    assert box.states(box.send("alice", "TO: bob\n\n" + "x" * 1000)) == {"bob": "written"}
+    box.close()
+
+
+def test_a_name_that_is_no_message_id_is_refused_without_a_row(box: Box) -> None:
+    box.drop("alice", "TO: bob\n\nhi", "hello.msg")
+    box.tick()
+
+    assert "hello.msg is no name of a message" in box.nacks("alice")[0]
+    assert box.sql("SELECT agent, file_name FROM rejections") == [("alice", "hello.msg")]
+    box.flush()
+    (kept,) = box.path("archive").glob("*/alice/rejected/hello.msg")
+    assert kept.read_text() == "TO: bob\n\nhi"
+
+
+def test_other_files_are_left_alone(box: Box) -> None:
+    box.drop("alice", "notes", "notes.txt")
+    box.drop("alice", "TO: bob\n\nhi", ".hidden.msg")
+    box.flush()
+
+    assert (box.path("agents", "alice", "outbox") / "notes.txt").exists()
+    assert box.inbox("alice") == {}
+
+
+@pytest.mark.parametrize("kind", ["symlink", "fifo", "directory", "dangling"])
+def test_what_is_no_regular_file_is_refused_and_noted(
+    box: Box, kind: str, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("TO: bob\n\nthe secret")
+    name = box.name()
+    path = box.path("agents", "alice", "outbox", name)
+    match kind:
+        case "symlink":
+            path.symlink_to(secret)
+        case "dangling":
+            path.symlink_to("/nowhere")
+        case "fifo":
+            os.mkfifo(path)
+        case "directory":
+            path.mkdir()
+    os.rename(path, path.with_suffix(".tmp"))
+    os.rename(path.with_suffix(".tmp"), path)  # renamed into place, as the watcher sees it
+    box.tick()
+
+    assert box.inbox("bob") == {}
+    assert "no regular file" in box.nacks("alice")[0]
+    assert box.sql("SELECT kind, agent FROM security_events") == [("not_a_regular_file", "alice")]
+    box.flush()
+    assert not os.path.lexists(path)
+    assert secret.read_text() == "TO: bob\n\nthe secret"
+
+
+def test_the_same_file_again_is_put_away_not_delivered_again(box: Box) -> None:
+    name = box.name()
+    sent = box.send("alice", "TO: bob\n\nonce", name)
+    box.flush()
+    box.take("bob", sent)
+    box.send("alice", "TO: bob\n\nonce", name)
+    box.flush()
+
+    assert box.inbox("bob") == {}
+    assert box.outbox("alice") == []
+    assert box.row(sent)["status"] == "archived"
+    assert len(list(box.path("archive").glob("*/alice/duplicates/*"))) == 1
+
+
+def test_an_id_that_is_taken_is_refused(box: Box) -> None:
+    name = box.name()
+    sent = box.send("alice", "TO: bob\n\nfirst", name)
+    box.flush()
+    box.send("alice", "TO: bob\n\nsecond", name)
+    box.send("carol", "TO: bob\n\nthird", name)
+    box.flush()
+
+    assert box.bodies("bob") == ["first"]
+    assert "its id is taken" in box.nacks("alice")[0]
+    assert "its id is taken" in box.nacks("carol")[0]
+    assert box.row(sent)["status"] == "archived"
+    assert len(list(box.path("archive").glob("*/*/rejected/*.msg"))) == 2
+
+
+def test_two_files_of_one_id_in_one_batch(box: Box) -> None:
+    name = box.name()
+    box.drop("alice", "TO: bob\n\nfirst", name)
+    box.drop("carol", "TO: bob\n\nsecond", name)
+    box.tick()
+
+    assert box.bodies("bob") == ["first"]
+    assert "its id is taken" in box.nacks("carol")[0]
+
+
+def test_a_file_put_in_the_place_of_one_in_hand_is_not_lost(box: Box) -> None:
+    name = box.name()
+    box.send("alice", "TO: bob\n\nfirst", name)  # delivered, still in the outbox
+    box.send("alice", "TO: bob\n\nsecond", name)
+    box.flush()
+    box.flush()
+
+    assert box.bodies("bob") == ["first"]
+    assert "its id is taken" in box.nacks("alice")[0]
+    (kept,) = box.path("archive").glob("*/alice/rejected/*.msg")
+    assert kept.read_text() == "TO: bob\n\nsecond"
+
+
+def test_modes_a_shell_made_too_wide_are_narrowed(box: Box) -> None:
+    name = box.name()
+    path = box.path("agents", "alice", "outbox", name)
+    sent = box.drop("alice", "TO: bob\n\nhi", name)
+    path.chmod(0o644)
+    box.tick()
+
+    assert box.states(sent) == {"bob": "written"}
+    assert path.stat().st_mode & 0o777 == 0o600
+    (delivered,) = box.path("agents", "bob", "inbox").glob("*.msg")
+    assert delivered.stat().st_mode & 0o777 == 0o600

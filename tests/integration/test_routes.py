@@ -1,0 +1,225 @@
+"""From a renamed file to the inboxes: every address, every answer. Source: DESIGN "Addresses"."""
+
+from __future__ import annotations
+
+import os
+
+from tests.box import Box
+
+
+def test_a_message_reaches_its_recipient_and_every_hop_is_in_the_ledger(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nX-Ticket: 42\n\nhello")
+
+    (delivered,) = box.inbox("bob").values()
+    assert delivered.body == b"hello"
+    assert delivered.headers["FROM"] == "alice"
+    assert delivered.headers["ID"] == sent
+    assert delivered.headers["X-TICKET"] == "42"
+    assert delivered.headers["ATTEMPT"] == "1"
+    assert list(box.inbox("bob")) == [sent]  # the same name as the file that was sent
+    assert box.row(sent)["status"] == "processing"
+    assert box.states(sent) == {"bob": "written"}
+
+    box.flush()
+    assert box.row(sent)["status"] == "archived"
+    assert box.stored() == [sent]
+    assert box.outbox("alice") == []
+    assert box.path(box.row(sent)["file_path"]).read_text() == "TO: bob\nX-Ticket: 42\n\nhello"
+
+    box.take("bob", sent)
+    box.tick()
+    assert box.states(sent) == {"bob": "read"}
+
+
+def test_the_sender_is_the_directory_never_the_file(box: Box) -> None:
+    box.send("alice", "TO: bob\nFROM: carol\nID: 1\nCHANNEL: x\n\nhello")
+
+    (delivered,) = box.inbox("bob").values()
+    assert delivered.headers["FROM"] == "alice"
+    assert "CHANNEL" not in delivered.headers
+
+
+def test_star_reaches_every_other_agent(box: Box) -> None:
+    sent = box.send("alice", "TO: *\n\nlunch")
+
+    assert box.states(sent) == {"bob": "written", "carol": "written", "operator": "written"}
+    assert box.inbox("bob")[sent].headers["CHANNEL"] == "all"
+    assert box.inbox("alice") == {}
+
+
+def test_star_does_not_reach_those_who_left(box: Box) -> None:
+    box.send("alice", "TO: *\n\none")
+    os.rename(box.path("agents", "carol"), box.path("tmp", "carol"))
+    sent = box.send("alice", "TO: *\n\ntwo")
+
+    assert box.states(sent) == {"bob": "written", "operator": "written"}
+
+
+def test_a_channel_reaches_those_who_joined(box: Box) -> None:
+    box.send("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.send("bob", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: #team")
+    sent = box.send("alice", "TO: #team\n\nhello team")
+
+    assert box.states(sent) == {"bob": "written"}
+    assert box.inbox("bob")[sent].headers["CHANNEL"] == "team"
+
+    box.send("bob", "TO: __orchestrator__\nKIND: leave\n\nCHANNEL: team")
+    later = box.send("alice", "TO: #team\n\nstill there?")
+    assert box.states(later) == {}
+
+
+def test_who_has_not_joined_a_channel_is_told(box: Box) -> None:
+    box.send("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    sent = box.send("carol", "TO: #team\n\nlet me in")
+
+    assert box.row(sent)["status"] == "failed"
+    assert "carol does not take part in channel team" in box.nacks("carol")[0]
+
+
+def test_topics_reach_those_who_subscribed(box: Box) -> None:
+    box.send(
+        "bob", "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: build.*.success"
+    )
+    box.send("carol", "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: *.failure")
+    box.send("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: ci")
+    sent = box.send("alice", "TO: #ci\nTOPIC: build.front.success\n\n847 tests passed")
+
+    assert box.states(sent) == {"bob": "written"}
+
+    box.send(
+        "bob", "TO: __orchestrator__\nKIND: unsubscribe\n\nCHANNEL: ci\nPATTERN: build.*.success"
+    )
+    assert box.states(box.send("alice", "TO: #ci\nTOPIC: build.front.success\n\nagain")) == {}
+
+
+def test_lead_is_who_has_the_role(box: Box) -> None:
+    sent = box.send("alice", "TO: Lead\n\nwho?")
+    assert "nobody is Lead here" in box.nacks("alice")[0]
+
+    box.path("agents", "carol", "meta.json").write_text('{"role": "lead"}')
+    sent = box.send("alice", "TO: LEAD\n\nyou?")
+    assert box.states(sent) == {"carol": "written"}
+
+
+def test_an_agent_called_lead_is_lead_when_nobody_has_the_role(box: Box) -> None:
+    box.home.make_agent("Lead")
+    box.tick()
+    assert box.states(box.send("alice", "TO: lead\n\nhi")) == {"Lead": "written"}
+
+
+def test_status_is_kept_with_the_agent(box: Box) -> None:
+    sent = box.send("bob", "TO: __orchestrator__\nKIND: status\n\nrefactoring the parser")
+
+    assert box.states(sent) == {"__orchestrator__": "read"}
+    assert box.sql("SELECT note FROM agents WHERE name = 'bob'") == [("refactoring the parser",)]
+    assert box.inbox("bob") == {}  # told, not asked
+
+
+def test_join_is_answered(box: Box) -> None:
+    sent = box.send("bob", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+
+    (answer,) = box.inbox("bob").values()
+    assert (answer.kind, answer.headers["RE"]) == ("ack", sent)
+    assert answer.headers["FROM"] == "__orchestrator__"
+    assert answer.body == b"completed made the group team, you are its owner\n"
+
+
+def test_what_the_orchestrator_cannot_do_yet_it_says(box: Box) -> None:
+    sent = box.send("bob", "KIND: spawn\nNAME: w\nCLI: sh\n\ngo")
+
+    assert box.nacks("bob") == [
+        "spawn is not there yet: start and stop the agent by hand for now\n"
+    ]
+    assert box.row(sent)["status"] == "processing"  # handled: it was answered
+
+
+def test_a_bad_pattern_leaves_no_channel_behind(box: Box) -> None:
+    box.send("bob", "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: a.#.b")
+
+    assert "topic_pattern" in box.nacks("bob")[0]
+    assert box.store.get_channel_by_name("ci") is None
+
+
+def test_an_ack_reaches_the_sender_and_moves_the_delivery(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    ack = box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\nin_progress\nhalf way")
+
+    assert box.inbox("alice")[ack].headers["RE"] == sent
+    assert box.states(sent) == {"bob": "acked"}
+    assert box.sql("SELECT ack_status FROM deliveries WHERE message_id = ?", sent) == [
+        ("in_progress",)
+    ]
+
+    box.send("bob", f"TO: alice\nKIND: nack\nRE: {sent}\n\nno such host")
+    assert box.sql("SELECT ack_status FROM deliveries WHERE message_id = ?", sent) == [("failed",)]
+
+
+def test_a_response_answers_the_one_query_of_its_thread(box: Box) -> None:
+    query = box.send("alice", "TO: bob\nKIND: query\nTHREAD: t-1\n\nwhich branch?")
+    answer = box.send("bob", "TO: alice\nKIND: response\nTHREAD: t-1\n\nmain")
+
+    assert box.bodies("alice") == ["main"]
+    assert box.states(query) == {"bob": "acked"}
+    message = box.store.by_relay_id(answer)
+    original = box.store.by_relay_id(query)
+    assert message is not None and original is not None
+    assert message.correlation_id == original.correlation_id
+
+
+def test_an_answer_in_a_group_goes_to_the_sender_alone(box: Box) -> None:
+    for agent in ("alice", "bob", "carol"):
+        box.send(agent, "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    query = box.send("alice", "TO: #team\nKIND: query\n\nwho is free?")
+    answer = box.send("bob", f"TO: #team\nKIND: response\nRE: {query}\n\nI am")
+
+    assert box.states(answer) == {"alice": "written"}
+
+
+def test_an_answer_to_nothing_is_refused(box: Box) -> None:
+    plain = box.send("alice", "TO: bob\n\nfyi")
+    for text, reason in (
+        ("KIND: ack\nRE: 1700000000000000000-ff", "names no message that the relay knows"),
+        (f"KIND: ack\nRE: {plain}", "expects no acknowledgment"),
+        (f"KIND: response\nRE: {plain}", "a response answers a query"),
+        ("KIND: response\nTHREAD: nothing", "0 messages that await an answer"),
+    ):
+        box.clock.advance(0.001)
+        box.send("bob", f"TO: alice\n{text}\n\nyes")
+        assert reason in box.nacks("bob")[-1], box.nacks("bob")
+    box.clock.advance(0.001)
+    other = box.send("alice", "TO: carol\nKIND: command\n\ndo it")
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {other}\n\n")
+    assert "was not sent to bob" in box.nacks("bob")[-1]
+
+
+def test_one_bad_inbox_does_not_stop_the_others(box: Box) -> None:
+    inbox = box.path("agents", "bob", "inbox")
+    os.rename(inbox, box.path("tmp", "inbox"))
+    inbox.write_text("a file where a directory must be")
+    sent = box.send("alice", "TO: *\n\nhello")
+
+    assert box.states(sent) == {"bob": "held", "carol": "written", "operator": "written"}
+    box.flush()
+    assert box.row(sent)["status"] == "archived"
+
+    inbox.unlink()
+    os.rename(box.path("tmp", "inbox"), inbox)
+    box.clock.advance(60)
+    box.tick()
+    assert box.states(sent)["bob"] == "written"
+    assert box.inbox("bob")[sent].headers["ATTEMPT"] == "3"
+    assert box.bodies("bob") == ["hello"]
+
+
+def test_a_held_message_is_not_delivered_past_its_ttl(box: Box) -> None:
+    inbox = box.path("agents", "bob", "inbox")
+    os.rename(inbox, box.path("tmp", "inbox"))
+    inbox.write_text("")
+    sent = box.send("alice", "TO: bob\nTTL: 30\n\nquick")
+    inbox.unlink()
+    os.rename(box.path("tmp", "inbox"), inbox)
+    box.clock.advance(31)
+    box.tick()
+
+    assert box.states(sent) == {"bob": "expired"}
+    assert box.inbox("bob") == {}
