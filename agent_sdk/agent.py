@@ -1,0 +1,320 @@
+"""``Agent``: one name in the relay, with everything that its owner may do.
+
+Send, receive, answer, ask and wait, attach, take part in channels. Each of them reads or writes
+files below the home and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TypedDict, Unpack
+
+from agent_sdk.attachments import Attachments
+from agent_sdk.disk import when_full_again
+from agent_sdk.inbox import Inbox, Received
+from agent_sdk.outbox import Outbox
+from agent_sdk.presence import max_body_bytes, register
+from relay.checksums import SHA256_PREFIX, sha256_hex
+from relay.clock import Clock
+from relay.errors import InvalidName, MessageError, Refused, Timeout
+from relay.home import Home, default_root
+from relay.message import RELAY_HEADERS, Kind, MessageFile
+from relay.names import ORCHESTRATOR, check_agent_name, is_channel_name
+
+ACK_STATUSES = ("received", "in_progress", "completed")
+
+
+class SendOptions(TypedDict, total=False):
+    """What ``send`` takes by keyword, KIND and RE apart; None is as good as not given."""
+
+    thread: str | None  # 1-128 of A-Z a-z 0-9 . _ : -
+    priority: int | None  # 0 critical to 4 background; the relay's default is 2
+    topic: str | None  # for channels with topics, like build.front.ok
+    ttl_s: int | None  # whole seconds after which it is not delivered any more
+    delivery: str | None  # at-most-once, at-least-once, exactly-once
+    await_s: float | None  # how long the sender waits for an answer
+    headers: Mapping[str, str] | None  # any others; they travel with the message
+    attachments: Sequence[str]  # references that attach() gave
+
+
+class Agent:
+    """One agent of a relay. It makes its mailbox when it is not there yet.
+
+    Owns one descriptor of the home, and an inotify descriptor once a call has waited. Used
+    from one thread at a time; several processes may be the same agent, and then each message
+    goes to one of them. ``home`` is a path, else ``$AGENT_RELAY_DIR``, else ``~/.agent-relay``.
+    ``disk_full_retry_s`` is how long a full disk or quota is waited for, in all.
+
+    Errors: InvalidName; HomeMissing when there is no relay home; UnsafePath.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        home: str | os.PathLike[str] | None = None,
+        *,
+        disk_full_retry_s: float = 30.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self.name = check_agent_name(name)
+        clock = clock or Clock()
+        self._home = Home(default_root(os.fspath(home) if home is not None else None))
+        try:
+            when_full_again(lambda: self._home.make_agent(name), disk_full_retry_s)
+            started_at = clock.now_ns()
+            when_full_again(lambda: register(self._home, name, started_at), disk_full_retry_s)
+            limit = max_body_bytes(self._home)
+        except BaseException:
+            self._home.close()
+            raise
+        self._outbox = Outbox(self._home, name, clock, limit, disk_full_retry_s)
+        self._inbox = Inbox(self._home, name)
+        self._attachments = Attachments(self._home, disk_full_retry_s)
+
+    @property
+    def home(self) -> str:
+        """The absolute path of the relay's home."""
+        return self._home.root
+
+    def close(self) -> None:
+        """Give the descriptors back; the mailbox stays, and goes on receiving."""
+        self._inbox.close()
+        self._home.close()
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- sending -----------------------------------------------------------------------------
+
+    def send(
+        self,
+        to: str,
+        body: str | bytes,
+        *,
+        kind: str = Kind.MESSAGE,
+        re: str | None = None,
+        **options: Unpack[SendOptions],
+    ) -> str:
+        """Send a message and return its id. After the rename the message is sent.
+
+        From then on the relay answers for it: ``to`` gets it, or a nack in this inbox says why
+        not. ``to`` is a name, ``*``, ``#channel``, ``Lead`` or ``__orchestrator__``; ``body``
+        is text (bytes must be UTF-8; anything else goes into an attachment). A CHECKSUM is
+        added. A full disk is waited for.
+
+        Errors: MessageError when the relay would reject it; NotFound for an attachment that
+        is not in the store; OSError. In each case nothing was sent.
+        Source: relay-file-system.txt 3.1, FORMATS 1.
+        """
+        try:
+            content = body.encode() if isinstance(body, str) else body
+        except UnicodeEncodeError as exc:
+            raise MessageError(f"the body is not Unicode text: {exc.reason}") from exc
+        attachments = tuple(options.get("attachments", ()))
+        for reference in attachments:
+            self._attachments.check(reference)
+        headers = _headers(re, options)
+        headers["CHECKSUM"] = SHA256_PREFIX + sha256_hex(content)
+        return self._outbox.put(MessageFile(to, _kind(kind), headers, content, attachments))
+
+    def reply(
+        self,
+        message: Received,
+        body: str | bytes,
+        *,
+        kind: str | None = None,
+        **options: Unpack[SendOptions],
+    ) -> str:
+        """Answer a message: to its sender, in its thread, RE its id; returns the new id.
+
+        Of KIND response when ``message`` is a query, else message. Errors: as ``send``.
+        """
+        if kind is None:
+            kind = Kind.RESPONSE if message.kind is Kind.QUERY else Kind.MESSAGE
+        if options.get("thread") is None:
+            options["thread"] = message.thread
+        return self.send(message.sender, body, kind=kind, re=message.id, **options)
+
+    def ack(
+        self,
+        message: Received | str,
+        status: str = "received",
+        text: str = "",
+        *,
+        to: str | None = None,
+    ) -> str:
+        """Acknowledge a message, given itself or its id; returns the id of the ack.
+
+        ``status`` is received, in_progress or completed. The relay finds the sender by RE,
+        so of an id alone ``to`` may be left out. It refuses an ack, by a nack, for a message
+        that expects none: those are commands, queries and what was sent at-least-once.
+        """
+        if status not in ACK_STATUSES:
+            raise MessageError(f"status {status!r} is not one of {', '.join(ACK_STATUSES)}")
+        body = f"{status}\n{text}" if text else status
+        return self._acknowledge(Kind.ACK, message, body, to)
+
+    def nack(self, message: Received | str, error: str, *, to: str | None = None) -> str:
+        """Say that a message could not be handled, and why; returns the id of the nack."""
+        return self._acknowledge(Kind.NACK, message, error, to)
+
+    def status(self, text: str) -> str:
+        """Tell the relay, and who asks it, what this agent is doing; returns the message id."""
+        return self.send(ORCHESTRATOR, text, kind=Kind.STATUS)
+
+    # -- receiving ---------------------------------------------------------------------------
+
+    def receive(self, timeout_s: float | None = None) -> Received | None:
+        """Take the oldest message of the inbox, by file name; None when none came in time.
+
+        ``timeout_s`` None waits forever, 0 looks once. The file is moved to ``inbox/.read``
+        first and read then: that is what the relay counts as read, and of two processes one
+        gets it. With 64 and more waiting, the listing that it is chosen from is a little older.
+
+        Errors: MessageError for a file that is no message or damaged: it names the file, which
+        is in ``.read`` by then, so that the next call goes on with the next message.
+        """
+        return self._inbox.until(self._inbox.take_oldest, timeout_s)
+
+    def messages(self, timeout_s: float | None = None) -> Iterator[Received]:
+        """Messages as they come, until none came for ``timeout_s`` (None: without end)."""
+        while (message := self.receive(timeout_s)) is not None:
+            yield message
+
+    def query(
+        self, to: str, body: str | bytes, timeout_s: float, **options: Unpack[SendOptions]
+    ) -> Received:
+        """Ask, and wait for the response; other messages stay in the inbox meanwhile.
+
+        Errors: Timeout when no response came in time (one that comes later is received like
+        any message); Refused, with its text, when a nack came; as ``send``.
+        """
+        if options.get("await_s") is None:
+            options["await_s"] = timeout_s
+        seen = self._inbox.names()  # what is there before the question cannot answer it
+        sent = self.send(to, body, kind=Kind.QUERY, **options)
+        return self._answer(sent, Kind.RESPONSE, timeout_s, seen)
+
+    # -- attachments -------------------------------------------------------------------------
+
+    def attach(self, source: bytes | str | os.PathLike[str]) -> str:
+        """Put bytes, or the file at a path, into the attachment store; returns ``sha256:…``.
+
+        Durable on return; what is there already is not written again. A full disk is waited
+        for. Errors: RelayError when the file changes meanwhile; OSError.
+        """
+        return self._attachments.add(source)
+
+    def open_attachment(self, reference: str) -> bytes:
+        """The content of an attachment, its hash verified.
+
+        Errors: MessageError when ``reference`` is none, NotFound, IntegrityError.
+        """
+        return self._attachments.read(reference)
+
+    # -- channels ----------------------------------------------------------------------------
+
+    def join(self, channel: str, *, timeout_s: float | None = None) -> str:
+        """Take part in a group channel, which is made when there is none; returns the id.
+
+        With ``timeout_s`` it waits for the relay's ack. Errors, for the four of them: then
+        Refused, with the relay's reason, and Timeout; InvalidName before anything is sent.
+        """
+        return self._control(Kind.JOIN, channel, None, timeout_s)
+
+    def leave(self, channel: str, *, timeout_s: float | None = None) -> str:
+        """Take part in a channel no longer; as ``join``."""
+        return self._control(Kind.LEAVE, channel, None, timeout_s)
+
+    def subscribe(self, channel: str, pattern: str, *, timeout_s: float | None = None) -> str:
+        """Get what is published in a channel under topics like ``build.#``; as ``join``."""
+        return self._control(Kind.SUBSCRIBE, channel, pattern, timeout_s)
+
+    def unsubscribe(self, channel: str, pattern: str, *, timeout_s: float | None = None) -> str:
+        """Take a subscription back; as ``join``."""
+        return self._control(Kind.UNSUBSCRIBE, channel, pattern, timeout_s)
+
+    # ----------------------------------------------------------------------------------------
+
+    def _acknowledge(self, kind: Kind, message: Received | str, body: str, to: str | None) -> str:
+        if isinstance(message, Received):
+            re, to = message.id, to or message.sender
+        else:
+            re = message
+        return self.send(to or ORCHESTRATOR, body, kind=kind, re=re)
+
+    def _control(
+        self, kind: Kind, channel: str, pattern: str | None, timeout_s: float | None
+    ) -> str:
+        name = channel.removeprefix("#")
+        if not is_channel_name(name):
+            raise InvalidName(
+                f"{channel!r} is no name of a channel",
+                hint="letters, digits, _ and -, parts joined by /, 128 bytes at most",
+            )
+        lines = [f"CHANNEL: {name}"]
+        if pattern is not None:
+            if len(pattern.split()) != 1:
+                raise MessageError(f"pattern {pattern!r} is not one word")
+            lines.append(f"PATTERN: {pattern}")
+        seen = self._inbox.names() if timeout_s is not None else set()
+        sent = self.send(ORCHESTRATOR, "\n".join(lines), kind=kind)
+        if timeout_s is not None:
+            self._answer(sent, Kind.ACK, timeout_s, seen)
+        return sent
+
+    def _answer(self, sent: str, kind: Kind, timeout_s: float, seen: set[str]) -> Received:
+        """The message of ``kind`` that answers ``sent``, or the error that a nack is."""
+        kinds = (kind, Kind.NACK)
+        answer = self._inbox.until(lambda: self._inbox.take_answer(sent, kinds, seen), timeout_s)
+        if answer is None:
+            raise Timeout(f"no {kind} to {sent} came within {timeout_s:g} s")
+        if answer.kind is Kind.NACK:
+            raise Refused(answer.body or f"{answer.sender} gave no reason")
+        return answer
+
+
+def _kind(word: str) -> Kind:
+    try:
+        return Kind(word.lower())
+    except ValueError as exc:
+        raise MessageError(f"{word!r} is not one of {', '.join(Kind)}", header="KIND") from exc
+
+
+def _headers(re: str | None, options: SendOptions) -> dict[str, str]:
+    """Header values by upper-case name. Errors: MessageError for one given twice or not ours."""
+    await_s = options.get("await_s")
+    given = {
+        "THREAD": options.get("thread"),
+        "RE": re,
+        "PRIORITY": options.get("priority"),
+        "TOPIC": options.get("topic"),
+        "TTL": options.get("ttl_s"),
+        "DELIVERY": options.get("delivery"),
+        "AWAIT": _duration(await_s) if await_s is not None else None,
+    }
+    headers = {name: str(value) for name, value in given.items() if value is not None}
+    for name, value in (options.get("headers") or {}).items():
+        upper = name.upper()
+        if upper in headers or upper in ("TO", "KIND", "CHECKSUM", "ATTACHMENT"):
+            raise MessageError("it has an argument of its own, or is made here", header=upper)
+        if upper in RELAY_HEADERS:
+            raise MessageError("only the relay writes it", header=upper)
+        headers[upper] = value
+    return headers
+
+
+def _duration(seconds: float) -> str:
+    """Seconds as AWAIT takes them: ``30s``, or ``1500ms`` where they are not whole."""
+    millis = max(1, round(seconds * 1000))
+    return f"{millis}ms" if millis % 1000 else f"{millis // 1000}s"

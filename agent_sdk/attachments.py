@@ -1,0 +1,114 @@
+"""The attachment store: content by its SHA-256, written once, whoever sends it.
+
+    attachments/{2 hex}/.{…}.tmp → rename → attachments/{2 hex}/{sha256}
+
+Source: relay-file-system.txt 3.4.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+
+from agent_sdk.disk import removed_on_failure, when_full_again
+from relay import fsio
+from relay.checksums import SHA256_PREFIX, sha256_hex
+from relay.errors import IntegrityError, MessageError, NotFound, RelayError
+from relay.home import Dirs, Home
+from relay.message import CHECKSUM
+
+FOLDER = "attachments"
+PIECE_BYTES = 1 << 20
+MAX_BYTES = 1 << 40
+
+Stream = io.BytesIO | io.BufferedReader
+
+
+class Attachments:
+    """Puts in and takes out. Any number of processes may do so at once."""
+
+    def __init__(self, home: Home, disk_full_retry_s: float) -> None:
+        self._home = home
+        self._disk_full_retry_s = disk_full_retry_s
+
+    def add(self, source: bytes | str | os.PathLike[str]) -> str:
+        """Keep bytes, or a file's content, and return its ``sha256:…``; durable on return.
+
+        Content that is there already is not written again.
+        Errors: RelayError when the file changes meanwhile; OSError.
+        """
+        with _opened(source) as stream, self._home.dirs() as dirs:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            size = stream.seek(0, os.SEEK_END)
+            when_full_again(lambda: self._keep(stream, digest, size, dirs), self._disk_full_retry_s)
+            # Also when it was there: whoever wrote it may not have got to this yet.
+            fsio.sync_file(dirs.get(FOLDER, digest[:2]))
+            fsio.sync_file(dirs.get(FOLDER))
+        return SHA256_PREFIX + digest
+
+    def read(self, reference: str) -> bytes:
+        """The content of ``sha256:…``, verified.
+
+        Errors: MessageError for no such form, NotFound, IntegrityError for damage.
+        """
+        digest = _digest_of(reference)
+        with self._home.dirs() as dirs:
+            try:
+                data, _ = fsio.read_regular(digest, dirs.get(FOLDER, digest[:2]), MAX_BYTES)
+            except FileNotFoundError as exc:
+                raise NotFound(f"there is no attachment {reference}") from exc
+        found = sha256_hex(data)
+        if found != digest:
+            raise IntegrityError(self._home.path(FOLDER, digest[:2], digest), 0, digest, found)
+        return data
+
+    def check(self, reference: str) -> str:
+        """The reference itself, when there is such an attachment. Errors: as ``read``."""
+        digest = _digest_of(reference)
+        with self._home.dirs() as dirs:
+            try:
+                if fsio.exists(digest, dirs.get(FOLDER, digest[:2])):
+                    return reference
+            except FileNotFoundError:
+                pass
+        raise NotFound(f"there is no attachment {reference}", hint="attach() it first")
+
+    def _keep(self, stream: Stream, digest: str, size: int, dirs: Dirs) -> None:
+        folder = dirs.ensure(FOLDER, digest[:2])
+        try:
+            # Renamed into place after its fsync, so a file of the right size is whole.
+            if os.stat(digest, dir_fd=folder, follow_symlinks=False).st_size == size:
+                return
+        except FileNotFoundError:
+            pass
+        temp = f".{digest[:16]}.{os.urandom(4).hex()}.tmp"
+        with removed_on_failure(temp, folder):
+            if _copy(stream, temp, folder) != digest:
+                raise RelayError("the file changed while it was being attached")
+            fsio.rename(temp, folder, digest, folder)
+
+
+def _opened(source: bytes | str | os.PathLike[str]) -> Stream:
+    return io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb")
+
+
+def _copy(stream: Stream, name: str, dir_fd: int) -> str:
+    """Write a new synced file, piece by piece; returns the SHA-256 of what was written."""
+    fsio.fault("create", name)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    stream.seek(0)
+    total = hashlib.sha256()
+    with open(os.open(name, flags, fsio.FILE_MODE, dir_fd=dir_fd), "wb") as out:
+        while piece := stream.read(PIECE_BYTES):
+            total.update(piece)
+            out.write(piece)
+        out.flush()
+        fsio.sync_file(out.fileno())
+    return total.hexdigest()
+
+
+def _digest_of(reference: str) -> str:
+    if not CHECKSUM.fullmatch(reference):
+        raise MessageError(f"{reference!r} is not sha256: and 64 hex digits", header="ATTACHMENT")
+    return reference.removeprefix(SHA256_PREFIX)

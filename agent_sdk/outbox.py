@@ -1,0 +1,67 @@
+"""An agent's outbox: a message stands in it whole, or not at all.
+
+    outbox/.pending/{id}.msg   written, synced, closed
+    outbox/{id}.msg            after the rename the message is sent
+
+Source: relay-file-system.txt 3.1, 3.3, 6.2.
+"""
+
+from __future__ import annotations
+
+from agent_sdk.disk import place, when_full_again
+from relay import fsio
+from relay.clock import Clock
+from relay.errors import MessageError, RelayError
+from relay.home import PENDING, Dirs, Home
+from relay.message import MessageFile, parse, render
+from relay.names import MSG_SUFFIX, new_message_id
+
+
+class Outbox:
+    """Sends for one agent. Used from one thread; processes may share an outbox."""
+
+    def __init__(
+        self, home: Home, agent: str, clock: Clock, max_body_bytes: int, disk_full_retry_s: float
+    ) -> None:
+        self._home = home
+        self._agent = agent
+        self._clock = clock
+        self._max_body_bytes = max_body_bytes
+        self._disk_full_retry_s = disk_full_retry_s
+        self._last_ns = 0
+
+    def put(self, message: MessageFile) -> str:
+        """Send a message and return its id. After the rename the message is sent.
+
+        When this returns it is durable, too. Ids of one Outbox grow, so its messages sort in
+        the order in which they were sent, whatever the clock does.
+        Errors: MessageError when the relay would reject it; OSError, with nothing sent (the
+        one exception says so in its notes: the rename was done, but could not be synced).
+        """
+        try:
+            data = render(message)
+        except UnicodeEncodeError as exc:
+            raise MessageError(f"a header value is not Unicode text: {exc.reason}") from exc
+        parse(data, max_body_bytes=self._max_body_bytes)
+        self._last_ns = max(self._clock.now_ns(), self._last_ns + 1)
+        message_id = new_message_id(self._last_ns)
+        name = message_id + MSG_SUFFIX
+        with self._home.dirs() as dirs:
+            outbox, pending = self._open(dirs)
+            when_full_again(
+                lambda: place(data, name, pending, name, outbox), self._disk_full_retry_s
+            )
+            try:
+                fsio.fault("sync_dir", name)
+                fsio.sync_file(outbox)
+            except OSError as exc:
+                exc.add_note(f"message {message_id} is sent all the same: do not send it again")
+                raise
+        return message_id
+
+    def _open(self, dirs: Dirs) -> tuple[int, int]:
+        try:
+            outbox = dirs.get("agents", self._agent, "outbox")
+            return outbox, dirs.ensure("agents", self._agent, "outbox", PENDING)
+        except FileNotFoundError as exc:
+            raise RelayError(f"agent {self._agent} has no outbox any more") from exc
