@@ -1,0 +1,393 @@
+"""relay.sh under every shell that is here: what it writes, takes, refuses and leaves behind.
+
+Faults enter through its own small functions, which a test defines again: ``_relay_write`` writes
+to a disk that is full, ``_relay_pause`` does what happens meanwhile instead of sleeping.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from agent_sdk import Agent
+from relay.message import Kind, parse
+from tests.unit.sdk_support import HandRelay
+
+RELAY_SH = Path(__file__).parents[2] / "agent_sdk" / "relay.sh"
+SHELLS = {
+    name: [path, *rest]
+    for name, *rest in (["dash"], ["bash"], ["busybox", "sh"], ["zsh"])
+    if (path := shutil.which(name))
+}
+AWKWARD = "a $b `c` \"d\" 'e' \\n %s %% * ✓\n\n  -f\n\n"
+QUICK = '_relay_pause() { printf "%s\\n" "$1" >>pauses; }\n'
+
+
+class Shell:
+    """One shell, as the agent ``sh-1``, with a home that has a space in its name."""
+
+    def __init__(self, command: list[str], folder: Path) -> None:
+        self._command = command
+        self.folder = folder
+        self.relay = HandRelay(folder / "the home")
+        Agent("sh-1", self.relay.root).close()
+
+    def run(
+        self, script: str, *args: str, stdin: bytes = b"", **env: str
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Source relay.sh, run ``script``, and return what came out."""
+        return subprocess.run(
+            [*self._command, "-c", f'. "$RELAY_SH"\n{script}', "a-script", *args],
+            input=stdin,
+            cwd=self.folder,
+            capture_output=True,
+            start_new_session=True,
+            env={
+                "PATH": os.environ["PATH"],
+                "RELAY_SH": str(RELAY_SH),
+                "AGENT_RELAY_NAME": "sh-1",
+                "AGENT_RELAY_DIR": str(self.relay.root),
+                **env,
+            },
+        )
+
+    def ok(self, script: str, *args: str, stdin: bytes = b"", **env: str) -> str:
+        """Its output; it must succeed and say nothing on stderr."""
+        done = self.run(script, *args, stdin=stdin, **env)
+        assert (done.returncode, done.stderr) == (0, b"")
+        return done.stdout.decode()
+
+    def sent(self, message_id: str) -> bytes:
+        """The bytes of a file in the outbox."""
+        return (self.relay.box("sh-1", "outbox") / f"{message_id.strip()}.msg").read_bytes()
+
+    def nothing_is_left(self) -> bool:
+        """True when neither outbox nor ``.pending`` holds a file."""
+        return not [path for path in self.relay.box("sh-1", "outbox").rglob("*") if path.is_file()]
+
+    def pauses(self) -> list[float]:
+        """How long it would have slept."""
+        return [float(line) for line in (self.folder / "pauses").read_text().split()]
+
+
+@pytest.fixture(params=list(SHELLS))
+def sh(request: pytest.FixtureRequest, tmp_path: Path) -> Shell:
+    return Shell(SHELLS[request.param], tmp_path)
+
+
+def test_a_message_is_a_file_in_the_outbox(sh: Shell) -> None:
+    sent = sh.ok('relay_send bob "hello"')
+    assert sh.relay.waiting("sh-1", "outbox") == [f"{sent.strip()}.msg"]
+    assert sh.relay.waiting("sh-1", "outbox/.pending") == []
+    checksum = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
+    assert sh.sent(sent) == f"TO: bob\nCHECKSUM: sha256:{checksum}\n\nhello".encode()
+    (path,) = sh.relay.box("sh-1", "outbox").glob("*.msg")
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_every_option_is_a_header(sh: Shell) -> None:
+    sent = sh.ok(
+        "relay_send -k query -t t-1 -r 1706123456-ab -p 0 -T build.ok -H 'AWAIT: 30s' "
+        "-H 'x-tool:make  it' -H 'ATTACHMENT: '$1 -H 'ATTACHMENT: '$1 '#ci/front' 'which branch?'",
+        "sha256:" + "0" * 64,
+    )
+    message = parse(sh.sent(sent))
+    assert (message.to, message.kind, message.body) == ("#ci/front", Kind.QUERY, b"which branch?")
+    assert len(message.attachments) == 2
+    del message.headers["CHECKSUM"]
+    assert message.headers == {
+        "THREAD": "t-1",
+        "RE": "1706123456-ab",
+        "PRIORITY": "0",
+        "TOPIC": "build.ok",
+        "AWAIT": "30s",
+        "X-TOOL": "make  it",
+    }
+
+
+@pytest.mark.parametrize("to", ["*", "Lead", "__orchestrator__", "#ci", "a-b_C9"])
+def test_every_form_of_address(sh: Shell, to: str) -> None:
+    assert parse(sh.sent(sh.ok('relay_send "$1" x', to))).to == to
+
+
+@pytest.mark.parametrize(
+    "body",
+    [AWKWARD, "-", "-k", "\\0101\\c", "\n", "x" * 1999, "x" * 2000, "x" * 2001, "é" * 3000],
+)
+def test_a_body_is_sent_as_it_is(sh: Shell, body: str) -> None:
+    if body != "-":
+        assert parse(sh.sent(sh.ok('relay_send bob "$1"', body))).body == body.encode()
+    assert parse(sh.sent(sh.ok("relay_send bob -", stdin=body.encode()))).body == body.encode()
+
+
+def test_standard_input_may_hold_any_bytes(sh: Shell) -> None:
+    body = bytes(range(256)) * 30
+    assert sh.sent(sh.ok("relay_send bob -", stdin=body)).partition(b"\n\n")[2] == body
+
+
+def test_some_kinds_need_no_body(sh: Shell) -> None:
+    message = parse(sh.sent(sh.ok("relay_send -k status __orchestrator__")))
+    assert (message.kind, message.body) == (Kind.STATUS, b"")
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("relay_send", "usage: relay_send"),
+        ("relay_send bob x y", "usage: relay_send"),
+        ("relay_send bob", "BODY is missing"),
+        ("relay_send bob ''", "the body is empty"),
+        ("relay_send bob - </dev/null", "the body is empty"),
+        ("relay_send 'b ob' x", "TO is a name"),
+        ("relay_send '' x", "TO is a name"),
+        ("relay_send -z bob x", "there is no option -z"),
+        ("relay_send -k", "-k needs a value"),
+        ("relay_send -k shout bob x", "-k shout is no kind"),
+        ("relay_send -p 5 bob x", "-p takes 0"),
+        ("relay_send -t 'a b' bob x", "-t takes letters"),
+        ("relay_send -T 'a b' bob x", "-T takes a topic"),
+        ("relay_send -r yesterday bob x", "yesterday is no message id"),
+        ("relay_send -r 12-34-56 bob x", "12-34-56 is no message id"),
+        ("relay_send -t t -t u bob x", "THREAD is given twice"),
+        ("relay_send -t t -H 'Thread: u' bob x", "THREAD is given twice"),
+        ("relay_send -H 'A: 1\n2' bob x", "the value of A has a line break"),
+        ("relay_send -H \"A: 1$(printf '\\r')2\" bob x", "the value of A has a line break"),
+        ("relay_send -H 'A\nB: 1' bob x", "-H takes"),
+        ("relay_send -H nothing bob x", "-H takes"),
+        ("relay_send -H 'FROM: carol' bob x", "only the relay writes FROM"),
+        ("relay_send -H 'to: carol' bob x", "TO is not for -H"),
+        ("relay_recv -t soon", "-t soon is not a whole number"),
+        ("relay_recv -t 09", "-t 09 is not a whole number"),
+        ("relay_recv now", "usage: relay_recv"),
+        ("relay_ack", "usage: relay_ack"),
+        ("relay_ack 1706123456-ab done", "done is not one of"),
+        ("relay_ack that-one", "that-one is no message id"),
+        ("relay_ack ./gone.msg", "there is no file ./gone.msg"),
+        ("echo >./a.msg; relay_ack ./a.msg", "./a.msg has no ID"),
+        ("relay_nack 1706123456-ab", "usage: relay_nack"),
+        ("relay_header", "usage: relay_header"),
+        ("AGENT_RELAY_NAME= relay_send bob x", "AGENT_RELAY_NAME is not set"),
+        ("AGENT_RELAY_NAME=../bob; relay_send bob x", "AGENT_RELAY_NAME ../bob"),
+        ("AGENT_RELAY_NAME=Admin; relay_recv", "AGENT_RELAY_NAME Admin is reserved"),
+        (f"AGENT_RELAY_NAME={'a' * 64}; relay_recv", "AGENT_RELAY_NAME has 64 characters"),
+    ],
+)
+def test_misuse_is_one_line_on_stderr(sh: Shell, script: str, says: str) -> None:
+    done = sh.run(script)
+    assert (done.returncode, done.stdout) == (2, b"")
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith(f"relay: {says}")
+    assert sh.nothing_is_left()
+
+
+def test_the_oldest_message_is_taken_and_printed_whole(sh: Shell) -> None:
+    sh.relay.deliver("sh-1", "second", message_id="1706123456000000002-ab")
+    sh.relay.deliver("sh-1", AWKWARD, message_id="1706123456000000001-ab")
+    printed = sh.ok("relay_recv")
+    (name,) = sh.relay.waiting("sh-1", "inbox/.read")
+    assert name == "1706123456000000001-ab.msg"
+    assert printed.encode() == (sh.relay.box("sh-1", "inbox/.read") / name).read_bytes()
+    assert sh.ok("relay_recv | relay_body") == "second"
+    done = sh.run("relay_recv")
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")
+
+
+def test_waiting_takes_what_comes_meanwhile(sh: Shell) -> None:
+    sh.relay.deliver("sh-1", "at last")
+    (path,) = sh.relay.box("sh-1", "inbox").glob("*.msg")
+    path.rename(sh.folder / "on its way")
+    printed = sh.ok(
+        '_relay_pause() { printf "%s\\n" "$1" >>pauses; mv "on its way" "$ARRIVED"; }\n'
+        "relay_recv -t 5 | relay_body",
+        ARRIVED=str(path),
+    )
+    assert printed == "at last"
+    assert sh.pauses() == [0.1]
+
+
+def test_waiting_ends_when_the_time_is_up(sh: Shell) -> None:
+    done = sh.run(QUICK + "relay_recv -t 2")
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")
+    assert sum(sh.pauses()) == pytest.approx(2)
+
+
+def test_two_shells_of_one_agent_never_get_the_same_message(sh: Shell) -> None:
+    sent = [sh.relay.deliver("sh-1", "x") for _ in range(20)]
+    got: list[list[str]] = [[], []]
+
+    def take(mine: list[str]) -> None:
+        mine.extend(sh.ok("while relay_recv; do echo; done | grep '^ID: '").splitlines())
+
+    threads = [threading.Thread(target=take, args=(mine,)) for mine in got]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(got[0] + got[1]) == [f"ID: {one}" for one in sent]
+
+
+def test_an_inbox_that_cannot_be_taken_from_is_said_so(sh: Shell) -> None:
+    sh.relay.deliver("sh-1", "stuck", message_id="1706123456-ab")
+    (sh.relay.box("sh-1", "inbox/.read") / "1706123456-ab.msg").mkdir()
+    done = sh.run("relay_recv -t 5")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert len(done.stderr.decode().splitlines()) == 1
+
+
+def test_acks_by_file_go_to_the_sender_and_by_id_to_the_relay(sh: Shell) -> None:
+    original = sh.relay.deliver("sh-1", "deploy", sender="bob", kind=Kind.COMMAND)
+    path = str(sh.relay.box("sh-1", "inbox/.read") / f"{original}.msg")
+    sh.ok("relay_recv")
+    answers = [
+        sh.ok('relay_ack "$1"', path),
+        sh.ok('relay_ack "$1" completed "all green"', path),
+        sh.ok('relay_nack "$1" "no: frozen"', path),
+        sh.ok('relay_ack "$1" in_progress', original),
+        sh.ok('relay_nack "$1" "- no -"', original),
+    ]
+    messages = [parse(sh.sent(answer)) for answer in answers]
+    assert [(m.to, m.kind, m.body) for m in messages] == [
+        ("bob", Kind.ACK, b"received"),
+        ("bob", Kind.ACK, b"completed\nall green"),
+        ("bob", Kind.NACK, b"no: frozen"),
+        ("__orchestrator__", Kind.ACK, b"in_progress"),
+        ("__orchestrator__", Kind.NACK, b"- no -"),
+    ]
+    assert {m.headers["RE"] for m in messages} == {original}
+
+
+def test_header_and_body_of_a_message(sh: Shell) -> None:
+    text = b"ID: 1-a\nRE: 2-b\nX: a  b: c\n\nID: 3-c\n\nRE: none\n"
+    assert sh.ok("relay_header id", stdin=text) == "1-a\n"
+    assert sh.ok("relay_header X", stdin=text) == "a  b: c\n"
+    assert sh.ok("relay_body", stdin=text) == "ID: 3-c\n\nRE: none\n"
+    assert sh.run("relay_header FROM", stdin=text).returncode == 1
+    (sh.folder / "a file.msg").write_bytes(text)
+    assert sh.ok('relay_header RE "a file.msg"; relay_body "a file.msg" | wc -l').split() == [
+        "2-b",
+        "3",
+    ]
+
+
+def test_a_shell_and_a_program_talk(sh: Shell) -> None:
+    with Agent("bob", sh.relay.root) as bob:
+        asked = sh.ok('relay_send -k query -t t-1 bob "which branch?"').strip()
+        sh.relay.carry()
+        question = bob.receive(timeout_s=0)
+        assert (question.id, question.sender, question.body) == (asked, "sh-1", "which branch?")
+        bob.reply(question, "main\n")
+        sh.relay.carry()
+        said = sh.ok(
+            'answer=$(relay_recv -t 1) && printf "%s\\n" "$answer" | relay_header RE '
+            '&& printf "%s\\n" "$answer" | relay_body'
+        )
+        assert said == f"{asked}\nmain\n"
+
+
+def test_a_full_disk_is_waited_for(sh: Shell) -> None:
+    sent = sh.ok(
+        QUICK + "_relay_write() { echo x >>tries; [ $(wc -l <tries) -gt 3 ] || set -- /dev/full\n"
+        'cat >"$1"; }\nrelay_send bob -',
+        stdin=AWKWARD.encode(),
+    )
+    assert sh.pauses() == [0.1, 0.2, 0.4]
+    assert sh.relay.waiting("sh-1", "outbox/.pending") == []
+    assert parse(sh.sent(sent)).body == AWKWARD.encode()
+
+
+def test_a_disk_that_stays_full_is_an_error_and_leaves_nothing(sh: Shell) -> None:
+    done = sh.run(QUICK + "_relay_write() { cat >/dev/full; }\nrelay_send bob hello")
+    assert (done.returncode, done.stdout) == (1, b"")
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("relay: not sent: ")
+    assert "No space left on device" in line
+    assert sum(sh.pauses()) == pytest.approx(30)
+    assert sh.nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "ulimit -f 8",  # a real limit: the writer is killed in the middle
+        '_relay_write() { head -c 20000 >"$1"; }',
+        "_relay_sync() { echo no such device >&2; return 1; }",
+        "_relay_unescape() { printf %s x; }",
+    ],
+)
+def test_any_other_fault_is_an_error_at_once_and_leaves_nothing(sh: Shell, fault: str) -> None:
+    done = sh.run(QUICK + fault + "\nrelay_send bob -", stdin=b"x" * 50_000)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"relay: not sent: " in done.stderr
+    assert not (sh.folder / "pauses").exists()
+    assert sh.nothing_is_left()
+
+
+def test_killed_while_it_writes_it_leaves_nothing(sh: Shell) -> None:
+    done = sh.run("_relay_sync() { kill -s TERM 0; sleep 5; }\nrelay_send bob hello")
+    assert done.returncode == -signal.SIGTERM
+    assert sh.nothing_is_left()
+
+
+def test_the_callers_settings_stay_and_do_no_harm(sh: Shell) -> None:
+    sh.relay.deliver("sh-1", "hi")
+    said = sh.ok(
+        "set -eufC; IFS=:; name=mine body=mine header=mine; trap 'echo bye' EXIT; umask 022\n"
+        'relay_send bob "a b" >/dev/null; relay_recv | relay_body; echo\n'
+        'echo "$name $body $header $-"; umask; [ "$IFS" = : ]'
+    )
+    lines = said.splitlines()
+    assert lines[0] == "hi"
+    assert lines[1].startswith("mine mine mine ")
+    assert set("eufC") <= set(lines[1].split()[3])
+    assert int(lines[2], 8) == 0o022
+    assert lines[3] == "bye"
+
+
+def test_where_there_is_no_home_yet_the_message_waits(sh: Shell) -> None:
+    done = sh.run("cd /; relay_send bob hi", AGENT_RELAY_DIR="", HOME=str(sh.folder / "me"))
+    assert done.returncode == 0
+    assert b"no relay has used" in done.stderr
+    home = sh.folder / "me" / ".agent-relay"
+    assert (home / "agents/sh-1/outbox" / f"{done.stdout.decode().strip()}.msg").is_file()
+    assert {path.stat().st_mode & 0o077 for path in home.rglob("*")} == {0}
+
+
+def test_a_relative_home_that_looks_like_an_option(sh: Shell) -> None:
+    (sh.folder / "-home").symlink_to(sh.relay.root)
+    sent = sh.ok("relay_send bob hi", AGENT_RELAY_DIR="-home")
+    assert parse(sh.sent(sent)).body == b"hi"
+
+
+def test_ids_where_date_has_no_nanoseconds(sh: Shell) -> None:
+    sent = sh.ok(
+        "date() { case $1 in +%s%N) echo 1706123456N ;; *) echo 1706123456 ;; esac; }\n"
+        "relay_send bob hi"
+    )
+    assert sent.startswith("1706123456000000000-")
+    assert parse(sh.sent(sent)).body == b"hi"
+
+
+def test_without_sha256sum_there_is_no_checksum(sh: Shell) -> None:
+    sent = sh.ok("command() { return 1; }\nrelay_send bob hi")
+    assert sh.sent(sent) == b"TO: bob\n\nhi"
+
+
+def test_it_may_be_run_instead_of_sourced(sh: Shell) -> None:
+    assert parse(sh.sent(sh.ok('"$RELAY_SH" send bob "a b"'))).body == b"a b"
+    done = sh.run('"$RELAY_SH" shout')
+    assert (done.returncode, done.stderr) == (
+        2,
+        b"relay: usage: relay.sh send|recv|ack|nack|header|body ...\n",
+    )
+
+
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not here")
+def test_shellcheck_finds_nothing() -> None:
+    done = subprocess.run(["shellcheck", "-s", "sh", RELAY_SH], capture_output=True, text=True)
+    assert done.stdout == ""
