@@ -9,25 +9,27 @@ SIGTERM and SIGINT finish the batch in hand, write the store and leave.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
 from relay import fsio, recovery
-from relay.clock import Clock
+from relay.clock import NS_PER_S, Clock
 from relay.comm import acomm
 from relay.comm.engine import CommStore
 from relay.comm.flush import Flusher, FlushPolicy
 from relay.config import Config
 from relay.config import decode as decode_config
 from relay.dispatch import Dispatcher
-from relay.errors import AlreadyRunning, RelayError
+from relay.errors import AlreadyRunning, LedgerError, RelayError
 from relay.home import LEDGER, LOCK, STORE, Home
 from relay.ledger import Ledger
 from relay.roster import Roster
@@ -38,6 +40,7 @@ SWITCH_INTERVAL_S = 0.0005
 GC_THRESHOLDS = (100_000, 20, 100)
 LOG = "logs/relay.log"
 READY = b"ready\n"
+MOST_PAUSE_S = 60
 
 
 class Daemon:
@@ -74,17 +77,57 @@ class Daemon:
         """Replaced by the watcher's once there is one."""
 
     def _serve(self, ready: Callable[[], None]) -> None:
-        config = decode_config(self._home.read_config())
-        ledger = Ledger.open(self._home.path(LEDGER), busy_timeout_ms=config.ledger.busy_timeout_ms)
-        epoch = self._begin_epoch(ledger)
-        store = open_store(self._home, self._clock)
-        feed = recovery.recover(self._home, ledger, store, self._clock, self._log)
-        watcher = make_watcher(
-            self._home, config.detection.watcher, config.detection.poll_interval_ms
-        )
-        self._wake = watcher.wake  # type: ignore[method-assign]
-        roster = Roster(self._home, watcher, config.lead, self._log)
-        with ThreadPoolExecutor(1, thread_name_prefix="flush") as executor:
+        """Sessions, one after the other: a passing fault of the disk ends one and not the relay.
+
+        What a session had in hand is found again by the next one's recovery, as after a crash.
+        """
+        began = False
+
+        def begin() -> None:
+            nonlocal began
+            if not began:
+                began = True
+                ready()
+
+        pause_s = 1
+        while not self._stopping:
+            try:
+                self._session(begin)
+            except (LedgerError, OSError) as exc:
+                if not began:
+                    raise
+                self._log(
+                    f"Beginning again in {pause_s} s: {exc}",
+                    action="begin_again",
+                    level="error",
+                    error=type(exc).__name__,
+                )
+                self._pause(pause_s)
+                pause_s = min(2 * pause_s, MOST_PAUSE_S)
+
+    def _pause(self, seconds: int) -> None:
+        """Wait, unless told to stop."""
+        deadline = self._clock.monotonic_ns() + seconds * NS_PER_S
+        while not self._stopping and self._clock.monotonic_ns() < deadline:
+            time.sleep(0.1)
+
+    def _session(self, ready: Callable[[], None]) -> None:
+        """Open everything, recover, serve until told to stop, close everything."""
+        with contextlib.ExitStack() as stack:
+            config = decode_config(self._home.read_config())
+            ledger = Ledger.open(
+                self._home.path(LEDGER), busy_timeout_ms=config.ledger.busy_timeout_ms
+            )
+            stack.callback(ledger.close)
+            epoch = self._begin_epoch(ledger)
+            store = open_store(self._home, self._clock)
+            feed = recovery.recover(self._home, ledger, store, self._clock, self._log)
+            watcher = make_watcher(
+                self._home, config.detection.watcher, config.detection.poll_interval_ms
+            )
+            stack.callback(watcher.close)
+            self._wake = watcher.wake  # type: ignore[method-assign]
+            executor = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="flush"))
             flusher = Flusher(
                 store,
                 self._home.path(STORE),
@@ -93,6 +136,7 @@ class Daemon:
                 executor,
                 watcher.wake,
             )
+            roster = Roster(self._home, watcher, config.lead, self._log)
             dispatcher = Dispatcher(
                 config, self._home, ledger, store, flusher, roster, self._clock, self._log
             )
@@ -105,9 +149,7 @@ class Daemon:
                 timeout_ns = deadline - self._clock.monotonic_ns()
                 deadline = dispatcher.tick(watcher.wait(timeout_ns))
             dispatcher.drain()
-        watcher.close()
-        ledger.close()
-        self._log("Stopped", action="stopped", epoch=epoch)
+            self._log("Stopped", action="stopped", epoch=epoch)
 
     def _begin_epoch(self, ledger: Ledger) -> int:
         """Count the start, and say who writes from now on."""

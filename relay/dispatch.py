@@ -20,6 +20,7 @@ from relay.comm.flush import Flusher
 from relay.config import Config
 from relay.decide import Decider
 from relay.delivery import DiskFull
+from relay.errors import UnsafePath
 from relay.held import HeldMail
 from relay.home import Dirs, Home
 from relay.intake import Accepted, FileKey, Intake, Look
@@ -146,7 +147,7 @@ class Dispatcher:
             try:
                 self._intake.scan(dirs, agent)
                 gone = self._ledger.unread(agent) - delivery.inbox_files(dirs, agent)
-            except OSError:  # the agent's directory has just gone; the next refresh says so
+            except (OSError, UnsafePath):  # gone or broken: the roster's next refresh says so
                 continue
             left.extend((agent, message_id + MSG_SUFFIX) for message_id in gone)
         self._note_reads(left)
@@ -234,7 +235,8 @@ class Dispatcher:
         self, work: Work, message_id: str, recipients: tuple[str, ...]
     ) -> tuple[str, ...]:
         """Without those who have this answer already, from before a crash."""
-        if not work.again or message_id == work.message_id:
+        new = work.has_row and not work.again  # without a row it may have been refused before
+        if new or message_id == work.message_id:
             return recipients
         known = self._ledger.deliveries([message_id]).get(message_id, {})
         return tuple(recipient for recipient in recipients if recipient not in known)

@@ -43,9 +43,10 @@ def write_atomic(path: str, data: bytes) -> None:
     Committed at the rename: a crash before it leaves the old file and ``path.tmp``.
     """
     temp = path + ".tmp"
-    fault("write", path)
+    fault("create", path)
     fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
+        fault("write", path)
         _write_all(fd, data)
         sync_file(fd)
     finally:
@@ -147,6 +148,7 @@ def create(name: str, data: bytes, dir_fd: int) -> None:
     fault("create", name)
     fd = os.open(name, _OPEN_CREATE, FILE_MODE, dir_fd=dir_fd)
     try:
+        fault("write", name)
         _write_all(fd, data)
     except OSError:
         with contextlib.suppress(OSError):

@@ -110,14 +110,30 @@ class Home:
                     yield entry.name
 
     def make_agent(self, name: str) -> None:
-        """Make an agent's directories, or complete them; every effect is harmless again."""
+        """Make an agent's directories, or complete them; every effect is harmless again.
+
+        Errors: UnsafePath, OSError for the first that cannot be used.
+        """
+        for problem in self.complete_agent(name):
+            raise problem
+
+    def complete_agent(self, name: str) -> list[OSError | UnsafePath]:
+        """Like ``make_agent``; what is wrong below the agent's own directory is returned.
+
+        Errors: UnsafePath, OSError when the agent's own directory cannot be used.
+        """
+        problems: list[OSError | UnsafePath] = []
         with self.dirs() as dirs:
-            agents = dirs.get("agents")
-            fsio.ensure_dir(name, agents)
-            agent = dirs.get("agents", name)
+            fsio.ensure_dir(name, dirs.get("agents"))
+            dirs.get("agents", name)
             for part in AGENT_DIRS:
-                parent, _, last = part.rpartition("/")
-                fsio.ensure_dir(last, dirs.get("agents", name, parent) if parent else agent)
+                *parents, last = part.split("/")
+                try:
+                    fsio.ensure_dir(last, dirs.get("agents", name, *parents))
+                    dirs.get("agents", name, *parents, last)
+                except (OSError, UnsafePath) as exc:
+                    problems.append(exc)
+        return problems
 
     def read_meta(self, name: str) -> bytes | None:
         """The bytes of an agent's meta.json, or None when it has none that can be read."""

@@ -136,10 +136,20 @@ class Intake:
             hint = self._ready.pop(key)
             if key in in_hand:
                 continue
+            look: Look | _Hint
             try:
                 look = self._look(dirs, hint)
             except FileNotFoundError:
                 continue  # taken back by its writer, or its agent is gone
+            except (OSError, UnsafePath) as exc:  # the outbox is broken, or no descriptor is left
+                look = hint._replace(due_ns=self._clock.monotonic_ns() + NS_PER_S)
+                self._log(
+                    f"Cannot look at a file, trying again in 1 s: {exc}",
+                    action="look_failed",
+                    level="warning",
+                    agent=key[0],
+                    file=key[1],
+                )
             if isinstance(look, _Hint):
                 self._later[key] = look
             else:

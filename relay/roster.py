@@ -47,6 +47,7 @@ class Roster:
         self._log = log
         self._metas: dict[str, tuple[tuple[int, int], Meta]] = {}  # by (inode, mtime)
         self.agents: set[str] = set()
+        self._warned: set[str] = set()
         self.unwatched: set[str] = set()  # scanned instead: inotify has no watch left
 
     def refresh(self) -> Changes:
@@ -57,6 +58,7 @@ class Roster:
             self._watcher.remove_agent(name)
             self.agents.discard(name)
             self.unwatched.discard(name)
+            self._warned.discard(name)
             self._metas.pop(name, None)
             changes.gone.append(name)
         for name in sorted(present):
@@ -66,30 +68,37 @@ class Roster:
         return changes
 
     def _admit(self, name: str) -> bool:
-        """Complete an agent's directories and watch them; False when they cannot be used."""
-        known = name in self.agents
+        """Complete an agent's directories and watch them; False when it is none.
+
+        Where only its inbox is broken it is an agent all the same: its messages wait.
+        """
         try:
-            self._home.make_agent(name)
+            problems = self._home.complete_agent(name)
         except (OSError, UnsafePath) as exc:
-            if known:
-                self.agents.discard(name)
-            self._log(
-                f"Left out agent {name}: {exc}", action="refuse_agent", agent=name, level="warning"
-            )
+            self._warn(name, f"Left out agent {name}: {exc}", "refuse_agent")
+            self.agents.discard(name)
             return False
+        if problems:
+            self._warn(name, f"Agent {name} is not whole: {problems[0]}", "broken_agent")
         self.agents.add(name)
         if self._watcher.add_agent(name):
             self.unwatched.discard(name)
-        elif name not in self.unwatched:
+            self._warned.discard(name)
+        else:
             self.unwatched.add(name)
-            self._log(
+            self._warn(
+                name,
                 f"Scanning agent {name} every 100 ms: inotify gives no more watches; "
                 f"{LIMIT_ADVICE}",
-                action="scan_instead",
-                agent=name,
-                level="warning",
+                "scan_instead",
             )
         return True
+
+    def _warn(self, name: str, text: str, action: str) -> None:
+        """Say it once for an agent, until it is whole again."""
+        if name not in self._warned:
+            self._warned.add(name)
+            self._log(text, action=action, agent=name, level="warning")
 
     def lead(self) -> str | None:
         """The agent that ``Lead`` means: by configuration, else by its role in meta.json."""

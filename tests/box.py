@@ -1,9 +1,9 @@
 """A relay in a box: real home, ledger, inotify and store; the clock and the thread are fakes.
 
-    box.drop("alice", "TO: bob\\n\\nhi")   rename a file into an outbox, as an agent does
-    box.tick()                             one turn of the loop
-    box.inbox("bob")                       what stands there
-    box.kill(); box.open()                 SIGKILL in place, and the next start
+box.drop("alice", "TO: bob\\n\\nhi")   rename a file into an outbox, as an agent does
+box.tick()                             one turn of the loop
+box.inbox("bob")                       what stands there
+box.kill(); box.open()                 SIGKILL in place, and the next start
 """
 
 from __future__ import annotations

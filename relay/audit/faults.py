@@ -19,25 +19,31 @@ from relay.errors import RelayError
 MAX_LINE = 400  # characters; Spark puts whole plans behind its first line
 _OURS = re.compile(r"^(?:relay\.errors\.)(\w+): (.+)$", re.MULTILINE)
 # Prefixes that say nothing to a person: the Java class, Spark's error class.
-_NOISE = re.compile(r"^(?:: )?(?:[\w.$]+(?:Exception|Error): )?(?:\[[A-Z_0-9.]+\] )?")
+_NOISE = re.compile(
+    r'^(?:: )?(?:Exception in thread "\w+" )?(?:[\w.$]+(?:Exception|Error): )?(?:\[[A-Z_0-9.]+\] )?'
+)
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+.*$")
 _EMPTY = ("An exception was thrown from the Python worker", "An error occurred while calling")
 
 
 def explain(error: BaseException) -> RelayError:
     """The one line that says what went wrong, and its hint when it is an error of ours."""
-    text = str(error)
-    ours = _OURS.findall(text)
+    ours = _OURS.findall(str(error))
     if ours:
         name, message = ours[-1]
         return RelayError(message, hint=getattr(getattr(errors, name, None), "hint", ""))
+    return RelayError(f"Spark: {telling_line(str(error)) or type(error).__name__}")
+
+
+def telling_line(text: str) -> str:
+    """The line of Spark's text that says something, without classes; empty when none does."""
     lines = [_SQLSTATE.sub("", line).strip() for line in text.splitlines()]
     telling = [line for line in lines if line and not line.startswith(_EMPTY)]
-    if telling and telling[0].startswith("Traceback"):
-        line = telling[-1]  # what a worker's traceback ends with
-    else:
-        line = telling[0] if telling else type(error).__name__
-    return RelayError(f"Spark: {_NOISE.sub('', line)[:MAX_LINE]}")
+    if not telling:
+        return ""
+    # a worker's traceback ends with what was raised
+    line = telling[-1] if telling[0].startswith("Traceback") else telling[0]
+    return _NOISE.sub("", line)[:MAX_LINE]
 
 
 @contextlib.contextmanager

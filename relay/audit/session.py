@@ -29,9 +29,9 @@ from relay.audit.java import find_java
 from relay.errors import RelayError
 
 DEFAULT_MASTER = "local[*]"
-START_HINT = "SPARK_DRIVER_MEMORY=1g gives it less memory, JAVA_HOME names another Java"
+START_HINT = "SPARK_DRIVER_MEMORY=1g sets its memory, JAVA_HOME names another Java"
 # Lines of a JVM that did not start which say why.
-_TELLING = re.compile(r"error|exception|could not|cannot|not set|not found", re.IGNORECASE)
+_TELLING = re.compile(r"invalid|error|exception|could not|cannot|not set|not found", re.IGNORECASE)
 _PYTHON_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 SETTINGS = {
@@ -120,9 +120,11 @@ def _start(conf: SparkConf) -> SparkSession:
 
 def _start_failure(error: BaseException, log: IO[bytes]) -> RelayError:
     """What the JVM said before it died, else what was raised."""
-    log.seek(0)
-    lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
-    telling = [line for line in lines if _TELLING.search(line) and "WARN" not in line]
-    if isinstance(error, Py4JError) or not telling:
-        return RelayError(f"Spark does not start: {faults.explain(error)}", hint=START_HINT)
-    return RelayError(f"Spark does not start: {telling[0][: faults.MAX_LINE]}", hint=START_HINT)
+    reason = ""
+    if not isinstance(error, Py4JError):
+        log.seek(0)
+        lines = log.read().decode(errors="replace").splitlines()
+        said = [line for line in lines if _TELLING.search(line) and "WARN" not in line]
+        reason = faults.telling_line("\n".join(said))
+    reason = reason or faults.telling_line(str(error))
+    return RelayError(f"Spark does not start: {reason}", hint=START_HINT)

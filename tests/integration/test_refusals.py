@@ -81,9 +81,7 @@ def test_other_files_are_left_alone(box: Box) -> None:
 
 
 @pytest.mark.parametrize("kind", ["symlink", "fifo", "directory", "dangling"])
-def test_what_is_no_regular_file_is_refused_and_noted(
-    box: Box, kind: str, tmp_path: Path
-) -> None:
+def test_what_is_no_regular_file_is_refused_and_noted(box: Box, kind: str, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("TO: bob\n\nthe secret")
     name = box.name()

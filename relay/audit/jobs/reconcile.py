@@ -195,9 +195,8 @@ def _recipients(where: Column) -> Column:
 
 def _detail(*names: str) -> Column:
     """A map of the columns that are not NULL."""
-    entries = [F.struct(F.lit(name), F.col(name)) for name in names]
-    known = F.filter(F.array(*entries), lambda entry: entry["col2"].isNotNull())
-    return F.map_from_entries(known)
+    entries = [part for name in names for part in (F.lit(name), F.col(name))]
+    return F.map_filter(F.create_map(*entries), lambda _, value: value.isNotNull())
 
 
 JOB = Job(

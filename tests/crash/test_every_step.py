@@ -1,0 +1,162 @@
+"""Killed between any two effects of a batch: nothing lost, nothing doubled.
+
+Every write, rename and transaction is counted; for each of them the box is killed right
+before it, opened again and left to run. Whatever was done by then, the end is the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relay import fsio
+from relay.ledger import Ledger
+from tests.box import Box
+
+
+class Killed(BaseException):
+    """SIGKILL: nothing catches it, nothing is cleaned up by it."""
+
+
+class Axe:
+    """Falls before the n-th effect; counts them all when n is 0."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self.falls_at = 0
+        monkeypatch.setattr(fsio, "fault", lambda operation, name: self.step())
+        transaction = Ledger.transaction
+
+        @contextlib.contextmanager
+        def counted(ledger: Ledger) -> Iterator[None]:
+            self.step()
+            with transaction(ledger):
+                yield
+                self.step()  # before COMMIT
+            self.step()  # after it
+
+        monkeypatch.setattr(Ledger, "transaction", counted)
+
+    def step(self) -> None:
+        """One effect is about to happen."""
+        self.count += 1
+        if self.falls_at and self.count >= self.falls_at:
+            self.falls_at = 0
+            raise Killed
+
+
+def scenario(box: Box) -> None:
+    """Everything a batch can hold: direct, broadcast, control, refused, ack, malformed."""
+    box.drop("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team", "1000000001-01.msg")
+    box.drop("bob", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team", "1000000002-02.msg")
+    box.drop("alice", "TO: bob\nKIND: command\n\ndeploy", "1000000003-03.msg")
+    box.drop("alice", "TO: *\n\nto all", "1000000004-04.msg")
+    box.drop("bob", "TO: #team\n\nto the team", "1000000005-05.msg")
+    box.drop("bob", "TO: alice\nKIND: ack\nRE: 1000000003-03\n\ncompleted", "1000000006-06.msg")
+    box.drop("alice", "TO: nobody\n\nlost?", "1000000007-07.msg")
+    box.drop("carol", "no message at all", "1000000008-08.msg")
+    box.drop("carol", "TO: alice\n\na name of no use", "hello.msg")
+    box.tick()
+    box.flush()
+
+
+EXPECTED = {
+    "alice": ["ack", "ack 1000000006-06", "message 1000000005-05", "nack"],
+    "bob": ["ack", "command 1000000003-03", "message 1000000004-04"],
+    "carol": ["message 1000000004-04", "nack", "nack"],
+    "operator": ["message 1000000004-04"],
+}
+
+
+def everything(box: Box) -> dict[str, list[str]]:
+    """What each agent has ever got, the orchestrator's answers by kind alone."""
+    got = {}
+    for agent in EXPECTED:
+        folder = box.path("agents", agent, "inbox")
+        taken = [p.stem for p in folder.glob(".read/*.msg")]
+        names = [p.stem for p in folder.glob("*.msg")] + taken
+        assert len(names) == len(set(names)), names
+        messages = box.inbox(agent) | {
+            p.stem: m for p, m in ((p, _parse(p)) for p in folder.glob(".read/*.msg"))
+        }
+        got[agent] = sorted(
+            str(m.kind) if m.headers["FROM"] == "__orchestrator__" else f"{m.kind} {stem}"
+            for stem, m in messages.items()
+        )
+    return got
+
+
+def _parse(path: Path):  # type: ignore[no-untyped-def]
+    from relay.message import parse_delivered
+
+    return parse_delivered(path.read_bytes())
+
+
+def check(box: Box) -> None:
+    """The end is the same whatever happened on the way."""
+    assert everything(box) == EXPECTED
+    assert box.sql("SELECT DISTINCT status FROM messages ORDER BY 1") == [
+        ("archived",),
+        ("failed",),
+    ]
+    assert box.sql("SELECT count(*) FROM messages WHERE status = 'failed'") == [(2,)]
+    assert all(box.outbox(agent) == [] for agent in EXPECTED)
+    assert not list(box.path("agents").glob("*/inbox/.pending/*"))
+    accepted = {
+        row[0] for row in box.sql("SELECT message_id FROM messages WHERE status = 'archived'")
+    }
+    stored = box.stored()
+    assert set(stored) == accepted
+    assert len(stored) == len(accepted)
+    assert box.sql(
+        "SELECT state, ack_status FROM deliveries WHERE message_id = '1000000003-03'"
+    ) == [("acked", "completed")]
+    assert len(list(box.path("archive").glob("*/*/*.msg"))) == 6
+    assert len(list(box.path("archive").glob("*/*/rejected/*.msg"))) == 3
+
+
+def steps(tmp_path: Path) -> int:
+    """How many effects the scenario has when nothing happens."""
+    with pytest.MonkeyPatch.context() as patch:
+        box = Box(tmp_path / "whole", "alice", "bob", "carol")
+        axe = Axe(patch)
+        scenario(box)
+        total = axe.count
+        check(box)
+        box.close()
+    return total
+
+
+def survive(root: Path, falls_at: int, *, taking: bool) -> None:
+    """Kill before the given effect, start again, and look."""
+    with pytest.MonkeyPatch.context() as patch:
+        box = Box(root, "alice", "bob", "carol")
+        axe = Axe(patch)
+        axe.falls_at = falls_at
+        with contextlib.suppress(Killed):
+            scenario(box)
+        box.kill()
+        axe.falls_at = 0
+        if taking:  # the recipients read whatever stands there, before the next start
+            for agent in EXPECTED:
+                for message_id in box.inbox(agent):
+                    box.take(agent, message_id)
+        box.clock.advance(1)
+        box.open()
+        box.clock.advance(31)
+        box.tick(2)
+        box.flush()
+        check(box)
+        box.kill()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("taking", [False, True], ids=["unread", "read"])
+def test_killed_before_any_effect_it_ends_the_same(tmp_path: Path, taking: bool) -> None:
+    total = steps(tmp_path)
+    assert total > 50
+    for number in range(1, total + 1):
+        survive(tmp_path / f"at-{number:03d}", number, taking=taking)

@@ -1,0 +1,115 @@
+"""SIGKILL at random instants while agents write: every message delivered once, or nacked."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from relay.comm import acomm
+from relay.config import Config, encode
+from relay.home import Home
+from relay.message import parse_delivered
+from tests.procs import Relay, environment, until
+
+WRITERS = ("alice", "bob", "carol", "dave")
+MESSAGES_EACH = 500
+KILLS = 20
+WRITER = Path(__file__).with_name("writer.py")
+
+
+@pytest.mark.timeout(180)
+def test_two_thousand_messages_and_twenty_kills(tmp_path: Path) -> None:
+    home = tmp_path / "a home"
+    Home.create(str(home), encode(Config())).close()
+    relay = Relay(home)
+    relay.start()
+    writers = [start_writer(home, name, tmp_path / f"{name}.sent") for name in WRITERS]
+    rng = random.Random(20)
+    for _ in range(KILLS):
+        time.sleep(rng.uniform(0.0, 0.5))  # the instant is what is drilled
+        relay.kill()
+        relay.start(wait=rng.random() < 0.7)  # killed while it recovers, too
+    for writer in writers:
+        assert writer.wait(120) == 0
+    relay.kill()
+    relay.start()
+    until(lambda: finished(home), "every outbox is empty and every row at its end")
+    assert relay.stop() == 0
+    check(home, sent_by(tmp_path))
+
+
+def start_writer(home: Path, name: str, log: Path) -> subprocess.Popen[bytes]:
+    others = [other for other in WRITERS if other != name]
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            [sys.executable, WRITER, home, name, str(MESSAGES_EACH), "0.02", *others],
+            env=environment(),
+            stdout=out,
+        )
+
+
+def sent_by(folder: Path) -> dict[str, tuple[str, str]]:
+    """Message id -> (sender, recipient), as the writers say."""
+    sent = {}
+    for name in WRITERS:
+        for line in (folder / f"{name}.sent").read_text().splitlines():
+            message_id, to = line.split()
+            sent[message_id] = (name, to)
+    assert len(sent) == len(WRITERS) * MESSAGES_EACH
+    return sent
+
+
+def finished(home: Path) -> bool:
+    if any(home.glob("agents/*/outbox/*.msg")):
+        return False
+    db = sqlite3.connect(home / "ledger.db")
+    (left,) = db.execute(
+        "SELECT count(*) FROM messages WHERE status IN ('pending', 'processing', 'completed')"
+    ).fetchone()
+    db.close()
+    return left == 0
+
+
+def check(home: Path, sent: dict[str, tuple[str, str]]) -> None:
+    """Writers, inboxes, ledger and store tell one story."""
+    delivered: dict[str, list[str]] = {}
+    refused: dict[str, list[str]] = {}
+    for path in home.glob("agents/*/inbox/*.msg"):
+        message = parse_delivered(path.read_bytes(), file=path.name)
+        if message.headers["FROM"] == "__orchestrator__":
+            assert message.kind == "nack"
+            refused.setdefault(message.headers["RE"], []).append(path.parts[-3])
+        else:
+            delivered.setdefault(path.stem, []).append(path.parts[-3])
+    good = {m: [to] for m, (_, to) in sent.items() if to != "nobody"}
+    bad = {m: [sender] for m, (sender, to) in sent.items() if to == "nobody"}
+    assert delivered == good
+    assert refused == bad
+
+    db = sqlite3.connect(home / "ledger.db")
+    assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    rows = dict(
+        db.execute("SELECT message_id, status FROM messages WHERE agent_name <> '__orchestrator__'")
+    )
+    answers = {
+        row[0]
+        for row in db.execute(
+            "SELECT message_id FROM messages WHERE agent_name = '__orchestrator__'"
+        )
+    }
+    states = db.execute("SELECT DISTINCT state FROM deliveries").fetchall()
+    db.close()
+    assert rows == {m: "archived" for m in good} | {m: "failed" for m in bad}
+    assert states == [("written",)]
+    file = acomm.read(str(home / "store" / "relay.acomm"))
+    stored = [str((message.metadata or {})["relay_id"]) for message in file.messages]
+    assert len(stored) == len(set(stored))
+    assert set(stored) == set(good) | answers
+    assert len(list(home.glob("archive/*/*/*.msg"))) == len(good)
+    assert len(list(home.glob("archive/*/*/rejected/*.msg"))) == len(bad)

@@ -1,0 +1,78 @@
+"""Real processes: the relay started as a person starts it, ended as a test must."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+PATIENCE_S = 60
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a child: the package importable, whatever its directory."""
+    return {**os.environ, "PYTHONPATH": str(PROJECT), **more}
+
+
+def relay(*arguments: str, home: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run one command line to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "relay.cli", "--home", str(home), *arguments],
+        env=environment(),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+class Relay:
+    """A relay in a process of its own."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, wait: bool = True) -> None:
+        """Start it; by default come back when it says that it is ready."""
+        read_fd, write_fd = os.pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "relay.daemon", "--home", str(self.home)]
+            + ["--ready-fd", str(write_fd)],
+            env=environment(),
+            pass_fds=(write_fd,),
+            stdin=subprocess.DEVNULL,
+        )
+        os.close(write_fd)
+        with os.fdopen(read_fd, "rb") as answer:
+            if wait:
+                assert answer.readline() == b"ready\n"
+
+    def kill(self) -> None:
+        """SIGKILL, at this instant."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: int) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        code = self.process.wait(PATIENCE_S)
+        self.process = None
+        return code
+
+
+def until(what: Callable[[], object], why: str = "", patience_s: float = PATIENCE_S) -> None:
+    """Look again and again until it is true; fail when it never is."""
+    deadline = time.monotonic() + patience_s
+    while not what():
+        assert time.monotonic() < deadline, f"not within {patience_s} s: {why or what}"
+        time.sleep(0.005)
