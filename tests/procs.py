@@ -42,9 +42,9 @@ class Relay:
     def start(self, *, wait: bool = True) -> None:
         """Start it; by default come back when it says that it is ready."""
         read_fd, write_fd = os.pipe()
+        command = [sys.executable, "-m", "relay.daemon", "--home", str(self.home)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "relay.daemon", "--home", str(self.home)]
-            + ["--ready-fd", str(write_fd)],
+            [*command, "--ready-fd", str(write_fd)],
             env=environment(),
             pass_fds=(write_fd,),
             stdin=subprocess.DEVNULL,

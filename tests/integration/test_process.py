@@ -1,0 +1,192 @@
+"""The relay as a process, through the command line a person types."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_sdk import Agent
+from relay.message import parse_delivered
+from tests.procs import Relay, environment, relay, until
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A home with a space in its path; whatever runs for it is down at the end."""
+    root = tmp_path / "relay home"
+    assert relay("init", home=root).returncode == 0
+    yield root
+    relay("down", home=root)
+
+
+def test_init_makes_the_documents_tree_with_narrow_modes(home: Path) -> None:
+    for name in ("agents", "attachments", "archive", "tmp", "store", "logs"):
+        assert (home / name).stat().st_mode & 0o777 == 0o700
+    for name in ("ledger.db", "config.json"):
+        assert (home / name).stat().st_mode & 0o777 == 0o600
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert (home / "agents" / "operator" / "inbox").is_dir()
+    config = json.loads((home / "config.json").read_text())
+    assert config["detection"]["settle_ms"] == 100
+    assert config["limits"]["max_body_bytes"] == 1_048_576
+
+
+def test_init_again_changes_nothing_and_narrows_modes(home: Path) -> None:
+    (home / "config.json").write_text('{"lead": "alice"}')
+    home.chmod(0o755)
+    again = relay("init", home=home)
+    assert again.stdout.startswith("completed ")
+    assert (home / "config.json").read_text() == '{"lead": "alice"}'
+    assert home.stat().st_mode & 0o777 == 0o700
+
+
+def test_up_send_trace_inbox_ack_down(home: Path) -> None:
+    up = relay("up", home=home)
+    assert up.returncode == 0, up.stderr
+    assert f"home {home}" in up.stdout
+    relay("register", "bob", home=home)
+
+    sent = relay("send", "bob", "--kind", "command", "deploy", home=home).stdout.strip()
+    until(lambda: "written to the inbox of bob" in relay("trace", sent, home=home).stdout)
+    shown = relay("trace", sent, home=home).stdout
+    assert "not yet" in shown  # nobody has read it, and it says so
+
+    listed = relay("inbox", "--as", "bob", home=home).stdout
+    assert sent in listed and "deploy" in listed
+    taken = relay("inbox", "--as", "bob", "--take", "--json", home=home)
+    assert json.loads(taken.stdout)["body"] == "deploy"
+    assert relay("inbox", "--as", "bob", "--take", home=home).returncode == 4
+
+    relay("ack", "--as", "bob", sent, "completed", "shipped", home=home)
+    until(lambda: json.loads(relay("trace", sent, "--json", home=home).stdout)["deliveries"])
+    until(
+        lambda: (
+            json.loads(relay("trace", sent, "--json", home=home).stdout)["deliveries"][0]["state"]
+            == "acked"
+        )
+    )
+    down = relay("down", home=home)
+    assert down.returncode == 0
+    status = relay("status", "--json", home=home)
+    assert status.returncode == 5
+    assert json.loads(status.stdout)["processing"] == 0
+
+
+def test_a_second_relay_is_refused_with_the_pid_of_the_first(home: Path) -> None:
+    pid = json.loads(relay("up", "--json", home=home).stdout)["pid"]
+    for arguments in (["up"], ["up", "--foreground"]):
+        second = relay(*arguments, home=home)
+        assert second.returncode == 5
+        assert f"its pid is {pid}" in second.stderr
+        assert second.stderr.count("\n") == 1
+    assert json.loads(relay("status", "--json", home=home).stdout)["pid"] == pid
+
+
+def test_a_killed_relay_holds_nothing_up(home: Path) -> None:
+    first = Relay(home)
+    first.start()
+    first.kill()
+    assert relay("down", home=home).returncode == 5
+    assert relay("up", home=home).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("TO: nobody\n\nhi", "there is no agent nobody"), ("what?", "line 1")],
+)
+def test_a_refusal_comes_by_itself(home: Path, text: str, reason: str) -> None:
+    """How soon: ``scripts/bench latency`` measures it."""
+    assert relay("up", home=home).returncode == 0
+    outbox = home / "agents" / "alice" / "outbox"
+    (outbox / ".pending").mkdir(parents=True)  # as a shell does, while the relay runs
+    name = "1700000000000000000-.msg"
+    (outbox / ".pending" / name).write_text(text)
+    os.rename(outbox / ".pending" / name, outbox / name)
+    inbox = home / "agents" / "alice" / "inbox"
+    until(lambda: list(inbox.glob("*.msg")))
+    (path,) = inbox.glob("*.msg")
+    message = parse_delivered(path.read_bytes())
+    assert message.kind == "nack"
+    assert reason in message.body.decode()
+
+
+def test_what_waits_while_no_relay_runs_is_delivered_by_the_next(home: Path) -> None:
+    with Agent("alice", home) as alice, Agent("bob", home) as bob:
+        sent = alice.send("bob", "good morning")
+        assert relay("up", home=home).returncode == 0
+        message = bob.receive(10)
+        assert message is not None
+        assert (message.id, message.body, message.sender) == (sent, "good morning", "alice")
+
+
+def test_agents_talk_through_the_sdk(home: Path) -> None:
+    assert relay("up", home=home).returncode == 0
+    answerer = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from agent_sdk import Agent\n"
+            "with Agent('bob', sys.argv[1]) as bob:\n"
+            "    bob.reply(bob.receive(20), 'main')\n",
+            home,
+        ],
+        env=environment(),
+    )
+    with Agent("alice", home) as alice:
+        until((home / "agents" / "bob" / "inbox").is_dir)
+        until(lambda: "bob" in relay("agents", home=home).stdout)
+        assert alice.query("bob", "which branch?", timeout_s=20).body == "main"
+        alice.join("team", timeout_s=20)
+    assert answerer.wait(20) == 0
+
+
+def test_a_setting_that_is_wrong_is_named(home: Path) -> None:
+    (home / "config.json").write_text('{"limits": {"batch_files": 0}}')
+    up = relay("up", home=home)
+    assert up.returncode == 2
+    assert "$.limits.batch_files" in up.stderr
+    assert up.stderr.count("\n") == 1
+
+
+def test_no_home_no_traceback(tmp_path: Path) -> None:
+    for command in (["up"], ["down"], ["status"], ["agents"], ["inbox"], ["send", "a", "b"]):
+        done = relay(*command, home=tmp_path / "nowhere")
+        assert done.returncode == 5, command
+        assert "there is no relay home" in done.stderr
+        assert "relay init" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_damaged_store_is_named_and_left_as_it_is(home: Path) -> None:
+    store = home / "store" / "relay.acomm"
+    store.write_bytes(b"ACOMM001" + b"\0" * 200)
+    up = relay("up", home=home)
+    assert up.returncode == 3
+    assert str(store) in up.stderr and "expected" in up.stderr
+    assert store.read_bytes() == b"ACOMM001" + b"\0" * 200
+
+
+def test_help_is_light() -> None:
+    loaded = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys\nfrom relay.cli import run\nrun(['--help'])\n"
+            "print(*sorted(sys.modules), file=sys.stderr)",
+        ],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stderr.split()
+    for module in ("pyspark", "pyarrow", "sqlite3", "structlog", "msgspec", "relay.daemon"):
+        assert module not in loaded
+    assert len(loaded) < 250
