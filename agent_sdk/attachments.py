@@ -101,6 +101,7 @@ def _copy(stream: Stream, name: str, dir_fd: int) -> str:
     total = hashlib.sha256()
     with open(os.open(name, flags, fsio.FILE_MODE, dir_fd=dir_fd), "wb") as out:
         while piece := stream.read(PIECE_BYTES):
+            fsio.fault("write", name)
             total.update(piece)
             out.write(piece)
         out.flush()

@@ -123,8 +123,8 @@ relay_body() (
 
 _relay_settle() {
     [ -z "${ZSH_VERSION-}" ] || emulate sh
-    set +e +f +u +C # the caller's habits are not these functions'
-    LC_ALL=C        # bytes, and names in byte order
+    set +e +f +u +x +C # the caller's habits are not these functions'
+    LC_ALL=C           # bytes, and names in byte order
     export LC_ALL
     newline='
 '

@@ -78,14 +78,15 @@ def test_an_attachment_that_is_not_there(alice: Agent) -> None:
         alice.open_attachment(f"sha256:{DIGEST[:-4]}0000")
 
 
+@pytest.mark.parametrize("fails", ["create", "write", "rename"])
 def test_a_full_disk_is_waited_for_and_leaves_nothing(
-    relay: HandRelay, alice: Agent, monkeypatch: pytest.MonkeyPatch
+    relay: HandRelay, alice: Agent, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     slept: list[float] = []
     failures = [errno.ENOSPC, errno.ENOSPC, errno.EIO]
 
     def fault(operation: str, name: str) -> None:
-        if operation == "rename" and failures:
+        if operation == fails and failures:
             code = failures.pop(0)
             raise OSError(code, os.strerror(code))
 

@@ -86,7 +86,7 @@ def test_written_synced_renamed_synced_in_this_order(
     with Agent("alice", relay.root) as alice:
         called = fail(monkeypatch, "none")
         alice.send("bob", "hello")
-    assert called == ["create", "sync", "rename", "sync_dir"]
+    assert called == ["create", "write", "sync", "rename", "sync_dir"]
 
 
 def test_ids_grow_although_the_clock_goes_back(relay: HandRelay) -> None:
@@ -155,7 +155,7 @@ def test_an_attachment_must_be_there(relay: HandRelay) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-@pytest.mark.parametrize("operation", ["create", "sync", "rename"])
+@pytest.mark.parametrize("operation", ["create", "write", "sync", "rename"])
 def test_a_full_disk_is_waited_for(
     relay: HandRelay, monkeypatch: pytest.MonkeyPatch, operation: str, code: int
 ) -> None:
