@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,3 +42,13 @@ def test_public_names_are_listed_in_order() -> None:
 
     assert agent_sdk.__all__ == sorted(agent_sdk.__all__)
     assert all(hasattr(agent_sdk, name) for name in agent_sdk.__all__)
+
+
+def test_every_public_call_is_in_the_guide() -> None:
+    from agent_sdk import Agent
+
+    guide = (ROOT / "docs" / "sdk.md").read_text()
+    script = (ROOT / "agent_sdk" / "relay.sh").read_text()
+    calls = {name for name in vars(Agent) if name[0] != "_"} - {"close", "home"}
+    calls |= set(re.findall(r"^(relay_[a-z]+)\(\)", script, re.MULTILINE))
+    assert {name for name in calls if f"`{name}" not in guide} == set()
