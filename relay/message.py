@@ -42,7 +42,9 @@ MAX_TOPIC_BYTES = 256
 CHECKSUM = re.compile(r"sha256:[0-9a-f]{64}")
 SIGNATURE_PREFIX = "ed25519:"
 HEADER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
-CONTROL_CHARACTER = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
+# C0 and C1 controls and the line breaks of Unicode: what splits lines for some reader.
+CONTROL_CHARACTER = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")  # the same but LF
 DIGITS = re.compile(r"[0-9]{1,18}")
 DURATION = re.compile(r"([0-9]{1,12})(ms|s|m|h)?")
 DURATION_UNIT_MS = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
@@ -84,11 +86,15 @@ EMPTY_BODY_CONTENT = {
     Kind.SPAWN: b"spawn",
     Kind.RELEASE: b"release",
 }
+# These lack one only where a NAME header says whom they speak of.
+_NAMED_BY_HEADER = frozenset({Kind.SPAWN, Kind.RELEASE})
 ANSWERS = frozenset({Kind.ACK, Kind.NACK, Kind.RESPONSE})
 # Kinds that may leave TO out, because only the orchestrator takes them.
 FOR_ORCHESTRATOR = frozenset({Kind.SPAWN, Kind.RELEASE, Kind.CONTINUITY})
 # Fields that may stand as headers instead of `NAME: value` lines in the body.
-CONTROL_FIELDS = ("NAME", "CLI", "CWD", "WORKING_DIR", "ENV", "ACTION", "REASON", "CHANNEL")
+CONTROL_FIELDS = ("NAME", "CLI", "CWD", "WORKING_DIR", "ENV", "ACTION", "REASON")
+# Fields that stand in the body alone; CHANNEL as a header is the relay's.
+BODY_FIELDS = ("PROMPT", "CHANNEL", "PATTERN")
 
 
 class MessageFile(NamedTuple):
@@ -147,8 +153,14 @@ def parse(
             f"the body is {len(body)} bytes, at most {max_body_bytes}; put it into an attachment",
             file=file,
         )
-    parsed = _parse(head, body, file, delivered=False)
-    _check_headers(parsed, file)
+    try:
+        parsed = _parse(head, body, file, delivered=False)
+        _check_headers(parsed, file)
+    except MessageError as exc:
+        if exc.line or not exc.header:
+            raise
+        line = _line_of(exc.header, head)
+        raise MessageError(exc.rule, file=file, line=line, header=exc.header) from exc
     return parsed
 
 
@@ -165,9 +177,13 @@ def parse_delivered(data: bytes, *, file: str = "") -> MessageFile:
 def render(message: MessageFile, added: Iterable[tuple[str, str]] = ()) -> bytes:
     """The bytes of a `.msg` file; ``added`` headers stand first, and win over the message's own.
 
-    Errors: MessageError when a value would break the header (a line break in it).
+    Errors: MessageError when a name or value would break the header (a line break in it), so
+    that nothing in them can stand as a header of its own.
     """
     given = dict(added)
+    for name in message.headers:
+        if not HEADER_NAME.fullmatch(name) or name != name.upper():
+            raise MessageError(f"{_shown(name)} is no header name in upper case")
     lines = [f"{name}: {value}" for name, value in given.items()]
     lines.append(f"TO: {message.to}")
     if message.kind is not Kind.MESSAGE:
@@ -175,9 +191,12 @@ def render(message: MessageFile, added: Iterable[tuple[str, str]] = ()) -> bytes
     lines.extend(f"{name}: {value}" for name, value in message.headers.items() if name not in given)
     lines.extend(f"ATTACHMENT: {value}" for value in message.attachments)
     text = "\n".join(lines)
-    if text.count("\n") != len(lines) - 1 or "\r" in text or "\0" in text:
-        raise MessageError("a header value has a line break or NUL in it")
-    return text.encode() + b"\n\n" + message.body
+    if text.count("\n") != len(lines) - 1 or _UNPRINTABLE.search(text):
+        raise MessageError("a header value has a line break or control character in it")
+    try:
+        return text.encode() + b"\n\n" + message.body
+    except UnicodeEncodeError as exc:
+        raise MessageError(f"a header value is not Unicode text: {exc.reason}") from exc
 
 
 def split(data: bytes) -> tuple[bytes, bytes]:
@@ -194,18 +213,22 @@ def split(data: bytes) -> tuple[bytes, bytes]:
 def control_fields(message: MessageFile) -> dict[str, str]:
     """The fields of a control message, from its headers and the `NAME: value` lines of its body.
 
-    Both forms are accepted; a header wins. A body line without a known name continues the
-    field before it (a prompt of many lines).
+    Both forms are accepted; a header wins. A body line that begins no field of ours continues
+    the one before it (a prompt of many lines). A spawn whose NAME is a header may give its
+    prompt as the body, with nothing before it.
     """
     fields: dict[str, str] = {}
     last = ""
-    for line in message.body.decode().splitlines():
+    body = message.body.decode()
+    for line in body.split("\n"):
         name, colon, value = line.partition(":")
-        if colon and HEADER_NAME.fullmatch(name) and name == name.upper():
+        if colon and (name in CONTROL_FIELDS or name in BODY_FIELDS):
             last = name
-            fields[name] = value.strip()
+            fields[name] = value
         elif last:
             fields[last] += "\n" + line
+    if message.kind is Kind.SPAWN and "NAME" in message.headers and "PROMPT" not in fields:
+        fields["PROMPT"] = body
     for name in CONTROL_FIELDS:
         if name in message.headers:
             fields[name] = message.headers[name]
@@ -344,6 +367,11 @@ def _check_headers(message: MessageFile, file: str) -> None:
         raise MessageError(
             f"the body is empty; KIND {message.kind} needs one, behind a blank line", file=file
         )
+    if not message.body and message.kind in _NAMED_BY_HEADER and "NAME" not in message.headers:
+        raise MessageError(
+            f"the body is empty; KIND {message.kind} needs NAME, as a header or in the body",
+            file=file,
+        )
     declared = message.headers.get("CHECKSUM")
     if declared and declared != SHA256_PREFIX + sha256_hex(message.body):
         raise MessageError(
@@ -351,6 +379,14 @@ def _check_headers(message: MessageFile, file: str) -> None:
             file=file,
             header="CHECKSUM",
         )
+
+
+def _line_of(header: str, head: bytes) -> int:
+    """Where a header stands, from 1; 0 when it does not."""
+    for number, line in enumerate(head.decode().split("\n"), 1):
+        if line.partition(":")[0].strip().upper() == header:
+            return number
+    return 0
 
 
 def _is_duration(value: str) -> bool:
