@@ -52,7 +52,6 @@ class Admission:
                     fresh[facts.message_id] = facts
             self._ledger.record(list(fresh.values()))
             self._ledger.update_facts(changed)
-        with self._ledger.transaction():
             mine = self._ledger.claim(work.message_id for work, _ in admitted if work.has_row)
         return [
             (work, look)

@@ -165,6 +165,7 @@ class InotifyWatcher:
 
     def close(self) -> None:
         """Close the descriptors; the kernel drops the watches."""
+        self._inotify._is_reading = False  # or a descriptor never read would stay open
         self._inotify.close()
         self._bell.close()
 

@@ -1,0 +1,42 @@
+"""``scripts/bench``: every case, or those named."""
+
+from __future__ import annotations
+
+import argparse
+
+from relay.daemon import tune_process
+from scripts.benchmarks import drain, latency
+
+DRAIN = [
+    # agents, files, rows that the ledger has already
+    (10, 1_000, 0),
+    (10, 20_000, 0),
+    (100, 20_000, 0),
+    (1_000, 20_000, 0),
+    (100, 20_000, 1_000_000),
+]
+LATENCY = [10, 100, 1_000]
+LATENCY_MESSAGES = 1_000
+
+
+def main() -> None:
+    """Run the cases asked for; one JSON line each."""
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="drain, latency [both]")
+    parser.add_argument("--dir", help="where the fresh directories are made [the system's]")
+    arguments = parser.parse_args()
+    cases = arguments.cases or ["drain", "latency"]
+    unknown = set(cases) - {"drain", "latency"}
+    if unknown:
+        parser.error(f"no case {', '.join(sorted(unknown))}: drain, latency")
+    tune_process()
+    if "latency" in cases:
+        for agents in LATENCY:
+            latency.run(arguments.dir, agents=agents, messages=LATENCY_MESSAGES)
+    if "drain" in cases:
+        for agents, files, rows in DRAIN:
+            drain.run(arguments.dir, agents=agents, files=files, ledger_rows=rows)
+
+
+if __name__ == "__main__":
+    main()

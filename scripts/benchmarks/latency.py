@@ -1,0 +1,157 @@
+"""``latency``: one message every 10 ms; rename in the outbox -> visible in the inbox.
+
+Floor: a bare loop in a process of its own that waits on inotify, reads the file, creates one
+in the recipient's .pending and renames it. Both are measured from outside by the same eyes: an
+inotify watch on the inbox. ``nack``: the same for a message to nobody, until its refusal.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from watchdog.observers.inotify_c import InotifyConstants, InotifyFD
+
+from relay.home import Home
+from relay.names import new_message_id
+from scripts.benchmarks.common import fresh_root, make_home, message, note, percentile, report, sync
+
+PACE_S = 0.010
+WARM_UP = 20
+PATIENCE_MS = 5000
+
+
+def run(base: str | None, *, agents: int, messages: int) -> None:
+    """Run one case and print its lines."""
+    root = fresh_root(base)
+    note(f"latency: {messages} messages, {agents} agents in {root}")
+    floor = _measure_floor(root / "floor", messages)
+    (root / "ours").mkdir()
+    home, names = make_home(root / "ours", agents)
+    with _Relay(home):
+        ours = _measure(home, names[0], names[1], message(names[1]), messages)
+        nacks = _measure(home, names[0], names[0], message("nobody"), messages // 4)
+    for case, taken in (("latency", ours), ("nack", nacks)):
+        report(
+            case=case,
+            agents=agents,
+            messages=len(taken),
+            p50_ms=_ms(taken, 0.5),
+            p99_ms=_ms(taken, 0.99),
+            max_ms=_ms(taken, 1),
+            floor_p50_ms=_ms(floor, 0.5),
+            floor_p99_ms=_ms(floor, 0.99),
+            ratio_to_floor_p50=round(percentile(taken, 0.5) / percentile(floor, 0.5), 2),
+        )
+
+
+def _ms(taken: list[float], share: float) -> float:
+    return round(percentile(taken, share) * 1000, 3)
+
+
+class _Relay:
+    """The daemon in a process of its own, for the time of the block."""
+
+    def __init__(self, home: Home) -> None:
+        self._root = home.root
+
+    def __enter__(self) -> None:
+        read_fd, write_fd = os.pipe()
+        command = [sys.executable, "-m", "relay.daemon", "--home", self._root]
+        self._process = subprocess.Popen(
+            [*command, "--ready-fd", str(write_fd)], pass_fds=(write_fd,)
+        )
+        os.close(write_fd)
+        with os.fdopen(read_fd, "rb") as answer:
+            if answer.readline() != b"ready\n":
+                raise SystemExit("latency: the relay did not start")
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait(60)
+
+
+def _measure_floor(root: Path, messages: int) -> list[float]:
+    root.mkdir()
+    home, (sender, recipient) = make_home(root, 2)
+    outbox = home.path("agents", sender, "outbox")
+    inbox = home.path("agents", recipient, "inbox")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "scripts.benchmarks.latency", outbox, inbox],
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # it watches
+    taken = _measure(home, sender, recipient, message(recipient), messages)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    return taken
+
+
+def _measure(home: Home, sender: str, reader: str, data: bytes, messages: int) -> list[float]:
+    """Seconds from the rename in ``sender``'s outbox to the event in ``reader``'s inbox."""
+    sync()
+    wait, close = _eyes(home.path("agents", reader, "inbox"))
+    outbox = home.path("agents", sender, "outbox")
+    taken = []
+    for _ in range(messages + WARM_UP):
+        name = new_message_id(time.time_ns()) + ".msg"
+        pending = os.path.join(outbox, ".pending", name)
+        with open(pending, "wb", opener=_private) as file:
+            file.write(data)
+        began = time.perf_counter()
+        os.rename(pending, os.path.join(outbox, name))
+        wait()
+        taken.append(time.perf_counter() - began)
+        time.sleep(max(0.0, PACE_S - taken[-1]))
+    close()
+    return taken[WARM_UP:]
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _eyes(folder: str) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Wait until something is renamed into ``folder``; and end the watch."""
+    inotify = InotifyFD()
+    inotify.add_callback(os.fsencode(folder), InotifyConstants.IN_MOVED_TO, inotify, 0)  # type: ignore[arg-type]
+    poll = select.poll()
+    poll.register(inotify._inotify_fd, select.POLLIN)
+
+    def wait() -> None:
+        if not poll.poll(PATIENCE_MS):
+            raise SystemExit(f"latency: nothing came within {PATIENCE_MS} ms")
+        os.read(inotify._inotify_fd, 1 << 16)
+
+    def close() -> None:
+        inotify._watch_for_wd.clear()
+        inotify.close()
+
+    return wait, close
+
+
+def _bare_loop(outbox: str, inbox: str) -> None:
+    """The floor's process: inotify, read, create, rename; nothing is recorded."""
+    inotify = InotifyFD()
+    inotify.add_callback(os.fsencode(outbox), InotifyConstants.IN_MOVED_TO, inotify, 0)  # type: ignore[arg-type]
+    print("ready", flush=True)
+    while True:
+        for event in inotify.read_events():
+            name = os.fsdecode(event.name)
+            with open(os.path.join(outbox, name), "rb", buffering=0) as source:
+                data = source.read()
+            staged = os.path.join(inbox, ".pending", name)
+            with open(staged, "wb", buffering=0, opener=_private) as target:
+                target.write(data)
+            os.rename(staged, os.path.join(inbox, name))
+
+
+if __name__ == "__main__":
+    _bare_loop(*sys.argv[1:])
