@@ -15,6 +15,9 @@ from relay.errors import ConfigError
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+WATCHERS = ("auto", "inotify", "scan")
+
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of the configuration."""
@@ -34,7 +37,8 @@ class Detection(Section, frozen=True):
 class Limits(Section, frozen=True):
     """What one message and one batch may be."""
 
-    max_body_bytes: Positive = 1_048_576  # the engine's own limit for content
+    # The engine takes no more than its own limit for content, so neither may this be.
+    max_body_bytes: Annotated[int, msgspec.Meta(gt=0, le=1_048_576)] = 1_048_576
     batch_files: Positive = 256  # one ledger transaction; larger ones gain nothing
     batch_deliveries: Positive = 2000  # a broadcast to 1,000 agents must not starve the others
 
@@ -42,19 +46,19 @@ class Limits(Section, frozen=True):
 class Store(Section, frozen=True):
     """When the engine's store is written."""
 
-    flush_messages: Positive = 100
-    flush_ms: Positive = 5000
+    flush_messages: Positive = 100  # the guide's batch: whichever of the two comes first
+    flush_ms: Positive = 5000  # the guide's, too: what a crash may leave to be fed again
     # A flush rewrites the file: it starts no sooner than this many times the last one took,
     # so a large store costs 5 % of a core and not all of it.
     flush_pause_factor: NotNegative = 20
-    compress: bool = True
+    compress: bool = True  # a third of the size for 12 ms of CPU a megabyte
 
 
 class Retry(Section, frozen=True):
     """How work that failed for a passing reason is tried again."""
 
-    first_s: Positive = 1
-    most_s: Positive = 60
+    first_s: Positive = 1  # doubled with every attempt
+    most_s: Positive = 60  # a disk that has room again is noticed within a minute
 
     def pause_s(self, attempts: int) -> int:
         """Seconds before the next try after ``attempts``: 1, 2, 4 … 60."""
@@ -64,13 +68,13 @@ class Retry(Section, frozen=True):
 class Ledger(Section, frozen=True):
     """The ledger's connection."""
 
-    busy_timeout_ms: NotNegative = 5000
+    busy_timeout_ms: NotNegative = 5000  # appendix B; only a second writer makes us wait
 
 
 class Delivery(Section, frozen=True):
     """What holds where neither message nor channel says otherwise."""
 
-    ack_timeout_s: Positive = 60
+    ack_timeout_s: Positive = 60  # a minute; AWAIT, or the channel's ack_timeout, say otherwise
 
 
 class Config(Section, frozen=True):
@@ -90,13 +94,14 @@ def decode(data: bytes, path: str = "config.json") -> Config:
     """The configuration in a file's bytes. Errors: ConfigError naming the key and the rule."""
     try:
         config = msgspec.json.decode(data, type=Config)
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path}: {exc}") from exc
-    if config.detection.watcher not in ("auto", "inotify", "scan"):
-        raise ConfigError(
-            f"{path}: detection.watcher is {config.detection.watcher!r}, "
-            "expected auto, inotify or scan"
-        )
+    for key, value, known in (
+        ("detection.watcher", config.detection.watcher, WATCHERS),
+        ("log_level", config.log_level, LOG_LEVELS),
+    ):
+        if value not in known:
+            raise ConfigError(f"{path}: {key} is {value!r}, expected one of {', '.join(known)}")
     return config
 
 
