@@ -25,7 +25,7 @@ from relay.errors import CommError
 from relay.intake import Accepted
 from relay.ledger import own_message
 from relay.message import Kind, MessageFile
-from relay.names import ORCHESTRATOR, derived_id, direct_channel_name
+from relay.names import ORCHESTRATOR, derived_id, direct_channel_name, shown
 from relay.router import Bounce, Directory, Route
 from relay.work import Acknowledged, Posting, Work
 
@@ -73,7 +73,7 @@ class Decider:
     def refuse(self, work: Work, reason: str) -> None:
         """Refuse a file: its sender is told why, and what to do."""
         work.failure = reason
-        name = work.found.file_name
+        name = shown(work.found.file_name)
         text = reason if name in reason else f"{name}: {reason}"
         self._answer(work, Kind.NACK, f"not delivered: {text}", None)
 

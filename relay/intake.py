@@ -23,7 +23,7 @@ from relay.config import Detection, Limits
 from relay.errors import MessageError, UnsafePath
 from relay.home import PENDING, Dirs
 from relay.message import MAX_HEADER_BYTES, MessageFile, parse
-from relay.names import MSG_SUFFIX, message_id_of
+from relay.names import MSG_SUFFIX, message_id_of, shown
 
 
 class Found(NamedTuple):
@@ -175,7 +175,7 @@ class Intake:
             data, status = fsio.read_regular(name, outbox, self._max_body + MAX_HEADER_BYTES + 2)
         except UnsafePath as exc:
             status = os.stat(name, dir_fd=outbox, follow_symlinks=False)
-            return Malformed(_found(agent, name, status), str(exc), unsafe=True)
+            return Malformed(_found(agent, name, status), shown(str(exc)), unsafe=True)
         found = _found(agent, name, status)
         now = self._clock.monotonic_ns()
         seen = (status.st_size, status.st_mtime_ns)
@@ -200,7 +200,7 @@ class Intake:
         if found.message_id is None:
             return Malformed(
                 found,
-                f"{found.file_name} is no name of a message: "
+                f"{shown(found.file_name)} is no name of a message: "
                 "{timestamp_ns}-{hex}.msg, 10 to 20 digits, -, up to 32 of 0-9a-f",
             )
         limit = self._max_body + MAX_HEADER_BYTES

@@ -19,7 +19,7 @@ from importlib import resources
 from typing import NamedTuple
 
 from relay.errors import LedgerBusy, LedgerError, VersionError
-from relay.names import ORCHESTRATOR
+from relay.names import ORCHESTRATOR, shown
 
 SCHEMA_VERSION = 1
 OUTBOX = "outbox"
@@ -332,7 +332,7 @@ class Ledger:
         """Keep a refusal of a file that gets no row of its own."""
         self._db.execute(
             "INSERT OR IGNORE INTO rejections VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (agent, file_name, inode, mtime_ns, reason, nack_id, now_ns),
+            (agent, shown(file_name), inode, mtime_ns, reason, nack_id, now_ns),
         )
 
     def security_event(
@@ -341,7 +341,7 @@ class Ledger:
         """Keep something that should not have been there."""
         self._db.execute(
             "INSERT INTO security_events (at, kind, agent, path, detail) VALUES (?, ?, ?, ?, ?)",
-            (now_ns, kind, agent, path, detail),
+            (now_ns, kind, agent, path and shown(path), detail),
         )
 
     def register(self, name: str, now_ns: int, pid: int | None = None) -> None:

@@ -60,6 +60,11 @@ def message_id_of(file_name: str) -> str | None:
     return stem
 
 
+def shown(file_name: str) -> str:
+    """A file name as text; bytes in it that are no UTF-8 stand there as ``\\xff``."""
+    return file_name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
 def new_message_id(now_ns: int) -> str:
     """A fresh id: nanoseconds, then 64 random bits."""
     return f"{now_ns}-{os.urandom(8).hex()}"
@@ -71,8 +76,8 @@ def derived_id(at_ns: int, *parts: object) -> str:
     A reply of the orchestrator takes its id from what it answers, so that writing it
     again after a crash writes the same file.
     """
-    digest = hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
-    return f"{max(at_ns, 10**9):d}-{digest[:32]}"
+    digest = hashlib.sha256("\0".join(map(str, parts)).encode(errors="surrogateescape"))
+    return f"{max(at_ns, 10**9):d}-{digest.hexdigest()[:32]}"
 
 
 def direct_channel_name(a: str, b: str) -> str:
