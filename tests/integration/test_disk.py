@@ -1,0 +1,74 @@
+"""A full disk: messages wait in their outboxes and go on by themselves."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from relay import fsio
+from tests.box import Box
+
+
+class FullDisk:
+    """Fails every creation of a file whose name contains ``pattern``, while it is full."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, pattern: str = "") -> None:
+        self.pattern = pattern
+        self.full = True
+        monkeypatch.setattr(fsio, "fault", self)
+
+    def __call__(self, operation: str, name: str) -> None:
+        if self.full and operation in ("create", "write") and self.pattern in name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_message_waits_in_its_outbox_and_goes_on_by_itself(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FullDisk(monkeypatch)
+    name = box.name()
+    sent = box.send("alice", "TO: *\n\nhi", name)
+    assert box.row(sent)["status"] == "pending"
+    assert "No space left" in box.row(sent)["last_error"]
+    assert box.outbox("alice") == [name]
+    assert not list(box.path("agents").glob("*/inbox/.pending/*"))
+
+    box.clock.advance(1)
+    box.tick()
+    assert box.row(sent)["retry_count"] == 2
+    disk.full = False
+    box.clock.advance(2)
+    box.tick()
+    assert box.states(sent) == {"bob": "written", "carol": "written", "operator": "written"}
+    box.flush()
+    assert box.row(sent)["status"] == "archived"
+    assert box.stored() == [sent]  # numbered once
+
+
+def test_a_store_that_cannot_be_written_is_tried_again(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FullDisk(monkeypatch, "relay.acomm")
+    sent = box.send("alice", "TO: bob\n\nhi")
+    assert box.bodies("bob") == ["hi"]  # delivered all the same
+    box.flush()
+    assert box.row(sent)["status"] == "processing"
+    assert len(box.outbox("alice")) == 1
+    assert any("No space left" in line["event"] for line in box.log)
+
+    disk.full = False
+    box.clock.advance(60)
+    box.tick(2)
+    assert box.row(sent)["status"] == "archived"
+
+
+def test_a_refusal_waits_like_any_message(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FullDisk(monkeypatch)
+    box.drop("alice", "TO: bob\n\nhi", "hello.msg")
+    box.tick()
+    assert box.inbox("alice") == {}
+    disk.full = False
+    box.clock.advance(1)
+    box.tick()
+    assert "hello.msg is no name" in box.nacks("alice")[0]

@@ -1,0 +1,173 @@
+"""Each row of the table "After a crash" in docs/states.md, by itself."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from relay import fsio
+from relay.comm import acomm
+from relay.home import STORE
+from tests.box import Box
+
+
+def restart(box: Box) -> None:
+    """SIGKILL, and the next start."""
+    box.kill()
+    box.clock.advance(1)
+    box.open()
+    box.tick(2)
+
+
+def test_a_row_whose_file_is_there_begins_again(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\n\nhi")  # delivered, not flushed
+    box.take("bob", sent)
+    restart(box)
+
+    assert box.inbox("bob") == {}  # bob had it, and gets it once
+    assert box.states(sent) == {"bob": "read"}
+    box.flush()
+    assert box.row(sent)["status"] == "archived"
+    assert box.stored() == [sent]
+
+
+def test_a_message_the_store_holds_is_not_numbered_again(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = box.send("alice", "TO: bob\n\nhi")
+    box.flusher.flush()  # in the file, the ledger does not know it yet
+    number = box.store.by_relay_id(sent)
+    restart(box)
+    again = box.store.by_relay_id(sent)
+
+    assert number is not None and again is not None
+    assert again.id == number.id
+    assert len(box.store) == 1
+    box.flush()
+    assert box.row(sent)["status"] == "archived"
+
+
+def test_a_row_whose_file_is_archived_is_archived(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\n\nhi")
+    box.flush()
+    box.ledger._db.execute("UPDATE messages SET status = 'processing'")
+    restart(box)
+    assert box.row(sent)["status"] == "archived"
+    assert box.inbox("bob").keys() == {sent}
+
+
+def test_a_row_whose_file_is_gone_but_stored_is_archived(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\n\nhi")
+    box.flusher.flush()
+    box.path("agents", "alice", "outbox", f"{sent}.msg").unlink()
+    restart(box)
+    assert box.row(sent)["status"] == "archived"
+
+
+def test_a_row_whose_file_disappeared_fails(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\n\nhi")
+    box.path("agents", "alice", "outbox", f"{sent}.msg").unlink()
+    restart(box)
+    assert box.row(sent)["status"] == "failed"
+    assert box.row(sent)["last_error"] == "file_disappeared"
+
+
+def test_a_completed_row_with_its_file_in_the_outbox_is_archived(box: Box) -> None:
+    name = box.name()
+    sent = box.send("alice", "TO: bob\n\nhi", name)
+    box.flush()
+    box.ledger._db.execute("UPDATE messages SET status = 'completed'")
+    os.rename(box.path(box.row(sent)["file_path"]), box.path("agents", "alice", "outbox", name))
+    restart(box)
+    box.clock.advance(1)
+    box.tick()
+    assert box.row(sent)["status"] == "archived"
+    assert box.outbox("alice") == []
+    assert not list(box.path("archive").glob("*/alice/duplicates/*"))
+    assert list(box.inbox("bob")) == [sent]
+
+
+def test_a_staged_delivery_is_finished(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_renames(operation: str, name: str) -> None:
+        if operation == "rename":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fsio, "fault", no_renames)
+        sent = box.drop("alice", "TO: bob\n\nhi")
+        with pytest.raises(KeyboardInterrupt):
+            box.tick()
+    assert box.states(sent) == {"bob": "staged"}
+    assert box.inbox("bob") == {}
+    restart(box)
+    assert box.states(sent) == {"bob": "written"}
+    assert box.bodies("bob") == ["hi"]
+
+
+def test_a_staged_delivery_without_a_file_was_delivered(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\n\nhi")
+    box.take("bob", sent)
+    box.ledger._db.execute("UPDATE deliveries SET state = 'staged', written_at = NULL")
+    restart(box)
+    assert box.states(sent) == {"bob": "read"}
+    assert box.inbox("bob") == {}
+
+
+def test_a_staged_file_nobody_committed_is_removed(box: Box) -> None:
+    stray = box.path("agents", "bob", "inbox", ".pending", box.name())
+    stray.write_text("FROM: x\nTO: bob\n\nhalf")
+    restart(box)
+    assert not stray.exists()
+    assert box.inbox("bob") == {}
+
+
+def test_a_flush_cut_short_leaves_the_old_file(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = box.send("alice", "TO: bob\n\none")
+    box.flush()
+    second = box.send("alice", "TO: bob\n\ntwo")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", _fail)
+        with pytest.raises(OSError):
+            box.flusher.flush()
+    assert os.path.exists(box.home.path(STORE) + ".tmp")
+    assert box.stored() == [first]
+    restart(box)
+    box.flush()
+    assert box.stored() == [first, second]
+    assert acomm.read(box.home.path(STORE)).messages[1].content == b"two"
+
+
+def _fail(*_: object, **__: object) -> None:
+    raise OSError(5, "Input/output error")
+
+
+def test_an_open_intent_is_rolled_back(box: Box) -> None:
+    box.ledger._db.execute(
+        "INSERT INTO pending_operations (operation_type, payload, created_at) "
+        "VALUES ('spawn', '{}', 1)"
+    )
+    restart(box)
+    assert box.sql("SELECT count(*) FROM pending_operations WHERE completed_at IS NULL") == [(0,)]
+    assert any("spawn {}" in line["event"] for line in box.log)
+
+
+def test_what_was_read_while_the_relay_was_down_is_noted(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\n\nhi")
+    box.flush()
+    box.kill()
+    box.take("bob", sent)
+    box.open()
+    assert box.states(sent) == {"bob": "read"}
+
+
+def test_a_channel_made_before_the_crash_is_there_after_it(box: Box) -> None:
+    """Join and message are fed again in the order of discovery, across agents."""
+    box.send("bob", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.send("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    sent = box.send("alice", "TO: #team\n\nhello")
+    restart(box)
+    box.flush()
+    assert box.row(sent)["status"] == "archived"
+    assert box.bodies("bob").count("hello") == 1
+    assert box.nacks("alice") == []
