@@ -1,0 +1,48 @@
+"""Prints docs/cli.md: the help of every command, and the exit codes.
+
+    .venv/bin/python -m scripts.cli_docs > docs/cli.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from relay.cli import cli
+from relay.errors import EXIT_CODES
+
+WIDTH = 92
+
+
+def page() -> str:
+    """The whole page."""
+    codes = "\n".join(f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items())
+    parts = [
+        "# Commands\n\nMade from `--help` by `python -m scripts.cli_docs`; a test compares them.\n",
+        "Every command takes `--home DIR`, before or behind its name; without it `$AGENT_RELAY_DIR`,"
+        "\nthen `~/.agent-relay` is the home. An error is one line on stderr with what to do.\n",
+        f"## Exit codes\n\n| code | meaning |\n|---|---|\n{codes}\n",
+    ]
+    parts += [f"## {path}\n\n```\n{text}\n```\n" for path, text in _helps(cli, "relay", None)]
+    return "\n".join(parts)
+
+
+def _helps(
+    command: click.Command, path: str, parent: click.Context | None
+) -> Iterator[tuple[str, str]]:
+    """(command line, help) of a command and of those below it."""
+    context = click.Context(
+        command, info_name=path.rpartition(" ")[2], parent=parent, max_content_width=WIDTH
+    )
+    context.terminal_width = WIDTH
+    yield path, "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from _helps(child, f"{path} {name}", context)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,100 @@
+"""The project keeps its word about itself: imports, documents, the wheel."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from relay.cli import COMMANDS, cli
+from relay.home import LEDGER
+from scripts.cli_docs import page
+from tests.box import Box
+from tests.procs import PROJECT
+
+SQL = re.compile(r'^    (?:\$ )?sqlite3 \S*ledger\.db "(.+)"$', re.M)
+
+
+def test_imports_go_down_the_list_only() -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_commands_page_is_what_help_says() -> None:
+    assert (PROJECT / "docs" / "cli.md").read_text() == page()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_line_in_the_list_is_the_commands_own(name: str) -> None:
+    command = cli.get_command(None, name)  # type: ignore[arg-type]
+    assert command is not None and command.help is not None
+    first = " ".join(command.help.split("\n\n")[0].split())
+    assert first.startswith(COMMANDS[name][1].rstrip("."))
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/runbook.md"])
+def test_the_queries_run_as_printed(box: Box, document: str) -> None:
+    sent = box.send("alice", "TO: bob\n\nhi")
+    box.send("alice", "TO: nobody\n\nhi")
+    box.flush()
+    queries = SQL.findall((PROJECT / document).read_text())
+    assert queries
+    sqlite3 = shutil.which("sqlite3") or Path(sys.executable).with_name("sqlite-utils")
+    verb = ["query"] if "sqlite-utils" in str(sqlite3) else []
+    for query in queries:
+        done = subprocess.run(
+            [sqlite3, *verb, box.home.path(LEDGER), query],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{query}: {done.stderr}"
+    assert box.states(sent) == {"bob": "written"}
+
+
+def test_links_in_the_documents_lead_somewhere() -> None:
+    for document in [PROJECT / "README.md", *(PROJECT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document}: {target}"
+
+
+def test_every_test_that_the_states_page_names_is_there() -> None:
+    text = (PROJECT / "docs" / "states.md").read_text()
+    tests = "".join(path.read_text() for path in (PROJECT / "tests").rglob("test_*.py"))
+    names = re.findall(r"::(test_\w+)", text)
+    assert len(names) > 20
+    for name in names:
+        assert f"def {name}(" in tests, name
+    for file in re.findall(r"\b(test_\w+\.py)", text):
+        assert list((PROJECT / "tests").rglob(file)), file
+
+
+@pytest.mark.timeout(60)
+def test_the_wheel_holds_schema_and_shell_script(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+        + ["--wheel-dir", str(tmp_path), str(PROJECT)],
+        check=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("relay/schema.sql") == (PROJECT / "schema.sql").read_bytes()
+        assert archive.read("agent_sdk/relay.sh")
+        assert not [name for name in archive.namelist() if name.startswith(("tests", "scripts"))]
+
+
+def test_no_file_is_above_500_lines() -> None:
+    for folder in ("relay", "agent_sdk", "scripts", "tests"):
+        for path in (PROJECT / folder).rglob("*.py"):
+            assert len(path.read_text().splitlines()) <= 500, path
