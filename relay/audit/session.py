@@ -24,7 +24,8 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from relay.audit import faults, register
+from relay.audit import faults
+from relay.audit.formats import register
 from relay.audit.java import find_java
 from relay.errors import RelayError
 

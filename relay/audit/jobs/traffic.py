@@ -70,7 +70,7 @@ def _latency_ms() -> Column:
 
 JOB = Job(
     name="traffic",
-    explains="who writes to whom: messages, bytes, milliseconds from outbox to inbox",
+    explains="who writes to whom: messages, bytes, milliseconds to the inbox",
     schema=schemas.TRAFFIC,
     table=table,
     counts=counts,

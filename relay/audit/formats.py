@@ -1,0 +1,17 @@
+"""The audits' formats, made known to a Spark session."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from relay.audit.acomm_source import AcommSource
+from relay.audit.ledger_source import LedgerSource
+
+
+def register(spark: SparkSession) -> None:
+    """Make the formats ``acomm`` and ``relay_ledger`` known to a session; again is harmless.
+
+    Where the session has workers on other machines, agent-relay must be installed there.
+    """
+    spark.dataSource.register(AcommSource)
+    spark.dataSource.register(LedgerSource)
