@@ -1,0 +1,43 @@
+"""One Spark session for all tests of the audits: starting it takes as long as thirty of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.audit.homes import HomeBuilder
+
+# Starting a JVM takes longer than a test may.
+TIMEOUT_S = 120
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test beside this file may wait for a JVM."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[object]:
+    """A session with one thread, one shuffle partition and no adaptive planning."""
+    from relay.audit.session import spark_session
+
+    session = spark_session(
+        "local[1]",
+        "tests",
+        {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.enabled": "false"},
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[HomeBuilder]:
+    """An empty home to be filled, without a store file."""
+    builder = HomeBuilder(tmp_path / "home")
+    yield builder
+    builder.close()

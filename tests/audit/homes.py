@@ -1,0 +1,173 @@
+"""Homes for the audits' tests: a ledger by relay.ledger, store files by relay.comm.acomm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from relay.audit.evidence import Evidence, gather
+from relay.checksums import sha256_hex
+from relay.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.comm import acomm
+from relay.comm.engine_state import EngineState
+from relay.comm.model import (
+    Channel,
+    ChannelType,
+    DeliveryState,
+    Message,
+    MessageType,
+    Metadata,
+    Participant,
+    StoreFile,
+)
+from relay.ledger import FileFacts, Ledger
+from tests.fakes import FakeClock
+
+# 2026-01-31T09:30:00Z
+START_S = 1_769_851_800
+START_NS = START_S * NS_PER_S
+FILE_SIZE = 100
+DIRECT = Channel(1, "dm/alice/bob", ChannelType.DIRECT, "alice", (Participant("alice"),))
+
+
+def stored_message(
+    number: int,
+    relay_id: str | None,
+    body: bytes = b"hello",
+    *,
+    sender: str = "alice",
+    to: str = "bob",
+    created_ns: int = START_NS,
+    created_at: int = START_S,
+    **fields: object,
+) -> Message:
+    """What the engine keeps of a message that came through the relay."""
+    metadata: Metadata | None = None
+    if relay_id is not None:
+        metadata = {"relay_id": relay_id, "to": to, "created_ns": created_ns}
+    return Message(
+        number,
+        MessageType.TEXT,
+        sender,
+        1,
+        body,
+        metadata=metadata,
+        created_at=created_at,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+class HomeBuilder:
+    """A home that is filled message by message; ``write_store`` writes what the engine holds."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "store").mkdir(parents=True)
+        self.ledger = Ledger.open(str(root / "ledger.db"))
+        self.stored: list[Message] = []
+
+    @property
+    def path(self) -> str:
+        """The home, as the command line takes it."""
+        return str(self.root)
+
+    def close(self) -> None:
+        """Close the ledger."""
+        self.ledger.close()
+
+    def seen(
+        self,
+        message_id: str,
+        body: bytes = b"hello",
+        *,
+        sender: str = "alice",
+        to: str = "bob",
+        at_ns: int = START_NS,
+    ) -> None:
+        """A row, pending."""
+        path = f"agents/{sender}/outbox/{message_id}.msg"
+        facts = FileFacts(
+            message_id, sender, path, FILE_SIZE, at_ns, 7, sha256_hex(body), "message", to, at_ns
+        )
+        with self.ledger.transaction():
+            self.ledger.record([facts])
+
+    def sent(
+        self,
+        message_id: str,
+        body: bytes = b"hello",
+        *,
+        sender: str = "alice",
+        to: str = "bob",
+        recipients: tuple[str, ...] = ("bob",),
+        at_ns: int = START_NS,
+        written_after_ms: float = 5,
+    ) -> None:
+        """A row, archived, with its deliveries written; the engine holds the message."""
+        self.seen(message_id, body, sender=sender, to=to, at_ns=at_ns)
+        self.deliver(message_id, recipients, at_ns=at_ns, written_after_ms=written_after_ms)
+        self.finish(message_id, at_ns=at_ns)
+        self.keep(message_id, body, sender=sender, to=to)
+
+    def deliver(
+        self,
+        message_id: str,
+        recipients: tuple[str, ...] = ("bob",),
+        *,
+        at_ns: int = START_NS,
+        written_after_ms: float | None = 5,
+    ) -> None:
+        """Deliveries, staged, and written unless ``written_after_ms`` is None."""
+        with self.ledger.transaction():
+            self.ledger.claim([message_id])
+            self.ledger.stage(
+                (message_id, name, "staged", at_ns, None, None) for name in recipients
+            )
+            if written_after_ms is not None:
+                self.ledger.written(
+                    [(message_id, name) for name in recipients],
+                    at_ns + int(written_after_ms * NS_PER_MS),
+                )
+
+    def finish(self, message_id: str, *, at_ns: int = START_NS) -> None:
+        """The row is archived."""
+        with self.ledger.transaction():
+            self.ledger.complete([message_id], at_ns)
+            self.ledger.archive([(message_id, f"archive/2026-01-31/alice/{message_id}.msg")])
+
+    def keep(
+        self,
+        message_id: str | None,
+        body: bytes = b"hello",
+        *,
+        sender: str = "alice",
+        to: str = "bob",
+    ) -> None:
+        """The engine holds this message, whatever the ledger says."""
+        number = len(self.stored) + 1
+        self.stored.append(stored_message(number, message_id, body, sender=sender, to=to))
+
+    def write_store(self, name: str = "store/relay.acomm", **fields: object) -> str:
+        """Write what the engine holds to a file of the home; returns its path."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        state = EngineState(
+            deliveries={message.id: {"bob": DeliveryState.DELIVERED} for message in self.stored}
+        )
+        store = StoreFile(
+            START_S,
+            START_S,
+            channels=(DIRECT,),
+            messages=tuple(self.stored),
+            engine_state=state.encode(),
+            **fields,  # type: ignore[arg-type]
+        )
+        acomm.write(str(path), store)
+        return str(path)
+
+    def evidence(
+        self, spark: object, folder: Path, clock: Clock | None = None, grace_s: float = 30
+    ) -> Evidence:
+        """What a run over this home would look at, an hour after START unless told otherwise."""
+        folder.mkdir()
+        clock = clock or FakeClock(START_NS + 3600 * NS_PER_S)
+        return Evidence(spark, gather(self.path, str(folder), clock, grace_s))

@@ -1,0 +1,285 @@
+"""The format `acomm`: every section and option, and what it does with a file that is damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from relay.audit import acomm_source, faults, schemas
+from relay.audit.acomm_columns import SECTIONS
+from relay.checksums import sha256_hex
+from relay.comm import acomm
+from relay.comm.engine_state import EngineState
+from relay.comm.model import (
+    Channel,
+    ChannelConfig,
+    ChannelType,
+    DeliveryMode,
+    DeliveryState,
+    MatchMode,
+    Message,
+    MessageStatus,
+    MessageType,
+    Participant,
+    Priority,
+    StoreFile,
+    Subscription,
+)
+from relay.errors import RelayError
+from tests.audit.homes import START_NS, START_S, stored_message
+
+U64_MAX = 2**64 - 1
+START = datetime(2026, 1, 31, 9, 30)
+
+FULL = Message(
+    U64_MAX,
+    MessageType.COMMAND,
+    "alice",
+    1,
+    b"deploy",
+    topic="build.done",
+    correlation_id="7f8b0b6e-0000-4000-8000-000000000000",
+    priority=Priority.HIGH,
+    metadata={
+        "relay_id": "1-full",
+        "to": "bob",
+        "created_ns": START_NS,
+        "h.Note": "hi",
+        "share": 0.5,
+        "urgent": True,
+        "nothing": None,
+    },
+    created_at=START_S,
+    delivered_at=START_S + 1,
+    acknowledged_at=START_S + 2,
+    ttl=U64_MAX,
+    status=MessageStatus.ACKNOWLEDGED,
+    retry_count=2**32 - 1,
+    signature=b"\x01\x02",
+)
+BARE = Message(2, MessageType.TEXT, "bob", 77, b"", created_at=U64_MAX)
+STORE = StoreFile(
+    START_S,
+    START_S,
+    channels=(
+        Channel(
+            1,
+            "dm/alice/bob",
+            ChannelType.DIRECT,
+            "alice",
+            (Participant("alice"), Participant("bob")),
+            ChannelConfig(DeliveryMode.AT_LEAST_ONCE, ack_timeout=60),
+            created_at=START_S,
+            modified_at=START_S,
+            message_count=2,
+            tags=("a", "b"),
+        ),
+    ),
+    messages=(FULL, BARE),
+    subscriptions=(
+        Subscription(3, 1, "bob", "build.#", MatchMode.MULTI_LEVEL, START_S, active=False),
+    ),
+    dead_letters=(stored_message(5, "1-dead"),),
+    archive=(stored_message(6, "1-old"), stored_message(7, "1-older")),
+    engine_state=EngineState(
+        deliveries={
+            U64_MAX: {"bob": DeliveryState.ACKNOWLEDGED, "carol": DeliveryState.BOUNCED},
+            2: {"alice": DeliveryState.SENT},
+        }
+    ).encode(),
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A store file with something in every section."""
+    path = str(tmp_path / "a.acomm")
+    acomm.write(path, STORE)
+    return path
+
+
+@pytest.fixture
+def read(spark: SparkSession) -> Iterator[object]:
+    """Read as somebody at a Spark prompt would: ``read(path, section=...)``."""
+
+    def read(path: str | list[str], **options: str) -> DataFrame:
+        return spark.read.format("acomm").options(**options).load(path)
+
+    return read  # type: ignore[return-value]
+
+
+def one(frame: DataFrame, **where: object) -> Row:
+    """The one row where these columns have these values."""
+    found = [r for r in frame.collect() if all(r[name] == value for name, value in where.items())]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_messages_with_every_column(read, path: str) -> None:
+    frame = read(path)
+    assert frame.schema.names == schemas.STORED_MESSAGE.names
+    row = one(frame, sender="alice").asDict()
+    assert row == {
+        "file": path,
+        "section": "messages",
+        "id": Decimal(U64_MAX),
+        "message_type": "Command",
+        "sender": "alice",
+        "channel_id": Decimal(1),
+        "channel": "dm/alice/bob",
+        "content": b"deploy",
+        "content_size": 6,
+        "checksum": sha256_hex(b"deploy"),
+        "sealed": False,
+        "topic": "build.done",
+        "correlation_id": "7f8b0b6e-0000-4000-8000-000000000000",
+        "priority": "High",
+        "metadata": {
+            "relay_id": "1-full",
+            "to": "bob",
+            "created_ns": str(START_NS),
+            "h.Note": "hi",
+            "share": "0.5",
+            "urgent": "true",
+            "nothing": None,
+        },
+        "relay_id": "1-full",
+        "to": "bob",
+        "created_ns": START_NS,
+        "created_at": START,
+        "delivered_at": START.replace(second=1),
+        "acknowledged_at": START.replace(second=2),
+        "ttl_s": Decimal(U64_MAX),
+        "status": "Acknowledged",
+        "retry_count": 2**32 - 1,
+        "signature": b"\x01\x02",
+    }
+
+
+def test_what_a_message_lacks_is_null_and_so_is_a_time_without_end(read, path: str) -> None:
+    row = one(read(path), sender="bob")
+    for name in ("channel", "topic", "metadata", "relay_id", "to", "created_ns", "created_at"):
+        assert row[name] is None, name
+    assert (row["content_size"], row["checksum"]) == (0, sha256_hex(b""))
+
+
+def test_the_other_sections(read, path: str) -> None:
+    dead = one(read(path, section="dead_letters"))
+    assert (dead["section"], dead["relay_id"]) == ("dead_letters", "1-dead")
+    assert read(path, section="archive").count() == 2
+    both = read(path, section="messages, dead_letters,archive")
+    assert sorted(row["section"] for row in both.collect()) == [
+        "archive",
+        "archive",
+        "dead_letters",
+        "messages",
+        "messages",
+    ]
+    deliveries = read(path, section="deliveries").drop("file")
+    assert sorted(map(tuple, deliveries.collect())) == [
+        (Decimal(2), None, "alice", "Sent"),
+        (Decimal(U64_MAX), "1-full", "bob", "Acknowledged"),
+        (Decimal(U64_MAX), "1-full", "carol", "Bounced"),
+    ]
+    channel = one(read(path, section="channels"))
+    assert channel["participants"] == ["alice", "bob"]
+    assert (channel["delivery"], channel["ack_timeout_s"]) == ("AtLeastOnce", Decimal(60))
+    assert (channel["description"], channel["tags"]) == (None, ["a", "b"])
+    subscription = one(read(path, section="subscriptions"))
+    assert (subscription["match_mode"], subscription["active"]) == ("MultiLevel", False)
+
+
+def test_a_schema_chooses_columns(spark: SparkSession, path: str) -> None:
+    reader = spark.read.format("acomm").schema("to string, id decimal(20,0) not null")
+    assert sorted(map(tuple, reader.load(path).collect()), key=str) == [
+        ("bob", Decimal(U64_MAX)),
+        (None, Decimal(2)),
+    ]
+
+
+def test_file_folder_glob_and_list(read, tmp_path: Path, path: str) -> None:
+    other = tmp_path / "archive" / "2026-01-31" / "000001.acomm"
+    other.parent.mkdir(parents=True)
+    acomm.write(str(other), STORE)
+    (tmp_path / "archive" / "000001.acomm.tmp").write_bytes(b"half written")
+    both = {path, str(other)}
+    for given in (str(tmp_path), str(tmp_path / "**" / "*.acomm"), [path, str(other), path]):
+        frame = read(given)
+        assert {row["file"] for row in frame.collect()} == both
+        assert frame.count() == 4
+    assert read(str(tmp_path / "arch*")).count() == 2
+    (tmp_path / "empty").mkdir()
+    assert read(str(tmp_path / "empty")).collect() == []
+
+
+def test_load_takes_names_as_they_are(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "we[i]rd, *.acomm"
+    acomm.write(str(path), STORE)
+    assert acomm_source.load(spark, [str(path)], "messages", ["id"]).count() == 2
+    assert acomm_source.load(spark, [], "messages", ["id"]).collect() == []
+
+
+def test_more_rows_than_a_batch(read, tmp_path: Path) -> None:
+    many = tuple(stored_message(n, f"1-{n}") for n in range(acomm_source.BATCH_ROWS + 1))
+    path = str(tmp_path / "many.acomm")
+    acomm.write(path, StoreFile(1, 1, messages=many))
+    frame = read(path).select("relay_id").distinct()
+    assert frame.count() == len(many)
+
+
+def test_every_section_has_a_getter_for_every_column(path: str) -> None:
+    from relay.audit.acomm_columns import rows
+
+    for section, schema in SECTIONS.items():
+        assert set(rows(STORE, section, path).columns) == set(schema.names), section
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "line"),
+    [
+        ({"section": "letters"}, None, "section 'letters' is none of messages, "),
+        ({"section": "messages,channels"}, None, "sections messages,channels have different"),
+        ({}, "sender string, colour string", "section messages has no column colour: it has file"),
+        ({}, "sender long", "column sender of section messages is string, not bigint"),
+    ],
+)
+def test_a_wrong_option_is_one_line(
+    spark: SparkSession, path: str, options: dict[str, str], schema: str | None, line: str
+) -> None:
+    reader = spark.read.format("acomm").options(**options)
+    with pytest.raises(RelayError) as caught, faults.explained():
+        (reader.schema(schema) if schema else reader).load(path).collect()
+    assert str(caught.value).startswith(line)
+
+
+def test_a_damaged_file_fails_the_job_with_its_name(read, tmp_path: Path, path: str) -> None:
+    data = bytearray(Path(path).read_bytes())
+    data[200] ^= 1
+    bad = tmp_path / "bad.acomm"
+    bad.write_bytes(data)
+    with pytest.raises(RelayError) as caught, faults.explained():
+        read(str(tmp_path)).count()
+    line = str(caught.value)
+    assert line.startswith(f"{bad} at ") and "SHA-256" in line
+    assert "\n" not in line and "Traceback" not in line and "java" not in line
+    assert caught.value.hint
+
+
+def test_damaged_engine_state_names_the_file(read, tmp_path: Path) -> None:
+    path = str(tmp_path / "b.acomm")
+    acomm.write(path, StoreFile(1, 1, engine_state={2: b"\x01"}))
+    with pytest.raises(RelayError, match=f"^{path}: section 256 at 0"), faults.explained():
+        read(path, section="deliveries").collect()
+
+
+def test_missing_files_are_one_line(read, spark: SparkSession, tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone.acomm")
+    with pytest.raises(RelayError, match=f"^there is no file {gone}$"), faults.explained():
+        read(gone).collect()
+    with pytest.raises(RelayError, match="needs a path"), faults.explained():
+        spark.read.format("acomm").load().collect()

