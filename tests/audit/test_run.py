@@ -161,3 +161,11 @@ def test_the_command_line_is_there_before_spark_is() -> None:
     assert (
         "import pyspark" not in head and "from relay.audit" not in head.split("TYPE_CHECKING:")[0]
     )
+
+
+def test_the_document_names_every_job_class_and_column() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
+    for schema in (schemas.RECONCILED, schemas.TRAFFIC, schemas.FINDING):
+        assert [name for name in schema.names if f"`{name}`" not in text] == []
+    assert [name for name in set(EXPECTED.values()) if f"| `{name}` |" not in text] == []
+    assert [name for name in JOBS if f"## {name}\n" not in text] == []
