@@ -115,6 +115,8 @@ class Daemon:
         """Open everything, recover, serve until told to stop, close everything."""
         with contextlib.ExitStack() as stack:
             config = decode_config(self._home.read_config())
+            for name in self._home.secure():
+                self._log(f"Narrowed the mode of {name}", action="narrow_mode", file=name)
             ledger = Ledger.open(
                 self._home.path(LEDGER), busy_timeout_ms=config.ledger.busy_timeout_ms
             )

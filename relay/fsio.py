@@ -40,7 +40,8 @@ fault: Callable[[str, str], None] = _no_fault
 def write_atomic(path: str, data: bytes) -> None:
     """Replace ``path`` by ``data``: temp file, write, fsync, rename, fsync of the directory.
 
-    Committed at the rename: a crash before it leaves the old file and ``path.tmp``.
+    Committed at the rename: a crash before it leaves the old file and ``path.tmp``. On a full
+    disk the piece written is removed again.
     """
     temp = path + ".tmp"
     fault("create", path)
@@ -49,6 +50,10 @@ def write_atomic(path: str, data: bytes) -> None:
         fault("write", path)
         _write_all(fd, data)
         sync_file(fd)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temp)
+        raise
     finally:
         os.close(fd)
     fault("rename", path)
@@ -96,8 +101,8 @@ def ensure_dir(name: str, dir_fd: int | None = None) -> None:
         restrict(name, DIR_MODE, dir_fd)
 
 
-def restrict(name: str, mode: int, dir_fd: int | None = None) -> None:
-    """Take from others what ``mode`` does not give them; links are refused.
+def restrict(name: str, mode: int, dir_fd: int | None = None) -> bool:
+    """Set a mode; True when it was another. Links are refused.
 
     Errors: UnsafePath when ``name`` is a link, or belongs to somebody else.
     """
@@ -106,8 +111,10 @@ def restrict(name: str, mode: int, dir_fd: int | None = None) -> None:
         raise UnsafePath(f"{name} is a link")
     if status.st_uid != os.geteuid():
         raise UnsafePath(f"{name} belongs to user {status.st_uid}, not to {os.geteuid()}")
-    if stat.S_IMODE(status.st_mode) != mode:
-        os.chmod(name, mode, dir_fd=dir_fd)
+    if stat.S_IMODE(status.st_mode) == mode:
+        return False
+    os.chmod(name, mode, dir_fd=dir_fd)
+    return True
 
 
 def read_regular(name: str, dir_fd: int | None, limit: int) -> tuple[bytes, os.stat_result]:

@@ -14,14 +14,14 @@ from the home's descriptor, name by name, and follows no link. Source: relay-fil
 
 from __future__ import annotations
 
+import contextlib
 import os
-import stat
 from collections.abc import Iterator
 from types import TracebackType
 
 from relay import fsio
 from relay.errors import HomeMissing, UnsafePath
-from relay.names import OPERATOR, is_agent_name
+from relay.names import OPERATOR, check_agent_name, is_agent_name
 
 HOME_VARIABLE = "AGENT_RELAY_DIR"
 DEFAULT_HOME = "~/.agent-relay"
@@ -70,7 +70,11 @@ class Home:
         else:
             fsio.write_atomic(path, config)
         home = cls(root)
-        home.make_agent(OPERATOR)
+        try:
+            home.make_agent(OPERATOR)
+        except BaseException:
+            home.close()
+            raise
         return home
 
     def close(self) -> None:
@@ -112,7 +116,7 @@ class Home:
     def make_agent(self, name: str) -> None:
         """Make an agent's directories, or complete them; every effect is harmless again.
 
-        Errors: UnsafePath, OSError for the first that cannot be used.
+        Errors: InvalidName; UnsafePath, OSError for the first that cannot be used.
         """
         for problem in self.complete_agent(name):
             raise problem
@@ -120,8 +124,9 @@ class Home:
     def complete_agent(self, name: str) -> list[OSError | UnsafePath]:
         """Like ``make_agent``; what is wrong below the agent's own directory is returned.
 
-        Errors: UnsafePath, OSError when the agent's own directory cannot be used.
+        Errors: InvalidName, and UnsafePath, OSError when the agent's own directory cannot be used.
         """
+        check_agent_name(name)
         problems: list[OSError | UnsafePath] = []
         with self.dirs() as dirs:
             fsio.ensure_dir(name, dirs.get("agents"))
@@ -143,15 +148,18 @@ class Home:
             except (OSError, UnsafePath):
                 return None
 
-    def unsafe_modes(self) -> list[str]:
-        """Names at the top that others may read; modes are repaired by ``create``."""
-        found = []
-        with os.scandir(self.root) as entries:
+    def secure(self) -> list[str]:
+        """Narrow the modes at the top of the home; returns the names that were too wide.
+
+        Errors: UnsafePath for a link, or for what belongs to somebody else.
+        """
+        repaired = []
+        with os.scandir(self._fd) as entries:
             for entry in entries:
-                mode = stat.S_IMODE(entry.stat(follow_symlinks=False).st_mode)
-                if mode & 0o077:
-                    found.append(entry.name)
-        return sorted(found)
+                mode = fsio.DIR_MODE if entry.is_dir(follow_symlinks=False) else fsio.FILE_MODE
+                if fsio.restrict(entry.name, mode, self._fd):
+                    repaired.append(entry.name)
+        return sorted(repaired)
 
 
 class Dirs:
@@ -176,7 +184,7 @@ class Dirs:
         if not parts:
             return self._root_fd
         name = parts[-1]
-        if not name or "/" in name or name in (".", ".."):
+        if not name or "/" in name or "\0" in name or name in (".", ".."):
             raise UnsafePath(f"{name!r} is no name of a directory")
         fd = fsio.open_dir(name, self.get(*parts[:-1]))
         self._open[parts] = fd

@@ -154,6 +154,7 @@ def _facts(home: Home) -> dict[str, Any]:
         "home": home.root,
         "running": pid is not None,
         "pid": pid,
+        "rss_bytes": _memory(pid),
         "started_at": when(int(state["started_at"])) if "started_at" in state else None,
         "starts": int(state.get("epoch", 0)),
         "pending": open_rows.get("pending", 0),
@@ -178,9 +179,23 @@ def _facts(home: Home) -> dict[str, Any]:
     return facts
 
 
+def _memory(pid: int | None) -> int | None:
+    """Resident memory of the daemon in bytes; None where it cannot be asked."""
+    if pid is None:
+        return None
+    import psutil
+
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return None
+
+
 def _show(facts: dict[str, Any]) -> None:
     if facts["running"]:
-        click.echo(f"the relay runs, pid {facts['pid']}, since {facts['started_at']}")
+        rss = facts["rss_bytes"]
+        memory = f", {rss // 1_000_000} MB" if rss else ""
+        click.echo(f"the relay runs, pid {facts['pid']}{memory}, since {facts['started_at']}")
     else:
         click.echo("no relay runs; start one with `relay up`")
     click.echo(f"home {facts['home']}")
