@@ -157,8 +157,9 @@ class Home:
         with os.scandir(self._fd) as entries:
             for entry in entries:
                 mode = fsio.DIR_MODE if entry.is_dir(follow_symlinks=False) else fsio.FILE_MODE
-                if fsio.restrict(entry.name, mode, self._fd):
-                    repaired.append(entry.name)
+                with contextlib.suppress(FileNotFoundError):  # SQLite removes files of its own
+                    if fsio.restrict(entry.name, mode, self._fd):
+                        repaired.append(entry.name)
         return sorted(repaired)
 
 
