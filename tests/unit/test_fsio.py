@@ -1,0 +1,309 @@
+"""Writing: whole files or none, modes whatever the umask, and what a full disk leaves."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from relay import fsio
+from relay.errors import UnsafePath
+
+UMASKS = [0o000, 0o002, 0o022, 0o027, 0o077]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[int]:
+    """A descriptor of tmp_path; the test may not leave another one open."""
+    before = len(os.listdir("/proc/self/fd"))
+    fd = fsio.open_dir(str(tmp_path))
+    yield fd
+    os.close(fd)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.fixture
+def umask() -> Iterator[Callable[[int], int]]:
+    """Sets the umask until the test ends."""
+    before = os.umask(0o022)
+    yield os.umask
+    os.umask(before)
+
+
+@pytest.fixture
+def no_room_above() -> Iterator[Callable[[int], None]]:
+    """Writes behind this many bytes of a file fail, as on a full disk (EFBIG for ENOSPC)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(size: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, wanted: str, code: int = errno.ENOSPC) -> list[str]:
+    """Let the named operation fail; returns the list of all operations so far."""
+    seen: list[str] = []
+
+    def fault(operation: str, name: str) -> None:
+        seen.append(operation)
+        if operation == wanted:
+            raise OSError(code, os.strerror(code), name)
+
+    monkeypatch.setattr(fsio, "fault", fault)
+    return seen
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+# -- modes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", UMASKS)
+def test_what_is_made_is_700_and_600_whatever_the_umask(
+    mask: int, umask: Callable[[int], int], folder: int, tmp_path: Path
+) -> None:
+    umask(mask)
+    fsio.ensure_dir("d", folder)
+    fsio.create("f", b"x", folder)
+    fsio.write_atomic(str(tmp_path / "w"), b"x")
+    with fsio.locked(str(tmp_path / "l")):
+        pass
+    assert mode(tmp_path / "d") == 0o700
+    assert [mode(tmp_path / name) for name in "fwl"] == [0o600, 0o600, 0o600]
+
+
+@pytest.mark.parametrize("given", [0o755, 0o777, 0o500, 0o750])
+def test_a_directory_that_is_there_is_made_700(given: int, folder: int, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d").chmod(given)
+    fsio.ensure_dir("d", folder)
+    assert mode(tmp_path / "d") == 0o700
+
+
+@pytest.mark.parametrize("given", [0o644, 0o666, 0o400, 0o755])
+def test_a_file_that_is_read_is_made_600(given: int, folder: int, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"hi")
+    (tmp_path / "f").chmod(given)
+    before = (tmp_path / "f").stat()
+    data, status = fsio.read_regular("f", folder, 100)
+    assert (data, mode(tmp_path / "f")) == (b"hi", 0o600)
+    assert status.st_mtime_ns == before.st_mtime_ns
+
+
+def test_restrict_leaves_a_right_mode_alone(folder: int, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"")
+    (tmp_path / "f").chmod(0o600)
+    before = (tmp_path / "f").stat().st_ctime_ns
+    fsio.restrict("f", 0o600, folder)
+    assert (tmp_path / "f").stat().st_ctime_ns == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_what_belongs_to_somebody_else_is_refused(folder: int, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    os.chown(tmp_path / "d", 12345, 12345)
+    with pytest.raises(UnsafePath, match="belongs to user 12345"):
+        fsio.ensure_dir("d", folder)
+
+
+# -- write_atomic --------------------------------------------------------------------------
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    fsio.write_atomic(str(path), b"old")
+    first = path.stat().st_ino
+    with open(path, "rb") as reader:
+        fsio.write_atomic(str(path), b"new" * 100_000)
+        assert reader.read() == b"old"
+    assert path.read_bytes() == b"new" * 100_000
+    assert path.stat().st_ino != first
+    assert os.listdir(tmp_path) == ["f"]
+
+
+@pytest.mark.parametrize("operation", ["create", "write", "rename"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_the_old_file_survives_whatever_fails(
+    operation: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "f"
+    fsio.write_atomic(str(path), b"old")
+    seen = fail_at(monkeypatch, operation, code)
+    with pytest.raises(OSError, match=os.strerror(code)):
+        fsio.write_atomic(str(path), b"new")
+    assert seen[-1] == operation
+    assert path.read_bytes() == b"old"
+    assert ("f.tmp" in os.listdir(tmp_path)) == (operation == "rename")
+
+    monkeypatch.undo()
+    fsio.write_atomic(str(path), b"new")
+    assert path.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["f"]
+
+
+def test_a_full_disk_is_not_filled_with_the_piece(
+    tmp_path: Path, no_room_above: Callable[[int], None]
+) -> None:
+    path = tmp_path / "f"
+    fsio.write_atomic(str(path), b"old")
+    no_room_above(4096)
+    with pytest.raises(OSError):
+        fsio.write_atomic(str(path), b"x" * 5000)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["f"]
+
+
+def test_what_a_crash_left_beside_it_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / "f.tmp").write_bytes(b"a long piece of an earlier try")
+    fsio.write_atomic(str(tmp_path / "f"), b"new")
+    assert (tmp_path / "f").read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["f"]
+
+
+def test_a_link_in_the_place_of_the_temp_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_bytes(b"safe")
+    (tmp_path / "f.tmp").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+        fsio.write_atomic(str(tmp_path / "f"), b"new")
+    assert (tmp_path / "victim").read_bytes() == b"safe"
+
+
+# -- create, rename, remove ----------------------------------------------------------------
+
+
+def test_create_takes_no_name_that_is_there(folder: int, tmp_path: Path) -> None:
+    fsio.create("f", b"one", folder)
+    with pytest.raises(FileExistsError):
+        fsio.create("f", b"two", folder)
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileExistsError):
+        fsio.create("link", b"two", folder)
+    assert (tmp_path / "f").read_bytes() == b"one"
+    assert sorted(os.listdir(tmp_path)) == ["f", "link"]
+
+
+def test_create_on_a_full_disk_leaves_nothing(
+    folder: int, tmp_path: Path, no_room_above: Callable[[int], None]
+) -> None:
+    no_room_above(4096)
+    with pytest.raises(OSError) as caught:
+        fsio.create("f", b"x" * 5000, folder)
+    assert caught.value.errno == errno.EFBIG
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("operation", ["create", "write"])
+def test_create_that_fails_leaves_nothing(
+    operation: str, folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_at(monkeypatch, operation)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        fsio.create("f", b"x", folder)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_large_file_is_written_to_its_end(folder: int, tmp_path: Path) -> None:
+    data = os.urandom(3_000_000)
+    fsio.create("f", data, folder)
+    assert (tmp_path / "f").read_bytes() == data
+
+
+def test_rename_moves_between_directories_and_replaces(folder: int, tmp_path: Path) -> None:
+    fsio.ensure_dir("d", folder)
+    other = fsio.open_dir("d", folder)
+    fsio.create("a", b"new", folder)
+    fsio.create("b", b"old", other)
+    fsio.rename("a", folder, "b", other)
+    os.close(other)
+    assert (tmp_path / "d" / "b").read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["d"]
+
+
+def test_rename_can_be_made_to_fail(
+    folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsio.create("a", b"x", folder)
+    fail_at(monkeypatch, "rename", errno.EIO)
+    with pytest.raises(OSError):
+        fsio.rename("a", folder, "b", folder)
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_remove_is_harmless_the_second_time(folder: int, tmp_path: Path) -> None:
+    fsio.create("f", b"x", folder)
+    fsio.remove("f", folder)
+    fsio.remove("f", folder)
+    assert os.listdir(tmp_path) == []
+
+
+def test_exists_sees_a_link_to_nowhere(folder: int, tmp_path: Path) -> None:
+    assert not fsio.exists("f", folder)
+    (tmp_path / "f").symlink_to("nowhere")
+    assert fsio.exists("f", folder)
+
+
+# -- the lock ------------------------------------------------------------------------------
+
+HOLDER = """
+import sys
+from relay import fsio
+try:
+    with fsio.locked(sys.argv[1]):
+        print("held", flush=True)
+        sys.stdin.read()
+except BlockingIOError:
+    print("refused", flush=True)
+"""
+
+
+def holder(path: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+def test_the_lock_is_one_processs_until_it_ends_however_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    with holder(path) as first:
+        assert first.stdout and first.stdout.readline() == "held\n"
+        with holder(path) as second:
+            assert second.stdout and second.stdout.readline() == "refused\n"
+        with pytest.raises(BlockingIOError), fsio.locked(str(path)):
+            pass
+        first.kill()
+    with fsio.locked(str(path)), holder(path) as third:
+        assert third.stdout and third.stdout.readline() == "refused\n"
+    with fsio.locked(str(path)):
+        pass
+    assert mode(path) == 0o600
+
+
+def test_the_lock_is_free_when_its_block_fails(tmp_path: Path) -> None:
+    path = str(tmp_path / ".lock")
+    with pytest.raises(ZeroDivisionError), fsio.locked(path):
+        raise ZeroDivisionError
+    with fsio.locked(path):
+        pass
+
+
+def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_bytes(b"")
+    (tmp_path / ".lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+        with fsio.locked(str(tmp_path / ".lock")):
+            pass
