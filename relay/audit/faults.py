@@ -10,7 +10,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from relay import errors
