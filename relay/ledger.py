@@ -5,7 +5,7 @@ transaction a step. A state moves by ``UPDATE ... WHERE status = <expected>`` an
 that come back say who won. Source: relay-file-system.txt 2.1-2.4 and appendix B, FORMATS 4.
 
     pending -> processing -> completed -> archived
-           <- (recovery, backoff)      -> failed (from any but archived)
+           <- (recovery, backoff)      -> failed (from pending and processing)
 """
 
 from __future__ import annotations
@@ -90,18 +90,15 @@ class Ledger:
         Errors: VersionError when a newer version wrote it; LedgerError when it is no database.
         """
         with _translated(path):
+            _restrict(path)
             connection = sqlite3.connect(
                 path, isolation_level=None, timeout=busy_timeout_ms / 1000, cached_statements=256
             )
-            connection.executescript(PRAGMAS)
-            connection.execute(f"PRAGMA busy_timeout = {busy_timeout_ms:d}")
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            if version > SCHEMA_VERSION:
+            try:
+                _set_up(connection, path, busy_timeout_ms)
+            except BaseException:
                 connection.close()
-                raise VersionError(path, 60, f"user_version <= {SCHEMA_VERSION}", version)
-            if version == 0:
-                connection.executescript(f"BEGIN IMMEDIATE; {schema_sql()} COMMIT;")
-            os.chmod(path, 0o600)
+                raise
         return cls(connection)
 
     def close(self) -> None:
@@ -116,7 +113,8 @@ class Ledger:
             try:
                 yield
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # a full disk has rolled it back already
+                    self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
 
@@ -423,8 +421,36 @@ def open_readonly(path: str) -> sqlite3.Connection:
     with _translated(path):
         connection = sqlite3.connect(f"file:{_quoted(path)}?mode=ro", uri=True, timeout=5)
         connection.row_factory = sqlite3.Row
-        connection.execute("SELECT 1 FROM messages LIMIT 1")
+        try:
+            connection.execute("SELECT 1 FROM messages LIMIT 1")
+        except BaseException:
+            connection.close()
+            raise
     return connection
+
+
+def _restrict(path: str) -> None:
+    """A file of mode 600, made when there is none: SQLite gives its mode to -wal and -shm.
+
+    One that is there is not opened here: closing it would drop the locks of a connection.
+    """
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        os.chmod(path, 0o600)
+    except OSError as exc:
+        raise LedgerError(f"{path}: {exc.strerror}") from exc
+
+
+def _set_up(connection: sqlite3.Connection, path: str, busy_timeout_ms: int) -> None:
+    """The settings of appendix B, and the tables where there are none yet."""
+    connection.execute(f"PRAGMA busy_timeout = {busy_timeout_ms:d}")
+    connection.executescript(PRAGMAS)
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        raise VersionError(path, 60, f"user_version <= {SCHEMA_VERSION}", version)
+    if version == 0:
+        connection.executescript(f"BEGIN IMMEDIATE; {schema_sql()} COMMIT;")
 
 
 def _quoted(path: str) -> str:
