@@ -1,0 +1,281 @@
+"""The life of a delivery, and what else the ledger keeps: rejections, agents, state, intents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.ledger import Delivery, Ledger
+from tests.unit.ledger_support import NOW, Look, facts, message_id, record, stage
+
+STATES = ["held", "staged", "written", "read", "acked", "expired", "bounced", "dead"]
+Move = Callable[[Ledger, str], object]
+KEY = "bob"
+
+# What each call does with a delivery in each state; every state that is not named stays.
+MOVES: dict[str, tuple[Move, dict[str, str]]] = {
+    "stage again": (
+        lambda db, one: db.stage([(one, KEY, "staged", NOW + 9, "again", None)]),
+        {},
+    ),
+    "written": (
+        lambda db, one: db.written([(one, KEY)], NOW),
+        {"staged": "written", "held": "written"},
+    ),
+    "hold": (
+        lambda db, one: db.hold([(one, KEY, "why", NOW)]),
+        {"staged": "held", "held": "held"},
+    ),
+    "expire": (lambda db, one: db.expire(one, KEY), {"held": "expired"}),
+    "read": (lambda db, one: db.read([(one, KEY)], NOW), {"written": "read"}),
+    "acknowledge": (
+        lambda db, one: db.acknowledge(one, KEY, "completed", NOW),
+        {"written": "acked", "read": "acked", "acked": "acked"},
+    ),
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "ledger.db")
+
+
+@pytest.fixture
+def ledger(path: str) -> Iterator[Ledger]:
+    opened = Ledger.open(path)
+    yield opened
+    assert opened._db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    opened.close()
+
+
+@pytest.fixture
+def look(ledger: Ledger, path: str) -> Iterator[Look]:
+    reader = Look(path)
+    yield reader
+    reader.close()
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("name", MOVES)
+def test_a_call_moves_a_delivery_from_where_it_may_and_from_nowhere_else(
+    ledger: Ledger, look: Look, name: str, state: str
+) -> None:
+    (one,) = record(ledger, 1)
+    ledger.stage([(one, KEY, state, NOW, None, None), (one, "carol", state, NOW, None, None)])
+    call, moves = MOVES[name]
+    with ledger.transaction():
+        call(ledger, one)
+    assert look.state(one, KEY) == moves.get(state, state)
+    assert look.state(one, "carol") == state
+
+
+def test_every_hop_has_its_time(ledger: Ledger, look: Look) -> None:
+    (one,) = record(ledger, 1)
+    stage(ledger, one, "bob")
+    ledger.written([(one, "bob")], NOW + 1)
+    ledger.read([(one, "bob")], NOW + 2)
+    ledger.acknowledge(one, "bob", "in_progress", NOW + 3)
+    columns = "staged_at, written_at, read_at, acked_at, ack_status, attempt, due_at, last_error"
+    assert look.all(f"SELECT {columns} FROM deliveries") == [
+        (NOW, NOW + 1, NOW + 2, NOW + 3, "in_progress", 1, None, None)
+    ]
+    ledger.acknowledge(one, "bob", "completed", NOW + 4)
+    assert look.all("SELECT acked_at, ack_status, read_at FROM deliveries") == [
+        (NOW + 4, "completed", NOW + 2)
+    ]
+
+
+def test_an_ack_is_the_evidence_of_reading_where_nothing_else_was_seen(
+    ledger: Ledger, look: Look
+) -> None:
+    (one,) = record(ledger, 1)
+    stage(ledger, one, "bob")
+    ledger.written([(one, "bob")], NOW + 1)
+    ledger.acknowledge(one, "bob", "received", NOW + 7)
+    assert look.all("SELECT state, read_at FROM deliveries") == [("acked", NOW + 7)]
+
+
+def test_a_held_delivery_is_tried_again_until_it_is_written(ledger: Ledger, look: Look) -> None:
+    (one,) = record(ledger, 1)
+    stage(ledger, one, "bob", "carol")
+    ledger.hold([(one, "bob", "inbox cannot be written", NOW + 100)])
+    assert look.all("SELECT attempt, due_at, last_error FROM deliveries WHERE state='held'") == [
+        (2, NOW + 100, "inbox cannot be written")
+    ]
+    assert ledger.held_until() == NOW + 100
+    assert ledger.held_due(NOW + 99, 10) == []
+    assert ledger.held_due(NOW + 100, 10) == [Delivery(one, "bob", "held", 2)]
+
+    ledger.hold([(one, "bob", "still", NOW + 300)])
+    assert ledger.held_until() == NOW + 300
+    ledger.written([(one, "bob")], NOW + 300)
+    assert ledger.held_until() is None
+    assert look.all("SELECT attempt, due_at FROM deliveries WHERE recipient='bob'") == [(3, None)]
+
+
+def test_the_next_one_due_is_the_earliest(ledger: Ledger) -> None:
+    assert ledger.held_until() is None
+    (one,) = record(ledger, 1)
+    stage(ledger, one, "a", "b", "c")
+    ledger.hold([(one, "a", "x", NOW + 30), (one, "b", "x", NOW + 10), (one, "c", "x", NOW + 20)])
+    assert ledger.held_until() == NOW + 10
+    assert {held.recipient for held in ledger.held_due(NOW + 20, 10)} == {"b", "c"}
+    assert len(ledger.held_due(NOW + 30, 2)) == 2
+
+
+def test_open_deliveries_are_staged_or_held(ledger: Ledger) -> None:
+    (one,) = record(ledger, 1)
+    ledger.stage([(one, state, state, NOW, None, None) for state in STATES])
+    assert {held.state for held in ledger.open_deliveries()} == {"held", "staged"}
+
+
+def test_deliveries_of_some_messages(ledger: Ledger) -> None:
+    one, two, three = record(ledger, 1, 2, 3)
+    stage(ledger, one, "bob", "carol")
+    stage(ledger, two, "bob")
+    assert ledger.deliveries([one, three]) == {
+        one: {
+            "bob": Delivery(one, "bob", "staged", 1),
+            "carol": Delivery(one, "carol", "staged", 1),
+        }
+    }
+    assert ledger.deliveries([]) == {}
+
+
+def test_a_recipient_that_was_never_there_bounces_with_the_reason(
+    ledger: Ledger, look: Look
+) -> None:
+    (one,) = record(ledger, 1)
+    ledger.stage([(one, "gone", "bounced", NOW, "no longer an agent", None)])
+    assert look.all("SELECT state, last_error FROM deliveries") == [
+        ("bounced", "no longer an agent")
+    ]
+
+
+def test_what_stands_in_an_inbox(ledger: Ledger) -> None:
+    one, two, three = record(ledger, 1, 2, 3)
+    for message in (one, two, three):
+        stage(ledger, message, "bob", "carol")
+    ledger.written([(one, "bob"), (two, "bob"), (two, "carol")], NOW)
+    ledger.read([(two, "bob")], NOW)
+    assert ledger.unread("bob") == {one}
+    assert ledger.unread("carol") == {two}
+    assert ledger.unread("nobody") == set()
+
+
+def test_all_messages_shows_what_was_sent_and_what_was_delivered(
+    ledger: Ledger, look: Look
+) -> None:
+    one, two = record(ledger, 1, 2)
+    stage(ledger, one, "bob", "carol")
+    ledger.written([(one, "bob")], NOW + 1)
+    ledger.hold([(one, "carol", "inbox cannot be written", NOW + 100)])
+    names = [row[1] for row in look.all("PRAGMA table_info(all_messages)")]
+    assert names == [row[1] for row in look.all("PRAGMA table_info(messages)")]
+    shown = look.all(
+        "SELECT message_id, agent_name, direction, file_path, status, target, discovered_at, "
+        "processed_at, retry_count, last_error FROM all_messages ORDER BY direction DESC, id, 2"
+    )
+    given, other = facts(1), facts(2)
+    assert shown == [
+        (one, "alice", "outbox", given.file_path, "pending", "bob", NOW + 1, None, 0, None),
+        (two, "alice", "outbox", other.file_path, "pending", "bob", NOW + 2, None, 0, None),
+        (
+            one,
+            "bob",
+            "inbox",
+            f"agents/bob/inbox/{one}.msg",
+            "written",
+            "bob",
+            NOW,
+            NOW + 1,
+            0,
+            None,
+        ),
+        (
+            one,
+            "carol",
+            "inbox",
+            f"agents/carol/inbox/{one}.msg",
+            "held",
+            "carol",
+            NOW,
+            None,
+            1,
+            "inbox cannot be written",
+        ),
+    ]
+    facts_of_inbox = "SELECT DISTINCT file_size, file_mtime_ns, checksum, message_type"
+    assert look.all(f"{facts_of_inbox} FROM all_messages WHERE message_id = ?", one) == [
+        (given.file_size, given.file_mtime_ns, given.checksum, given.message_type)
+    ]
+
+
+# -- the rest ------------------------------------------------------------------------------
+
+
+def test_a_refusal_without_a_row_is_kept_once(ledger: Ledger, look: Look) -> None:
+    for _ in range(2):  # again after a crash
+        ledger.reject("alice", "x.msg", 7, NOW, "no name of a message", message_id(1), NOW + 1)
+    ledger.reject("alice", "x.msg", 8, NOW, "another file of that name", message_id(2), NOW + 2)
+    assert look.all("SELECT * FROM rejections ORDER BY at") == [
+        ("alice", "x.msg", 7, NOW, "no name of a message", message_id(1), NOW + 1),
+        ("alice", "x.msg", 8, NOW, "another file of that name", message_id(2), NOW + 2),
+    ]
+
+
+def test_names_that_are_no_text_are_kept_with_escapes(ledger: Ledger, look: Look) -> None:
+    ledger.reject("alice", "\udcff.msg", 7, NOW, "why", message_id(1), NOW)
+    ledger.security_event("not_a_regular_file", "alice", "agents/alice/\udcfe", "why", NOW)
+    ledger.security_event("x", None, None, "why", NOW)
+    assert look.one("SELECT file_name FROM rejections") == "\\xff.msg"
+    assert look.all("SELECT path FROM security_events") == [("agents/alice/\\xfe",), (None,)]
+
+
+def test_agents_come_go_and_come_back(ledger: Ledger, look: Look) -> None:
+    ledger.register("alice", NOW, 4711)
+    ledger.register("bob", NOW)
+    assert ledger.active_agents() == {"alice", "bob"}
+    ledger.deactivate("alice")
+    assert ledger.active_agents() == {"bob"}
+    ledger.register("alice", NOW + 5)
+    assert look.all("SELECT registered_at, pid, status FROM agents WHERE name = 'alice'") == [
+        (NOW, 4711, "active")
+    ]
+    ledger.register("alice", NOW + 6, 4712)
+    assert look.one("SELECT pid FROM agents WHERE name = 'alice'") == 4712
+
+
+def test_what_an_agent_did_and_says_of_itself(ledger: Ledger, look: Look) -> None:
+    ledger.register("alice", NOW)
+    ledger.register("bob", NOW)
+    ledger.seen(["alice", "nobody"], NOW + 1)
+    assert look.all("SELECT name, last_seen_at FROM agents ORDER BY 1") == [
+        ("alice", NOW + 1),
+        ("bob", None),
+    ]
+    ledger.deactivate("bob")
+    ledger.note_status("bob", "compiling", NOW + 2)
+    assert look.all("SELECT note, last_seen_at, status FROM agents WHERE name = 'bob'") == [
+        ("compiling", NOW + 2, "active")
+    ]
+
+
+def test_state_is_set_and_set_again(ledger: Ledger, look: Look) -> None:
+    assert ledger.get_state("epoch") is None
+    ledger.set_state("epoch", "1", NOW)
+    ledger.set_state("epoch", "2", NOW + 1)
+    assert ledger.get_state("epoch") == "2"
+    assert look.all("SELECT * FROM orchestrator_state") == [("epoch", "2", NOW + 1)]
+
+
+def test_an_open_intent_is_closed_and_named(ledger: Ledger, look: Look) -> None:
+    add = "INSERT INTO pending_operations (operation_type, payload, created_at, completed_at) "
+    ledger._db.execute(
+        add + "VALUES ('spawn', '{\"name\": \"w\"}', 1, NULL), ('deliver', '{}', 1, 5)"
+    )
+    assert ledger.roll_back_operations(NOW) == ['spawn {"name": "w"}']
+    assert ledger.roll_back_operations(NOW + 1) == []
+    assert look.all("SELECT completed_at FROM pending_operations ORDER BY id") == [(NOW,), (5,)]
