@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from relay.checksums import uuid4_of
 from relay.clock import NS_PER_S, Clock
-from relay.comm import events, topics, validation
+from relay.comm import events, invariants, topics, validation
 from relay.comm.engine_state import EngineState, Snapshot
 from relay.comm.model import (
     Channel,
@@ -34,13 +35,9 @@ from relay.comm.model import (
     Priority,
     StoreFile,
     Subscription,
+    with_status,
 )
-from relay.errors import (
-    ChannelNotFound,
-    DuplicateChannel,
-    NotParticipant,
-    ValidationFailed,
-)
+from relay.errors import ChannelNotFound, DuplicateChannel, NotParticipant, ValidationFailed
 
 # What a delivery's end means for its message, once all of them are there.
 _STATUS_OF = {
@@ -74,7 +71,11 @@ class CommStore:
 
     @classmethod
     def load(cls, clock: Clock, file: StoreFile) -> CommStore:
-        """The store that a file holds; counters that the file lacks are derived."""
+        """The store that a file holds; counters that the file lacks are derived.
+
+        Errors: FormatError when it breaks an invariant, or its engine state is cut short.
+        """
+        invariants.check(file)
         store = cls(clock, file.created_at)
         store.modified_at = file.modified_at
         for channel in file.channels:
@@ -241,7 +242,7 @@ class CommStore:
             and pattern in (None, s.topic_pattern)
         ]
         for subscription_id in ended:
-            self.apply(events.SubscriptionRemoved(subscription_id))
+            self.apply(events.SubscriptionRemoved(subscription_id, self._now_s()))
         return len(ended)
 
     # -- messages ----------------------------------------------------------------------
@@ -282,15 +283,16 @@ class CommStore:
         ``recipients`` narrows the route, as an answer goes to the original's sender alone.
         Errors: ValidationFailed, ChannelNotFound, ChannelUnavailable, NotParticipant.
         """
-        body = content.encode() if isinstance(content, str) else content
+        body = validation.content_bytes(content)
         channel = self.get_channel(channel_id)
         validation.check_message(
             channel, self.takes_part(channel_id, sender), sender, message_type, body, topic, ttl
         )
+        validation.check_metadata(metadata)
         validation.check_correlation(
             message_type,
             correlation_id,
-            [(m.message_type, self.expects_ack(m)) for m in self.thread(correlation_id or "")],
+            ((m.message_type, self.expects_ack(m)) for m in self.thread(correlation_id or "")),
         )
         message = Message(
             self._next_message,
@@ -310,6 +312,9 @@ class CommStore:
             0,
             signature,
         )
+        if correlation_id is None and self.expects_ack(message):  # its answer must find it
+            key = str((metadata or {}).get("relay_id", message.id))
+            message = msgspec.structs.replace(message, correlation_id=uuid4_of(key))
         routed = tuple(recipients) if recipients is not None else self.route(channel, sender, topic)
         self.apply(events.MessageSent(message, routed))
         return message
@@ -337,9 +342,16 @@ class CommStore:
     def move_deliveries(
         self, message_id: int, recipients: Iterable[str], state: DeliveryState
     ) -> None:
-        """Note what became of these recipients' deliveries; the same again changes nothing."""
+        """Note what became of these recipients' deliveries; the same again changes nothing.
+
+        Nothing moves back: what is acknowledged was delivered, whatever is noted later.
+        """
         known = self._deliveries.get(message_id, {})
-        moved = tuple(r for r in recipients if known.get(r, state) is not state)
+        moved = tuple(
+            r
+            for r in dict.fromkeys(recipients)
+            if known.get(r, state) < state and known[r] is not DeliveryState.ACKNOWLEDGED
+        )
         if moved:
             self.apply(events.DeliveriesMoved(message_id, moved, state, self._now_s()))
 
@@ -360,8 +372,18 @@ class CommStore:
         """The live messages of a thread, oldest first."""
         return [self._messages[n] for n in self._threads.get(correlation_id, ())]
 
+    def is_answered(self, message_id: int, recipient: str) -> bool:
+        """True once ``recipient`` has acknowledged the message, or answered it."""
+        states = self._deliveries.get(message_id, {})
+        return states.get(recipient) is DeliveryState.ACKNOWLEDGED
+
     def expects_ack(self, message: Message) -> bool:
-        """True for a Command, a Query, and whatever is delivered at least once."""
+        """True for a Command, a Query, and whatever is delivered at least once.
+
+        An Acknowledgment never expects one, whatever its channel promises.
+        """
+        if message.message_type is MessageType.ACKNOWLEDGMENT:
+            return False
         mode = self._channels[message.channel_id].config.delivery
         asked = (message.metadata or {}).get("delivery", "at-most-once")
         return (
@@ -423,6 +445,7 @@ class CommStore:
 
     def _subscription_removed(self, event: events.SubscriptionRemoved) -> None:
         self._subscriptions.pop(event.subscription_id, None)
+        self.modified_at = event.at
 
     def _message_sent(self, event: events.MessageSent) -> None:
         message = event.message
@@ -444,7 +467,7 @@ class CommStore:
         self.modified_at = event.at
         status = _STATUS_OF.get(min(states.values()))
         if status is not None and status is not message.status:
-            self._messages[event.message_id] = _with_status(message, status, event.at)
+            self._messages[event.message_id] = with_status(message, status, event.at)
 
     def _add_channel(self, channel: Channel) -> None:
         self._channels[channel.id] = channel
@@ -474,14 +497,3 @@ _APPLY: dict[type, Callable[..., None]] = {
     events.MessageSent: CommStore._message_sent,
     events.DeliveriesMoved: CommStore._deliveries_moved,
 }
-
-
-def _with_status(message: Message, status: MessageStatus, at: int) -> Message:
-    """The message with a new status, and with the time that the status speaks of."""
-    delivered = message.delivered_at
-    if status is not MessageStatus.FAILED and delivered is None:
-        delivered = at
-    acknowledged = at if status is MessageStatus.ACKNOWLEDGED else message.acknowledged_at
-    return msgspec.structs.replace(
-        message, status=status, delivered_at=delivered, acknowledged_at=acknowledged
-    )

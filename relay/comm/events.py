@@ -47,6 +47,7 @@ class SubscriptionRemoved(_Event, frozen=True):
     """A subscription ends."""
 
     subscription_id: int
+    at: int
 
 
 class MessageSent(_Event, frozen=True):

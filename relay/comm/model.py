@@ -258,3 +258,14 @@ class StoreFile(msgspec.Struct, frozen=True):
     archive: tuple[Message, ...] = ()
     engine_state: dict[int, bytes] = {}  # blocks of section 256, by tag
     encrypted: bool = False  # the content of every message is sealed
+
+
+def with_status(message: Message, status: MessageStatus, at: int) -> Message:
+    """The message with a new status, and with the time that the status speaks of."""
+    delivered = message.delivered_at
+    if status is not MessageStatus.FAILED and delivered is None:
+        delivered = at
+    acknowledged = at if status is MessageStatus.ACKNOWLEDGED else message.acknowledged_at
+    return msgspec.structs.replace(
+        message, status=status, delivered_at=delivered, acknowledged_at=acknowledged
+    )

@@ -11,11 +11,14 @@ import re
 from collections.abc import Iterable
 
 from relay.comm import topics
-from relay.comm.model import Channel, ChannelState, ChannelType, MessageType
+from relay.comm.model import Channel, ChannelState, ChannelType, MessageType, Metadata
 from relay.errors import ChannelUnavailable, NotParticipant, ValidationFailed
 from relay.names import is_channel_name
 
 MAX_CONTENT_BYTES = 1_048_576
+MAX_METADATA_ENTRIES = 64
+MAX_METADATA_KEY = 128  # characters
+MAX_METADATA_BYTES = 4096  # of one text
 PARTICIPANT_ID = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 UUID4 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.I)
 ANSWERS = frozenset({MessageType.RESPONSE, MessageType.ACKNOWLEDGMENT})
@@ -37,6 +40,42 @@ def check_channel_name(name: str) -> None:
             f"{name!r}: letters, digits, _ and -, parts joined by /, 128 bytes at most",
             len(name.encode()),
         )
+
+
+def content_bytes(content: str | bytes) -> bytes:
+    """Content as the store keeps it: UTF-8."""
+    if isinstance(content, bytes):
+        return content
+    try:
+        return content.encode()
+    except UnicodeEncodeError:
+        raise ValidationFailed("content", "half of a surrogate pair is not text") from None
+
+
+def check_metadata(metadata: Metadata | None) -> None:
+    """At most 64 entries, keys of 128 characters, texts of 4,096 bytes, integers of 64 bits."""
+    if metadata is None:
+        return
+    if len(metadata) > MAX_METADATA_ENTRIES:
+        raise ValidationFailed("metadata", f"{len(metadata)} entries, at most 64", len(metadata))
+    for key, value in metadata.items():
+        if len(key) > MAX_METADATA_KEY:
+            raise ValidationFailed("metadata", f"key {key[:20]!r}… is too long", len(key))
+        if isinstance(value, str):
+            if len(value) > MAX_METADATA_BYTES or not (key.isascii() and value.isascii()):
+                _check_metadata_text(key, value)
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValidationFailed(f"metadata {key}", f"{value} does not fit 64 bits")
+
+
+def _check_metadata_text(key: str, value: str) -> None:
+    try:
+        key.encode()
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise ValidationFailed("metadata", "half of a surrogate pair is not text") from None
+    if size > MAX_METADATA_BYTES:
+        raise ValidationFailed(f"metadata {key}", f"at most {MAX_METADATA_BYTES} bytes", size)
 
 
 def check_message(
