@@ -7,6 +7,7 @@ files. Nothing here touches disk. Source: DESIGN, "How a message flows".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Set
 
 from relay import control, router
@@ -30,7 +31,7 @@ from relay.router import Bounce, Directory, Route
 from relay.work import Acknowledged, Posting, Work
 
 MAX_NOTE = 500  # characters of a status that the agents table keeps
-ACK_WORDS = ("received", "in_progress", "completed")
+ACK_WORD = re.compile(r"\s*(received|in_progress|completed)\b")
 
 
 class Decider:
@@ -117,13 +118,13 @@ class Decider:
     def _acknowledge(self, message: MessageFile, sender: str, original: Message) -> Acknowledged:
         """What this answer says of the delivery that it answers."""
         self._store.move_deliveries(original.id, [sender], DeliveryState.ACKNOWLEDGED)
-        word = message.content.decode().split(None, 1)[0]
+        word = ACK_WORD.match(message.content.decode())
         if message.kind is Kind.NACK:
             status = "failed"
         elif message.kind is Kind.RESPONSE:
             status = "completed"
         else:
-            status = word if word in ACK_WORDS else "received"
+            status = word[1] if word else "received"
         relay_id = str((original.metadata or {}).get("relay_id", ""))
         return Acknowledged(relay_id, sender, status)
 

@@ -43,6 +43,7 @@ MESSAGE_TYPES = {
     Kind.STATUS: MessageType.NOTIFICATION,
     Kind.NOTIFICATION: MessageType.NOTIFICATION,
 }
+AT_MOST_ONCE = "at-most-once"
 # Headers that have a field of their own in the engine, or are checked and done with.
 _KNOWN_HEADERS = frozenset(
     ("THREAD", "RE", "PRIORITY", "TOPIC", "TTL", "CHECKSUM", "DELIVERY", "SIGNATURE", "AWAIT")
@@ -191,11 +192,13 @@ def find_original(message: MessageFile, sender: str, store: CommStore) -> Messag
             return Bounce(f"RE {relay_id} was not sent to {sender}")
         return original
     thread = message.headers["THREAD"]
-    waiting = [
+    asked = [
         candidate
         for candidate in store.thread(uuid4_of(thread))
         if sender in store.recipients(candidate.id) and store.expects_ack(candidate)
     ]
+    # What is acknowledged as received may be completed later: it counts when nothing else waits.
+    waiting = [one for one in asked if not store.is_answered(one.id, sender)] or asked
     if len(waiting) != 1:
         return Bounce(
             f"THREAD {thread} has {len(waiting)} messages that await an answer of {sender}: "
@@ -240,7 +243,8 @@ def engine_fields(
             metadata[name.lower()] = headers[name]
     if "AWAIT" in headers:
         metadata["await_ms"] = message.await_ms or 0
-        metadata.setdefault("delivery", "at-least-once")
+        if metadata.get("delivery", AT_MOST_ONCE) == AT_MOST_ONCE:  # who waits wants to know
+            metadata["delivery"] = "at-least-once"
     if message.attachments:
         metadata["attachments"] = " ".join(message.attachments)
     signature = headers.get("SIGNATURE")
@@ -268,6 +272,6 @@ def _correlation_id(
     if "THREAD" in message.headers:
         return uuid4_of(message.headers["THREAD"])
     expects = message_type in (MessageType.COMMAND, MessageType.QUERY)
-    if expects or metadata.get("delivery", "at-most-once") != "at-most-once":
+    if expects or metadata.get("delivery", AT_MOST_ONCE) != AT_MOST_ONCE:
         return uuid4_of(message_id)
     return None
