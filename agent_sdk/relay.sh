@@ -20,7 +20,7 @@
 # one line on stderr. The functions are subshells: no variable, option or trap of yours changes.
 # Source: relay-file-system.txt, section 3 and appendix A.
 #
-# shellcheck disable=SC2030,SC2031  # and so variables are meant to end with them
+# shellcheck disable=SC2015,SC2030,SC2031  # … or misuse, which ends; variables end with them, too
 
 relay_send() (
     _relay_begin

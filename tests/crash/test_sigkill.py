@@ -26,7 +26,9 @@ WRITER = Path(__file__).with_name("writer.py")
 @pytest.mark.timeout(180)
 def test_two_thousand_messages_and_twenty_kills(tmp_path: Path) -> None:
     home = tmp_path / "a home"
-    Home.create(str(home), encode(Config())).close()
+    with Home.create(str(home), encode(Config())) as made:
+        for name in WRITERS:  # or the first to write finds the others not yet there
+            made.make_agent(name)
     relay = Relay(home)
     relay.start()
     writers = [start_writer(home, name, tmp_path / f"{name}.sent") for name in WRITERS]
