@@ -15,7 +15,7 @@ from relay.delivery import DiskFull, render_delivered
 from relay.errors import MessageError, UnsafePath
 from relay.home import Dirs
 from relay.ledger import Delivery, Ledger, Row
-from relay.message import DEFAULT_MAX_BODY_BYTES, MAX_HEADER_BYTES, MessageFile, parse
+from relay.message import DEFAULT_MAX_BODY_BYTES, MessageFile, max_file_bytes, parse
 from relay.names import ORCHESTRATOR
 
 
@@ -89,7 +89,7 @@ class HeldMail:
                 raise MessageError("the store does not hold it", file=row.file_path)
             return rebuild(stored, stored.metadata)
         *folder, name = row.file_path.split("/")
-        limit = DEFAULT_MAX_BODY_BYTES + MAX_HEADER_BYTES + 2
+        limit = max_file_bytes(DEFAULT_MAX_BODY_BYTES)
         data, _ = fsio.read_regular(name, dirs.get(*folder), limit)
         return parse(data, file=name)
 

@@ -22,7 +22,7 @@ from relay.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.config import Detection, Limits
 from relay.errors import MessageError, UnsafePath
 from relay.home import PENDING, Dirs
-from relay.message import MAX_HEADER_BYTES, MessageFile, parse
+from relay.message import MessageFile, max_file_bytes, parse
 from relay.names import MSG_SUFFIX, message_id_of, shown
 
 
@@ -92,6 +92,7 @@ class Intake:
         self._malformed_ns = detection.malformed_after_s * NS_PER_S
         self._orphan_ns = detection.orphan_after_s * NS_PER_S
         self._max_body = limits.max_body_bytes
+        self._max_file = max_file_bytes(limits.max_body_bytes)
         self._clock = clock
         self._log = log
         self._ready: dict[FileKey, _Hint] = {}  # in order of discovery
@@ -172,7 +173,7 @@ class Intake:
         agent, name = hint.agent, hint.file_name
         outbox = dirs.get("agents", agent, "outbox")
         try:
-            data, status = fsio.read_regular(name, outbox, self._max_body + MAX_HEADER_BYTES + 2)
+            data, status = fsio.read_regular(name, outbox, self._max_file)
         except UnsafePath as exc:
             status = os.stat(name, dir_fd=outbox, follow_symlinks=False)
             return Malformed(_found(agent, name, status), shown(str(exc)), unsafe=True)
@@ -182,7 +183,7 @@ class Intake:
         if hint.seen != seen:
             hint = hint._replace(seen=seen, seen_at_ns=now)
         still_ns = max(self._clock.now_ns() - status.st_mtime_ns, now - hint.seen_at_ns)
-        changing = len(data) != found.size and found.size <= self._max_body + MAX_HEADER_BYTES
+        changing = len(data) != found.size and found.size <= self._max_file
         if changing or not hint.renamed:
             if (
                 changing
@@ -203,8 +204,7 @@ class Intake:
                 f"{shown(found.file_name)} is no name of a message: "
                 "{timestamp_ns}-{hex}.msg, 10 to 20 digits, -, up to 32 of 0-9a-f",
             )
-        limit = self._max_body + MAX_HEADER_BYTES
-        if found.size > limit:
+        if found.size > self._max_file:
             return Malformed(
                 found,
                 f"{found.file_name} is {found.size} bytes, too large: the body may be "
@@ -224,7 +224,10 @@ class Intake:
         oldest_ns = self._clock.now_ns() - self._orphan_ns
         with os.scandir(pending) as entries:
             for entry in entries:
-                status = entry.stat(follow_symlinks=False)
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue  # its writer has renamed it
                 if not stat.S_ISDIR(status.st_mode) and status.st_mtime_ns < oldest_ns:
                     fsio.remove(entry.name, pending)
                     self._log(

@@ -164,6 +164,11 @@ def parse(
     return parsed
 
 
+def max_file_bytes(max_body_bytes: int) -> int:
+    """The size of the largest file within the limits: header, end of line, blank line, body."""
+    return MAX_HEADER_BYTES + len(b"\n\r\n") + max_body_bytes
+
+
 def parse_delivered(data: bytes, *, file: str = "") -> MessageFile:
     """Read what the relay wrote into an inbox; FROM, ID, SENT, ATTEMPT and CHANNEL are kept."""
     head, body = split(data)
