@@ -1,0 +1,260 @@
+"""A store is its events: replayed on an empty one they give the same store, in every order of
+operations; and what a file holds, opened again, is the same store, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relay.comm import acomm, events
+from relay.comm.engine import CommStore
+from relay.comm.events import Event
+from relay.comm.model import (
+    Channel,
+    ChannelType,
+    DeliveryState,
+    Message,
+    MessageType,
+    Participant,
+    StoreFile,
+    Subscription,
+)
+from relay.comm.topics import match_mode
+from relay.errors import CommError, FormatError
+from tests.fakes import FakeClock
+from tests.unit.comm_support import NOW_S, UUID, channel_of, new_store, send
+
+PEOPLE = st.sampled_from(["a", "b", "c", "d"])
+CHANNELS = st.sampled_from(["one", "two", "three"])
+PATTERNS = st.sampled_from(["build.#", "build.*", "build.ok", "#", "bad..pattern"])
+Operation = Callable[[CommStore], object]
+
+
+def numbered(store: CommStore, name: str) -> int:
+    channel = store.get_channel_by_name(name)
+    return channel.id if channel else 99
+
+
+@st.composite
+def operations(draw: st.DrawFn) -> Operation:
+    """Any call that changes a store, or is refused."""
+    name, who, pattern = draw(CHANNELS), draw(PEOPLE), draw(PATTERNS)
+    kind = draw(st.sampled_from(ChannelType))
+    message_type = draw(st.sampled_from(MessageType))
+    thread = draw(st.sampled_from([None, UUID]))
+    number, state = draw(st.integers(1, 8)), draw(st.sampled_from(DeliveryState))
+    relay_id = draw(st.sampled_from([None, {"relay_id": "r-1"}, {"relay_id": "r-2"}]))
+    calls: list[Operation] = [
+        lambda store: store.create_channel(name, kind, who),
+        lambda store: store.join_channel(numbered(store, name), who),
+        lambda store: store.leave_channel(numbered(store, name), who),
+        lambda store: store.subscribe(numbered(store, name), who, pattern),
+        lambda store: store.unsubscribe(numbered(store, name), who, pattern),
+        lambda store: store.unsubscribe(numbered(store, name), who),
+        lambda store: store.send_message(
+            numbered(store, name),
+            who,
+            message_type,
+            "hi",
+            topic="build.ok",
+            correlation_id=thread,
+            metadata=relay_id,
+        ),
+        lambda store: store.accept(
+            numbered(store, name), who, message_type, "hi", topic="build.ok"
+        ),
+        lambda store: store.move_deliveries(number, ["a", "b"], state),
+        lambda store: store.deliver(number, store.recipients(number)),
+    ]
+    return draw(st.sampled_from(calls))
+
+
+def played(steps: list[Operation]) -> tuple[CommStore, list[Event]]:
+    """A store after these operations, and its events."""
+    clock = FakeClock(NOW_S * 10**9)
+    store = CommStore(clock)
+    recorded: list[Event] = []
+    apply = store.apply
+
+    def recording(event: Event) -> None:
+        recorded.append(event)
+        apply(event)
+
+    store.apply = recording  # type: ignore[method-assign]
+    for step in steps:
+        clock.advance(1)
+        try:
+            step(store)
+        except CommError:
+            pass
+    return store, recorded
+
+
+STEPS = st.lists(operations(), max_size=30)
+
+
+@settings(max_examples=200)
+@given(STEPS)
+def test_events_replayed_give_the_same_store(steps: list[Operation]) -> None:
+    store, recorded = played(steps)
+    again = new_store()
+    for event in recorded:
+        again.apply(event)
+    assert again.snapshot() == store.snapshot()
+    assert again.sequence == store.sequence == len(recorded)
+
+
+@settings(max_examples=200)
+@given(STEPS)
+def test_every_event_is_a_value_that_a_journal_can_keep(steps: list[Operation]) -> None:
+    store, recorded = played(steps)
+    kept = msgspec.msgpack.encode(recorded)
+    again = new_store()
+    for event in msgspec.msgpack.decode(kept, type=list[Event]):
+        again.apply(event)
+    assert again.snapshot() == store.snapshot()
+
+
+@settings(max_examples=200)
+@given(STEPS, STEPS)
+def test_a_store_opened_again_is_the_same_and_goes_on_alike(
+    steps: list[Operation], more: list[Operation]
+) -> None:
+    store, _ = played(steps)
+    snapshot = store.snapshot()
+    clock = FakeClock(NOW_S * 10**9)
+    clock.advance(len(steps))
+    opened = CommStore.load(clock, snapshot.file())
+    assert opened.snapshot() == snapshot
+    for step in more:
+        assert outcome(step, opened) == outcome(step, store)
+    assert opened.snapshot() == store.snapshot()
+
+
+def outcome(step: Operation, store: CommStore) -> str:
+    """What a call said, without the time of it."""
+    try:
+        result = step(store)
+    except CommError as exc:
+        return f"{type(exc).__name__} {exc}"
+    return str(getattr(result, "id", result))
+
+
+@settings(max_examples=100)
+@given(STEPS)
+def test_through_the_bytes_of_a_file_as_well(steps: list[Operation]) -> None:
+    snapshot = played(steps)[0].snapshot()
+    data = acomm.encode(snapshot.file())
+    opened = CommStore.load(FakeClock(0), acomm.decode(data))
+    assert opened.snapshot() == snapshot
+    assert acomm.encode(opened.snapshot().file()) == data
+
+
+@settings(max_examples=100)
+@given(STEPS, STEPS)
+def test_a_snapshot_does_not_change_with_the_store(
+    steps: list[Operation], more: list[Operation]
+) -> None:
+    store, _ = played(steps)
+    snapshot = store.snapshot()
+    before = acomm.encode(snapshot.file())
+    for step in more:
+        outcome(step, store)
+    assert acomm.encode(snapshot.file()) == before
+
+
+# -- events one by one ---------------------------------------------------------------------
+
+
+def test_what_a_message_leaves_behind_is_two_events() -> None:
+    _, recorded = played(
+        [
+            lambda store: store.create_channel("c", ChannelType.GROUP, "a"),
+            lambda store: store.join_channel(1, "b"),
+            lambda store: store.join_channel(1, "c"),
+            lambda store: store.send_message(1, "a", MessageType.TEXT, "hi"),
+        ]
+    )
+    *_, sent, moved = recorded
+    assert isinstance(sent, events.MessageSent) and isinstance(moved, events.DeliveriesMoved)
+    assert (sent.message.id, sent.recipients) == (1, ("b", "c"))
+    assert (moved.message_id, moved.recipients, moved.state, moved.at) == (
+        1,
+        ("b", "c"),
+        DeliveryState.DELIVERED,
+        NOW_S + 4,
+    )
+
+
+def test_an_event_of_a_message_that_has_left_the_store_is_nothing() -> None:
+    store = new_store()
+    before = store.snapshot().values
+    store.apply(events.DeliveriesMoved(7, ("b",), DeliveryState.DELIVERED, NOW_S))
+    assert store.snapshot().values == before
+    assert store.sequence == 1
+
+
+# -- opening -------------------------------------------------------------------------------
+
+
+def test_counters_that_a_file_lacks_are_derived() -> None:
+    store = new_store()
+    channel = channel_of(store, ChannelType.PUB_SUB, "a", name="one")
+    store.subscribe(channel.id, "b", "#")
+    send(store, channel, "a", topic="t")
+    values = store.snapshot().values
+    dead = Message(9, MessageType.TEXT, "a", 1, b"x")
+    foreign = msgspec.structs.replace(values, dead_letters=(dead,), engine_state={})
+    opened = CommStore.load(FakeClock(NOW_S * 10**9), foreign)
+    assert opened.sequence == 0
+    assert send(opened, channel, "a", topic="t").id == 10
+    assert opened.create_channel("two", ChannelType.GROUP, "a").id == 2
+    assert opened.subscribe(channel.id, "c", "#").id == 2
+    assert opened.message_count(1) == 2
+    assert opened.snapshot().values.dead_letters == (dead,)
+
+
+def test_no_number_comes_twice_even_when_the_highest_has_left() -> None:
+    store = new_store()
+    channel = channel_of(store, ChannelType.PUB_SUB, "a")
+    store.subscribe(channel.id, "b", "#")
+    store.unsubscribe(channel.id, "b")
+    file = store.snapshot().file()
+    opened = CommStore.load(FakeClock(0), file)
+    assert opened.subscribe(channel.id, "b", "#").id == 2
+
+
+MEMBER = (Participant("a"),)
+GROUP = Channel(1, "one", ChannelType.GROUP, "a", MEMBER)
+TEXT = Message(1, MessageType.TEXT, "a", 1, b"x")
+INTEREST = Subscription(1, 1, "a", "#", match_mode("#"))
+PUBSUB = Channel(1, "one", ChannelType.PUB_SUB, "a", MEMBER)
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        (StoreFile(0, 0, (GROUP, msgspec.structs.replace(GROUP, name="two"))), "channel 1 once"),
+        (StoreFile(0, 0, (GROUP, msgspec.structs.replace(GROUP, id=2))), "channel one once"),
+        (StoreFile(0, 0, (GROUP,), (TEXT, TEXT)), "message 1 once"),
+        (StoreFile(0, 0, (), (TEXT,)), "a channel for message 1"),
+        (StoreFile(0, 0, (PUBSUB,), (), (INTEREST, INTEREST)), "subscription 1 once"),
+        (StoreFile(0, 0, (GROUP,), (), (INTEREST,)), "a PubSub channel for subscription 1"),
+        (StoreFile(0, 0, (), (), (INTEREST,)), "a PubSub channel for subscription 1"),
+    ],
+)
+def test_a_file_that_breaks_an_invariant_is_refused(file: StoreFile, says: str) -> None:
+    with pytest.raises(FormatError, match=says) as caught:
+        CommStore.load(FakeClock(0), file)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_no_rule_of_sending_allows_is_still_data() -> None:
+    response = Message(1, MessageType.RESPONSE, "stranger", 1, b"", correlation_id="no uuid")
+    opened = CommStore.load(FakeClock(0), StoreFile(5, 6, (GROUP,), (response,)))
+    assert opened.thread("no uuid") == [response]
+    assert (opened.created_at, opened.modified_at) == (5, 6)
