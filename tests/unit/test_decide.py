@@ -1,0 +1,290 @@
+"""What is to happen with a message: postings, answers with ids of their own, twice the same."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import pytest
+
+from relay.checksums import sha256_hex
+from relay.comm.engine import CommStore
+from relay.comm.model import DeliveryState, MessageStatus, MessageType
+from relay.decide import MAX_NOTE, Decider, rebuild
+from relay.intake import Accepted, Found
+from relay.message import Kind, parse, parse_delivered
+from relay.names import ORCHESTRATOR, message_id_of
+from relay.work import Acknowledged, Work
+from tests.unit.comm_support import NOW_S, new_store
+
+AGENTS = frozenset({"alice", "bob", "carol", "operator"})
+AT_NS = NOW_S * 10**9
+
+
+class Table:
+    """A store and a Decider; files are numbered as they come."""
+
+    def __init__(self) -> None:
+        self.store: CommStore = new_store()
+        self.lead: str | None = None
+        self.decider = Decider(self.store, lambda: self.lead)
+        self._number = 0
+
+    def decide(
+        self,
+        text: str,
+        sender: str = "alice",
+        agents: Set[str] = AGENTS,
+        known: Set[str] | None = None,
+        number: int | None = None,
+    ) -> Work:
+        if number is None:
+            self._number += 1
+        accepted = accept(text, sender, number or self._number)
+        assert accepted.found.message_id
+        work = Work(accepted.found, accepted.found.message_id, AT_NS)
+        self.decider.decide(work, accepted, agents, known)
+        return work
+
+
+def accept(text: str, sender: str, number: int) -> Accepted:
+    name = f"{AT_NS + number}-{number:08x}.msg"
+    found = Found(sender, name, message_id_of(name), len(text), AT_NS, number)
+    message = parse(text.encode())
+    return Accepted(found, message, sha256_hex(message.content))
+
+
+@pytest.fixture
+def table() -> Table:
+    return Table()
+
+
+def said(work: Work) -> str:
+    """The body of the one answer of the orchestrator's."""
+    (answer,) = [posting for posting in work.postings if posting.own is not None]
+    return parse_delivered(answer.data).body.decode()
+
+
+# -- messages ------------------------------------------------------------------------------
+
+
+def test_a_message_is_posted_to_its_recipient(table: Table) -> None:
+    work = table.decide("TO: bob\nX-Ticket: 42\n\nhi")
+    (posting,) = work.postings
+    assert (posting.message_id, posting.recipients) == (work.message_id, ("bob",))
+    assert (posting.own, posting.channel, work.failure) == (None, None, "")
+    delivered = parse_delivered(posting.data)
+    assert (delivered.to, delivered.body) == ("bob", b"hi")
+    assert delivered.headers == {
+        "ID": work.message_id,
+        "FROM": "alice",
+        "SENT": "2026-01-31T09:30:00.000000Z",
+        "ATTEMPT": "1",
+        "CHECKSUM": f"sha256:{sha256_hex(b'hi')}",
+        "X-TICKET": "42",
+    }
+    stored = table.store.by_relay_id(work.message_id)
+    assert stored and stored.id == posting.engine_id
+    assert stored.status is MessageStatus.SENT
+    assert table.store.recipients(stored.id) == ("bob",)
+
+
+def test_a_message_to_everybody_is_one_posting(table: Table) -> None:
+    (posting,) = table.decide("TO: *\n\nhi").postings
+    assert posting.recipients == ("bob", "carol", "operator")
+    assert posting.channel == "all"
+    assert parse_delivered(posting.data).headers["CHANNEL"] == "all"
+
+
+def test_a_message_to_the_lead(table: Table) -> None:
+    table.lead = "carol"
+    (posting,) = table.decide("TO: Lead\n\nhi").postings
+    assert posting.recipients == ("carol",)
+    assert parse_delivered(posting.data).to == "Lead"
+
+
+def test_a_group_without_its_former_members(table: Table) -> None:
+    for who in ("alice", "bob", "carol"):
+        table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team", who)
+    work = table.decide("TO: #team\n\nhi", agents=AGENTS - {"carol"})
+    message, answer = sorted(work.postings, key=lambda posting: posting.own is not None)
+    assert message.recipients == ("bob",)
+    assert work.bounced == ("carol",)
+    assert answer.recipients == ("alice",)
+    assert said(work).startswith("carol: no longer an agent, did not get")
+    stored = table.store.by_relay_id(work.message_id)
+    assert stored
+    states = table.store.snapshot().state.deliveries[stored.id]
+    assert states == {"bob": DeliveryState.SENT, "carol": DeliveryState.BOUNCED}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("TO: dave\n\nhi", "there is no agent dave"),
+        ("TO: alice\n\nhi", "nobody writes to itself"),
+        ("TO: #none\n\nhi", "there is no channel none"),
+        ("TO: bob\nKIND: ack\nRE: 1234567890-\n\n", "names no message"),
+    ],
+)
+def test_what_goes_to_nobody_is_answered(table: Table, text: str, says: str) -> None:
+    work = table.decide(text)
+    assert says in work.failure
+    assert table.store.by_relay_id(work.message_id) is None
+    (posting,) = work.postings
+    assert posting.recipients == ("alice",)
+    answer = parse_delivered(posting.data)
+    assert (answer.kind, answer.headers["FROM"]) == (Kind.NACK, ORCHESTRATOR)
+    assert answer.headers["RE"] == work.message_id
+    assert answer.body.decode().startswith(f"not delivered: {work.found.file_name}: ")
+    assert says in answer.body.decode()
+
+
+def test_what_the_engine_refuses_is_answered(table: Table) -> None:
+    table.decide("TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: #", "bob")
+    work = table.decide("TO: #ci\nTOPIC: t\n\nhi")
+    assert work.failure == "alice does not take part in channel ci"
+    assert len(work.postings) == 1
+
+
+def test_an_answer_of_the_orchestrator_is_kept_by_ledger_and_engine(table: Table) -> None:
+    work = table.decide("TO: dave\n\nhi")
+    (posting,) = work.postings
+    own = posting.own
+    assert own is not None
+    body = parse_delivered(posting.data).body
+    assert (own.message_id, own.agent_name, own.target) == (
+        posting.message_id,
+        ORCHESTRATOR,
+        "alice",
+    )
+    assert (own.message_type, own.checksum, own.file_size) == ("nack", sha256_hex(body), len(body))
+    assert own.file_path == f"{ORCHESTRATOR}/{posting.message_id}.msg"
+    assert work.own_ids() == [posting.message_id]
+    stored = table.store.get_message(posting.engine_id)
+    assert stored and stored.metadata
+    assert (stored.sender, stored.message_type) == (ORCHESTRATOR, MessageType.ERROR)
+    assert rebuild(stored, stored.metadata) == parse_delivered(posting.data)._replace(
+        headers={"RE": work.message_id}
+    )
+
+
+# -- again after a crash -------------------------------------------------------------------
+
+
+def test_decided_again_before_anything_was_written_it_is_the_same(table: Table) -> None:
+    first = table.decide("TO: dave\n\nhi", number=7)
+    again = Table().decide("TO: dave\n\nhi", number=7)
+    assert [p.message_id for p in again.postings] == [p.message_id for p in first.postings]
+    assert [p.data for p in again.postings] == [p.data for p in first.postings]
+
+
+def test_decided_again_with_the_engine_knowing_it_there_is_no_second_event(table: Table) -> None:
+    first = table.decide("TO: bob\n\nhi", number=7)
+    sequence = table.store.sequence
+    again = table.decide("TO: bob\n\nhi", number=7)
+    assert table.store.sequence == sequence
+    assert again.postings == first.postings
+
+
+def test_who_has_it_already_is_not_posted_to_again(table: Table) -> None:
+    work = table.decide("TO: *\n\nhi", known=frozenset({"bob", "carol"}))
+    assert work.postings == []
+    stored = table.store.by_relay_id(work.message_id)
+    assert stored and stored.status is MessageStatus.DELIVERED
+    assert table.store.recipients(stored.id) == ("bob", "carol")
+
+
+def test_a_way_that_is_gone_since_is_gone_again(table: Table) -> None:
+    work = table.decide("TO: dave\n\nhi", known=frozenset({"dave"}))
+    assert work.failure == ""
+    assert table.store.by_relay_id(work.message_id)
+
+
+# -- answers -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "status"),
+    [
+        ("ack", "", "received"),
+        ("ack", "\n", "received"),
+        ("ack", " \t\r\n", "received"),
+        ("ack", "received", "received"),
+        ("ack", "in_progress half way", "in_progress"),
+        ("ack", "completed\nall green", "completed"),
+        ("ack", "  completed: all green", "completed"),
+        ("ack", "completedly", "received"),
+        ("ack", "Done!", "received"),
+        ("nack", "", "failed"),
+        ("nack", "completed nothing", "failed"),
+    ],
+)
+def test_what_an_ack_says(table: Table, kind: str, body: str, status: str) -> None:
+    asked = table.decide("TO: bob\nKIND: command\n\ngo")
+    work = table.decide(f"TO: alice\nKIND: {kind}\nRE: {asked.message_id}\n\n{body}", "bob")
+    assert work.failure == ""
+    assert work.acknowledged == Acknowledged(asked.message_id, "bob", status)
+    (posting,) = work.postings
+    assert posting.recipients == ("alice",)
+    stored = table.store.by_relay_id(asked.message_id)
+    assert stored and stored.status is MessageStatus.ACKNOWLEDGED
+
+
+def test_a_response_completes_its_query(table: Table) -> None:
+    asked = table.decide("TO: bob\nKIND: query\n\nhow many?")
+    work = table.decide(f"TO: *\nKIND: response\nRE: {asked.message_id}\n\n20", "bob")
+    assert work.acknowledged == Acknowledged(asked.message_id, "bob", "completed")
+    assert work.postings[0].recipients == ("alice",)
+
+
+# -- for the orchestrator ------------------------------------------------------------------
+
+
+def test_what_the_orchestrator_did_it_says_with_an_ack(table: Table) -> None:
+    work = table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    assert work.control
+    (posting,) = work.postings
+    answer = parse_delivered(posting.data)
+    assert (answer.kind, answer.headers["RE"]) == (Kind.ACK, work.message_id)
+    assert said(work) == "completed made the group team, you are its owner\n"
+    asked, reply = (
+        table.store.by_relay_id(work.message_id),
+        table.store.get_message(posting.engine_id),
+    )
+    assert asked and reply
+    assert asked.status is MessageStatus.ACKNOWLEDGED
+    assert reply.message_type is MessageType.ACKNOWLEDGMENT
+    assert reply.correlation_id == asked.correlation_id is not None
+
+
+def test_what_it_refuses_it_says_with_a_nack(table: Table) -> None:
+    work = table.decide("TO: __orchestrator__\nKIND: leave\n\nCHANNEL: team")
+    assert (work.control, work.failure) == (True, "")
+    assert parse_delivered(work.postings[0].data).kind is Kind.NACK
+    assert said(work) == "there is no channel team\n"
+
+
+def test_obeyed_again_after_a_crash_the_answer_is_the_same_file(table: Table) -> None:
+    table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team", "bob")
+    table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    text = "TO: __orchestrator__\nKIND: leave\n\nCHANNEL: team"
+    first = table.decide(text, number=50)
+    again = table.decide(text, number=50, known=frozenset({ORCHESTRATOR}))
+    assert [p.message_id for p in again.postings] == [p.message_id for p in first.postings]
+
+
+def test_a_status_is_noted_and_not_answered(table: Table) -> None:
+    work = table.decide("TO: __orchestrator__\nKIND: status\n\n" + "x" * 600)
+    assert work.postings == []
+    assert work.status_note == "x" * MAX_NOTE
+    assert work.control
+
+
+def test_the_rows_of_a_work(table: Table) -> None:
+    work = table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    (answer,) = work.own_ids()
+    assert work.delivery_rows(AT_NS) == [
+        (answer, "alice", "staged", AT_NS, None, None),
+        (work.message_id, ORCHESTRATOR, "staged", AT_NS, None, None),
+    ]
+    assert work.deliveries() == 1

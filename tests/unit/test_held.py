@@ -1,0 +1,159 @@
+"""Held deliveries: tried when due, with longer pauses, from wherever the original lies now."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from relay.clock import NS_PER_S
+from relay.held import HeldMail
+from tests.box import Box
+
+
+@contextlib.contextmanager
+def broken_inbox(box: Box, agent: str) -> Iterator[None]:
+    """The agent's inbox cannot be written for as long as the block lasts."""
+    inbox, aside = box.path("agents", agent, "inbox"), box.path("tmp", f"inbox-{agent}")
+    inbox.rename(aside)
+    inbox.write_text("a file where a directory must be")
+    yield
+    inbox.unlink()
+    aside.rename(inbox)
+
+
+@pytest.fixture
+def held(box: Box) -> HeldMail:
+    """The same as the dispatcher's, to be called by hand."""
+    return HeldMail(box.ledger, box.store, box.config.retry, box.clock)
+
+
+def due_in_s(box: Box, held: HeldMail) -> float | None:
+    due = held.due_ns()
+    return None if due is None else (due - box.clock.monotonic_ns()) / NS_PER_S
+
+
+def retry(box: Box, held: HeldMail, limit: int = 256) -> None:
+    with box.home.dirs() as dirs:
+        held.retry_due(dirs, limit)
+
+
+def test_with_nothing_held_nothing_is_due(box: Box, held: HeldMail) -> None:
+    box.send("alice", "TO: bob\n\nhi")
+    assert held.due_ns() is None
+    retry(box, held)
+    assert box.bodies("bob") == ["hi"]
+
+
+def test_pauses_grow_to_a_minute(box: Box, held: HeldMail) -> None:
+    with broken_inbox(box, "bob"):
+        sent = box.send("alice", "TO: bob\n\nhi")
+        assert due_in_s(box, held) == 1
+        retry(box, held)
+        assert due_in_s(box, held) == 1  # not before its time
+        for pause_s in (2, 4, 8, 16, 32, 60, 60):
+            box.clock.advance(due_in_s(box, held) or 0)
+            retry(box, held)
+            assert due_in_s(box, held) == pause_s
+        (error,) = box.sql("SELECT last_error FROM deliveries WHERE state = 'held'")
+        assert "inbox is a link or no directory" in error[0]
+        box.clock.advance(120)
+        assert due_in_s(box, held) == 0
+    retry(box, held)
+    assert box.states(sent) == {"bob": "written"}
+    assert box.inbox("bob")[sent].headers["ATTEMPT"] == "9"
+    assert held.due_ns() is None
+
+
+def test_from_the_outbox_and_from_the_archive(box: Box, held: HeldMail) -> None:
+    with broken_inbox(box, "bob"):
+        one = box.send("alice", "TO: bob\nX-Ticket: 42\n\none")
+        box.flush()
+        assert box.row(one)["file_path"].startswith("archive/")
+        two = box.send("alice", "TO: bob\n\ntwo")
+        assert box.row(two)["file_path"].startswith("agents/")
+    box.clock.advance(60)
+    retry(box, held)
+    delivered = box.inbox("bob")
+    assert {number: message.body for number, message in delivered.items()} == {
+        one: b"one",
+        two: b"two",
+    }
+    assert delivered[one].headers["X-TICKET"] == "42"
+    assert delivered[one].headers["FROM"] == "alice"
+    stored = box.store.by_relay_id(one)
+    assert stored and stored.status.label == "Delivered"
+
+
+def test_the_channel_is_shown_as_it_would_have_been(box: Box, held: HeldMail) -> None:
+    for agent in ("alice", "bob"):
+        box.send(agent, "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    with broken_inbox(box, "bob"):
+        group = box.send("alice", "TO: #team\n\nto all")
+        direct = box.send("alice", "TO: bob\n\nto bob")
+    box.clock.advance(60)
+    retry(box, held)
+    delivered = box.inbox("bob")
+    assert delivered[group].headers["CHANNEL"] == "team"
+    assert "CHANNEL" not in delivered[direct].headers
+
+
+def test_the_orchestrators_own_come_from_the_engine(box: Box, held: HeldMail) -> None:
+    with broken_inbox(box, "alice"):
+        sent = box.send("alice", "TO: nobody\n\nhi")
+        box.flush()
+        assert box.nacks("alice") == []
+    box.clock.advance(60)
+    retry(box, held)
+    (nack,) = box.nacks("alice")
+    assert "there is no agent nobody" in nack
+    (message,) = box.inbox("alice").values()
+    assert message.headers["RE"] == sent
+    assert message.headers["FROM"] == "__orchestrator__"
+
+
+def test_one_bad_inbox_holds_no_other_up(box: Box, held: HeldMail) -> None:
+    with broken_inbox(box, "bob"):
+        with broken_inbox(box, "carol"):
+            sent = box.send("alice", "TO: *\n\nhi")
+        box.clock.advance(1)
+        retry(box, held)
+        assert box.states(sent) == {"bob": "held", "carol": "written", "operator": "written"}
+
+
+def test_so_many_at_a_time(box: Box, held: HeldMail) -> None:
+    with broken_inbox(box, "bob"):
+        for number in range(5):
+            box.send("alice", f"TO: bob\n\n{number}")
+    box.clock.advance(60)
+    for left in (3, 1, 0):
+        retry(box, held, limit=2)
+        assert len(box.sql("SELECT 1 FROM deliveries WHERE state = 'held'")) == left
+    assert len(box.bodies("bob")) == 5
+
+
+@pytest.mark.parametrize(("late_s", "state"), [(29, "written"), (31, "expired")])
+def test_not_past_its_ttl(box: Box, held: HeldMail, late_s: int, state: str) -> None:
+    with broken_inbox(box, "bob"):
+        sent = box.send("alice", "TO: bob\nTTL: 30\n\nquick")
+    box.clock.advance(late_s)
+    retry(box, held)
+    assert box.states(sent) == {"bob": state}
+    assert held.due_ns() is None
+    assert (box.bodies("bob") == ["quick"]) is (state == "written")
+
+
+def test_an_original_that_somebody_removed_is_held_with_the_reason(
+    box: Box, held: HeldMail
+) -> None:
+    with broken_inbox(box, "bob"):
+        sent = box.send("alice", "TO: bob\n\nhi")
+        box.flush()
+    os.unlink(box.path(*box.row(sent)["file_path"].split("/")))
+    box.clock.advance(60)
+    retry(box, held)
+    assert box.states(sent) == {"bob": "held"}
+    ((error,),) = box.sql("SELECT last_error FROM deliveries WHERE state = 'held'")
+    assert "No such file" in error
