@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 import stat
@@ -117,6 +118,13 @@ def test_what_belongs_to_somebody_else_is_refused(folder: int, tmp_path: Path) -
         fsio.ensure_dir("d", folder)
 
 
+def test_restrict_says_whether_it_was_another(folder: int, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"")
+    (tmp_path / "f").chmod(0o644)
+    assert fsio.restrict("f", 0o600, folder) is True
+    assert fsio.restrict("f", 0o600, folder) is False
+
+
 # -- write_atomic --------------------------------------------------------------------------
 
 
@@ -130,6 +138,49 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     assert path.read_bytes() == b"new" * 100_000
     assert path.stat().st_ino != first
     assert os.listdir(tmp_path) == ["f"]
+
+
+def test_the_bytes_are_durable_before_the_name_and_the_name_when_it_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def sync(fd: int) -> None:
+        steps.append("sync " + os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        fsync(fd)
+
+    def move(source: str, target: str) -> None:
+        steps.append("rename")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "rename", move)
+    fsio.write_atomic(str(tmp_path / "f"), b"x")
+    monkeypatch.chdir(tmp_path)
+    fsio.write_atomic("g", b"x")
+    here = tmp_path.name
+    assert steps == ["sync f.tmp", "rename", f"sync {here}", "sync g.tmp", "rename", f"sync {here}"]
+
+
+def test_where_there_is_a_full_sync_it_is_used_and_else_the_plain_one(
+    folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").write_bytes(b"x")
+    steps: list[str] = []
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", lambda fd, command: steps.append(f"full {command}"))
+    monkeypatch.setattr(os, "fsync", lambda fd: steps.append("plain"))
+    with open(tmp_path / "f") as file:
+        fsio.sync_file(file.fileno())
+        assert steps == ["full 51"]
+
+        def refuse(fd: int, command: int) -> None:
+            raise OSError(errno.ENOTSUP, "not on this file system")
+
+        monkeypatch.setattr(fcntl, "fcntl", refuse)
+        fsio.sync_file(file.fileno())
+        assert steps == ["full 51", "plain"]
 
 
 @pytest.mark.parametrize("operation", ["create", "write", "rename"])

@@ -179,6 +179,15 @@ def test_a_delivered_file_may_have_the_lines_that_the_relay_adds() -> None:
     assert len(parse_delivered(b"\n".join(lines) + b"\n\nhi").headers) == 53
 
 
+def test_a_delivered_header_has_a_limit_of_its_own() -> None:
+    lines = [b"X-%d: %s" % (number, b"v" * 4000) for number in range(3)]
+    head = b"\n".join([b"TO: bob", *lines, b"Y: "])
+    head += b"v" * (2 * MAX_HEADER_BYTES - len(head))
+    assert parse_delivered(head + b"\n\nhi").body == b"hi"
+    with pytest.raises(MessageError, match="12289 bytes, at most 12288"):
+        parse_delivered(head + b"v\n\nhi", file="f.msg")
+
+
 # -- TO ------------------------------------------------------------------------------------
 
 
@@ -236,7 +245,7 @@ def test_another_kind_is_refused_with_the_ones_there_are(word: str) -> None:
 @pytest.mark.parametrize("kind", ["ack", "nack", "response"])
 def test_an_answer_needs_re_or_thread(kind: str) -> None:
     error = refused(f"TO: bob\nKIND: {kind}\n\nhi".encode())
-    assert error.header == "RE"
+    assert (error.line, error.header) == (0, "RE")
     assert parse(f"TO: bob\nKIND: {kind}\nRE: {ID}\n\nhi".encode()).headers == {"RE": ID}
     assert parse(f"TO: bob\nKIND: {kind}\nTHREAD: t\n\nhi".encode()).headers == {"THREAD": "t"}
 
