@@ -110,12 +110,26 @@ def test_restrict_leaves_a_right_mode_alone(folder: int, tmp_path: Path) -> None
     assert (tmp_path / "f").stat().st_ctime_ns == before
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_what_belongs_to_somebody_else_is_refused(folder: int, tmp_path: Path) -> None:
-    (tmp_path / "d").mkdir()
-    os.chown(tmp_path / "d", 12345, 12345)
-    with pytest.raises(UnsafePath, match="belongs to user 12345"):
+def test_what_belongs_to_somebody_else_is_refused(
+    folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "d").mkdir(0o755)
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(UnsafePath, match=f"d belongs to user {owner}, not to {owner + 1}"):
         fsio.ensure_dir("d", folder)
+    assert mode(tmp_path / "d") == 0o755
+
+
+def test_a_file_of_somebody_else_is_read_with_the_mode_it_has(
+    folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").write_bytes(b"hi")
+    (tmp_path / "f").chmod(0o644)
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert fsio.read_regular("f", folder, 100)[0] == b"hi"
+    assert mode(tmp_path / "f") == 0o644
 
 
 def test_restrict_says_whether_it_was_another(folder: int, tmp_path: Path) -> None:
