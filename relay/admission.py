@@ -15,8 +15,10 @@ from collections.abc import Callable
 
 from relay import delivery
 from relay.clock import Clock
+from relay.errors import UnsafePath
+from relay.found import Found
 from relay.home import Dirs
-from relay.intake import Accepted, Found, Look, Malformed
+from relay.intake import Accepted, Look, Malformed
 from relay.ledger import FileFacts, Ledger, Row
 from relay.work import Work
 
@@ -87,12 +89,14 @@ class Admission:
         """A file whose id the ledger has seen to its end."""
         if row.status == "processing":
             return None  # another file was put in its place meanwhile: seen again once it is done
-        same = isinstance(look, Accepted) and look.checksum == row.checksum
-        if row.status == "failed" and row.file_path == look.found.path:
+        found = look.found
+        known = (row.file_path, row.file_size, row.file_mtime_ns, row.file_inode)
+        is_its_file = known == (found.path, found.size, found.mtime_ns, found.inode)
+        if row.status == "failed" and is_its_file:
             work.failure = row.last_error or "it failed before"  # a crash came before the nack
             return work
-        if same and row.status != "failed":
-            self._put_away(dirs, look.found, row)
+        if isinstance(look, Accepted) and row.status != "failed" and _says_the_same(look, row):
+            self._put_away(dirs, found, row)
             return None
         work.has_row = False
         work.failure = (
@@ -104,18 +108,38 @@ class Admission:
 
     def _put_away(self, dirs: Dirs, found: Found, row: Row) -> None:
         """The same message again: archived, not delivered again."""
-        now = self._clock.now_ns()
-        if row.status == "completed":  # a crash came between completed and archived
-            path = delivery.archive(dirs, found.agent, found.file_name, row.discovered_at)
+        is_late = row.status == "completed"  # a crash, or a fault, came before its archive
+        day_ns = row.discovered_at if is_late else self._clock.now_ns()
+        kind = "" if is_late else delivery.DUPLICATES
+        try:
+            path = delivery.archive(dirs, found.agent, found.file_name, day_ns, kind)
+        except (OSError, UnsafePath) as exc:
+            self._log(
+                f"Could not archive {found.path}, the next scan tries again: {exc}",
+                action="archive_failed",
+                level="warning",
+                message_id=row.message_id,
+            )
+            return
+        if is_late:
             self._ledger.archive([(row.message_id, path)])
             return
-        delivery.archive(dirs, found.agent, found.file_name, now, delivery.DUPLICATES)
         self._log(
             "Put a duplicate away, not delivered again",
             action="put_away_duplicate",
             message_id=row.message_id,
             agent=found.agent,
         )
+
+
+def _says_the_same(look: Accepted, row: Row) -> bool:
+    """The same content for the same recipient: the message again, not another one."""
+    message = look.message
+    return (look.checksum, str(message.kind), message.to) == (
+        row.checksum,
+        row.message_type,
+        row.target,
+    )
 
 
 def _facts(look: Look, message_id: str, now: int) -> FileFacts:

@@ -12,8 +12,8 @@ import msgspec
 
 from relay.errors import ConfigError
 
-Positive = Annotated[int, msgspec.Meta(gt=0)]
-NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(gt=0, le=2**31 - 1)]
+NotNegative = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 WATCHERS = ("auto", "inotify", "scan")

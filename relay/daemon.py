@@ -29,11 +29,11 @@ from relay.comm.flush import Flusher, FlushPolicy
 from relay.config import Config
 from relay.config import decode as decode_config
 from relay.dispatch import Dispatcher
-from relay.errors import AlreadyRunning, LedgerError, RelayError
+from relay.errors import AlreadyRunning, LedgerError, RelayError, UnsafePath
 from relay.home import LEDGER, LOCK, STORE, Home
 from relay.ledger import Ledger
 from relay.roster import Roster
-from relay.watcher import Wake, make_watcher
+from relay.watcher import Wake, Watcher, make_watcher
 
 # The thread that writes the store holds the interpreter this long at most before the loop goes on.
 SWITCH_INTERVAL_S = 0.0005
@@ -46,10 +46,12 @@ MOST_PAUSE_S = 60
 class Daemon:
     """One running relay. Everything but the store's flush happens in the thread of ``run``."""
 
-    def __init__(self, home: Home, log: Callable[..., object]) -> None:
+    def __init__(self, home: Home, config: Config, log: Callable[..., object]) -> None:
         self._home = home
         self._log = log
         self._clock = Clock()
+        self._config = config
+        self._watcher: Watcher | None = None  # the running session's
         self._stopping = False
 
     def run(self, ready: Callable[[], None]) -> None:
@@ -57,16 +59,18 @@ class Daemon:
 
         Errors: AlreadyRunning; LedgerError, FormatError when a file cannot be used.
         """
-        lock_path = self._home.path(LOCK)
-        try:
-            with fsio.locked(lock_path) as lock_fd:
-                os.ftruncate(lock_fd, 0)
-                os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
-                self._serve(ready)
-        except BlockingIOError as exc:
-            raise AlreadyRunning(
-                f"a relay runs for {self._home.root} already, its pid is {lock_holder(self._home)}"
-            ) from exc
+        with contextlib.ExitStack() as held:
+            try:
+                lock_fd = held.enter_context(fsio.locked(self._home.path(LOCK)))
+            except BlockingIOError as exc:
+                raise AlreadyRunning(
+                    f"a relay runs for {self._home.root} already, "
+                    f"its pid is {lock_holder(self._home) or 'not known'}"
+                ) from exc
+            os.ftruncate(lock_fd, 0)
+            os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+            self._serve(ready)
+            os.ftruncate(lock_fd, 0)
 
     def stop(self) -> None:
         """End the loop after the batch in hand; safe in a signal handler."""
@@ -74,7 +78,9 @@ class Daemon:
         self._wake()
 
     def _wake(self) -> None:
-        """Replaced by the watcher's once there is one."""
+        """End the wait of the session that runs, if one does."""
+        if self._watcher is not None:
+            self._watcher.wake()
 
     def _serve(self, ready: Callable[[], None]) -> None:
         """Sessions, one after the other: a passing fault of the disk ends one and not the relay.
@@ -82,9 +88,11 @@ class Daemon:
         What a session had in hand is found again by the next one's recovery, as after a crash.
         """
         began = False
+        served = False
 
         def begin() -> None:
-            nonlocal began
+            nonlocal began, served
+            served = True
             if not began:
                 began = True
                 ready()
@@ -93,17 +101,20 @@ class Daemon:
         while not self._stopping:
             try:
                 self._session(begin)
-            except (LedgerError, OSError) as exc:
+            except Exception as exc:
+                # A fault nobody foresaw must not take the relay from everybody, either.
                 if not began:
                     raise
+                pause_s = 1 if served else min(2 * pause_s, MOST_PAUSE_S)
+                served = False
                 self._log(
                     f"Beginning again in {pause_s} s: {exc}",
                     action="begin_again",
                     level="error",
                     error=type(exc).__name__,
+                    exc_info=not isinstance(exc, LedgerError | OSError),
                 )
                 self._pause(pause_s)
-                pause_s = min(2 * pause_s, MOST_PAUSE_S)
 
     def _pause(self, seconds: int) -> None:
         """Wait, unless told to stop."""
@@ -114,7 +125,7 @@ class Daemon:
     def _session(self, ready: Callable[[], None]) -> None:
         """Open everything, recover, serve until told to stop, close everything."""
         with contextlib.ExitStack() as stack:
-            config = decode_config(self._home.read_config())
+            config = self._config
             for name in self._home.secure():
                 self._log(f"Narrowed the mode of {name}", action="narrow_mode", file=name)
             ledger = Ledger.open(
@@ -123,12 +134,19 @@ class Daemon:
             stack.callback(ledger.close)
             epoch = self._begin_epoch(ledger)
             store = open_store(self._home, self._clock)
+            if epoch > 1 and not os.path.exists(self._home.path(STORE)):
+                self._log(
+                    "The store's file is not there: acknowledgments of older messages will bounce",
+                    action="store_missing",
+                    level="error",
+                )
             feed = recovery.recover(self._home, ledger, store, self._clock, self._log)
             watcher = make_watcher(
                 self._home, config.detection.watcher, config.detection.poll_interval_ms
             )
             stack.callback(watcher.close)
-            self._wake = watcher.wake  # type: ignore[method-assign]
+            self._watcher = watcher
+            stack.callback(self._forget_watcher)
             executor = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="flush"))
             flusher = Flusher(
                 store,
@@ -153,6 +171,9 @@ class Daemon:
             dispatcher.drain()
             self._log("Stopped", action="stopped", epoch=epoch)
 
+    def _forget_watcher(self) -> None:
+        self._watcher = None
+
     def _begin_epoch(self, ledger: Ledger) -> int:
         """Count the start, and say who writes from now on."""
         now = self._clock.now_ns()
@@ -174,21 +195,16 @@ def open_store(home: Home, clock: Clock) -> CommStore:
     Errors: FormatError for a damaged file, which is left as it is.
     """
     path = home.path(STORE)
+    if os.path.islink(path):
+        raise UnsafePath(f"{path} is a link")
     if not os.path.exists(path):
         return CommStore(clock)
     return CommStore.load(clock, acomm.read(path))
 
 
 def lock_holder(home: Home) -> int | None:
-    """The pid of the relay that runs for this home, or None when none does."""
-    path = home.path(LOCK)
-    try:
-        with fsio.locked(path):
-            return None
-    except BlockingIOError:
-        with open(path) as lock:
-            text = lock.read().strip()
-        return int(text) if text.isdigit() else None
+    """The pid of the relay that runs for this home, or None when none does; asks the kernel."""
+    return fsio.lock_owner(home.path(LOCK))
 
 
 def make_log(level: str, path: str | None) -> Callable[..., object]:
@@ -196,13 +212,14 @@ def make_log(level: str, path: str | None) -> Callable[..., object]:
 
     Called as ``log(sentence, action=..., level="info", **facts)``.
     """
-    stream = open(path, "a", buffering=1) if path else sys.stderr
+    stream = open(path, "a", buffering=1, opener=_no_link) if path else sys.stderr
     numbers = {"debug": 10, "info": 20, "warning": 30, "error": 40}
     logger = structlog.wrap_logger(
         structlog.WriteLogger(stream),
         processors=[
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.add_log_level,
+            structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(numbers[level]),
@@ -212,6 +229,10 @@ def make_log(level: str, path: str | None) -> Callable[..., object]:
         getattr(logger, level)(event, **facts)
 
     return log
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def tune_process() -> None:
@@ -232,7 +253,7 @@ def run_daemon(root: str, *, log_path: str | None, ready: Callable[[], None]) ->
     tune_process()
     with Home(root) as home:
         config = decode_config(home.read_config(), home.path("config.json"))
-        daemon = Daemon(home, make_log(config.log_level, log_path))
+        daemon = Daemon(home, config, make_log(config.log_level, log_path))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: daemon.stop())
         daemon.run(ready)
@@ -252,13 +273,19 @@ def main() -> int:
     parser.add_argument("--ready-fd", type=int, required=True)
     arguments = parser.parse_args()
 
+    told = False
+
     def ready() -> None:
+        nonlocal told
+        told = True
         os.write(arguments.ready_fd, READY)
         os.close(arguments.ready_fd)
 
     try:
         run_daemon(arguments.home, log_path=os.path.join(arguments.home, LOG), ready=ready)
     except RelayError as exc:
+        if told:
+            raise
         os.write(arguments.ready_fd, f"{exc.exit_code}\n{exc}\n{exc.hint}\n".encode())
         return exc.exit_code
     return 0

@@ -12,6 +12,7 @@ from collections.abc import Callable, Set
 
 from relay import control, router
 from relay.checksums import sha256_hex
+from relay.clock import NS_PER_S
 from relay.comm.engine import CommStore
 from relay.comm.model import (
     Channel,
@@ -20,9 +21,11 @@ from relay.comm.model import (
     Message,
     MessageType,
     Metadata,
+    Priority,
 )
 from relay.delivery import render_delivered
 from relay.errors import CommError
+from relay.found import Found
 from relay.intake import Accepted
 from relay.ledger import own_message
 from relay.message import Kind, MessageFile
@@ -42,7 +45,12 @@ class Decider:
         self._lead = lead
 
     def decide(
-        self, work: Work, accepted: Accepted, agents: Set[str], known: Set[str] | None
+        self,
+        work: Work,
+        accepted: Accepted,
+        agents: Set[str],
+        known: Set[str] | None,
+        now_ns: int,
     ) -> None:
         """Decide on a message that has a row.
 
@@ -50,6 +58,10 @@ class Decider:
         they were decided then and have their files, or will be tried again by themselves.
         """
         message = accepted.message
+        ttl_s = message.ttl_s
+        if ttl_s and not known and now_ns > work.discovered_at + ttl_s * NS_PER_S:
+            self.refuse(work, f"its TTL of {ttl_s} s passed before it could be delivered")
+            return
         is_lead = message.to.lower() == "lead"
         directory = Directory(agents, self._lead() if is_lead else None)
         route = router.route(message, work.agent, directory, self._store)
@@ -66,6 +78,8 @@ class Decider:
         if route.answers is not None:
             work.acknowledged = self._acknowledge(message, work.agent, route.answers)
         recipients = known if known else self._store.recipients(stored.id)
+        if not recipients and route.channel_type is not ChannelType.PUB_SUB:
+            self._answer(work, Kind.NACK, f"nobody else takes part in {route.channel}", stored)
         if ORCHESTRATOR in recipients:
             work.control = True
             self._obey(work, message, stored)
@@ -77,6 +91,14 @@ class Decider:
         name = shown(work.found.file_name)
         text = reason if name in reason else f"{name}: {reason}"
         self._answer(work, Kind.NACK, f"not delivered: {text}", None)
+
+    def tell(self, agent: str, message_id: str, at_ns: int, key: str, text: str) -> Work:
+        """Work that tells an agent what became of a message of its own, once for each ``key``."""
+        work = Work(Found(agent, "", None, 0, 0, 0), message_id, at_ns)
+        work.has_row = False
+        work.notice = f"{message_id} {key}"
+        self._answer(work, Kind.NACK, text, self._store.by_relay_id(message_id))
+        return work
 
     def _send(
         self, work: Work, message: MessageFile, route: Route, known: Set[str] | None
@@ -179,7 +201,11 @@ class Decider:
         """A message of the orchestrator's to the sender; its id says what it answers."""
         body = f"{text}\n".encode()
         reply_id = derived_id(
-            work.discovered_at, "answer", work.agent, work.message_id or work.found, kind
+            work.discovered_at,
+            "answer",
+            work.agent,
+            work.message_id if work.has_row else work.found,
+            work.notice or kind,
         )
         to = work.agent
         headers = {"RE": work.message_id} if work.message_id else {}
@@ -217,7 +243,22 @@ class Decider:
         )
 
 
-def rebuild(message: Message, metadata: Metadata) -> MessageFile:
-    """The orchestrator's own message as a file again, from what the engine keeps of it."""
-    headers = {"RE": str(metadata["re"])} if "re" in metadata else {}
-    return MessageFile(str(metadata["to"]), Kind(str(metadata["kind"])), headers, message.content)
+def rebuild(message: Message) -> MessageFile:
+    """A message as a file again, from what the engine keeps of it."""
+    metadata = message.metadata or {}
+    kept = {
+        "THREAD": metadata.get("thread"),
+        "RE": metadata.get("re"),
+        "DELIVERY": metadata.get("delivery"),
+        "TOPIC": message.topic,
+        "TTL": message.ttl,
+        "PRIORITY": None if message.priority is Priority.NORMAL else int(message.priority),
+        "AWAIT": metadata.get("await_ms"),
+    }
+    headers = {name: str(value) for name, value in kept.items() if value is not None}
+    for key, value in metadata.items():
+        if key.startswith("h."):
+            headers[key[2:]] = str(value)
+    kind = Kind(str(metadata.get("kind", router.KIND_OF[message.message_type])))
+    attachments = tuple(str(metadata.get("attachments", "")).split())
+    return MessageFile(str(metadata["to"]), kind, headers, message.content, attachments)

@@ -17,12 +17,14 @@ from relay import fsio
 from relay.checksums import SHA256_PREFIX
 from relay.clock import iso_date, iso_time
 from relay.errors import RelayError, UnsafePath
+from relay.found import Found, found_of
 from relay.home import PENDING, Dirs
 from relay.message import MessageFile, render
 from relay.names import MSG_SUFFIX
 
 REJECTED = "rejected"
 DUPLICATES = "duplicates"
+MOST_NAME_BYTES = 240  # a number goes behind, and 255 is the most there can be
 
 
 class DiskFull(RelayError):
@@ -92,26 +94,29 @@ def unstage(dirs: Dirs, message_id: str, recipients: Iterable[str]) -> None:
         fsio.remove(message_id + MSG_SUFFIX, dirs.get("agents", recipient, "inbox", PENDING))
 
 
-def deliver(dirs: Dirs, message_id: str, recipient: str) -> str:
+def deliver(dirs: Dirs, message_id: str, recipient: str, *, again: bool = False) -> str:
     """Rename the staged file into the inbox; returns why it could not be done, or nothing.
 
-    Committed at the rename. A staged file that is gone was delivered before.
+    Committed at the rename. ``again``: after a crash, when a staged file that is gone was
+    delivered before; otherwise one that is gone is a fault like any other.
     """
     name = message_id + MSG_SUFFIX
     try:
-        fsio.rename(
-            name,
-            dirs.get("agents", recipient, "inbox", PENDING),
-            name,
-            dirs.get("agents", recipient, "inbox"),
-        )
-    except FileNotFoundError:
-        return ""
-    except UnsafePath as exc:
-        return str(exc)
+        inbox = dirs.get("agents", recipient, "inbox")
+        pending = dirs.get("agents", recipient, "inbox", PENDING)
+    except (OSError, UnsafePath) as exc:
+        return f"inbox cannot be opened: {_reason(exc)}"
+    try:
+        fsio.rename(name, pending, name, inbox)
+    except FileNotFoundError as exc:
+        return "" if again else f"inbox cannot be written: {_reason(exc)}"
     except OSError as exc:
-        return f"inbox cannot be written: {exc.strerror}"
+        return f"inbox cannot be written: {_reason(exc)}"
     return ""
+
+
+def _reason(exc: OSError | UnsafePath) -> str:
+    return (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
 
 
 def archive(dirs: Dirs, agent: str, file_name: str, at_ns: int, kind: str = "") -> str | None:
@@ -124,27 +129,27 @@ def archive(dirs: Dirs, agent: str, file_name: str, at_ns: int, kind: str = "") 
     target = dirs.ensure(*parts)
     name = _free_name(file_name, target) if kind else file_name
     try:
-        fsio.rename(file_name, dirs.get("agents", agent, "outbox"), name, target)
+        fsio.move(file_name, dirs.get("agents", agent, "outbox"), name, target)
     except FileNotFoundError:
         return None
     return "/".join([*parts, name])
 
 
-def is_same_file(dirs: Dirs, agent: str, file_name: str, inode: int) -> bool:
-    """False when another file was put in the place of the one read, or it is gone."""
+def is_same_file(dirs: Dirs, found: Found) -> bool:
+    """False when another file was put in the place of the one read, it changed, or it is gone."""
+    outbox = dirs.get("agents", found.agent, "outbox")
     try:
-        status = os.stat(
-            file_name, dir_fd=dirs.get("agents", agent, "outbox"), follow_symlinks=False
-        )
+        status = os.stat(found.file_name, dir_fd=outbox, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return status.st_ino == inode
+    return found_of(found.agent, found.file_name, status) == found
 
 
 def _free_name(file_name: str, directory: int) -> str:
     name, number = file_name, 1
     while fsio.exists(name, directory):
-        name = f"{file_name}.{number}"
+        begin = os.fsdecode(os.fsencode(file_name)[:MOST_NAME_BYTES])
+        name = f"{begin}.{number}"
         number += 1
     return name
 

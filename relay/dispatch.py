@@ -10,7 +10,7 @@ and the ledger's deliveries say who has it already. States and what a crash leav
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 
 from relay import delivery
 from relay.admission import Admission
@@ -21,9 +21,10 @@ from relay.config import Config
 from relay.decide import Decider
 from relay.delivery import DiskFull
 from relay.errors import UnsafePath
+from relay.found import FileKey
 from relay.held import HeldMail
 from relay.home import Dirs, Home
-from relay.intake import Accepted, FileKey, Intake, Look
+from relay.intake import Accepted, Intake, Look
 from relay.ledger import Ledger
 from relay.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
 from relay.roster import Roster
@@ -72,6 +73,9 @@ class Dispatcher:
         self._waiting: deque[Work] = deque()  # their works, in the order of their sequence
         self._next_scan_ns = 0
         self._next_poll_ns = 0
+        self._recheck_ns: int | None = None
+        self._last_now_ns = 0
+        self._last_flush_error = ""
         self.counters = Counters()
 
     @property
@@ -91,12 +95,13 @@ class Dispatcher:
 
     def tick(self, wake: Wake) -> int:
         """Do what is due; returns when the next thing is (monotonic ns, 0 for at once)."""
+        self._watch_clock()
         with self._home.dirs() as dirs:
-            self._hear(dirs, wake)
+            self._hear(wake)
             looks = self._intake.take(dirs, self._config.limits.batch_files, self._hand)
             if looks:
                 self._process(dirs, looks)
-            self._held.retry_due(dirs, self._config.limits.batch_files)
+            self._retry_held(dirs)
             self._finish(dirs)
         return self._next_due()
 
@@ -107,30 +112,45 @@ class Dispatcher:
             while self._waiting:
                 self._finish(dirs)
 
+    def _watch_clock(self) -> None:
+        """Log a clock that was set back; order is order of discovery and does not mind."""
+        now = self._clock.now_ns()
+        if now < self._last_now_ns - NS_PER_S:
+            back_s = (self._last_now_ns - now) / NS_PER_S
+            self._log(
+                f"The clock was set back by {back_s:.1f} s", action="clock_skew", level="warning"
+            )
+        self._last_now_ns = now
+
     # -- 1 wake ------------------------------------------------------------------------
 
-    def _hear(self, dirs: Dirs, wake: Wake) -> None:
+    def _hear(self, wake: Wake) -> None:
         now = self._clock.monotonic_ns()
         scan = wake.scan or now >= self._next_scan_ns
         appeared: list[str] = []
-        if wake.agents_changed or scan:
-            appeared = self._refresh_agents()
+        recheck = self._recheck_ns is not None and now >= self._recheck_ns
+        if wake.agents_changed or scan or recheck:
+            appeared = self._refresh_agents(complete=scan or recheck)
         for touched in wake.touched:
             if touched.agent in self._roster.agents:
                 self._intake.add(touched.agent, touched.file_name, renamed=touched.renamed)
         self._note_reads(wake.left)
         if scan:
+            self._ledger.check_file()
             self._next_scan_ns = now + self._config.detection.scan_interval_s * NS_PER_S
-            self._scan(dirs, self._roster.agents)
+            self._scan(self._roster.agents)
         elif self._roster.unwatched and now >= self._next_poll_ns:
-            self._scan(dirs, self._roster.unwatched | set(appeared))
+            self._scan(self._roster.unwatched | set(appeared))
         elif appeared:
-            self._scan(dirs, appeared)
+            self._scan(appeared)
         if self._roster.unwatched:
             self._next_poll_ns = now + self._config.detection.poll_interval_ms * NS_PER_MS
 
-    def _refresh_agents(self) -> list[str]:
-        changes = self._roster.refresh()
+    def _refresh_agents(self, *, complete: bool) -> list[str]:
+        changes = self._roster.refresh(complete=complete)
+        self._recheck_ns = None
+        if changes.incomplete and not complete:  # whoever removes something is given a second
+            self._recheck_ns = self._clock.monotonic_ns() + NS_PER_S
         if changes.appeared or changes.gone:
             now = self._clock.now_ns()
             with self._ledger.transaction():
@@ -140,14 +160,23 @@ class Dispatcher:
                     self._ledger.deactivate(name)
         return changes.appeared
 
-    def _scan(self, dirs: Dirs, agents: Iterable[str]) -> None:
+    def _scan(self, agents: Iterable[str]) -> None:
         """List outboxes for what inotify missed, and inboxes for what was read unseen."""
         left: list[tuple[str, str]] = []
         for agent in sorted(agents):
             try:
-                self._intake.scan(dirs, agent)
-                gone = self._ledger.unread(agent) - delivery.inbox_files(dirs, agent)
-            except (OSError, UnsafePath):  # gone or broken: the roster's next refresh says so
+                with self._home.dirs() as dirs:  # closed again: a thousand agents are many
+                    self._intake.scan(dirs, agent)
+                    gone = self._ledger.unread(agent) - delivery.inbox_files(dirs, agent)
+            except FileNotFoundError:  # it has just gone: the roster's next refresh says so
+                continue
+            except (OSError, UnsafePath) as exc:
+                self._log(
+                    f"Cannot scan agent {agent}, the next scan tries again: {exc}",
+                    action="scan_failed",
+                    level="warning",
+                    agent=agent,
+                )
                 continue
             left.extend((agent, message_id + MSG_SUFFIX) for message_id in gone)
         self._note_reads(left)
@@ -175,13 +204,8 @@ class Dispatcher:
         batch: list[Work] = []
         deliveries = 0
         for work, look in admitted:
-            if isinstance(look, Accepted) and not work.failure:
-                recipients = known.get(work.message_id)
-                self._decider.decide(
-                    work, look, self._roster.agents, recipients.keys() if recipients else None
-                )
-            else:
-                self._decider.refuse(work, work.failure)
+            recipients = known.get(work.message_id)
+            self._decide(work, look, recipients.keys() if recipients else None)
             batch.append(work)
             deliveries += work.deliveries()
             if deliveries >= self._config.limits.batch_deliveries:
@@ -189,6 +213,24 @@ class Dispatcher:
                 batch, deliveries = [], 0
         if batch:
             self._carry_out(dirs, batch)
+
+    def _decide(self, work: Work, look: Look, known: Set[str] | None) -> None:
+        """What is to happen with one file; a fault of ours refuses it, and stops no other."""
+        try:
+            if isinstance(look, Accepted) and not work.failure:
+                now = self._clock.now_ns()
+                self._decider.decide(work, look, self._roster.agents, known, now)
+            else:
+                self._decider.refuse(work, work.failure)
+        except Exception as exc:
+            self._log(
+                f"Refused {work.found.path}: the relay has a fault: {exc!r}",
+                action="fault",
+                level="error",
+                exc_info=True,
+            )
+            work.postings.clear()
+            self._decider.refuse(work, f"the relay has a fault and cannot handle it: {exc!r}")
 
     # -- 7-10 stage, commit, deliver, finish -------------------------------------------
 
@@ -290,6 +332,25 @@ class Dispatcher:
             now,
         )
 
+    def _retry_held(self, dirs: Dirs) -> None:
+        """Try what is held; where that is over, the sender is told first, then it is noted."""
+        ended = self._held.retry_due(dirs, self._roster.agents, self._config.limits.batch_files)
+        if not ended:
+            return
+        notices = [
+            self._decider.tell(
+                one.row.agent_name,
+                one.row.message_id,
+                one.row.discovered_at,
+                one.recipient,
+                f"not delivered to {one.recipient}: {one.reason}",
+            )
+            for one in ended
+            if one.row.agent_name in self._roster.agents
+        ]
+        self._carry_out(dirs, notices)
+        self._held.end(ended)
+
     def _deliver(self, dirs: Dirs, works: list[Work]) -> None:
         """Rename what is staged; note what stands in the inboxes, in one transaction."""
         written: list[tuple[str, str]] = []
@@ -343,12 +404,7 @@ class Dispatcher:
     def _finish(self, dirs: Dirs) -> None:
         """Complete and archive what the store's file holds by now."""
         durable = self._flusher.commit()
-        if self._flusher.error:
-            self._log(
-                f"The store cannot be written, trying again: {self._flusher.error}",
-                action="flush_failed",
-                level="error",
-            )
+        self._report_flush()
         done: list[Work] = []
         while self._waiting and self._waiting[0].sequence <= durable:
             done.append(self._waiting.popleft())
@@ -361,40 +417,56 @@ class Dispatcher:
         good = [work for work in done if not work.failure]
         with self._ledger.transaction():
             self._ledger.complete([work.message_id for work in good] + own, now)
-        archived = [(work.message_id, self._archive(dirs, work)) for work in good]
-        refused = [
-            (work.message_id, self._archive(dirs, work, delivery.REJECTED))
-            for work in done
-            if work.failure
-        ]
+        archived: list[tuple[str, str | None]] = []
+        refused: list[tuple[str, str]] = []
+        for work in done:
+            moved, path = self._archive(dirs, work, delivery.REJECTED if work.failure else "")
+            if moved and not work.failure:
+                archived.append((work.message_id, path))
+            elif path and work.has_row:
+                refused.append((work.message_id, path))
         with self._ledger.transaction():
             self._ledger.archive(archived)
             self._ledger.archive_own(own)
-            self._ledger.set_path((m, path) for m, path in refused if path and m)
+            self._ledger.set_path(refused)
         for work in done:
             self._hand.discard(work.found.key)
 
-    def _archive(self, dirs: Dirs, work: Work, kind: str = "") -> str | None:
+    def _archive(self, dirs: Dirs, work: Work, kind: str = "") -> tuple[bool, str | None]:
+        """(is it out of the outbox?, its path in the archive: None when it is gone)."""
         found = work.found
+        if work.notice:
+            return True, None  # there is no file
         try:
-            if delivery.is_same_file(dirs, found.agent, found.file_name, found.inode):
-                return delivery.archive(
-                    dirs, found.agent, found.file_name, work.archive_day_ns, kind
-                )
+            if delivery.is_same_file(dirs, found):
+                day = work.archive_day_ns
+                return True, delivery.archive(dirs, found.agent, found.file_name, day, kind)
             self._intake.add(found.agent, found.file_name, renamed=True)  # another in its place
-        except OSError as exc:
+        except (OSError, UnsafePath) as exc:
             self._log(
-                f"Could not archive a message, the next start does: {exc}",
+                f"Could not archive {found.path}, the next scan tries again: {exc}",
                 action="archive_failed",
                 level="warning",
                 message_id=work.message_id,
             )
-        return None
+            return False, None
+        return True, None
+
+    def _report_flush(self) -> None:
+        """Say once that the store cannot be written, and once that it can again."""
+        error = self._flusher.error
+        if error != self._last_flush_error:
+            self._last_flush_error = error
+            text = f"cannot be written, trying again: {error}" if error else "is written again"
+            level = "error" if error else "info"
+            self._log(f"The store {text}", action="flush_failed", level=level)
 
     # -- 12 what is next ---------------------------------------------------------------
 
     def _next_due(self) -> int:
         due = [self._next_scan_ns]
+        if self._recheck_ns is not None:
+            due.append(self._recheck_ns)
         for at in (self._intake.due_ns(), self._flusher.due_ns(), self._held.due_ns()):
             if at is not None:
                 due.append(at)

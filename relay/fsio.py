@@ -15,6 +15,8 @@ import errno
 import fcntl
 import os
 import stat
+import struct
+import sys
 from collections.abc import Callable, Iterator
 
 from relay.errors import UnsafePath
@@ -98,6 +100,8 @@ def ensure_dir(name: str, dir_fd: int | None = None) -> None:
     try:
         os.mkdir(name, DIR_MODE, dir_fd=dir_fd)
     except FileExistsError:
+        if not stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
+            raise UnsafePath(f"{name} is there, and is no directory") from None
         restrict(name, DIR_MODE, dir_fd)
 
 
@@ -171,6 +175,19 @@ def rename(source: str, source_fd: int, target: str, target_fd: int) -> None:
     os.rename(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd)
 
 
+def move(source: str, source_fd: int, target: str, target_fd: int) -> None:
+    """Like ``rename``, and across file systems by copy; the source is there until the copy is."""
+    try:
+        rename(source, source_fd, target, target_fd)
+    except OSError as exc:
+        if exc.errno != errno.EXDEV:
+            raise
+        data, _ = read_regular(source, source_fd, 1 << 31)
+        remove(target, target_fd)
+        create(target, data, target_fd)
+        os.unlink(source, dir_fd=source_fd)
+
+
 def remove(name: str, dir_fd: int) -> None:
     """Remove a file; one that is gone already is fine."""
     with contextlib.suppress(FileNotFoundError):
@@ -190,15 +207,35 @@ def exists(name: str, dir_fd: int) -> bool:
 def locked(path: str) -> Iterator[int]:
     """Hold the lock file ``path`` for the block; yields its descriptor.
 
-    The kernel's flock decides: a killed holder frees it at once. Errors: BlockingIOError
-    when another process has it.
+    The kernel's flock decides: a killed holder frees it at once. A record lock beside it lets
+    ``lock_owner`` ask who it is. Errors: BlockingIOError when somebody has it.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(OSError):  # where there is none, nobody can ask
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield fd
     finally:
         os.close(fd)
+
+
+def lock_owner(path: str) -> int | None:
+    """The pid of the process that holds ``path``'s lock; asking takes nothing. None: nobody."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        if sys.platform == "darwin":  # start, length, pid, type, whence
+            question = struct.pack("qqihh", 0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)
+            _, _, pid, kind, _ = struct.unpack("qqihh", fcntl.fcntl(fd, fcntl.F_GETLK, question))
+        else:  # type, whence, start, length, pid
+            question = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, pid = struct.unpack("hhqqi4x", fcntl.fcntl(fd, fcntl.F_GETLK, question))
+    finally:
+        os.close(fd)
+    return None if kind == fcntl.F_UNLCK else int(pid)
 
 
 def _write_all(fd: int, data: bytes) -> None:

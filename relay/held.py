@@ -6,9 +6,15 @@ from the engine. Source: DESIGN, "When the engine cannot take it"; FORMATS 4, st
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Set
+from typing import NamedTuple
+
 from relay import delivery, fsio
+from relay.checksums import sha256_hex
 from relay.clock import NS_PER_S, Clock
 from relay.comm.engine import CommStore
+from relay.comm.model import DeliveryState
 from relay.config import Retry
 from relay.decide import rebuild
 from relay.delivery import DiskFull, render_delivered
@@ -17,6 +23,15 @@ from relay.home import Dirs
 from relay.ledger import Delivery, Ledger, Row
 from relay.message import DEFAULT_MAX_BODY_BYTES, MessageFile, max_file_bytes, parse
 from relay.names import ORCHESTRATOR
+
+
+class Ended(NamedTuple):
+    """A held delivery that is over before it was made."""
+
+    row: Row
+    recipient: str
+    expired: bool  # else it bounces
+    reason: str
 
 
 class HeldMail:
@@ -35,23 +50,41 @@ class HeldMail:
             return None
         return self._clock.monotonic_ns() + max(0, at - self._clock.now_ns())
 
-    def retry_due(self, dirs: Dirs, limit: int) -> None:
-        """Try those whose time has come, ``limit`` at most."""
-        at = self._ledger.held_until()
-        if at is None or at > self._clock.now_ns():
-            return
+    def retry_due(self, dirs: Dirs, agents: Set[str], limit: int) -> list[Ended]:
+        """Try those whose time has come, ``limit`` at most; those that are over, for ``end``."""
         now = self._clock.now_ns()
+        at = self._ledger.held_until()
+        if at is None or at > now:
+            return []
+        ended: list[Ended] = []
         for held in self._ledger.held_due(now, limit):
             row = self._ledger.rows([held.message_id]).get(held.message_id)
-            if row is not None:
+            if row is None:
+                continue
+            stored = self._store.by_relay_id(held.message_id)
+            if stored and stored.ttl and now > row.discovered_at + stored.ttl * NS_PER_S:
+                text = f"its TTL of {stored.ttl} s passed before the inbox could be written"
+                ended.append(Ended(row, held.recipient, True, text))
+            elif held.recipient not in agents:
+                ended.append(Ended(row, held.recipient, False, "no longer an agent"))
+            else:
                 self._try(dirs, held, row, now)
+        return ended
+
+    def end(self, ended: list[Ended]) -> None:
+        """Give these up; their senders have been told."""
+        with self._ledger.transaction():
+            for row, recipient, expired, text in ended:
+                if expired:
+                    self._ledger.expire(row.message_id, recipient)
+                else:
+                    self._ledger.bounce(row.message_id, recipient, text)
+        for row, recipient, _, _ in ended:
+            stored = self._store.by_relay_id(row.message_id)
+            if stored is not None:
+                self._store.move_deliveries(stored.id, [recipient], DeliveryState.BOUNCED)
 
     def _try(self, dirs: Dirs, held: Delivery, row: Row, now: int) -> None:
-        stored = self._store.by_relay_id(held.message_id)
-        if stored is not None and stored.ttl and now > row.discovered_at + stored.ttl * NS_PER_S:
-            with self._ledger.transaction():
-                self._ledger.expire(held.message_id, held.recipient)
-            return
         reason = self._deliver(dirs, held, row)
         with self._ledger.transaction():
             if reason:
@@ -59,6 +92,7 @@ class HeldMail:
                 self._ledger.hold([(held.message_id, held.recipient, reason, due)])
             else:
                 self._ledger.written([(held.message_id, held.recipient)], now)
+        stored = self._store.by_relay_id(held.message_id)
         if not reason and stored is not None:
             self._store.deliver(stored.id, [held.recipient])
 
@@ -73,7 +107,6 @@ class HeldMail:
                 row.discovered_at,
                 row.checksum or "",
                 self._channel(held.message_id),
-                held.attempt,
             )
             failed = delivery.stage(dirs, held.message_id, data, [held.recipient])
         except (OSError, UnsafePath, MessageError, DiskFull) as exc:
@@ -83,15 +116,19 @@ class HeldMail:
         return delivery.deliver(dirs, held.message_id, held.recipient)
 
     def _message(self, dirs: Dirs, row: Row) -> MessageFile:
-        if row.agent_name == ORCHESTRATOR:
-            stored = self._store.by_relay_id(row.message_id)
-            if stored is None or stored.metadata is None:
-                raise MessageError("the store does not hold it", file=row.file_path)
-            return rebuild(stored, stored.metadata)
-        *folder, name = row.file_path.split("/")
-        limit = max_file_bytes(DEFAULT_MAX_BODY_BYTES)
-        data, _ = fsio.read_regular(name, dirs.get(*folder), limit)
-        return parse(data, file=name)
+        """The original where it is still what was accepted, else what the engine keeps of it."""
+        if row.agent_name != ORCHESTRATOR:
+            *folder, name = row.file_path.split("/")
+            with contextlib.suppress(OSError, UnsafePath, MessageError):
+                limit = max_file_bytes(DEFAULT_MAX_BODY_BYTES)
+                data, _ = fsio.read_regular(name, dirs.get(*folder), limit)
+                message = parse(data, file=name)
+                if sha256_hex(message.content) == row.checksum:
+                    return message
+        stored = self._store.by_relay_id(row.message_id)
+        if stored is None:
+            raise MessageError("neither file nor store holds it", file=row.file_path)
+        return rebuild(stored)
 
     def _channel(self, message_id: str) -> str | None:
         """The CHANNEL header: the channel that it came through, unless that is one between two."""

@@ -8,8 +8,9 @@
     attachments/{2 hex}/{sha256}      archive/{date}/{agent}/[rejected/]      tmp/
     store/relay.acomm                 logs/
 
-Directories are 700, files 600. Nothing below the home is opened by its path: ``Home.dirs`` walks
-from the home's descriptor, name by name, and follows no link. Source: relay-file-system.txt 1, 5.
+Directories are 700, files 600. Agents' files are never opened by their paths: ``Home.dirs`` walks
+from the home's descriptor, name by name, and follows no link. Ledger, store and log are opened by
+path, and looked at first. Source: relay-file-system.txt 1, 5.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ READ = ".read"
 STORE = "store/relay.acomm"
 
 TOP_DIRS = ("agents", "attachments", "archive", "tmp", "store", "logs")
+TOP_FILES = (LEDGER, LEDGER + "-wal", LEDGER + "-shm", CONFIG, LOCK)
 AGENT_DIRS = ("outbox", f"outbox/{PENDING}", "inbox", f"inbox/{PENDING}", f"inbox/{READ}")
 
 
@@ -60,6 +62,11 @@ class Home:
     @classmethod
     def create(cls, root: str, config: bytes) -> Home:
         """Make the tree, or complete one; config.json that is there stays as it is."""
+        if os.path.isdir(root) and os.listdir(root) and not _looks_like_home(root):
+            raise UnsafePath(
+                f"{root} has other things in it, and is no relay home",
+                hint="name a directory that is empty or not there yet",
+            )
         os.makedirs(os.path.dirname(root), exist_ok=True)
         fsio.ensure_dir(root)
         for name in TOP_DIRS:
@@ -108,10 +115,16 @@ class Home:
 
     def agent_names(self) -> Iterator[str]:
         """Every directory under ``agents/`` with a valid name."""
+        return iter(self.agent_inodes())
+
+    def agent_inodes(self) -> dict[str, int]:
+        """Every directory under ``agents/`` with a valid name, and its inode."""
         with self.dirs() as dirs, os.scandir(dirs.get("agents")) as entries:
-            for entry in entries:
-                if is_agent_name(entry.name) and entry.is_dir(follow_symlinks=False):
-                    yield entry.name
+            return {
+                entry.name: entry.inode()
+                for entry in entries
+                if is_agent_name(entry.name) and entry.is_dir(follow_symlinks=False)
+            }
 
     def make_agent(self, name: str) -> None:
         """Make an agent's directories, or complete them; every effect is harmless again.
@@ -149,18 +162,27 @@ class Home:
                 return None
 
     def secure(self) -> list[str]:
-        """Narrow the modes at the top of the home; returns the names that were too wide.
+        """Narrow the modes of what is ours at the top; returns the names that were too wide.
 
         Errors: UnsafePath for a link, or for what belongs to somebody else.
         """
+        modes = dict.fromkeys(TOP_DIRS, fsio.DIR_MODE) | dict.fromkeys(TOP_FILES, fsio.FILE_MODE)
         repaired = []
-        with os.scandir(self._fd) as entries:
-            for entry in entries:
-                mode = fsio.DIR_MODE if entry.is_dir(follow_symlinks=False) else fsio.FILE_MODE
-                with contextlib.suppress(FileNotFoundError):  # SQLite removes files of its own
-                    if fsio.restrict(entry.name, mode, self._fd):
-                        repaired.append(entry.name)
+        for name, mode in modes.items():
+            with contextlib.suppress(FileNotFoundError):  # SQLite removes -wal and -shm
+                if fsio.restrict(name, mode, self._fd):
+                    repaired.append(name)
         return sorted(repaired)
+
+
+def _looks_like_home(root: str) -> bool:
+    return os.path.lexists(os.path.join(root, CONFIG)) or os.path.isdir(
+        os.path.join(root, "agents")
+    )
+
+
+# Far more than one step has in hand, far fewer than any limit of descriptors.
+MAX_OPEN_DIRS = 96
 
 
 class Dirs:
@@ -179,8 +201,9 @@ class Dirs:
 
         Errors: UnsafePath for a link or a name with a slash or dots; FileNotFoundError.
         """
-        fd = self._open.get(parts)
+        fd = self._open.pop(parts, None)
         if fd is not None:
+            self._open[parts] = fd  # the last one used is the last to be closed
             return fd
         if not parts:
             return self._root_fd
@@ -189,6 +212,8 @@ class Dirs:
             raise UnsafePath(f"{name!r} is no name of a directory")
         fd = fsio.open_dir(name, self.get(*parts[:-1]))
         self._open[parts] = fd
+        if len(self._open) > MAX_OPEN_DIRS:
+            os.close(self._open.pop(next(iter(self._open))))
         return fd
 
     def ensure(self, *parts: str) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Container
+from itertools import islice
 from typing import NamedTuple
 
 from relay import fsio
@@ -21,30 +22,10 @@ from relay.checksums import SHA256_PREFIX, sha256_hex
 from relay.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.config import Detection, Limits
 from relay.errors import MessageError, UnsafePath
+from relay.found import FileKey, Found, found_of
 from relay.home import PENDING, Dirs
 from relay.message import MessageFile, max_file_bytes, parse
-from relay.names import MSG_SUFFIX, message_id_of, shown
-
-
-class Found(NamedTuple):
-    """One file in an outbox, and what fstat said of it."""
-
-    agent: str
-    file_name: str
-    message_id: str | None  # None: the name is none of ours
-    size: int
-    mtime_ns: int
-    inode: int
-
-    @property
-    def path(self) -> str:
-        """Relative to the home."""
-        return f"agents/{self.agent}/outbox/{self.file_name}"
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """What stands for the file while it waits or is worked on."""
-        return (self.agent, self.file_name)
+from relay.names import MSG_SUFFIX, shown
 
 
 class Accepted(NamedTuple):
@@ -64,7 +45,6 @@ class Malformed(NamedTuple):
 
 
 Look = Accepted | Malformed
-FileKey = tuple[str, str]  # agent, file name
 
 
 class _Hint(NamedTuple):
@@ -123,7 +103,7 @@ class Intake:
         outbox = dirs.get("agents", agent, "outbox")
         for name in sorted(os.listdir(outbox)):
             self.add(agent, name, renamed=False)
-        self._remove_orphans(dirs.get("agents", agent, "outbox", PENDING), agent)
+        self._remove_orphans(dirs.ensure("agents", agent, "outbox", PENDING), agent)
 
     def take(self, dirs: Dirs, limit: int, in_hand: Container[FileKey] = ()) -> list[Look]:
         """Look at up to ``limit`` files; those that must wait stay, those that are gone go.
@@ -132,8 +112,8 @@ class Intake:
         """
         self._wake_due()
         looks: list[Look] = []
-        while self._ready and len(looks) < limit:
-            key = next(iter(self._ready))
+        # the front of the dict all at once: taking it key by key is quadratic
+        for key in list(islice(self._ready, limit)):
             hint = self._ready.pop(key)
             if key in in_hand:
                 continue
@@ -176,8 +156,8 @@ class Intake:
             data, status = fsio.read_regular(name, outbox, self._max_file)
         except UnsafePath as exc:
             status = os.stat(name, dir_fd=outbox, follow_symlinks=False)
-            return Malformed(_found(agent, name, status), shown(str(exc)), unsafe=True)
-        found = _found(agent, name, status)
+            return Malformed(found_of(agent, name, status), shown(str(exc)), unsafe=True)
+        found = found_of(agent, name, status)
         now = self._clock.monotonic_ns()
         seen = (status.st_size, status.st_mtime_ns)
         if hint.seen != seen:
@@ -185,11 +165,7 @@ class Intake:
         still_ns = max(self._clock.now_ns() - status.st_mtime_ns, now - hint.seen_at_ns)
         changing = len(data) != found.size and found.size <= self._max_file
         if changing or not hint.renamed:
-            if (
-                changing
-                or still_ns < self._settle_ns
-                or fsio.exists(name, dirs.get("agents", agent, "outbox", PENDING))
-            ):
+            if changing or still_ns < self._settle_ns or _is_pending(dirs, agent, name):
                 return hint._replace(due_ns=now + max(self._settle_ns, NS_PER_MS))
         look = self._read(found, data)
         if isinstance(look, Malformed) and not hint.renamed and still_ns < self._malformed_ns:
@@ -238,7 +214,9 @@ class Intake:
                     )
 
 
-def _found(agent: str, name: str, status: os.stat_result) -> Found:
-    return Found(
-        agent, name, message_id_of(name), status.st_size, status.st_mtime_ns, status.st_ino
-    )
+def _is_pending(dirs: Dirs, agent: str, name: str) -> bool:
+    """True while the writer still has a file of this name in ``.pending``."""
+    try:
+        return fsio.exists(name, dirs.get("agents", agent, "outbox", PENDING))
+    except FileNotFoundError:  # no such directory: nothing is pending there
+        return False

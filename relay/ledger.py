@@ -59,6 +59,11 @@ class Row(NamedTuple):
     discovered_at: int
     retry_count: int
     last_error: str | None
+    file_size: int
+    file_mtime_ns: int
+    file_inode: int | None
+    message_type: str | None
+    target: str | None
 
 
 class Delivery(NamedTuple):
@@ -72,7 +77,7 @@ class Delivery(NamedTuple):
 
 _ROW = (
     "SELECT message_id, agent_name, file_path, checksum, status, discovered_at, retry_count, "
-    "last_error FROM messages "
+    "last_error, file_size, file_mtime_ns, file_inode, message_type, target FROM messages "
 )
 _OPEN = "status IN ('pending', 'processing', 'completed')"
 
@@ -80,8 +85,19 @@ _OPEN = "status IN ('pending', 'processing', 'completed')"
 class Ledger:
     """The daemon's connection. Used from the loop's thread alone."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: str) -> None:
         self._db = connection
+        self._path = path
+        self._inode = os.stat(path).st_ino
+
+    def check_file(self) -> None:
+        """Errors: LedgerError when the file was removed or replaced under the connection."""
+        try:
+            inode = os.stat(self._path).st_ino
+        except FileNotFoundError:
+            inode = None
+        if inode != self._inode:
+            raise LedgerError(f"{self._path} was removed or replaced while the relay ran")
 
     @classmethod
     def open(cls, path: str, *, busy_timeout_ms: int = 5000) -> Ledger:
@@ -99,7 +115,7 @@ class Ledger:
             except BaseException:
                 connection.close()
                 raise
-        return cls(connection)
+        return cls(connection, path)
 
     def close(self) -> None:
         """Close the connection; the WAL is folded into the database."""
@@ -331,6 +347,19 @@ class Ledger:
         self._db.execute(
             "INSERT OR IGNORE INTO rejections VALUES (?, ?, ?, ?, ?, ?, ?)",
             (agent, shown(file_name), inode, mtime_ns, reason, nack_id, now_ns),
+        )
+
+    def is_stray(self, nack_id: str) -> bool:
+        """True for the answer to a file without a row: nothing feeds it again."""
+        found = self._db.execute("SELECT 1 FROM rejections WHERE nack_id = ?", (nack_id,))
+        return found.fetchone() is not None
+
+    def bounce(self, message_id: str, recipient: str, reason: str) -> None:
+        """A held delivery whose recipient is no longer an agent."""
+        self._db.execute(
+            "UPDATE deliveries SET state = 'bounced', last_error = ?, due_at = NULL "
+            "WHERE message_id = ? AND recipient = ? AND state = 'held'",
+            (reason, message_id, recipient),
         )
 
     def security_event(

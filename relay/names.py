@@ -61,8 +61,9 @@ def message_id_of(file_name: str) -> str | None:
 
 
 def shown(file_name: str) -> str:
-    """A file name as text; bytes in it that are no UTF-8 stand there as ``\\xff``."""
-    return file_name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    """A file name as text; what is no UTF-8, or a control character, is escaped."""
+    text = file_name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def new_message_id(now_ns: int) -> str:

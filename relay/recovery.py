@@ -4,7 +4,7 @@
 |---|---|
 | row open, file in the outbox | pending again, fed first, in the order of discovery |
 | row open, file in the archive | completed and archived |
-| row open, file nowhere, engine has it | completed |
+| row open, file nowhere, deliveries committed | completed: they have it |
 | row open, file nowhere | failed: file_disappeared |
 | delivery staged, file in inbox/.pending | renamed now |
 | delivery staged, no such file | it was delivered: the recipient may have taken it already |
@@ -21,11 +21,13 @@ from collections.abc import Callable
 from relay import delivery, fsio
 from relay.clock import Clock, iso_date
 from relay.comm.engine import CommStore
+from relay.errors import UnsafePath
 from relay.home import PENDING, Dirs, Home
 from relay.ledger import Ledger, Row
 from relay.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
 
 DISAPPEARED = "file_disappeared"
+DELIVERED = frozenset({"written", "read", "acked"})
 
 
 def recover(
@@ -39,6 +41,7 @@ def recover(
     with home.dirs() as dirs:
         delivered = _finish_deliveries(dirs, ledger, store, now)
         removed = _remove_strays(dirs, home, ledger)
+        _catch_up(ledger, store)
         rows = ledger.open_rows()
         feed = _settle_rows(dirs, ledger, store, rows, now)
     if rows or delivered or removed:
@@ -61,10 +64,7 @@ def _finish_deliveries(dirs: Dirs, ledger: Ledger, store: CommStore, now: int) -
     for item in staged:
         if item.recipient == ORCHESTRATOR:
             continue  # its message is fed again, and obeyed again
-        try:
-            reason = delivery.deliver(dirs, item.message_id, item.recipient)
-        except FileNotFoundError:
-            reason = "the agent's directory is gone"
+        reason = delivery.deliver(dirs, item.message_id, item.recipient, again=True)
         if reason:
             failed.append((item.message_id, item.recipient, reason, now))
         else:
@@ -78,19 +78,27 @@ def _finish_deliveries(dirs: Dirs, ledger: Ledger, store: CommStore, now: int) -
     return len(staged)
 
 
+def _catch_up(ledger: Ledger, store: CommStore) -> None:
+    """Deliveries that the ledger has and the store's last flush had not."""
+    behind = store.undelivered()
+    known = ledger.deliveries(behind)
+    for relay_id, number in behind.items():
+        there = [d.recipient for d in known.get(relay_id, {}).values() if d.state in DELIVERED]
+        store.deliver(number, there)
+
+
 def _remove_strays(dirs: Dirs, home: Home, ledger: Ledger) -> int:
     """Files staged by a batch that never committed."""
     expected = {(held.recipient, held.message_id) for held in ledger.open_deliveries()}
     removed = 0
     for agent in list(home.agent_names()):
         try:
-            names = delivery.staged_files(dirs, agent)
-        except OSError:
-            continue  # not yet complete: the roster makes its directories
-        for name in names:
-            if (agent, message_id_of(name)) not in expected:
-                fsio.remove(name, dirs.get("agents", agent, "inbox", PENDING))
-                removed += 1
+            for name in delivery.staged_files(dirs, agent):
+                if (agent, message_id_of(name)) not in expected:
+                    fsio.remove(name, dirs.get("agents", agent, "inbox", PENDING))
+                    removed += 1
+        except (OSError, UnsafePath):
+            continue  # broken, or not yet complete: the roster says so, and mends what it can
     return removed
 
 
@@ -104,17 +112,18 @@ def _settle_rows(
     archived: list[tuple[str, str | None]] = []
     own: list[str] = []
     disappeared: list[tuple[str, str]] = []
+    reached = ledger.deliveries(row.message_id for row in rows)
     for row in rows:
         name = row.message_id + MSG_SUFFIX
         path = _archived_path(dirs, row)
         if row.agent_name == ORCHESTRATOR:
-            if store.by_relay_id(row.message_id) is not None:
+            if store.by_relay_id(row.message_id) is not None or ledger.is_stray(row.message_id):
                 own.append(row.message_id)
         elif _in_outbox(dirs, row.agent_name, name):
             if row.status != "completed":
                 again.append(row.message_id)
             feed.append((row.agent_name, name))
-        elif path or row.status == "completed" or store.by_relay_id(row.message_id) is not None:
+        elif path or row.status == "completed" or reached.get(row.message_id):
             completed.append(row.message_id)
             archived.append((row.message_id, path))
         else:
@@ -132,7 +141,7 @@ def _settle_rows(
 def _in_outbox(dirs: Dirs, agent: str, name: str) -> bool:
     try:
         return fsio.exists(name, dirs.get("agents", agent, "outbox"))
-    except OSError:
+    except (OSError, UnsafePath):
         return False
 
 
@@ -142,6 +151,6 @@ def _archived_path(dirs: Dirs, row: Row) -> str | None:
     try:
         if fsio.exists(row.message_id + MSG_SUFFIX, dirs.get(*parts)):
             return "/".join([*parts, row.message_id + MSG_SUFFIX])
-    except OSError:
+    except (OSError, UnsafePath):
         pass  # no such folder
     return None

@@ -35,6 +35,7 @@ class Changes:
     def __init__(self) -> None:
         self.appeared: list[str] = []  # to be registered and scanned
         self.gone: list[str] = []
+        self.incomplete = False  # somebody is not watched: look again soon
 
 
 class Roster:
@@ -46,26 +47,40 @@ class Roster:
         self._lead = lead
         self._log = log
         self._metas: dict[str, tuple[tuple[int, int], Meta]] = {}  # by (inode, mtime)
+        self._inodes: dict[str, int] = {}
+        self._known_lead: str | None = None
         self.agents: set[str] = set()
         self._warned: set[str] = set()
         self.unwatched: set[str] = set()  # scanned instead: inotify has no watch left
 
-    def refresh(self) -> Changes:
-        """List ``agents/`` and watch what is new or was replaced; leave what is gone."""
+    def refresh(self, *, complete: bool = True) -> Changes:
+        """List ``agents/`` and watch what is new or was replaced; leave what is gone.
+
+        ``complete`` False: a known agent whose directories went is left alone for now. Who
+        removes them must not find them made again under its hands.
+        """
         changes = Changes()
-        present = set(self._home.agent_names())
-        for name in sorted(self.agents - present):
-            self._watcher.remove_agent(name)
-            self.agents.discard(name)
-            self.unwatched.discard(name)
-            self._warned.discard(name)
-            self._metas.pop(name, None)
+        present = self._home.agent_inodes()
+        for name in sorted(self.agents - present.keys()):
+            self._forget(name)
             changes.gone.append(name)
-        for name in sorted(present):
-            if name not in self.agents or not self._watcher.watches(name):
+        for name, inode in sorted(present.items()):
+            if name in self.agents and self._inodes[name] != inode:
+                self._forget(name)  # another directory in the place of the one that was watched
+            if name not in self.agents or (complete and not self._watcher.watches(name)):
                 if self._admit(name):
+                    self._inodes[name] = inode
                     changes.appeared.append(name)
+        changes.incomplete = any(not self._watcher.watches(name) for name in self.agents)
         return changes
+
+    def _forget(self, name: str) -> None:
+        self._watcher.remove_agent(name)
+        self.agents.discard(name)
+        self.unwatched.discard(name)
+        self._warned.discard(name)
+        self._metas.pop(name, None)
+        self._inodes.pop(name, None)
 
     def _admit(self, name: str) -> bool:
         """Complete an agent's directories and watch them; False when it is none.
@@ -105,12 +120,18 @@ class Roster:
         if self._lead:
             return self._lead if self._lead in self.agents else None
         with self._home.dirs() as dirs:
+            known = self._known_lead
+            if known in self.agents and self.meta(dirs, known or "").role == LEAD:
+                return known  # asked again for each message: one look, not one an agent
             leads = [name for name in self.agents if self.meta(dirs, name).role == LEAD]
-        return min(leads, default=None)
+        self._known_lead = min(leads, default=None)
+        return self._known_lead
 
     def meta(self, dirs: Dirs, name: str) -> Meta:
         """An agent's meta.json, read again when it changed; empty when it cannot be read."""
-        with contextlib.suppress(OSError, UnsafePath, msgspec.DecodeError):
+        with contextlib.suppress(
+            OSError, UnsafePath, ValueError, RecursionError, msgspec.MsgspecError
+        ):
             folder = dirs.get("agents", name)
             status = os.stat(META, dir_fd=folder, follow_symlinks=False)
             version = (status.st_ino, status.st_mtime_ns)

@@ -43,6 +43,17 @@ MESSAGE_TYPES = {
     Kind.STATUS: MessageType.NOTIFICATION,
     Kind.NOTIFICATION: MessageType.NOTIFICATION,
 }
+# The kind that a type stands for; metadata `kind` where it stands for another.
+KIND_OF = {
+    MessageType.TEXT: Kind.MESSAGE,
+    MessageType.BROADCAST: Kind.MESSAGE,
+    MessageType.COMMAND: Kind.COMMAND,
+    MessageType.QUERY: Kind.QUERY,
+    MessageType.RESPONSE: Kind.RESPONSE,
+    MessageType.ACKNOWLEDGMENT: Kind.ACK,
+    MessageType.ERROR: Kind.ERROR,
+    MessageType.NOTIFICATION: Kind.NOTIFICATION,
+}
 AT_MOST_ONCE = "at-most-once"
 # Headers that have a field of their own in the engine, or are checked and done with.
 _KNOWN_HEADERS = frozenset(
@@ -171,10 +182,12 @@ def _route_answer(
         )
     if original.sender != ORCHESTRATOR and original.sender not in directory.agents:
         return Bounce(f"{original.sender}, who sent it, is no longer here")
+    if not store.takes_part(channel.id, sender):  # it has left: its answer is no reason to join
+        return _direct(sender, original.sender)._replace(answers=original)
     return Route(
         channel.name,
         channel.channel_type,
-        (sender,),
+        (),
         (original.sender,),
         answers=original,
         shown_channel=None if channel.channel_type is ChannelType.DIRECT else channel.name,
@@ -232,6 +245,8 @@ def engine_fields(
     message_type = MESSAGE_TYPES.get(message.kind, MessageType.COMMAND)
     if message.to == EVERYONE and message.kind is Kind.MESSAGE:
         message_type = MessageType.BROADCAST
+    if KIND_OF[message_type] is not message.kind:
+        metadata["kind"] = str(message.kind)
     if not headers and not message.attachments and message.kind is Kind.MESSAGE:
         # the common case: a text to somebody
         return EngineFields(message_type, None, None, Priority.NORMAL, metadata, None, None)

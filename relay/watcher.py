@@ -70,6 +70,9 @@ class Watcher(Protocol):
         """Give every descriptor back."""
 
 
+MOST_MS = 3_600_000  # poll takes no more than 31 bits of them
+
+
 class _Bell:
     """A pipe that ends a poll: one byte is enough, more change nothing."""
 
@@ -79,7 +82,7 @@ class _Bell:
         os.set_blocking(self._write_fd, False)
 
     def ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: it rings already
+        with contextlib.suppress(OSError):  # full: it rings already; or nobody waits any more
             os.write(self._write_fd, b"!")
 
     def silence(self) -> None:
@@ -152,7 +155,7 @@ class InotifyWatcher:
 
     def wait(self, timeout_ns: int) -> Wake:
         """Everything the kernel has told since the last wait; one read is one batch."""
-        ready = self._poll.poll(max(0, -(-timeout_ns // NS_PER_MS)))
+        ready = self._poll.poll(min(max(0, -(-timeout_ns // NS_PER_MS)), MOST_MS))
         if any(fd == self._bell.fd for fd, _ in ready):
             self._bell.silence()
         if not any(fd == self._fd for fd, _ in ready):
@@ -206,6 +209,10 @@ class InotifyWatcher:
 
     def _forget(self, wd: int) -> bool:
         """A watched directory is gone or moved away; True when it was one of ours."""
+        if wd == self._agents_wd:  # everything begins again, and says so
+            raise FileNotFoundError(
+                2, "agents/ was moved away or removed", self._home.path("agents")
+            )
         agent, _ = self._watches.pop(wd, ("", False))
         if agent:
             self.remove_agent(agent)

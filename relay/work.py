@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from relay.intake import Found
+from relay.found import Found
 from relay.ledger import FileFacts
 from relay.names import ORCHESTRATOR
 
@@ -42,6 +42,7 @@ class Work:
         "has_row",
         "held",
         "message_id",
+        "notice",
         "postings",
         "seen_at",
         "sequence",
@@ -58,6 +59,7 @@ class Work:
         self.again = False  # it was recorded before: a crash or a passing error came between
         self.failure = ""  # why it is refused; its file goes to rejected/
         self.unsafe = False  # no regular file
+        self.notice = ""  # not a file at all: what tells one notice from another
         self.control = False  # the orchestrator itself was the recipient
         self.bounced: tuple[str, ...] = ()  # recipients that are no longer there
         self.postings: list[Posting] = []

@@ -7,7 +7,17 @@ import time
 
 import click
 
-from relay.cli.common import ago, columns, echo_json, home_option, json_option, open_home, when
+from relay.cli.common import (
+    ago,
+    columns,
+    echo_json,
+    home_option,
+    json_option,
+    open_home,
+    printable,
+    when,
+)
+from relay.errors import RelayError
 from relay.home import LEDGER, META
 from relay.names import check_agent_name
 
@@ -57,7 +67,7 @@ def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
                 roles[row["name"]],
                 ago(row["last_seen_at"], now),
                 row["unread"],
-                row["note"],
+                printable(row["note"], 40),
             )
             for row in rows
         ],
@@ -85,10 +95,14 @@ def register(
     with open_home(ctx, home) as opened:
         opened.make_agent(name)
         if role is not None:
-            meta = json.loads(opened.read_meta(name) or b"{}")
-            meta["role"] = role
+            meta = _meta(opened.read_meta(name))
+            if meta is None:
+                raise RelayError(
+                    f"{opened.path('agents', name, META)} is no JSON object",
+                    hint="mend it, or remove it: it holds pid, start time, role and public key",
+                )
             path = opened.path("agents", name, META)
-            fsio.write_atomic(path, json.dumps(meta).encode())
+            fsio.write_atomic(path, json.dumps(meta | {"role": role}).encode())
         meta_role = _role(opened.read_meta(name))
     if as_json:
         echo_json({"name": name, "role": meta_role})
@@ -96,11 +110,16 @@ def register(
         click.echo(f"{name} has a mailbox at {opened.path('agents', name)}")
 
 
-def _role(meta: bytes | None) -> str | None:
-    """The role in a meta.json; None where there is none or it cannot be read."""
+def _meta(data: bytes | None) -> dict[str, object] | None:
+    """A meta.json's object; None where it is none."""
     try:
-        value = json.loads(meta or b"{}")
-    except ValueError:
+        value = json.loads(data or b"{}")
+    except (ValueError, RecursionError):
         return None
-    role = value.get("role") if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else None
+
+
+def _role(data: bytes | None) -> str | None:
+    """The role in a meta.json; None where there is none or it cannot be read."""
+    role = (_meta(data) or {}).get("role")
     return role if isinstance(role, str) else None

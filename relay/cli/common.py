@@ -55,6 +55,20 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         click.echo(line.rstrip())
 
 
+def printable(text: str | None, most: int | None = None, *, lines: bool = False) -> str | None:
+    """Text of others for a person's terminal: no control character reaches it.
+
+    One line unless ``lines``; cut after ``most`` characters.
+    """
+    if text is None:
+        return None
+    kept = "\n\t" if lines else ""
+    clean = "".join(
+        c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text
+    )
+    return clean if most is None or len(clean) <= most else clean[: most - 1] + "…"
+
+
 def when(at_ns: int | None) -> str | None:
     """A time for people and programs, or None where it is not known."""
     return None if at_ns is None else iso_time(at_ns)

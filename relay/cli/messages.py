@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.common import as_option, columns, echo_json, home_option, json_option, root_of
+from relay.cli.common import (
+    as_option,
+    columns,
+    echo_json,
+    home_option,
+    json_option,
+    printable,
+    root_of,
+)
 
 if TYPE_CHECKING:
     from agent_sdk import Received
@@ -77,7 +85,12 @@ Examples:
 @as_option
 @click.option("--take", is_flag=True, help="Take the oldest message: it counts as read.")
 @click.option("--follow", is_flag=True, help="Take messages as they come, until ^C.")
-@click.option("--timeout", "timeout_s", type=float, help="With --take or --follow: seconds.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.IntRange(0, 10**9),
+    help="With --take or --follow: seconds.",
+)
 @json_option
 @click.pass_context
 def inbox(
@@ -86,7 +99,7 @@ def inbox(
     agent: str,
     take: bool,
     follow: bool,
-    timeout_s: float | None,
+    timeout_s: int | None,
     as_json: bool,
 ) -> int:
     """Show what waits in an inbox, or take it."""
@@ -165,10 +178,12 @@ def _print_id(sent: str, re: str, as_json: bool) -> None:
 def _list(root: str, agent: str, as_json: bool) -> None:
     """What stands in the inbox, oldest first, untouched."""
     from relay import fsio
-    from relay.errors import MessageError, NotFound
+    from relay.errors import MessageError, NotFound, UnsafePath
     from relay.home import Home
     from relay.message import DEFAULT_MAX_BODY_BYTES, parse_delivered
+    from relay.names import check_agent_name
 
+    check_agent_name(agent)
     rows = []
     with Home(root) as home, home.dirs() as dirs:
         try:
@@ -178,10 +193,10 @@ def _list(root: str, agent: str, as_json: bool) -> None:
         for name in sorted(os.listdir(folder)):
             if not name.endswith(".msg"):
                 continue
-            data, _ = fsio.read_regular(name, folder, DEFAULT_MAX_BODY_BYTES + (1 << 14))
             try:
+                data, _ = fsio.read_regular(name, folder, DEFAULT_MAX_BODY_BYTES + (1 << 14))
                 message = parse_delivered(data, file=name)
-            except MessageError as exc:
+            except (MessageError, UnsafePath) as exc:
                 click.echo(f"relay: {exc}", err=True)
                 continue
             first = message.body.decode().split("\n", 1)[0]
@@ -190,7 +205,7 @@ def _list(root: str, agent: str, as_json: bool) -> None:
         for row in rows:
             echo_json(dict(zip(("id", "from", "kind", "first_line"), row, strict=True)))
     elif rows:
-        columns(("ID", "FROM", "KIND", "BODY"), [(*r[:3], r[3][:40]) for r in rows])
+        columns(("ID", "FROM", "KIND", "BODY"), [(*r[:3], printable(r[3], 40)) for r in rows])
     else:
         click.echo(f"nothing waits for {agent}")
 
@@ -218,4 +233,5 @@ def _show(message: Received, as_json: bool) -> None:
         if value
     )
     click.echo(f"-- {message.id}  {message.kind} from {message.sender}{about}")
-    click.echo(message.body.rstrip("\n"))
+    is_person = sys.stdout.isatty()  # a pipe gets it byte for byte
+    click.echo(printable(message.body, lines=True) if is_person else message.body.rstrip("\n"))

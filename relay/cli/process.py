@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import click
 
+from relay import fsio
 from relay.cli.common import (
     columns,
     echo_json,
@@ -74,6 +76,8 @@ def _start(root: str) -> int:
     finally:
         os.close(write_fd)
     with os.fdopen(read_fd, "rb") as answer:
+        if not select.select([answer], [], [], START_TIMEOUT_S)[0]:
+            raise StartFailed(f"pid {process.pid} has not said that it is ready")
         said = answer.read().decode()
     if said.strip() == "ready":
         return process.pid
@@ -86,6 +90,7 @@ def _start(root: str) -> int:
 
 def _crash_log(root: str) -> int:
     """Where a traceback goes that nobody expected."""
+    fsio.ensure_dir(os.path.join(root, "logs"))
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     return os.open(os.path.join(root, "logs", "relay.err"), flags, 0o600)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from relay.cli.common import echo_json, home_option, json_option, open_home, when
+from relay.cli.common import echo_json, home_option, json_option, open_home, printable, when
 from relay.errors import NotFound
 from relay.home import LEDGER
 from relay.names import ORCHESTRATOR
@@ -40,6 +40,8 @@ def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
 
     Errors: NotFound when no id begins so, or several do.
     """
+    if not message_id or not message_id.isascii():
+        raise NotFound(f"{message_id!a} is no message id", hint="it is the file name without .msg")
     found = db.execute(
         "SELECT * FROM messages WHERE message_id >= ?1 AND message_id < ?1 || 'g' LIMIT 2",
         (message_id,),
@@ -113,7 +115,7 @@ def _show(facts: dict[str, Any]) -> None:
     if facts.get("processed_at"):
         click.echo(hop(facts["processed_at"], f"{facts['status']}, file in {facts['file']}"))
     if facts["error"]:
-        click.echo(hop("why", facts["error"]))
+        click.echo(hop("why", printable(facts["error"])))
 
 
 def _hops(delivery: dict[str, Any]) -> list[tuple[str | None, str]]:

@@ -392,6 +392,14 @@ class CommStore:
             or asked != "at-most-once"
         )
 
+    def undelivered(self) -> dict[str, int]:
+        """Relay id -> number of each message that somebody has not got yet."""
+        return {
+            relay_id: number
+            for relay_id, number in self._relay_ids.items()
+            if DeliveryState.SENT in self._deliveries.get(number, {}).values()
+        }
+
     def shown_channel(self, message: Message) -> str | None:
         """The name of the message's channel, unless that is one between two."""
         channel = self._channels[message.channel_id]

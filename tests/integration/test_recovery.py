@@ -57,18 +57,24 @@ def test_a_row_whose_file_is_archived_is_archived(box: Box) -> None:
     assert box.inbox("bob").keys() == {sent}
 
 
-def test_a_row_whose_file_is_gone_but_stored_is_archived(box: Box) -> None:
+def test_a_row_whose_file_is_gone_but_delivered_is_archived(box: Box) -> None:
     sent = box.send("alice", "TO: bob\n\nhi")
+    box.path("agents", "alice", "outbox", f"{sent}.msg").unlink()
+    restart(box)
+    assert box.row(sent)["status"] == "archived"  # bob has it, and the ledger says so
+    assert box.states(sent) == {"bob": "written"}
+
+
+def test_a_row_whose_file_disappeared_fails(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbered by the engine, never staged: that the engine knows it is no delivery."""
+    with monkeypatch.context() as patch:
+        patch.setattr(fsio, "fault", _disk_full)
+        sent = box.send("alice", "TO: bob\n\nhi")
+    assert box.row(sent)["status"] == "pending"
     box.flusher.flush()
     box.path("agents", "alice", "outbox", f"{sent}.msg").unlink()
     restart(box)
-    assert box.row(sent)["status"] == "archived"
-
-
-def test_a_row_whose_file_disappeared_fails(box: Box) -> None:
-    sent = box.send("alice", "TO: bob\n\nhi")
-    box.path("agents", "alice", "outbox", f"{sent}.msg").unlink()
-    restart(box)
+    assert box.states(sent) == {}
     assert box.row(sent)["status"] == "failed"
     assert box.row(sent)["last_error"] == "file_disappeared"
 
@@ -138,8 +144,50 @@ def test_a_flush_cut_short_leaves_the_old_file(box: Box, monkeypatch: pytest.Mon
     assert acomm.read(box.home.path(STORE)).messages[1].content == b"two"
 
 
+def _disk_full(operation: str, name: str) -> None:
+    if "relay.acomm" not in name:
+        raise OSError(28, "No space left on device")
+
+
 def _fail(*_: object, **__: object) -> None:
     raise KeyboardInterrupt  # SIGKILL: nothing is cleaned up
+
+
+def test_a_staged_delivery_to_an_agent_that_is_gone_is_not_called_delivered(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\n\nhi")
+    box.ledger._db.execute("UPDATE deliveries SET state = 'staged', written_at = NULL")
+    box.kill()
+    os.rename(box.path("agents", "bob"), box.path("tmp", "bob"))
+    box.clock.advance(1)
+    box.open()
+    box.clock.advance(1)
+    box.tick(2)
+    assert box.states(sent) == {"bob": "bounced"}
+    assert "not delivered to bob: no longer an agent" in box.nacks("alice")[0]
+
+
+def test_what_the_ledger_knows_to_be_delivered_the_store_learns(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\n\nhi")
+    message = box.store.by_relay_id(sent)
+    assert message is not None
+    box.flush()
+    box.kill()
+    box.open()
+    stored = box.store.by_relay_id(sent)
+    assert stored is not None and box.store.undelivered() == {}
+
+
+def test_one_agents_broken_inbox_does_not_stop_the_start(box: Box) -> None:
+    box.send("alice", "TO: carol\n\nhi")
+    box.kill()
+    inbox = box.path("agents", "bob", "inbox")
+    os.rename(inbox, box.path("tmp", "inbox"))
+    inbox.symlink_to(box.path("tmp", "inbox"))
+    (box.path("agents", "carol", "inbox", ".pending") / "a directory").mkdir()
+    box.open()
+    assert box.states(box.send("alice", "TO: carol\n\nstill"))["carol"] == "written"
+    inbox.unlink()
+    os.rename(box.path("tmp", "inbox"), inbox)
 
 
 def test_an_open_intent_is_rolled_back(box: Box) -> None:

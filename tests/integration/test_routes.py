@@ -207,7 +207,7 @@ def test_one_bad_inbox_does_not_stop_the_others(box: Box) -> None:
     box.clock.advance(60)
     box.tick()
     assert box.states(sent)["bob"] == "written"
-    assert box.inbox("bob")[sent].headers["ATTEMPT"] == "3"
+    assert box.inbox("bob")[sent].headers["ATTEMPT"] == "1"
     assert box.bodies("bob") == ["hello"]
 
 
@@ -223,3 +223,37 @@ def test_a_held_message_is_not_delivered_past_its_ttl(box: Box) -> None:
 
     assert box.states(sent) == {"bob": "expired"}
     assert box.inbox("bob") == {}
+    assert "not delivered to bob: its TTL of 30 s passed" in box.nacks("alice")[0]
+
+
+def test_a_held_message_bounces_when_its_recipient_is_gone(box: Box) -> None:
+    inbox = box.path("agents", "bob", "inbox")
+    os.rename(inbox, box.path("tmp", "inbox"))
+    inbox.write_text("")
+    sent = box.send("alice", "TO: bob\n\nhi")
+    os.rename(box.path("agents", "bob"), box.path("tmp", "bob"))
+    box.clock.advance(2)
+    box.tick(2)
+
+    assert box.states(sent) == {"bob": "bounced"}
+    assert box.nacks("alice") == ["not delivered to bob: no longer an agent\n"]
+    box.flush()
+    assert box.row(sent)["status"] == "archived"
+
+
+def test_who_has_left_a_group_may_answer_and_stays_out(box: Box) -> None:
+    for agent in ("alice", "bob"):
+        box.send(agent, "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    asked = box.send("alice", "TO: #team\nKIND: query\n\nwho is free?")
+    box.send("bob", "TO: __orchestrator__\nKIND: leave\n\nCHANNEL: team")
+    answer = box.send("bob", f"TO: #team\nKIND: response\nRE: {asked}\n\nI am")
+
+    assert box.states(answer) == {"alice": "written"}
+    box.send("alice", "TO: #team\n\nanybody?")
+    assert "anybody?" not in box.bodies("bob")
+
+
+def test_a_group_of_one_is_told_that_nobody_hears_it(box: Box) -> None:
+    box.send("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.send("alice", "TO: #team\n\nanybody?")
+    assert box.nacks("alice") == ["nobody else takes part in team\n"]

@@ -42,7 +42,7 @@ class Table:
         accepted = accept(text, sender, number or self._number)
         assert accepted.found.message_id
         work = Work(accepted.found, accepted.found.message_id, AT_NS)
-        self.decider.decide(work, accepted, agents, known)
+        self.decider.decide(work, accepted, agents, known, AT_NS)
         return work
 
 
@@ -163,7 +163,7 @@ def test_an_answer_of_the_orchestrator_is_kept_by_ledger_and_engine(table: Table
     stored = table.store.get_message(posting.engine_id)
     assert stored and stored.metadata
     assert (stored.sender, stored.message_type) == (ORCHESTRATOR, MessageType.ERROR)
-    assert rebuild(stored, stored.metadata) == parse_delivered(posting.data)._replace(
+    assert rebuild(stored) == parse_delivered(posting.data)._replace(
         headers={"RE": work.message_id}
     )
 

@@ -37,7 +37,7 @@ def due_in_s(box: Box, held: HeldMail) -> float | None:
 
 def retry(box: Box, held: HeldMail, limit: int = 256) -> None:
     with box.home.dirs() as dirs:
-        held.retry_due(dirs, limit)
+        held.end(held.retry_due(dirs, box.roster.agents, limit))
 
 
 def test_with_nothing_held_nothing_is_due(box: Box, held: HeldMail) -> None:
@@ -63,7 +63,7 @@ def test_pauses_grow_to_a_minute(box: Box, held: HeldMail) -> None:
         assert due_in_s(box, held) == 0
     retry(box, held)
     assert box.states(sent) == {"bob": "written"}
-    assert box.inbox("bob")[sent].headers["ATTEMPT"] == "9"
+    assert box.inbox("bob")[sent].headers["ATTEMPT"] == "1"  # its first delivery
     assert held.due_ns() is None
 
 
@@ -145,15 +145,19 @@ def test_not_past_its_ttl(box: Box, held: HeldMail, late_s: int, state: str) -> 
     assert (box.bodies("bob") == ["quick"]) is (state == "written")
 
 
-def test_an_original_that_somebody_removed_is_held_with_the_reason(
+def test_an_original_that_was_removed_or_changed_comes_from_the_engine(
     box: Box, held: HeldMail
 ) -> None:
     with broken_inbox(box, "bob"):
-        sent = box.send("alice", "TO: bob\n\nhi")
+        gone = box.send("alice", "TO: bob\nTHREAD: t\nX-Ticket: 42\nPRIORITY: 0\n\ngone")
+        changed = box.send("alice", "TO: bob\n\nfirst")
         box.flush()
-    os.unlink(box.path(*box.row(sent)["file_path"].split("/")))
+        os.unlink(box.path(*box.row(gone)["file_path"].split("/")))
+        box.path(*box.row(changed)["file_path"].split("/")).write_text("TO: bob\n\nsecond")
     box.clock.advance(60)
     retry(box, held)
-    assert box.states(sent) == {"bob": "held"}
-    ((error,),) = box.sql("SELECT last_error FROM deliveries WHERE state = 'held'")
-    assert "No such file" in error
+    inbox = box.inbox("bob")
+    assert (inbox[gone].body, inbox[changed].body) == (b"gone", b"first")
+    assert inbox[gone].headers["X-TICKET"] == "42"
+    assert inbox[gone].headers["THREAD"] == "t"
+    assert inbox[gone].headers["PRIORITY"] == "0"

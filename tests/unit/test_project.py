@@ -82,11 +82,8 @@ def test_every_test_that_the_states_page_names_is_there() -> None:
 
 @pytest.mark.timeout(60)
 def test_the_wheel_holds_schema_and_shell_script(tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-        + ["--wheel-dir", str(tmp_path), str(PROJECT)],
-        check=True,
-    )
+    wheel_of = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*wheel_of, "-q", "--wheel-dir", str(tmp_path), str(PROJECT)], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         assert archive.read("relay/schema.sql") == (PROJECT / "schema.sql").read_bytes()

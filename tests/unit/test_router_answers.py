@@ -94,7 +94,7 @@ def test_an_ack_goes_to_who_asked_alone_whatever_to_says(talk: Talk, kind: Kind)
     assert talk.answer(kind, RE=ASKED) == Route(
         "team",
         ChannelType.GROUP,
-        ("bob",),
+        (),  # an answer is no reason to join
         ("alice",),
         answers=asked,
         shown_channel="team",

@@ -1,0 +1,38 @@
+"""A file in an outbox, and the facts by which it is known again."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from relay.names import message_id_of
+
+FileKey = tuple[str, str]  # agent, file name
+LATEST_NS = 9 * 10**18  # the year 2255
+
+
+class Found(NamedTuple):
+    """One file in an outbox, and what fstat said of it."""
+
+    agent: str
+    file_name: str
+    message_id: str | None  # None: the name is none of ours
+    size: int
+    mtime_ns: int
+    inode: int
+
+    @property
+    def path(self) -> str:
+        """Relative to the home."""
+        return f"agents/{self.agent}/outbox/{self.file_name}"
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What stands for the file while it waits or is worked on."""
+        return (self.agent, self.file_name)
+
+
+def found_of(agent: str, name: str, status: os.stat_result) -> Found:
+    """The facts of a file; its writer may have set any mtime, SQLite takes 63 bits."""
+    mtime_ns = min(max(status.st_mtime_ns, 0), LATEST_NS)
+    return Found(agent, name, message_id_of(name), status.st_size, mtime_ns, status.st_ino)

@@ -1,0 +1,165 @@
+"""One file, one agent, one fault: nobody else is stopped, and the sender hears of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from relay.decide import Decider
+from relay.errors import UnsafePath
+from relay.home import Home
+from tests.box import Box
+
+
+def test_an_mtime_beyond_the_ledgers_numbers(box: Box) -> None:
+    for name in (box.name(), "hello.msg"):
+        pending = box.path("agents", "alice", "outbox", ".pending", name)
+        pending.write_text("TO: bob\n\nfrom the year 2300")
+        os.utime(pending, ns=(10_413_792_000 * 10**9, 10_413_792_000 * 10**9))
+        os.rename(pending, box.path("agents", "alice", "outbox", name))
+    box.tick()
+    assert box.bodies("bob") == ["from the year 2300"]
+    assert "hello.msg is no name" in box.nacks("alice")[0]
+
+
+@pytest.mark.parametrize("meta", [b'{"role":"\xff"}', b'{"x":' + b"[" * 60_000, b"[]", b""])
+def test_a_broken_meta_json_is_nobodys_role(box: Box, meta: bytes) -> None:
+    box.path("agents", "bob", "meta.json").write_bytes(meta)
+    box.send("alice", "TO: Lead\n\nwho?")
+    assert "nobody is Lead here" in box.nacks("alice")[0]
+
+
+def test_a_refused_file_mended_under_the_same_name_is_answered(box: Box) -> None:
+    name = box.name()
+    box.send("alice", "TO: nobody\n\n1", name)
+    box.send("alice", "TO: bob\n\n2", name)
+    box.flush()
+    box.flush()
+    nacks = box.nacks("alice")
+    assert len(nacks) == 2
+    assert any("its id is taken by a message that is failed" in nack for nack in nacks)
+
+
+def test_a_file_rewritten_in_place_while_in_hand_is_not_lost(box: Box) -> None:
+    name = box.name()
+    box.send("alice", "TO: bob\n\nfirst", name)
+    box.path("agents", "alice", "outbox", name).write_text("TO: bob\n\nsecond, longer")
+    box.flush()
+    box.clock.advance(6)
+    box.tick(2)
+    assert "its id is taken" in box.nacks("alice")[0]
+    box.flush()
+    (kept,) = box.path("archive").glob("*/alice/rejected/*.msg")
+    assert kept.read_text() == "TO: bob\n\nsecond, longer"
+
+
+def test_the_same_body_for_somebody_else_is_another_message(box: Box) -> None:
+    name = box.name()
+    box.send("alice", "TO: bob\n\nhi", name)
+    box.flush()
+    box.send("alice", "TO: carol\n\nhi", name)
+    assert "its id is taken" in box.nacks("alice")[0]
+
+
+def test_without_pending_files_are_found_all_the_same(box: Box) -> None:
+    outbox = box.path("agents", "alice", "outbox")
+    (outbox / ".pending").rmdir()
+    (outbox / box.name()).write_text("TO: bob\n\nin place")
+    box.tick()
+    box.clock.advance(0.2)
+    box.tick()
+    assert box.bodies("bob") == ["in place"]
+    box.clock.advance(31)
+    box.tick()
+    assert (outbox / ".pending").is_dir()
+
+
+def test_a_fault_of_ours_refuses_one_file_and_stops_no_other(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decide = Decider.decide
+
+    def faulty(self: Decider, work, accepted, *rest) -> None:  # type: ignore[no-untyped-def]
+        if accepted.message.body == b"poison":
+            raise ZeroDivisionError("division by zero")
+        decide(self, work, accepted, *rest)
+
+    monkeypatch.setattr(Decider, "decide", faulty)
+    sent = box.drop("alice", "TO: bob\n\npoison")
+    box.drop("carol", "TO: bob\n\nwater")
+    box.tick()
+    assert box.bodies("bob") == ["water"]
+    assert "the relay has a fault" in box.nacks("alice")[0]
+    assert box.row(sent)["status"] == "failed"
+
+
+def test_an_archive_that_cannot_be_written_is_tried_again(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\n\nhi")
+    archive = box.path("archive")
+    shutil.rmtree(archive)
+    archive.write_text("a file")
+    box.flush()
+    assert box.row(sent)["status"] == "completed"
+    assert box.states(box.send("bob", "TO: carol\n\ngo on")) == {"carol": "written"}
+
+    archive.unlink()
+    archive.mkdir()
+    box.clock.advance(31)
+    box.tick(3)
+    assert box.row(sent)["status"] == "archived"
+    assert box.outbox("alice") == []
+    assert not list(archive.glob("*/alice/duplicates/*"))
+
+
+def test_an_agent_replaced_by_another_of_its_name_is_watched(box: Box) -> None:
+    os.rename(box.path("agents", "alice"), box.path("tmp", "alice"))
+    box.path("agents", "alice", "outbox", ".pending").mkdir(parents=True)
+    box.tick()
+    sent = box.send("alice", "TO: bob\n\nthe new alice")
+    assert box.states(sent) == {"bob": "written"}
+
+
+def test_an_agent_being_removed_is_not_made_again_under_ones_hands(box: Box) -> None:
+    agent = box.path("agents", "alice")
+    shutil.rmtree(agent / "outbox")
+    box.tick()  # the relay hears of it, and gives it a second
+    assert not (agent / "outbox").exists()
+    shutil.rmtree(agent)
+    box.tick()
+    assert not agent.exists()
+    assert box.sql("SELECT status FROM agents WHERE name = 'alice'") == [("inactive",)]
+
+
+def test_a_clock_set_back_is_logged(box: Box) -> None:
+    box.clock.jump(-3600)
+    box.tick()
+    assert [line for line in box.log if line["action"] == "clock_skew"]
+    assert box.states(box.send("alice", "TO: bob\n\nhi")) == {"bob": "written"}
+
+
+def test_a_ledger_removed_while_the_relay_runs_is_noticed(tmp_path: Path) -> None:
+    from relay.errors import LedgerError
+
+    box = Box(tmp_path / "home", "alice", "bob")
+    box.path("ledger.db").unlink()
+    box.clock.advance(31)
+    with pytest.raises(LedgerError, match="removed or replaced"):
+        box.tick()
+    box.kill()
+
+
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_init_takes_nothing_that_is_not_its_own(tmp_path: Path, what: str) -> None:
+    target = tmp_path / "theirs"
+    if what == "file":
+        target.write_text("x")
+    else:
+        target.mkdir()
+        (target / "run.sh").write_text("#!/bin/sh")
+    mode = target.stat().st_mode
+    with pytest.raises(UnsafePath):
+        Home.create(str(target), b"{}")
+    assert target.stat().st_mode == mode
