@@ -3,6 +3,7 @@ operations; and what a file holds, opened again, is the same store, too."""
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable
 
 import msgspec
@@ -29,7 +30,7 @@ from tests.fakes import FakeClock
 from tests.unit.comm_support import NOW_S, UUID, channel_of, new_store, send
 
 PEOPLE = st.sampled_from(["a", "b", "c", "d"])
-CHANNELS = st.sampled_from(["one", "two", "three"])
+CHANNELS = st.sampled_from(["PubSub", "Group", "Direct", "Broadcast", "new"])
 PATTERNS = st.sampled_from(["build.#", "build.*", "build.ok", "#", "bad..pattern"])
 Operation = Callable[[CommStore], object]
 
@@ -44,18 +45,13 @@ def operations(draw: st.DrawFn) -> Operation:
     """Any call that changes a store, or is refused."""
     name, who, pattern = draw(CHANNELS), draw(PEOPLE), draw(PATTERNS)
     kind = draw(st.sampled_from(ChannelType))
+    sends = draw(st.booleans())
     message_type = draw(st.sampled_from(MessageType))
     thread = draw(st.sampled_from([None, UUID]))
     number, state = draw(st.integers(1, 8)), draw(st.sampled_from(DeliveryState))
     relay_id = draw(st.sampled_from([None, {"relay_id": "r-1"}, {"relay_id": "r-2"}]))
-    calls: list[Operation] = [
-        lambda store: store.create_channel(name, kind, who),
-        lambda store: store.join_channel(numbered(store, name), who),
-        lambda store: store.leave_channel(numbered(store, name), who),
-        lambda store: store.subscribe(numbered(store, name), who, pattern),
-        lambda store: store.unsubscribe(numbered(store, name), who, pattern),
-        lambda store: store.unsubscribe(numbered(store, name), who),
-        lambda store: store.send_message(
+    if sends:
+        return lambda store: store.send_message(
             numbered(store, name),
             who,
             message_type,
@@ -63,7 +59,14 @@ def operations(draw: st.DrawFn) -> Operation:
             topic="build.ok",
             correlation_id=thread,
             metadata=relay_id,
-        ),
+        )
+    calls: list[Operation] = [
+        lambda store: store.create_channel(name, kind, who),
+        lambda store: store.join_channel(numbered(store, name), who),
+        lambda store: store.leave_channel(numbered(store, name), who),
+        lambda store: store.subscribe(numbered(store, name), who, pattern),
+        lambda store: store.unsubscribe(numbered(store, name), who, pattern),
+        lambda store: store.unsubscribe(numbered(store, name), who),
         lambda store: store.accept(
             numbered(store, name), who, message_type, "hi", topic="build.ok"
         ),
@@ -71,6 +74,13 @@ def operations(draw: st.DrawFn) -> Operation:
         lambda store: store.deliver(number, store.recipients(number)),
     ]
     return draw(st.sampled_from(calls))
+
+
+def channels_of_every_type(store: CommStore) -> None:
+    """Where every sequence of operations begins: four channels, a and b in each."""
+    for kind in ChannelType:
+        channel = channel_of(store, kind, "a", "b", name=kind.label)
+    store.subscribe(channel.id, "b", "build.*")
 
 
 def played(steps: list[Operation]) -> tuple[CommStore, list[Event]]:
@@ -85,7 +95,7 @@ def played(steps: list[Operation]) -> tuple[CommStore, list[Event]]:
         apply(event)
 
     store.apply = recording  # type: ignore[method-assign]
-    for step in steps:
+    for step in [channels_of_every_type, *steps]:
         clock.advance(1)
         try:
             step(store)
@@ -94,7 +104,21 @@ def played(steps: list[Operation]) -> tuple[CommStore, list[Event]]:
     return store, recorded
 
 
-STEPS = st.lists(operations(), max_size=30)
+STEPS = st.lists(operations(), min_size=8, max_size=30)
+
+
+def test_the_sequences_do_what_they_are_for() -> None:
+    kinds: dict[str, int] = {}
+
+    @settings(max_examples=100)
+    @given(STEPS)
+    def count(steps: list[Operation]) -> None:
+        for event in played(steps)[1]:
+            kinds[type(event).__name__] = kinds.get(type(event).__name__, 0) + 1
+
+    count()
+    assert kinds.keys() == {cls.__name__ for cls in typing.get_args(Event)}
+    assert kinds["MessageSent"] > 100
 
 
 @settings(max_examples=200)
@@ -127,7 +151,7 @@ def test_a_store_opened_again_is_the_same_and_goes_on_alike(
     store, _ = played(steps)
     snapshot = store.snapshot()
     clock = FakeClock(NOW_S * 10**9)
-    clock.advance(len(steps))
+    clock.advance(len(steps) + 1)
     opened = CommStore.load(clock, snapshot.file())
     assert opened.snapshot() == snapshot
     for step in more:
@@ -174,9 +198,9 @@ def test_what_a_message_leaves_behind_is_two_events() -> None:
     _, recorded = played(
         [
             lambda store: store.create_channel("c", ChannelType.GROUP, "a"),
-            lambda store: store.join_channel(1, "b"),
-            lambda store: store.join_channel(1, "c"),
-            lambda store: store.send_message(1, "a", MessageType.TEXT, "hi"),
+            lambda store: store.join_channel(5, "b"),
+            lambda store: store.join_channel(5, "c"),
+            lambda store: store.send_message(5, "a", MessageType.TEXT, "hi"),
         ]
     )
     *_, sent, moved = recorded
@@ -186,7 +210,7 @@ def test_what_a_message_leaves_behind_is_two_events() -> None:
         1,
         ("b", "c"),
         DeliveryState.DELIVERED,
-        NOW_S + 4,
+        NOW_S + 5,
     )
 
 

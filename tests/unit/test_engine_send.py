@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from relay.checksums import uuid4_of
@@ -202,6 +204,24 @@ def test_ending_subscriptions(store: CommStore, clock: FakeClock) -> None:
     assert store.unsubscribe(channel.id, "b") == 2
     assert store.takes_part(channel.id, "b")
     assert store.subscribe(channel.id, "b", "build.#").id == 5  # no number twice
+
+
+def test_every_change_has_its_time(store: CommStore, clock: FakeClock) -> None:
+    changes: list[Callable[[], object]] = [
+        lambda: store.create_channel("c", ChannelType.PUB_SUB, "a"),
+        lambda: store.join_channel(1, "b"),
+        lambda: store.subscribe(1, "b", "#"),
+        lambda: store.accept(1, "a", MessageType.TEXT, "hi", topic="t"),
+        lambda: store.deliver(1, ["b"]),
+        lambda: store.unsubscribe(1, "b"),
+        lambda: store.leave_channel(1, "b"),
+    ]
+    for number, change in enumerate(changes, 1):
+        clock.advance(1)
+        change()
+        assert store.modified_at == NOW_S + number
+        assert store.snapshot().values.modified_at == NOW_S + number
+    assert store.created_at == NOW_S
 
 
 # -- the pipeline --------------------------------------------------------------------------

@@ -267,6 +267,7 @@ def test_a_directory_or_a_missing_one_is_refused_in_one_line(tmp_path: Path) -> 
         with pytest.raises(LedgerError) as caught:
             Ledger.open(path)
         one_line(caught.value, path)
+        assert not isinstance(caught.value, LedgerBusy)
 
 
 def test_a_refusal_leaves_no_descriptor_open(path: str) -> None:

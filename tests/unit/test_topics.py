@@ -118,6 +118,8 @@ def test_the_mode_is_inferred(pattern: str, mode: MatchMode) -> None:
         "#.a",
         "a.#.b",
         "##",
+        "a..#",
+        "#.#",
         "a#",
         "a.b#",
         "a*",
