@@ -65,8 +65,9 @@ def operations(draw: st.DrawFn) -> Operation:
         lambda store: store.join_channel(numbered(store, name), who),
         lambda store: store.leave_channel(numbered(store, name), who),
         lambda store: store.subscribe(numbered(store, name), who, pattern),
-        lambda store: store.unsubscribe(numbered(store, name), who, pattern),
-        lambda store: store.unsubscribe(numbered(store, name), who),
+        lambda store: store.subscribe(numbered(store, "PubSub"), who, pattern),
+        lambda store: store.unsubscribe(numbered(store, "PubSub"), "b", pattern),
+        lambda store: store.unsubscribe(numbered(store, "PubSub"), who),
         lambda store: store.accept(
             numbered(store, name), who, message_type, "hi", topic="build.ok"
         ),
