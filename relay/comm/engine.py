@@ -51,9 +51,8 @@ class CommStore:
     """The live store in memory."""
 
     def __init__(self, clock: Clock, created_at: int | None = None) -> None:
-        now = clock.now_ns() // NS_PER_S
         self._clock = clock
-        self.created_at = now if created_at is None else created_at
+        self.created_at = self._now_s() if created_at is None else created_at
         self.modified_at = self.created_at
         self.sequence = 0  # events applied since the store began
         self._channels: dict[int, Channel] = {}
@@ -159,8 +158,7 @@ class CommStore:
 
     def get_channel_by_name(self, name: str) -> Channel | None:
         """The channel of that name, if there is one."""
-        channel_id = self._names.get(name)
-        return None if channel_id is None else self._channels[channel_id]
+        return self._channels.get(self._names.get(name, 0))
 
     def list_channels(self) -> list[Channel]:
         """Every channel, by id."""
@@ -190,8 +188,8 @@ class CommStore:
             raise ValidationFailed(
                 "participant", f"channel {channel.name} has its {most} participants"
             )
-        observes = channel.channel_type is ChannelType.BROADCAST
-        role = ParticipantRole.OBSERVER if observes else ParticipantRole.MEMBER
+        is_broadcast = channel.channel_type is ChannelType.BROADCAST
+        role = ParticipantRole.OBSERVER if is_broadcast else ParticipantRole.MEMBER
         now = self._now_s()
         self.apply(events.ParticipantJoined(channel_id, Participant(participant, role, now), now))
         return self._channels[channel_id]
@@ -218,12 +216,9 @@ class CommStore:
                 "only a PubSub channel has topics",
             )
         mode = topics.match_mode(pattern)
+        wanted = (channel_id, subscriber, pattern)
         for known in self._subscriptions.values():
-            if (known.channel_id, known.subscriber, known.topic_pattern) == (
-                channel_id,
-                subscriber,
-                pattern,
-            ):
+            if (known.channel_id, known.subscriber, known.topic_pattern) == wanted:
                 return known
         self.join_channel(channel_id, subscriber)
         subscription = Subscription(
@@ -365,8 +360,7 @@ class CommStore:
 
     def by_relay_id(self, relay_id: str) -> Message | None:
         """The message that came through the relay under this id."""
-        number = self._relay_ids.get(relay_id)
-        return None if number is None else self._messages.get(number)
+        return self._messages.get(self._relay_ids.get(relay_id, 0))
 
     def thread(self, correlation_id: str) -> list[Message]:
         """The live messages of a thread, oldest first."""
@@ -374,8 +368,7 @@ class CommStore:
 
     def is_answered(self, message_id: int, recipient: str) -> bool:
         """True once ``recipient`` has acknowledged the message, or answered it."""
-        states = self._deliveries.get(message_id, {})
-        return states.get(recipient) is DeliveryState.ACKNOWLEDGED
+        return self._deliveries.get(message_id, {}).get(recipient) is DeliveryState.ACKNOWLEDGED
 
     def expects_ack(self, message: Message) -> bool:
         """True for a Command, a Query, and whatever is delivered at least once.
