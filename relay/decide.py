@@ -7,6 +7,7 @@ files. Nothing here touches disk. Source: DESIGN, "How a message flows".
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Callable, Set
 
@@ -28,7 +29,7 @@ from relay.errors import CommError
 from relay.found import Found
 from relay.intake import Accepted
 from relay.ledger import own_message
-from relay.message import Kind, MessageFile
+from relay.message import SIGNATURE_PREFIX, Kind, MessageFile
 from relay.names import ORCHESTRATOR, derived_id, direct_channel_name, shown
 from relay.router import Bounce, Directory, Route
 from relay.work import Acknowledged, Posting, Work
@@ -256,6 +257,8 @@ def rebuild(message: Message) -> MessageFile:
         "AWAIT": metadata.get("await_ms"),
     }
     headers = {name: str(value) for name, value in kept.items() if value is not None}
+    if message.signature is not None:
+        headers["SIGNATURE"] = SIGNATURE_PREFIX + base64.b64encode(message.signature).decode()
     for key, value in metadata.items():
         if key.startswith("h."):
             headers[key[2:]] = str(value)
