@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Set
 
 import pytest
@@ -36,13 +37,14 @@ class Table:
         agents: Set[str] = AGENTS,
         known: Set[str] | None = None,
         number: int | None = None,
+        late_s: int = 0,
     ) -> Work:
         if number is None:
             self._number += 1
         accepted = accept(text, sender, number or self._number)
         assert accepted.found.message_id
         work = Work(accepted.found, accepted.found.message_id, AT_NS)
-        self.decider.decide(work, accepted, agents, known, AT_NS)
+        self.decider.decide(work, accepted, agents, known, AT_NS + late_s * 10**9)
         return work
 
 
@@ -100,6 +102,15 @@ def test_a_message_to_the_lead(table: Table) -> None:
     (posting,) = table.decide("TO: Lead\n\nhi").postings
     assert posting.recipients == ("carol",)
     assert parse_delivered(posting.data).to == "Lead"
+
+
+def test_who_is_lead_is_asked_only_where_it_matters() -> None:
+    def never() -> str:
+        raise AssertionError("it takes reading a file of each agent")
+
+    table = Table()
+    table.decider = Decider(table.store, never)
+    assert table.decide("TO: bob\n\nhi").failure == ""
 
 
 def test_a_group_without_its_former_members(table: Table) -> None:
@@ -166,6 +177,90 @@ def test_an_answer_of_the_orchestrator_is_kept_by_ledger_and_engine(table: Table
     assert rebuild(stored) == parse_delivered(posting.data)._replace(
         headers={"RE": work.message_id}
     )
+
+
+def test_the_answers_id_comes_from_the_message_not_from_the_file(table: Table) -> None:
+    first = table.decide("TO: dave\n\nhi", number=7)
+    moved = first.found._replace(inode=99, mtime_ns=1, size=5)
+    again = Work(moved, first.message_id, first.discovered_at)
+    Table().decider.refuse(again, first.failure)
+    assert again.postings[0].message_id == first.postings[0].message_id
+
+
+def test_a_file_without_an_id_is_answered_by_what_the_file_is(table: Table) -> None:
+    answers = []
+    for inode in (1, 1, 2):
+        found = Found("alice", "hello.msg", None, 5, AT_NS, inode)
+        work = Work(found, "", AT_NS)
+        work.has_row = False
+        table.decider.refuse(work, "hello.msg is no name of a message")
+        (posting,) = work.postings
+        message = parse_delivered(posting.data)
+        assert "RE" not in message.headers
+        assert message.body == b"not delivered: hello.msg is no name of a message\n"
+        stored = table.store.get_message(posting.engine_id)
+        assert stored and stored.metadata and "re" not in stored.metadata
+        assert rebuild(stored).headers == {}
+        answers.append(posting.message_id)
+    assert answers[0] == answers[1] != answers[2]
+    assert len(table.store) == 2
+
+
+def test_what_the_engine_keeps_is_the_whole_message(table: Table) -> None:
+    table.decide("TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: #", "bob")
+    table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: ci")
+    signature = base64.b64encode(bytes(range(64))).decode()
+    for text in (
+        "TO: bob\n\nhi",
+        "TO: bob\nKIND: error\n\nhi",
+        "TO: *\nPRIORITY: 0\n\nhi",
+        "TO: bob\nKIND: status\n\nbusy",
+        "TO: bob\nKIND: spawn\nNAME: w\n\nhi",
+        "TO: #ci\nTOPIC: build.ok\nTTL: 60\nTHREAD: t\nX-Ticket: 42\n\nhi",
+        "TO: bob\nDELIVERY: exactly-once\nAWAIT: 60000\nRE: 1769851800000000000-\n\nhi",
+        f"TO: bob\nATTACHMENT: sha256:{'a' * 64}\nATTACHMENT: sha256:{'b' * 64}\n\nhi",
+        f"TO: bob\nSIGNATURE: ed25519:{signature}\n\nhi",
+    ):
+        work = table.decide(text)
+        stored = table.store.by_relay_id(work.message_id)
+        assert stored, work.failure
+        assert rebuild(stored) == parse(text.encode())
+
+
+def test_too_late_it_is_refused_and_said_so(table: Table) -> None:
+    text = "TO: bob\nTTL: 30\n\nquick"
+    assert table.decide(text, late_s=30).failure == ""
+    work = table.decide(text, late_s=31)
+    assert work.failure == "its TTL of 30 s passed before it could be delivered"
+    assert work.failure in said(work)
+    known = table.decide(text, late_s=31, known=frozenset({"bob"}))
+    assert known.failure == ""  # it was delivered in time
+
+
+def test_a_group_of_one_is_said_so(table: Table) -> None:
+    table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    work = table.decide("TO: #team\n\nhi")
+    assert said(work) == "nobody else takes part in team\n"
+    assert work.failure == ""
+
+
+def test_topics_that_nobody_wants_are_no_news(table: Table) -> None:
+    table.decide("TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: test.#")
+    assert table.decide("TO: #ci\nTOPIC: build.ok\n\nhi").postings == []
+
+
+def test_a_sender_is_told_once_of_what_became_of_its_message(table: Table) -> None:
+    sent = table.decide("TO: bob\n\nhi")
+    told = [
+        table.decider.tell("alice", sent.message_id, AT_NS, key, "bob: too late")
+        for key in ("bob expired", "bob expired", "carol expired")
+    ]
+    ids = [work.postings[0].message_id for work in told]
+    assert ids[0] == ids[1] != ids[2]
+    assert not told[0].has_row
+    answer = parse_delivered(told[0].postings[0].data)
+    assert (answer.kind, answer.body) == (Kind.NACK, b"bob: too late\n")
+    assert answer.headers["RE"] == sent.message_id
 
 
 # -- again after a crash -------------------------------------------------------------------
@@ -269,8 +364,18 @@ def test_obeyed_again_after_a_crash_the_answer_is_the_same_file(table: Table) ->
     table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
     text = "TO: __orchestrator__\nKIND: leave\n\nCHANNEL: team"
     first = table.decide(text, number=50)
+    sequence = table.store.sequence
     again = table.decide(text, number=50, known=frozenset({ORCHESTRATOR}))
     assert [p.message_id for p in again.postings] == [p.message_id for p in first.postings]
+    assert table.store.sequence == sequence
+
+
+def test_what_expects_no_ack_is_delivered_and_no_more(table: Table) -> None:
+    work = table.decide("TO: __orchestrator__\n\nhello")
+    asked = table.store.by_relay_id(work.message_id)
+    assert asked and asked.status is MessageStatus.DELIVERED
+    reply = table.store.get_message(work.postings[0].engine_id)
+    assert reply and (reply.message_type, reply.correlation_id) == (MessageType.ERROR, None)
 
 
 def test_a_status_is_noted_and_not_answered(table: Table) -> None:

@@ -147,6 +147,7 @@ def test_what_is_no_message_is_written_after_5_s_too(bench: Callable[..., Bench]
 
 def test_with_nothing_new_nothing_is_written(bench: Callable[..., Bench]) -> None:
     one = bench(BATCH)
+    assert one.flusher.error == ""
     assert one.commit()
     one.clock.advance(60)
     assert one.commit()
@@ -218,25 +219,71 @@ def test_a_flush_holds_what_was_there_when_it_began(bench: Callable[..., Bench])
     assert one.on_disk() == 2
 
 
+def test_a_turn_while_it_is_written_makes_no_second_one(bench: Callable[..., Bench]) -> None:
+    thread = LaterExecutor()
+    one = bench(FlushPolicy(messages=1, ms=5000), thread)
+    one.send()
+    assert not one.commit()
+    assert not one.commit()
+    thread.run()
+    assert one.commit()
+    assert one.due_in_s() is None
+    one.clock.advance(60)
+    assert one.commit()
+    assert thread.waiting == []
+
+
+class WaitedFor(Future[Any]):
+    """Its thread gets to the work when somebody waits for it, and not before."""
+
+    def __init__(self, thread: LaterExecutor) -> None:
+        super().__init__()
+        self._thread = thread
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if not self.done():
+            self._thread.run()
+        return super().exception(timeout)
+
+    def result(self, timeout: float | None = None) -> Any:
+        self.exception()
+        return super().result(timeout)
+
+
+class WaitedForExecutor(LaterExecutor):
+    """Fails when a second flush begins before the first has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        assert self.waiting == []
+        self.writes += 1
+        future = WaitedFor(self)
+        self.waiting.append((future, lambda: fn(*args, **kwargs)))
+        return future
+
+
 def test_flush_waits_for_the_one_that_runs_and_writes_the_rest(
     bench: Callable[..., Bench],
 ) -> None:
-    thread = LaterExecutor()
+    thread = WaitedForExecutor()
     one = bench(IMMEDIATE, thread)
     one.send()
     one.commit()
     one.send()
-    thread.run()
-    submit = thread.submit
-
-    def at_once(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future = submit(fn, *args, **kwargs)
-        thread.run()
-        return future
-
-    thread.submit = at_once  # type: ignore[method-assign]
     assert one.flusher.flush() == one.store.sequence
-    assert one.on_disk() == 2
+    assert (one.on_disk(), thread.writes) == (2, 2)
+
+
+def test_flush_is_content_with_the_one_that_runs(bench: Callable[..., Bench]) -> None:
+    thread = WaitedForExecutor()
+    one = bench(IMMEDIATE, thread)
+    one.send()
+    one.commit()
+    assert one.flusher.flush() == one.store.sequence
+    assert (one.on_disk(), thread.writes) == (1, 1)
 
 
 class SlowExecutor(InlineExecutor):
