@@ -94,6 +94,11 @@ def test_a_number_below_its_least_is_named(section: str, name: str) -> None:
         assert key(section, name) in refused(with_value(section, name, 0))
 
 
+@pytest.mark.parametrize(("section", "name"), [s for s in SETTINGS if s[0]])
+def test_a_number_beyond_32_bits_is_named(section: str, name: str) -> None:
+    assert key(section, name) in refused(with_value(section, name, 2**31))
+
+
 def test_a_body_above_the_engines_limit_is_refused() -> None:
     assert "limits.max_body_bytes" in refused(with_value("limits", "max_body_bytes", 1_048_577))
 

@@ -305,6 +305,55 @@ def test_rename_can_be_made_to_fail(
     assert os.listdir(tmp_path) == ["a"]
 
 
+def test_a_move_is_a_rename(folder: int, tmp_path: Path) -> None:
+    fsio.create("a", b"new", folder)
+    fsio.create("b", b"old", folder)
+    inode = (tmp_path / "a").stat().st_ino
+    fsio.move("a", folder, "b", folder)
+    assert (tmp_path / "b").stat().st_ino == inode
+    assert os.listdir(tmp_path) == ["b"]
+
+
+def test_a_move_to_another_file_system_is_a_copy(
+    folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsio.create("a", b"new", folder)
+    fsio.create("b", b"old", folder)
+    fail_at(monkeypatch, "rename", errno.EXDEV)
+    fsio.move("a", folder, "b", folder)
+    assert (tmp_path / "b").read_bytes() == b"new"
+    assert mode(tmp_path / "b") == 0o600
+    assert os.listdir(tmp_path) == ["b"]
+
+
+@pytest.mark.parametrize("operation", ["create", "write"])
+def test_a_copy_that_fails_leaves_the_source(
+    operation: str, folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsio.create("a", b"new", folder)
+
+    def fault(given: str, name: str) -> None:
+        if given in ("rename", operation):
+            code = errno.EXDEV if given == "rename" else errno.ENOSPC
+            raise OSError(code, os.strerror(code), name)
+
+    monkeypatch.setattr(fsio, "fault", fault)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        fsio.move("a", folder, "b", folder)
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_move_that_fails_otherwise_is_no_copy(
+    folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsio.create("a", b"new", folder)
+    fail_at(monkeypatch, "rename", errno.EIO)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        fsio.move("a", folder, "b", folder)
+    assert os.listdir(tmp_path) == ["a"]
+
+
 def test_remove_is_harmless_the_second_time(folder: int, tmp_path: Path) -> None:
     fsio.create("f", b"x", folder)
     fsio.remove("f", folder)
@@ -356,6 +405,17 @@ def test_the_lock_is_one_processs_until_it_ends_however_it_ends(tmp_path: Path) 
     with fsio.locked(str(path)):
         pass
     assert mode(path) == 0o600
+
+
+def test_the_kernel_says_who_holds_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    assert fsio.lock_owner(str(path)) is None
+    with holder(path) as process:
+        assert process.stdout and process.stdout.readline() == "held\n"
+        for _ in range(2):  # asking takes nothing
+            assert fsio.lock_owner(str(path)) == process.pid
+        process.kill()
+    assert fsio.lock_owner(str(path)) is None
 
 
 def test_the_lock_is_free_when_its_block_fails(tmp_path: Path) -> None:

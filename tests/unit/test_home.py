@@ -12,7 +12,7 @@ import pytest
 from relay import fsio
 from relay.config import Config, decode, encode
 from relay.errors import EXIT_STATE, HomeMissing, InvalidName, UnsafePath
-from relay.home import HOME_VARIABLE, Dirs, Home, default_root
+from relay.home import HOME_VARIABLE, MAX_OPEN_DIRS, Dirs, Home, default_root
 
 TREE = [
     "agents",
@@ -84,6 +84,25 @@ def test_made_again_it_is_completed_and_its_configuration_stays(root: Path) -> N
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
 
 
+def test_a_directory_with_other_things_in_it_is_left_alone(root: Path) -> None:
+    root.mkdir()
+    (root / "thesis.txt").write_text("mine")
+    root.chmod(0o755)
+    with pytest.raises(UnsafePath, match="has other things in it") as caught:
+        Home.create(str(root), b"{}")
+    assert caught.value.hint
+    assert os.listdir(root) == ["thesis.txt"]
+    assert stat.S_IMODE(root.stat().st_mode) == 0o755
+
+
+def test_an_empty_directory_or_what_a_shell_has_begun_becomes_a_home(root: Path) -> None:
+    root.mkdir()
+    Home.create(str(root), b"{}").close()
+    (root / "config.json").unlink()
+    with Home.create(str(root), b"{}") as home:  # agents/ may be there before the relay is
+        assert home.read_config() == b"{}"
+
+
 def test_parents_of_the_home_are_made(tmp_path: Path) -> None:
     Home.create(str(tmp_path / "a/b/home"), b"{}").close()
     assert (tmp_path / "a/b/home/agents").is_dir()
@@ -99,6 +118,16 @@ def test_modes_that_others_can_use_are_narrowed_and_named(home: Home, root: Path
     assert home.secure() == []
     modes = tree(root)
     assert (modes["config.json"], modes["ledger.db"], modes["logs"]) == (0o600, 0o600, 0o700)
+
+
+def test_what_is_not_ours_at_the_top_keeps_its_mode(home: Home, root: Path) -> None:
+    (root / "notes.txt").write_text("mine")
+    (root / "notes.txt").chmod(0o644)
+    (root / "mine").mkdir()
+    (root / "mine").chmod(0o755)
+    assert home.secure() == []
+    modes = tree(root)
+    assert (modes["notes.txt"], modes["mine"]) == (0o644, 0o755)
 
 
 def test_a_link_at_the_top_is_refused(home: Home, root: Path, tmp_path: Path) -> None:
@@ -149,6 +178,8 @@ def test_every_directory_with_a_valid_name_is_an_agent(home: Home, root: Path) -
     (root / "agents/file").write_bytes(b"")
     (root / "agents/linked").symlink_to("bob")
     assert sorted(home.agent_names()) == ["Zoe-9", "alice", "bob", "operator"]
+    inodes = home.agent_inodes()
+    assert inodes == {name: (root / "agents" / name).stat().st_ino for name in inodes}
 
 
 def test_agents_that_is_a_link_is_refused(home: Home, root: Path, tmp_path: Path) -> None:
@@ -262,6 +293,21 @@ def test_a_directory_is_opened_once_and_given_back(home: Home) -> None:
         assert os.path.samestat(os.fstat(fd), os.stat(home.path("agents/alice/outbox")))
     assert len(dirs) == 0
     assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_however_many_are_used_only_so_many_stay_open(home: Home, root: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    names = [f"{number:03}" for number in range(MAX_OPEN_DIRS + 50)]
+    with home.dirs() as dirs:
+        first = dirs.ensure("tmp", "first")
+        for name in names:
+            fsio.create("x", b"", dirs.ensure("tmp", name))
+            assert dirs.get("tmp", "first") == first  # used all the time, it stays
+        assert len(dirs) == MAX_OPEN_DIRS
+        assert len(os.listdir("/proc/self/fd")) == before + MAX_OPEN_DIRS
+        fsio.create("y", b"", dirs.get("tmp", names[0]))  # closed meanwhile: opened again
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert sorted(os.listdir(root / "tmp" / names[0])) == ["x", "y"]
 
 
 def test_without_a_name_it_is_the_home_itself(home: Home, root: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from relay.config import Detection, Limits
+from relay.found import LATEST_NS, found_of
 from relay.intake import Accepted, Malformed
 from relay.message import MAX_HEADER_BYTES, max_file_bytes
 from tests.box import Box
@@ -103,6 +104,15 @@ def test_one_that_cannot_be_opened_does_not_stop_the_others(
     assert desk.due_in_s() == 1
     desk.clock.advance(1)
     assert bodies(desk.take()) == [b"hi"]
+
+
+@pytest.mark.parametrize(
+    ("mtime_ns", "kept"), [(-(10**18), 0), (2**63 - 1, LATEST_NS), (10**18, 10**18)]
+)
+def test_a_time_that_the_ledger_cannot_hold_is_cut_to_one_it_can(mtime_ns: int, kept: int) -> None:
+    status = os.stat_result((0o100600, 7, 1, 1, 0, 0, 11, 0, 0, 0), {"st_mtime_ns": mtime_ns})
+    found = found_of("alice", NAME, status)
+    assert (found.mtime_ns, found.size, found.inode) == (kept, 11, 7)
 
 
 # -- names ---------------------------------------------------------------------------------
@@ -270,6 +280,15 @@ def test_an_orphan_that_its_writer_renames_meanwhile_is_no_fault(desk: Desk) -> 
     desk.scan()
     assert os.listdir(pending) == []
     assert len({"one", "two"} & set(os.listdir(desk.outbox))) == 1
+
+
+def test_an_outbox_without_pending_is_no_fault(desk: Desk) -> None:
+    (desk.outbox / ".pending").rmdir()
+    desk.write(GOOD, mtime_s=-1)
+    desk.hint(renamed=False)
+    assert bodies(desk.take()) == [b"hi"]
+    desk.scan()
+    assert (desk.outbox / ".pending").is_dir()
 
 
 def test_the_orphans_age_is_configured(tmp_path: Path) -> None:

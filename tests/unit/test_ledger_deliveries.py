@@ -29,6 +29,7 @@ MOVES: dict[str, tuple[Move, dict[str, str]]] = {
         {"staged": "held", "held": "held"},
     ),
     "expire": (lambda db, one: db.expire(one, KEY), {"held": "expired"}),
+    "bounce": (lambda db, one: db.bounce(one, KEY, "no longer an agent"), {"held": "bounced"}),
     "read": (lambda db, one: db.read([(one, KEY)], NOW), {"written": "read"}),
     "acknowledge": (
         lambda db, one: db.acknowledge(one, KEY, "completed", NOW),
@@ -213,6 +214,17 @@ def test_all_messages_shows_what_was_sent_and_what_was_delivered(
     ]
 
 
+def test_a_held_delivery_to_one_who_is_gone_keeps_the_reason(ledger: Ledger, look: Look) -> None:
+    (one,) = record(ledger, 1)
+    stage(ledger, one, "bob")
+    ledger.hold([(one, "bob", "inbox cannot be written", NOW + 100)])
+    ledger.bounce(one, "bob", "no longer an agent")
+    assert look.all("SELECT state, last_error, due_at FROM deliveries") == [
+        ("bounced", "no longer an agent", None)
+    ]
+    assert ledger.held_until() is None
+
+
 # -- the rest ------------------------------------------------------------------------------
 
 
@@ -224,6 +236,12 @@ def test_a_refusal_without_a_row_is_kept_once(ledger: Ledger, look: Look) -> Non
         ("alice", "x.msg", 7, NOW, "no name of a message", message_id(1), NOW + 1),
         ("alice", "x.msg", 8, NOW, "another file of that name", message_id(2), NOW + 2),
     ]
+
+
+def test_an_answer_to_a_file_without_a_row_is_known_as_one(ledger: Ledger) -> None:
+    ledger.reject("alice", "x.msg", 7, NOW, "why", message_id(1), NOW)
+    assert ledger.is_stray(message_id(1))
+    assert not ledger.is_stray(message_id(2))
 
 
 def test_names_that_are_no_text_are_kept_with_escapes(ledger: Ledger, look: Look) -> None:

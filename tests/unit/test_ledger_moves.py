@@ -157,6 +157,8 @@ def test_a_row_reads_back_as_it_was_recorded(ledger: Ledger) -> None:
     )
     assert (row.status, row.discovered_at) == ("pending", given.discovered_at)
     assert (row.retry_count, row.last_error) == (0, None)
+    assert (row.file_size, row.file_mtime_ns, row.file_inode) == given[3:6]
+    assert (row.message_type, row.target) == (given.message_type, given.target)
     assert ledger.rows([]) == {}
 
 

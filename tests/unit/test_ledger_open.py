@@ -279,6 +279,21 @@ def test_a_refusal_leaves_no_descriptor_open(path: str) -> None:
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.parametrize("replace", [True, False])
+def test_a_file_taken_away_under_the_connection_is_noticed(path: str, replace: bool) -> None:
+    opened = Ledger.open(path)
+    opened.check_file()
+    os.rename(path, path + ".old")
+    if replace:
+        Path(path).write_bytes(b"")
+    with pytest.raises(LedgerError) as caught:
+        opened.check_file()
+    assert "was removed or replaced" in one_line(caught.value, path)
+    os.rename(path + ".old", path)
+    opened.check_file()
+    opened.close()
+
+
 # -- another writer ------------------------------------------------------------------------
 
 

@@ -151,6 +151,7 @@ def test_a_file_name_that_is_no_text_can_be_shown_and_be_a_part() -> None:
     name = os.fsdecode(b"caf\xc3\xa9-\xff.msg")
     assert shown(name) == "café-\\xff.msg"
     assert shown("1234567890-.msg") == "1234567890-.msg"
+    assert shown("a b\x1b[31m\n\u2028.msg") == "a b\\x1b[31m\\n\\u2028.msg"
     assert MESSAGE_ID.fullmatch(derived_id(10**18, name))
 
 

@@ -20,6 +20,7 @@ from relay.comm.model import (
 from relay.message import Kind, MessageFile, parse
 from relay.names import ORCHESTRATOR
 from relay.router import (
+    KIND_OF,
     MESSAGE_TYPES,
     Bounce,
     Directory,
@@ -152,6 +153,14 @@ def test_an_answer_of_one_who_was_not_asked(talk: Talk) -> None:
     assert bounce(talk.answer(Kind.ACK, "alice", RE=ASKED)) == f"RE {ASKED} was not sent to alice"
 
 
+def test_an_answer_of_one_who_has_left_the_group_goes_between_the_two(talk: Talk) -> None:
+    asked = talk.ask()
+    talk.store.leave_channel(talk.group.id, "bob")
+    assert talk.answer(Kind.ACK, RE=ASKED) == Route(
+        "dm/alice/bob", ChannelType.DIRECT, ("bob", "alice"), ("alice",), answers=asked
+    )
+
+
 def test_an_answer_to_one_who_has_left(talk: Talk) -> None:
     talk.ask()
     here = Directory(frozenset({"bob", "carol"}))
@@ -273,6 +282,13 @@ def test_the_type_of_each_kind(kind: Kind, expected: MessageType) -> None:
 def test_what_the_orchestrator_handles_is_a_command(kind: Kind) -> None:
     text = f"TO: __orchestrator__\nKIND: {kind}\nNAME: w\n\nACTION: x"
     assert fields(text).message_type is MessageType.COMMAND
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_kind_that_its_type_does_not_say_is_kept(kind: Kind) -> None:
+    found = fields(f"TO: bob\nKIND: {kind}\nRE: {ASKED}\nNAME: w\n\nx")
+    assert found.metadata.get("kind", KIND_OF[found.message_type]) == kind
+    assert ("kind" in found.metadata) is (KIND_OF[found.message_type] is not kind)
 
 
 def test_a_message_to_everybody_is_a_broadcast() -> None:
