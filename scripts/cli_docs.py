@@ -1,6 +1,6 @@
 """Prints docs/cli.md: the help of every command, and the exit codes.
 
-    .venv/bin/python -m scripts.cli_docs > docs/cli.md
+.venv/bin/python -m scripts.cli_docs > docs/cli.md
 """
 
 from __future__ import annotations

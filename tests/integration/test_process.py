@@ -106,9 +106,7 @@ def test_a_refusal_comes_by_itself(home: Path, text: str, reason: str) -> None:
     """How soon: ``scripts/bench latency`` measures it."""
     assert relay("up", home=home).returncode == 0
     outbox = home / "agents" / "alice" / "outbox"
-    (outbox / ".pending").mkdir(
-        parents=True, exist_ok=True
-    )  # as `mkdir -p`
+    (outbox / ".pending").mkdir(parents=True, exist_ok=True)  # as `mkdir -p`
     name = "1700000000000000000-.msg"
     (outbox / ".pending" / name).write_text(text)
     os.rename(outbox / ".pending" / name, outbox / name)

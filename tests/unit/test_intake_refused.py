@@ -75,7 +75,7 @@ def test_an_outbox_behind_a_link_is_not_looked_into(desk: Desk, tmp_path: Path, 
     place.symlink_to(tmp_path / "moved")
     desk.hint(renamed=True)
     assert desk.take() == []
-    assert desk.log[-1]["action"] == "look_failed"
+    assert (desk.log[-1]["action"], desk.log[-1]["agent"]) == ("look_failed", "alice")
     assert desk.due_in_s() == 1  # it is looked at again: nothing is lost
 
     place.unlink()
