@@ -59,7 +59,11 @@ class HeldMail:
         ended: list[Ended] = []
         for held in self._ledger.held_due(now, limit):
             row = self._ledger.rows([held.message_id]).get(held.message_id)
-            if row is None:
+            if (
+                row is None
+            ):  # somebody removed it by hand: due for ever, it would never let us sleep
+                with self._ledger.transaction():
+                    self._ledger.bounce(held.message_id, held.recipient, "its message is gone")
                 continue
             stored = self._store.by_relay_id(held.message_id)
             if stored and stored.ttl and now > row.discovered_at + stored.ttl * NS_PER_S:
