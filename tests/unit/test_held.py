@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from relay.clock import NS_PER_S
+from relay.comm.engine import CommStore
 from relay.held import HeldMail
 from tests.box import Box
 
@@ -161,3 +162,60 @@ def test_an_original_that_was_removed_or_changed_comes_from_the_engine(
     assert inbox[gone].headers["X-TICKET"] == "42"
     assert inbox[gone].headers["THREAD"] == "t"
     assert inbox[gone].headers["PRIORITY"] == "0"
+
+
+def test_what_could_not_be_written_is_not_delivered(box: Box, held: HeldMail) -> None:
+    with broken_inbox(box, "bob"):
+        sent = box.send("alice", "TO: bob\n\nhi")
+        box.clock.advance(1)
+        retry(box, held)
+        stored = box.store.by_relay_id(sent)
+        assert stored and stored.status.label == "Sent"
+    box.clock.advance(60)
+    retry(box, held)
+    stored = box.store.by_relay_id(sent)
+    assert stored and stored.status.label == "Delivered"
+
+
+def test_to_one_who_is_gone_it_bounces(box: Box, held: HeldMail) -> None:
+    with broken_inbox(box, "bob"):
+        sent = box.send("alice", "TO: bob\n\nhi")
+    box.clock.advance(60)
+    with box.home.dirs() as dirs:
+        (ended,) = held.retry_due(dirs, {"alice"}, 256)
+        assert (ended.recipient, ended.expired, ended.reason) == (
+            "bob",
+            False,
+            "no longer an agent",
+        )
+        assert box.states(sent) == {"bob": "held"}  # its sender is told first
+        held.end([ended])
+    assert box.states(sent) == {"bob": "bounced"}
+    stored = box.store.by_relay_id(sent)
+    assert stored and stored.status.label == "Failed"
+    assert held.due_ns() is None
+
+
+def test_without_the_engine_the_file_is_enough_and_without_both_it_waits(box: Box) -> None:
+    with broken_inbox(box, "bob"):
+        one = box.send("alice", "TO: bob\n\none")
+        two = box.send("alice", "TO: bob\n\ntwo")
+        box.flush()
+    os.unlink(box.path(*box.row(two)["file_path"].split("/")))
+    box.clock.advance(60)
+    alone = HeldMail(box.ledger, CommStore(box.clock), box.config.retry, box.clock)
+    retry(box, alone)
+    assert box.bodies("bob") == ["one"]
+    assert (box.states(one), box.states(two)) == ({"bob": "written"}, {"bob": "held"})
+    ((error,),) = box.sql("SELECT last_error FROM deliveries WHERE state = 'held'")
+    assert "neither file nor store holds it" in error
+
+
+def test_a_delivery_of_no_message_is_over(box: Box, held: HeldMail) -> None:
+    with box.ledger.transaction():
+        box.ledger.stage([("1-", "bob", "held", 1, "by hand", 1)])
+    retry(box, held)
+    assert box.sql("SELECT state, last_error FROM deliveries WHERE message_id = '1-'") == [
+        ("bounced", "its message is gone")
+    ]
+    assert held.due_ns() is None
