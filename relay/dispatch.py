@@ -193,6 +193,10 @@ class Dispatcher:
             with self._ledger.transaction():
                 self._ledger.read(taken, now)
                 self._ledger.seen({agent for _, agent in taken}, now)
+            for message_id, agent in taken:
+                stored = self._store.by_relay_id(message_id)
+                if stored is not None:
+                    self._store.receive(stored.id, agent)
 
     # -- 2-4 look, record, claim -------------------------------------------------------
 

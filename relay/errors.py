@@ -190,6 +190,23 @@ class ChannelUnavailable(CommError):
     """The channel is paused, draining or closed."""
 
 
+class MessageNotFound(CommError):
+    """No message of that number in the store."""
+
+
+class StoreLocked(CommError):
+    """Another process writes this store."""
+
+    exit_code = EXIT_STATE
+    hint = "readers need no lock; a second writer waits for the first to end"
+
+
+class QueryTimeout(CommError):
+    """A content pattern takes too long to match."""
+
+    hint = "use a simpler pattern, or narrow the query by other fields first"
+
+
 class StoreCapacity(CommError):
     """A size limit of the store file is reached."""
 

@@ -207,7 +207,7 @@ def find_original(message: MessageFile, sender: str, store: CommStore) -> Messag
     thread = message.headers["THREAD"]
     asked = [
         candidate
-        for candidate in store.thread(uuid4_of(thread))
+        for candidate in store.get_thread(uuid4_of(thread))
         if sender in store.recipients(candidate.id) and store.expects_ack(candidate)
     ]
     # What is acknowledged as received may be completed later: it counts when nothing else waits.

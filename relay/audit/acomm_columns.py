@@ -77,9 +77,9 @@ def rows(store: StoreFile, section: str, path: str) -> Rows:
 def _deliveries(store: StoreFile) -> list[StoredDelivery]:
     relay_ids = {message.id: _relay_id(message) for message in store.messages}
     return [
-        StoredDelivery(number, relay_ids.get(number), recipient, state.label)
-        for number, states in EngineState.decode(store.engine_state).deliveries.items()
-        for recipient, state in states.items()
+        StoredDelivery(number, relay_ids.get(number), recipient, delivery.state.label)
+        for number, deliveries in EngineState.decode(store.engine_state).deliveries.items()
+        for recipient, delivery in deliveries.items()
     ]
 
 

@@ -1,7 +1,11 @@
 """What the engine must keep and version 1 of the file has no field for: section 256.
 
     tag 1 COUNTERS    next channel id, next message id, next subscription id, sequence: 4 u64
-    tag 2 DELIVERIES  count u64; each: message id u64, count u32, each: recipient str, state u8
+    tag 2 DELIVERIES  count u64; each: message id u64, count u32,
+                      each: recipient str, state u8, attempt u32, due ms u64, queued bool
+    tag 3 DEAD        count u64; each: message id u64, at u64, last error str, list of recipient str
+    tag 4 DUPLICATES  count u64; each: correlation id str, message id u64, recipient str,
+                      expires ms u64
 
 ``sequence`` counts the events of the store's whole life; a file covers the events up to its
 own. A file without these blocks opens all the same. Table: docs/formats/acomm.md.
@@ -15,37 +19,55 @@ from typing import NamedTuple
 
 import msgspec
 
-from relay.comm.model import DeliveryState, StoreFile
+from relay.comm.model import Delivery, DeliveryState, StoreFile
 from relay.errors import FormatError
 
 COUNTERS = 1
 DELIVERIES = 2
+DEAD = 3
+DUPLICATES = 4
 _COUNTERS = Struct("<4Q")
-assert _COUNTERS.size == 32
+_DELIVERY = Struct("<BIQB")
+_DEAD = Struct("<QQ")
+assert (_COUNTERS.size, _DELIVERY.size, _DEAD.size) == (32, 14, 16)
 _COUNT = Struct("<Q")
 _ENTRY = Struct("<QI")
 _LENGTH = Struct("<I")
 _STATES = tuple(DeliveryState)
+_BOOLS = (False, True)
+DuplicateKey = tuple[str, int, str]  # correlation id, message id, recipient
+
+
+class DeadNote(NamedTuple):
+    """What is kept of a dead letter beside its message."""
+
+    at: int
+    last_error: str
+    recipients: tuple[str, ...]
 
 
 class EngineState(NamedTuple):
-    """Counters and the state of each live message's deliveries."""
+    """Counters, deliveries, dead letters and the exactly-once set."""
 
     next_channel: int = 1
     next_message: int = 1
     next_subscription: int = 1
     sequence: int = 0
-    deliveries: dict[int, dict[str, DeliveryState]] = {}  # noqa: RUF012 - never altered
+    deliveries: dict[int, dict[str, Delivery]] = {}  # noqa: RUF012 - never altered
+    dead: dict[int, DeadNote] = {}  # noqa: RUF012
+    duplicates: dict[DuplicateKey, int] = {}  # noqa: RUF012 - key -> expiry, Unix ms
 
     def encode(self) -> dict[int, bytes]:
         """The blocks by tag; same values, same bytes."""
-        parts = [_COUNT.pack(len(self.deliveries))]
-        for message_id, states in sorted(self.deliveries.items()):
-            parts.append(_ENTRY.pack(message_id, len(states)))
-            for recipient, state in states.items():
-                name = recipient.encode()
-                parts.append(_LENGTH.pack(len(name)) + name + bytes((state,)))
-        return {COUNTERS: _COUNTERS.pack(*self[:4]), DELIVERIES: b"".join(parts)}
+        blocks = {
+            COUNTERS: _COUNTERS.pack(*self[:4]),
+            DELIVERIES: _encode_deliveries(self.deliveries),
+        }
+        if self.dead:
+            blocks[DEAD] = _encode_dead(self.dead)
+        if self.duplicates:
+            blocks[DUPLICATES] = _encode_duplicates(self.duplicates)
+        return blocks
 
     @classmethod
     def decode(cls, blocks: dict[int, bytes]) -> EngineState:
@@ -53,14 +75,22 @@ class EngineState(NamedTuple):
 
         Errors: FormatError when a block is cut short or names an unknown state.
         """
+        nothing = _COUNT.pack(0)
         try:
             channel, message, subscription, sequence = _COUNTERS.unpack(
                 blocks.get(COUNTERS, _COUNTERS.pack(1, 1, 1, 0))
             )
-            deliveries = _decode_deliveries(blocks.get(DELIVERIES, _COUNT.pack(0)))
+            return cls(
+                channel,
+                message,
+                subscription,
+                sequence,
+                _Cursor(blocks.get(DELIVERIES, nothing)).deliveries(),
+                _Cursor(blocks.get(DEAD, nothing)).dead(),
+                _Cursor(blocks.get(DUPLICATES, nothing)).duplicates(),
+            )
         except (StructError, IndexError, UnicodeDecodeError) as exc:
             raise FormatError("section 256", 0, "whole blocks of ENGINE_STATE", exc) from exc
-        return cls(channel, message, subscription, sequence, deliveries)
 
 
 class Snapshot(NamedTuple):
@@ -74,19 +104,93 @@ class Snapshot(NamedTuple):
         return msgspec.structs.replace(self.values, engine_state=self.state.encode())
 
 
-def _decode_deliveries(data: bytes) -> dict[int, dict[str, DeliveryState]]:
-    (count,) = _COUNT.unpack_from(data)
-    at = _COUNT.size
-    found: dict[int, dict[str, DeliveryState]] = {}
-    for _ in range(count):
-        message_id, recipients = _ENTRY.unpack_from(data, at)
-        at += _ENTRY.size
-        states = found[message_id] = {}
-        for _ in range(recipients):
-            (length,) = _LENGTH.unpack_from(data, at)
-            at += _LENGTH.size + length
-            states[data[at - length : at].decode()] = _STATES[data[at]]
-            at += 1
-    if at != len(data):
-        raise FormatError("section 256", at, "the end of DELIVERIES", f"{len(data) - at} bytes")
-    return found
+def _encode_deliveries(deliveries: dict[int, dict[str, Delivery]]) -> bytes:
+    parts = [_COUNT.pack(len(deliveries))]
+    for message_id, records in sorted(deliveries.items()):
+        parts.append(_ENTRY.pack(message_id, len(records)))
+        for recipient, one in records.items():
+            fields = _DELIVERY.pack(one.state, one.attempt, one.due_ms, one.queued)
+            parts.append(_text(recipient) + fields)
+    return b"".join(parts)
+
+
+def _encode_dead(dead: dict[int, DeadNote]) -> bytes:
+    parts = [_COUNT.pack(len(dead))]
+    for message_id, note in sorted(dead.items()):
+        parts.append(_DEAD.pack(message_id, note.at) + _text(note.last_error))
+        parts.append(_LENGTH.pack(len(note.recipients)))
+        parts.extend(_text(recipient) for recipient in note.recipients)
+    return b"".join(parts)
+
+
+def _encode_duplicates(duplicates: dict[DuplicateKey, int]) -> bytes:
+    parts = [_COUNT.pack(len(duplicates))]
+    for (correlation_id, message_id, recipient), expires_ms in sorted(duplicates.items()):
+        parts.append(_text(correlation_id) + _COUNT.pack(message_id))
+        parts.append(_text(recipient) + _COUNT.pack(expires_ms))
+    return b"".join(parts)
+
+
+def _text(value: str) -> bytes:
+    data = value.encode()
+    return _LENGTH.pack(len(data)) + data
+
+
+class _Cursor:
+    """Reads one block from its beginning to its very end."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def deliveries(self) -> dict[int, dict[str, Delivery]]:
+        found: dict[int, dict[str, Delivery]] = {}
+        for _ in range(self._number()):
+            message_id, recipients = self._unpack(_ENTRY)
+            records: dict[str, Delivery] = {}
+            found[message_id] = records
+            for _ in range(recipients):
+                name = self._text()
+                state, attempt, due_ms, queued = self._unpack(_DELIVERY)
+                records[name] = Delivery(_STATES[state], attempt, due_ms, _BOOLS[queued])
+        self._end()
+        return found
+
+    def dead(self) -> dict[int, DeadNote]:
+        found: dict[int, DeadNote] = {}
+        for _ in range(self._number()):
+            message_id, at = self._unpack(_DEAD)
+            last_error = self._text()
+            (count,) = self._unpack(_LENGTH)
+            found[message_id] = DeadNote(at, last_error, tuple(self._text() for _ in range(count)))
+        self._end()
+        return found
+
+    def duplicates(self) -> dict[DuplicateKey, int]:
+        found: dict[DuplicateKey, int] = {}
+        for _ in range(self._number()):
+            correlation_id, message_id = self._text(), self._number()
+            recipient = self._text()
+            found[correlation_id, message_id, recipient] = self._number()
+        self._end()
+        return found
+
+    def _unpack(self, struct: Struct) -> tuple[int, ...]:
+        values = struct.unpack_from(self._data, self._at)
+        self._at += struct.size
+        return values
+
+    def _number(self) -> int:
+        return self._unpack(_COUNT)[0]
+
+    def _text(self) -> str:
+        (length,) = self._unpack(_LENGTH)
+        if length > len(self._data) - self._at:
+            raise IndexError(f"a text of {length} bytes at {self._at}")
+        self._at += length
+        return self._data[self._at - length : self._at].decode()
+
+    def _end(self) -> None:
+        left = len(self._data) - self._at
+        if left:
+            raise FormatError("section 256", self._at, "the end of the block", f"{left} bytes")

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 import msgspec
 
-from relay.comm.model import Channel, DeliveryState, Message, Participant, Subscription
+from relay.comm.model import (
+    Channel,
+    ChannelConfig,
+    ChannelState,
+    Delivery,
+    DeliveryState,
+    Message,
+    Participant,
+    Subscription,
+)
 
 
 class _Event(msgspec.Struct, frozen=True, tag=True):
@@ -19,6 +28,15 @@ class ChannelCreated(_Event, frozen=True):
     """A channel exists from now on."""
 
     channel: Channel
+
+
+class ChannelChanged(_Event, frozen=True):
+    """A channel's state or settings are these from now on."""
+
+    channel_id: int
+    state: ChannelState
+    config: ChannelConfig
+    at: int
 
 
 class ParticipantJoined(_Event, frozen=True):
@@ -64,14 +82,76 @@ class DeliveriesMoved(_Event, frozen=True):
     recipients: tuple[str, ...]
     state: DeliveryState
     at: int
+    due_ms: int = 0  # when the acknowledgment is overdue
+
+
+class MessageReceived(_Event, frozen=True):
+    """The recipient took the message out of its queue."""
+
+    message_id: int
+    participant: str
+    at: int
+
+
+class DeliveryTimed(_Event, frozen=True):
+    """A delivery's time was up: it waits for another attempt, or is attempted again."""
+
+    message_id: int
+    recipient: str
+    delivery: Delivery
+    at: int
+
+
+class DeadLettered(_Event, frozen=True):
+    """Deliveries of a message were given up."""
+
+    message_id: int
+    recipients: tuple[str, ...]
+    last_error: str
+    at: int
+
+
+class DeadLetterReplayed(_Event, frozen=True):
+    """A dead letter is sent again, to those alone for whom it was given up."""
+
+    message_id: int
+    at: int
+
+
+class DeadLetterDiscarded(_Event, frozen=True):
+    """A dead letter is gone for good."""
+
+    message_id: int
+    at: int
+
+
+class DuplicateNoted(_Event, frozen=True):
+    """An exactly-once delivery happened: until it expires it does not happen again."""
+
+    key: tuple[str, int, str]  # correlation id, message id, recipient
+    expires_ms: int
+
+
+class DuplicatesForgotten(_Event, frozen=True):
+    """Every entry of the exactly-once set that had expired by then is gone."""
+
+    at_ms: int
 
 
 Event = (
     ChannelCreated
+    | ChannelChanged
     | ParticipantJoined
     | ParticipantLeft
     | SubscriptionAdded
     | SubscriptionRemoved
     | MessageSent
     | DeliveriesMoved
+    | MessageReceived
+    | DeliveryTimed
+    | DeadLettered
+    | DeadLetterReplayed
+    | DeadLetterDiscarded
+    | DuplicateNoted
+    | DuplicatesForgotten
 )

@@ -9,16 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 from relay.clock import NS_PER_MS, Clock
 from relay.comm import acomm
-from relay.comm.engine import CommStore
 from relay.comm.engine_state import Snapshot
 from relay.errors import RelayError
 
 RETRY_FIRST_NS = 1_000 * NS_PER_MS
 RETRY_MOST_NS = 60_000 * NS_PER_MS
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Source(Protocol):
+    """What is written: a store."""
+
+    @property
+    def sequence(self) -> int:
+        """Events so far."""
+
+    @property
+    def messages_sent(self) -> int:
+        """Messages so far."""
+
+    def snapshot(self) -> Snapshot:
+        """Everything, as values."""
 
 
 class FlushPolicy(NamedTuple):
@@ -30,12 +48,25 @@ class FlushPolicy(NamedTuple):
     compress: bool = True
 
 
+class Inline(Executor):
+    """Runs the work when it is submitted: for an owner without a thread to spare."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """The finished future."""
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as exc:  # the future carries it to whoever asks
+            future.set_exception(exc)
+        return future
+
+
 class Flusher:
     """Owns the store's file. Called from the store's owner alone."""
 
     def __init__(
         self,
-        store: CommStore,
+        store: Source,
         path: str,
         policy: FlushPolicy,
         clock: Clock,

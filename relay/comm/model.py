@@ -118,12 +118,16 @@ class RetentionKind(Labelled):
 
 
 class DeliveryState(Labelled):
-    """Where one recipient's copy of a message stands."""
+    """Where one recipient's copy of a message stands; in the order in which it moves."""
 
     SENT = 0  # accepted for it, not there yet
-    DELIVERED = 1  # it stands in the recipient's inbox or queue
-    ACKNOWLEDGED = 2
-    BOUNCED = 3  # there is no such recipient any more
+    WAITING = 1  # its acknowledgment is overdue: it waits for the next attempt
+    DELIVERED = 2  # it stands in the recipient's inbox or queue
+    RECEIVED = 3  # the recipient has taken it
+    ACKNOWLEDGED = 4
+    BOUNCED = 5  # there is no such recipient any more
+    EXPIRED = 6  # its ttl passed first
+    DEAD = 7  # its attempts are exhausted
 
 
 class SortField(Labelled):
@@ -211,6 +215,24 @@ class Channel(msgspec.Struct, frozen=True):
     message_count: int = 0
     description: str | None = None
     tags: tuple[str, ...] = ()
+
+
+class Delivery(msgspec.Struct, frozen=True, gc=False):
+    """One message for one recipient."""
+
+    state: DeliveryState = DeliveryState.SENT
+    attempt: int = 1  # 1 for the first delivery
+    due_ms: int = 0  # Unix ms: when its ack is overdue, or its wait is over; 0: never
+    queued: bool = False  # it stands in the recipient's queue, not yet received
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """A message whose delivery to ``recipients`` was given up."""
+
+    message: Message  # with its original fields; retry_count says how often it was tried again
+    recipients: tuple[str, ...]
+    last_error: str
+    dead_lettered_at: int
 
 
 class MessageFilter(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ leading ``*`` is allowed in patterns. Source: message-engine.txt, "Topic Matchin
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from relay.comm.model import MatchMode
 from relay.errors import ValidationFailed
@@ -59,3 +60,65 @@ def matches(topic: str, pattern: str) -> bool:
     return len(given) == len(wanted) and all(
         want in (ANY, have) for want, have in zip(wanted, given, strict=True)
     )
+
+
+class TopicTrie:
+    """Patterns by their segments: matching a topic costs its segments and its matches.
+
+    However many patterns there are: at each segment at most two ways go on, the segment itself
+    and ``*``. It answers as ``matches`` does for each pattern, a test compares them.
+    """
+
+    def __init__(self) -> None:
+        self._root = _Node()
+
+    def add(self, pattern: str, number: int) -> None:
+        """Remember ``number`` under a pattern."""
+        node = self._root
+        for segment in pattern.split("."):
+            node = node.ways.setdefault(segment, _Node())
+        node.numbers[number] = None
+
+    def remove(self, pattern: str, number: int) -> None:
+        """Forget it again; branches that nobody is left on go with it."""
+        path = [self._root]
+        segments = pattern.split(".")
+        for segment in segments:
+            path.append(path[-1].ways[segment])
+        path[-1].numbers.pop(number, None)
+        for segment, parent, node in reversed(list(zip(segments, path, path[1:], strict=False))):
+            if node.numbers or node.ways:
+                break
+            del parent.ways[segment]
+
+    def exactly(self, pattern: str) -> Iterator[int]:
+        """Every number under this very pattern."""
+        node: _Node | None = self._root
+        for segment in pattern.split("."):
+            node = node.ways.get(segment) if node else None
+        yield from node.numbers if node else ()
+
+    def match(self, topic: str) -> Iterator[int]:
+        """Every number whose pattern covers the topic, once."""
+        nodes = [self._root]
+        for segment in topic.split("."):
+            yield from _rests(nodes)
+            nodes = [node.ways[way] for node in nodes for way in (segment, ANY) if way in node.ways]
+        yield from _rests(nodes)
+        for node in nodes:
+            yield from node.numbers
+
+
+class _Node:
+    __slots__ = ("numbers", "ways")
+
+    def __init__(self) -> None:
+        self.ways: dict[str, _Node] = {}
+        self.numbers: dict[int, None] = {}
+
+
+def _rests(nodes: list[_Node]) -> Iterator[int]:
+    """The patterns that take whatever follows, from here on."""
+    for node in nodes:
+        if MULTI in node.ways:
+            yield from node.ways[MULTI].numbers

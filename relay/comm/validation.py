@@ -11,7 +11,14 @@ import re
 from collections.abc import Iterable
 
 from relay.comm import topics
-from relay.comm.model import Channel, ChannelState, ChannelType, MessageType, Metadata
+from relay.comm.model import (
+    Channel,
+    ChannelConfig,
+    ChannelState,
+    ChannelType,
+    MessageType,
+    Metadata,
+)
 from relay.errors import ChannelUnavailable, NotParticipant, ValidationFailed
 from relay.names import is_channel_name
 
@@ -40,6 +47,23 @@ def check_channel_name(name: str) -> None:
             f"{name!r}: letters, digits, _ and -, parts joined by /, 128 bytes at most",
             len(name.encode()),
         )
+
+
+def check_config(config: ChannelConfig) -> ChannelConfig:
+    """The settings themselves, when every value is one that a channel can have."""
+    for field, least in (
+        ("max_message_size", 1),
+        ("max_participants", 1),
+        ("ack_timeout", 1),
+        ("max_retries", 0),
+        ("retry_backoff_ms", 0),
+    ):
+        value = getattr(config, field)
+        if value is not None and (not isinstance(value, int) or value < least):
+            raise ValidationFailed(field, f"{value!r} is not a number from {least}")
+    if config.max_message_size > MAX_CONTENT_BYTES:
+        raise ValidationFailed("max_message_size", f"at most {MAX_CONTENT_BYTES} bytes")
+    return config
 
 
 def content_bytes(content: str | bytes) -> bytes:

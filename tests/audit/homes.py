@@ -12,6 +12,7 @@ from relay.comm.engine_state import EngineState
 from relay.comm.model import (
     Channel,
     ChannelType,
+    Delivery,
     DeliveryState,
     Message,
     MessageType,
@@ -151,7 +152,9 @@ class HomeBuilder:
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         state = EngineState(
-            deliveries={message.id: {"bob": DeliveryState.DELIVERED} for message in self.stored}
+            deliveries={
+                message.id: {"bob": Delivery(DeliveryState.DELIVERED)} for message in self.stored
+            }
         )
         store = StoreFile(
             START_S,

@@ -19,6 +19,7 @@ from relay.comm.model import (
     Channel,
     ChannelConfig,
     ChannelType,
+    Delivery,
     DeliveryMode,
     DeliveryState,
     MatchMode,
@@ -88,8 +89,11 @@ STORE = StoreFile(
     archive=(stored_message(6, "1-old"), stored_message(7, "1-older")),
     engine_state=EngineState(
         deliveries={
-            U64_MAX: {"bob": DeliveryState.ACKNOWLEDGED, "carol": DeliveryState.BOUNCED},
-            2: {"alice": DeliveryState.SENT},
+            U64_MAX: {
+                "bob": Delivery(DeliveryState.ACKNOWLEDGED),
+                "carol": Delivery(DeliveryState.BOUNCED),
+            },
+            2: {"alice": Delivery()},
         }
     ).encode(),
 )

@@ -11,6 +11,7 @@ from relay.comm.model import (
     ChannelState,
     ChannelType,
     DeliveryMode,
+    DeliveryState,
     Message,
     MessageType,
     Participant,
@@ -49,6 +50,19 @@ def send(
 ) -> Message:
     """The whole pipeline."""
     return store.send_message(channel.id, sender, kind, content, **fields)
+
+
+def routed(
+    store: CommStore, channel: Channel, sender: str, topic: str | None = None
+) -> tuple[str, ...]:
+    """Who would get a text of ``sender``, on this topic, in this channel."""
+    return store.route(channel, Message(0, MessageType.TEXT, sender, channel.id, b"x", topic))
+
+
+def standing(store: CommStore, number: int) -> dict[str, DeliveryState]:
+    """Where each delivery of a message stands, as a snapshot has it."""
+    deliveries = store.snapshot().state.deliveries[number]
+    return {recipient: delivery.state for recipient, delivery in deliveries.items()}
 
 
 def store_with(state: ChannelState, kind: ChannelType = ChannelType.GROUP) -> CommStore:

@@ -8,7 +8,7 @@ from relay.comm.engine import CommStore
 from relay.comm.model import ChannelType
 from relay.control import CHANNEL_KINDS, NOT_YET, Answer, handle
 from relay.message import Kind, parse
-from tests.unit.comm_support import channel_of, new_store
+from tests.unit.comm_support import channel_of, new_store, routed
 
 
 @pytest.fixture
@@ -101,8 +101,8 @@ def test_who_subscribes_first_makes_the_channel(store: CommStore) -> None:
     assert ask(store, "subscribe", "CHANNEL: ci\nPATTERN: *", "bob") == Answer(
         True, "you receive * from ci"
     )
-    assert store.route(channel, "carol", "build.ok") == ("alice",)
-    assert store.route(channel, "carol", "build") == ("alice", "bob")
+    assert routed(store, channel, "carol", "build.ok") == ("alice",)
+    assert routed(store, channel, "carol", "build") == ("alice", "bob")
 
 
 def test_subscribing_twice_is_harmless(store: CommStore) -> None:

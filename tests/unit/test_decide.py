@@ -15,7 +15,7 @@ from relay.intake import Accepted, Found
 from relay.message import Kind, parse, parse_delivered
 from relay.names import ORCHESTRATOR, message_id_of
 from relay.work import Acknowledged, Work
-from tests.unit.comm_support import NOW_S, new_store
+from tests.unit.comm_support import NOW_S, new_store, standing
 
 AGENTS = frozenset({"alice", "bob", "carol", "operator"})
 AT_NS = NOW_S * 10**9
@@ -124,7 +124,7 @@ def test_a_group_without_its_former_members(table: Table) -> None:
     assert said(work).startswith("carol: no longer an agent, did not get")
     stored = table.store.by_relay_id(work.message_id)
     assert stored
-    states = table.store.snapshot().state.deliveries[stored.id]
+    states = standing(table.store, stored.id)
     assert states == {"bob": DeliveryState.SENT, "carol": DeliveryState.BOUNCED}
 
 

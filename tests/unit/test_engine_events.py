@@ -16,7 +16,9 @@ from relay.comm.engine import CommStore
 from relay.comm.events import Event
 from relay.comm.model import (
     Channel,
+    ChannelState,
     ChannelType,
+    DeliveryMode,
     DeliveryState,
     Message,
     MessageType,
@@ -40,6 +42,16 @@ def numbered(store: CommStore, name: str) -> int:
     return channel.id if channel else 99
 
 
+def later(store: CommStore) -> object:
+    """A quarter of an hour goes by; what falls due is done as it does."""
+    clock = store._clock
+    assert isinstance(clock, FakeClock)
+    for _ in range(15):
+        clock.advance(61)
+        store.tick()
+    return len(store.dead_letters())
+
+
 @st.composite
 def operations(draw: st.DrawFn) -> Operation:
     """Any call that changes a store, or is refused."""
@@ -47,6 +59,7 @@ def operations(draw: st.DrawFn) -> Operation:
     kind = draw(st.sampled_from(ChannelType))
     sends = draw(st.booleans())
     message_type = draw(st.sampled_from(MessageType))
+    channel_state = draw(st.sampled_from([*ChannelState, ChannelState.ACTIVE]))
     thread = draw(st.sampled_from([None, UUID]))
     number, state = draw(st.integers(1, 8)), draw(st.sampled_from(DeliveryState))
     relay_id = draw(st.sampled_from([None, {"relay_id": "r-1"}, {"relay_id": "r-2"}]))
@@ -73,6 +86,20 @@ def operations(draw: st.DrawFn) -> Operation:
         ),
         lambda store: store.move_deliveries(number, ["a", "b"], state),
         lambda store: store.deliver(number, store.recipients(number)),
+        lambda store: store.configure_channel(
+            numbered(store, name), delivery=DeliveryMode(1), ack_timeout=5
+        ),
+        lambda store: store.configure_channel(numbered(store, name), delivery=DeliveryMode(2)),
+        lambda store: store.set_channel_state(numbered(store, name), channel_state),
+        lambda store: [store.receive_messages(None, one) for one in "abcd"],
+        lambda store: store.acknowledge_message(number, who, "received"),
+        lambda store: store.send_query(numbered(store, name), who, "?", 5),
+        lambda store: store.send_response(numbered(store, name), who, UUID, "!"),
+        later,
+        later,
+        lambda store: store.replay_dead_letter(number),
+        lambda store: store.discard_dead_letter(number),
+        lambda store: store.purge_dead_letters(100),
     ]
     return draw(st.sampled_from(calls))
 
@@ -151,9 +178,8 @@ def test_a_store_opened_again_is_the_same_and_goes_on_alike(
 ) -> None:
     store, _ = played(steps)
     snapshot = store.snapshot()
-    clock = FakeClock(NOW_S * 10**9)
-    clock.advance(len(steps) + 1)
-    opened = CommStore.load(clock, snapshot.file())
+    assert isinstance(store._clock, FakeClock)
+    opened = CommStore.load(FakeClock(store._clock.now_ns()), snapshot.file())
     assert opened.snapshot() == snapshot
     for step in more:
         assert outcome(step, opened) == outcome(step, store)
@@ -281,5 +307,5 @@ def test_a_file_that_breaks_an_invariant_is_refused(file: StoreFile, says: str) 
 def test_what_no_rule_of_sending_allows_is_still_data() -> None:
     response = Message(1, MessageType.RESPONSE, "stranger", 1, b"", correlation_id="no uuid")
     opened = CommStore.load(FakeClock(0), StoreFile(5, 6, (GROUP,), (response,)))
-    assert opened.thread("no uuid") == [response]
+    assert opened.get_thread("no uuid") == [response]
     assert (opened.created_at, opened.modified_at) == (5, 6)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.comm.engine_state import COUNTERS, DELIVERIES, EngineState
-from relay.comm.model import DeliveryState
+from relay.comm.engine_state import (
+    COUNTERS,
+    DEAD,
+    DELIVERIES,
+    DUPLICATES,
+    DeadNote,
+    EngineState,
+)
+from relay.comm.model import Delivery, DeliveryState
 from relay.errors import FormatError
 
 U64 = st.integers(0, 2**64 - 1)
@@ -21,25 +29,62 @@ STATES = st.builds(
     U64,
     st.dictionaries(
         U64,
-        st.dictionaries(st.text(max_size=12), st.sampled_from(DeliveryState), max_size=4),
+        st.dictionaries(
+            st.text(max_size=12),
+            st.builds(
+                Delivery, st.sampled_from(DeliveryState), st.integers(1, 9), U64, st.booleans()
+            ),
+            max_size=4,
+        ),
         max_size=5,
     ),
+    st.dictionaries(
+        U64,
+        st.builds(
+            DeadNote, U64, st.text(max_size=9), st.lists(st.text(max_size=9), max_size=3).map(tuple)
+        ),
+        max_size=3,
+    ),
+    st.dictionaries(st.tuples(st.text(max_size=9), U64, st.text(max_size=9)), U64, max_size=3),
 )
 ONE = EngineState(
-    3, 8, 2, 41, {7: {"bob": DeliveryState.DELIVERED, "é": DeliveryState.BOUNCED}, 2: {}}
+    3,
+    8,
+    2,
+    41,
+    {
+        7: {
+            "bob": Delivery(DeliveryState.DELIVERED, 2, 9, True),
+            "é": Delivery(DeliveryState.BOUNCED),
+        },
+        2: {},
+    },
+    {7: DeadNote(5, "why", ("bob",))},
+    {("c", 7, "bob"): 10},
 )
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<I", len(value.encode())) + value.encode()
+
+
 ONE_BYTES = {
     1: struct.pack("<4Q", 3, 8, 2, 41),
     2: (
         struct.pack("<Q", 2)
         + struct.pack("<QI", 2, 0)
         + struct.pack("<QI", 7, 2)
-        + struct.pack("<I", 3)
-        + b"bob\x01"
-        + struct.pack("<I", 2)
-        + "é".encode()
-        + b"\x03"
+        + text("bob")
+        + struct.pack("<BIQB", 2, 2, 9, True)
+        + text("é")
+        + struct.pack("<BIQB", 5, 1, 0, False)
     ),
+    3: struct.pack("<QQQ", 1, 7, 5) + text("why") + struct.pack("<I", 1) + text("bob"),
+    4: struct.pack("<Q", 1)
+    + text("c")
+    + struct.pack("<Q", 7)
+    + text("bob")
+    + struct.pack("<Q", 10),
 }
 
 
@@ -86,9 +131,10 @@ def test_counters_of_another_size(size: int) -> None:
     broken({COUNTERS: bytes(size)})
 
 
-@pytest.mark.parametrize("size", range(len(ONE_BYTES[DELIVERIES])))
-def test_deliveries_cut_short_anywhere(size: int) -> None:
-    broken({DELIVERIES: ONE_BYTES[DELIVERIES][:size]})
+@pytest.mark.parametrize("tag", [DELIVERIES, DEAD, DUPLICATES])
+def test_a_block_cut_short_anywhere(tag: int) -> None:
+    for size in range(len(ONE_BYTES[tag])):
+        broken({tag: ONE_BYTES[tag][:size]})
 
 
 def test_deliveries_with_bytes_left_over_say_where() -> None:
@@ -99,7 +145,7 @@ def test_deliveries_with_bytes_left_over_say_where() -> None:
 
 def test_a_state_outside_the_enum() -> None:
     data = bytearray(ONE_BYTES[DELIVERIES])
-    data[-1] = 4
+    data[-14] = 8
     broken({DELIVERIES: bytes(data)})
 
 
@@ -117,11 +163,10 @@ def test_a_count_that_is_not_there_is_found_out_at_once() -> None:
 @settings(max_examples=500)
 @given(st.binary(max_size=80), st.binary(max_size=40))
 def test_any_bytes_are_a_state_or_a_fault(deliveries: bytes, counters: bytes) -> None:
-    for blocks in ({DELIVERIES: deliveries}, {COUNTERS: counters}):
-        try:
+    for tag, block in ((DELIVERIES, deliveries), (DEAD, deliveries), (DUPLICATES, deliveries)):
+        blocks = {tag: block, COUNTERS: counters}
+        with contextlib.suppress(FormatError):
             EngineState.decode(blocks)
-        except FormatError:
-            pass
 
 
 @settings(max_examples=500)

@@ -1,0 +1,207 @@
+"""Deliveries, the receive pipeline, queries, threads and search.
+
+Source: message-engine.txt, "Receive Pipeline" and "Broadcast Fan-out".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from relay.clock import NS_PER_S
+from relay.comm import events
+from relay.comm.base import StoreBase
+from relay.comm.model import (
+    Channel,
+    ChannelConfig,
+    DeliveryMode,
+    DeliveryState,
+    Message,
+    MessageFilter,
+    MessageType,
+    Metadata,
+    Priority,
+)
+from relay.comm.query import QueryResult, select
+from relay.errors import NotParticipant
+
+
+class ReceiveCommands(StoreBase):
+    """The CommStore's commands that read."""
+
+    def deliver(self, message_id: int, recipients: Iterable[str]) -> None:
+        """Stage 5: these recipients have it now; where one is owed, the ack's time runs."""
+        message = self.state.messages.get(message_id)
+        if message is not None:
+            reached = list(recipients)
+            due_ms = self._ack_due_ms(message) if self.expects_ack(message) else 0
+            self.move_deliveries(message_id, reached, DeliveryState.DELIVERED, due_ms)
+            self._note_exactly_once(message, reached)
+
+    def _config(self, message: Message) -> ChannelConfig:
+        return self.state.channels[message.channel_id].config
+
+    def _ack_timeout_ms(self, message: Message) -> int:
+        """What the message asks for, else its channel, else the default."""
+        asked_ms = (message.metadata or {}).get("await_ms")
+        if isinstance(asked_ms, int) and asked_ms > 0:
+            return asked_ms
+        return (self._config(message).ack_timeout or self.ack_timeout_s) * 1000
+
+    def _ack_due_ms(self, message: Message) -> int:
+        """When an acknowledgment of what is delivered now is overdue (Unix ms)."""
+        return self._now_ms() + self._ack_timeout_ms(message)
+
+    def _note_exactly_once(self, message: Message, recipients: Iterable[str]) -> None:
+        """Remember an exactly-once delivery for twice its ack timeout."""
+        asked = (message.metadata or {}).get("delivery")
+        mode = self._config(message).delivery
+        if asked == "exactly-once" or mode is DeliveryMode.EXACTLY_ONCE:
+            expires_ms = self._now_ms() + 2 * self._ack_timeout_ms(message)
+            for recipient in recipients:
+                key = (message.correlation_id or "", message.id, recipient)
+                self.apply(events.DuplicateNoted(key, expires_ms))
+
+    def move_deliveries(
+        self, message_id: int, recipients: Iterable[str], state: DeliveryState, due_ms: int = 0
+    ) -> None:
+        """Note what became of these recipients' deliveries; the same again changes nothing.
+
+        Nothing moves back: what is acknowledged was delivered, whatever is noted later.
+        """
+        known = self.state.deliveries.get(message_id, {})
+        moved = tuple(
+            recipient
+            for recipient in dict.fromkeys(recipients)
+            if recipient in known
+            and known[recipient].state < state
+            and known[recipient].state is not DeliveryState.ACKNOWLEDGED
+        )
+        if moved:
+            self.apply(events.DeliveriesMoved(message_id, moved, state, self._now_s(), due_ms))
+
+    def is_answered(self, message_id: int, recipient: str) -> bool:
+        """True once ``recipient`` has acknowledged the message, or answered it."""
+        delivery = self.state.deliveries.get(message_id, {}).get(recipient)
+        return delivery is not None and delivery.state is DeliveryState.ACKNOWLEDGED
+
+    def expects_ack(self, message: Message) -> bool:
+        """True for a Command, a Query, and whatever is delivered at least once.
+
+        An Acknowledgment never expects one, whatever its channel promises.
+        """
+        channel = self.state.channels[message.channel_id]
+        return owes_ack(channel, message.message_type, message.metadata)
+
+    def recipients(self, message_id: int) -> tuple[str, ...]:
+        """Who the message was routed to."""
+        return tuple(self.state.deliveries.get(message_id, ()))
+
+    def get_message(self, message_id: int) -> Message | None:
+        """The message of that number, if it is in the live store."""
+        return self.state.messages.get(message_id)
+
+    def by_relay_id(self, relay_id: str) -> Message | None:
+        """The message that came through the relay under this id."""
+        number = self.state.relay_ids.get(relay_id)
+        return None if number is None else self.state.messages.get(number)
+
+    def undelivered(self) -> dict[str, int]:
+        """Relay id -> number of each message that somebody has not got yet."""
+        return {
+            relay_id: number
+            for relay_id, number in self.state.relay_ids.items()
+            if any(
+                delivery.state is DeliveryState.SENT
+                for delivery in self.state.deliveries.get(number, {}).values()
+            )
+        }
+
+    def receive(self, message_id: int, participant: str) -> None:
+        """``participant`` took one message; what it has acknowledged stays acknowledged."""
+        delivery = self.state.deliveries.get(message_id, {}).get(participant)
+        if delivery is not None and delivery.queued:
+            self.apply(events.MessageReceived(message_id, participant, self._now_s()))
+
+    def receive_messages(
+        self,
+        channel_id: int | None,
+        participant: str,
+        filter: MessageFilter | None = None,
+        peek: bool = False,
+    ) -> list[Message]:
+        """What ``participant`` has not received yet, oldest first inside a priority.
+
+        ``channel_id`` None: of every channel it takes part in. What is returned counts as
+        received, unless ``peek``. A message past its ttl is not returned, and expires.
+        Errors: ChannelNotFound; NotParticipant; those of ``query_messages``.
+        """
+        if channel_id is not None:
+            channel = self.get_channel(channel_id)
+            if not self.takes_part(channel_id, participant):
+                raise NotParticipant(f"{participant} does not take part in channel {channel.name}")
+        waiting = [
+            self.state.messages[number]
+            for number in self.state.queues.get(participant, ())
+            if channel_id in (None, self.state.messages[number].channel_id)
+        ]
+        fresh = [message for message in waiting if not self._expire(message, participant)]
+        if filter is not None:
+            wanted = {message.id for message in select(fresh, filter).messages}
+            fresh = [message for message in fresh if message.id in wanted]
+        fresh.sort(key=self._delivery_order)
+        if not peek:
+            for message in fresh:
+                self.receive(message.id, participant)
+        return [self.state.messages[message.id] for message in fresh]
+
+    def _expire(self, message: Message, participant: str) -> bool:
+        """True when the message's ttl has passed; its delivery is over then."""
+        if message.ttl is None or self._now_ns() < (message.created_at + message.ttl) * NS_PER_S:
+            return False
+        self.move_deliveries(message.id, [participant], DeliveryState.EXPIRED)
+        return True
+
+    def _delivery_order(self, message: Message) -> tuple[int, int, int]:
+        """Priority where the channel heeds it, then first come, first served."""
+        heeds = self.state.channels[message.channel_id].config.priority_ordering
+        priority = message.priority if heeds else Priority.NORMAL
+        return (priority, message.created_at, message.id)
+
+    def query_messages(self, filter: MessageFilter | None = None) -> QueryResult:
+        """Messages by every given criterion, newest first by default; dead letters included.
+
+        Errors: ValidationFailed for a pattern that is none; QueryTimeout.
+        """
+        wanted = filter or MessageFilter()
+        live = [self.state.messages[number] for number in self.state.index.candidates(wanted)]
+        archived = self.state.archive if wanted.include_archived else ()
+        return select([*live, *self.state.dead_letters.values(), *archived], wanted)
+
+    def search(self, pattern: str, limit: int = 100) -> list[Message]:
+        """Messages whose content matches a regular expression, newest first."""
+        wanted = MessageFilter(content_pattern=pattern, limit=limit, include_archived=True)
+        return self.query_messages(wanted).messages
+
+    def get_thread(self, correlation_id: str) -> list[Message]:
+        """The messages of a thread, oldest first, archived ones included."""
+        live = [
+            self.state.messages[number]
+            for number in self.state.index.thread.get(correlation_id, ())
+        ]
+        archived = [m for m in self.state.archive if m.correlation_id == correlation_id]
+        return sorted([*archived, *live], key=lambda message: message.id)
+
+    def __len__(self) -> int:
+        return len(self.state.messages)
+
+
+def owes_ack(channel: Channel, message_type: MessageType, metadata: Metadata | None) -> bool:
+    """True when a message like this is to be acknowledged by its recipients."""
+    if message_type is MessageType.ACKNOWLEDGMENT:
+        return False
+    asked = (metadata or {}).get("delivery", "at-most-once")
+    return (
+        message_type in (MessageType.COMMAND, MessageType.QUERY)
+        or channel.config.delivery is not DeliveryMode.AT_MOST_ONCE
+        or asked != "at-most-once"
+    )
