@@ -1,0 +1,106 @@
+"""A CommStore that writes itself: opened, flushed by its policy, locked, killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relay.comm import ChannelType, CommStore, FlushPolicy, MessageType
+from relay.errors import FormatError, RelayError, StoreLocked
+from tests.fakes import FakeClock
+from tests.procs import environment, until
+
+
+def count(path: Path) -> int:
+    """Messages in the file, as a reader sees them: readers need no lock."""
+    from relay.comm import acomm
+
+    return len(acomm.read(str(path)).messages)
+
+
+def test_what_was_sent_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
+    path = str(tmp_path / "project.acomm")
+    with CommStore.create(path) as store:
+        channel = store.create_channel("c", ChannelType.GROUP, "a")
+        store.join_channel(channel.id, "b")
+        store.send_message(channel.id, "a", MessageType.TEXT, "hello")
+    with CommStore.open(path) as store:
+        assert [m.content for m in store.receive_messages(None, "b")] == [b"hello"]
+    with CommStore.open(path) as store:
+        assert store.receive_messages(None, "b") == []
+    with pytest.raises(RelayError, match="exists already"):
+        CommStore.create(path)
+
+
+def test_batches_of_a_hundred_or_five_seconds(tmp_path: Path) -> None:
+    path = tmp_path / "s.acomm"
+    clock = FakeClock()
+    store = CommStore.open(str(path), clock=clock)
+    channel = store.create_channel("c", ChannelType.GROUP, "a")
+    for number in range(99):
+        store.send_message(channel.id, "a", MessageType.TEXT, f"{number}")
+    assert count(path) == 0
+    store.send_message(channel.id, "a", MessageType.TEXT, "the hundredth")
+    assert count(path) == 100
+    store.send_message(channel.id, "a", MessageType.TEXT, "one more")
+    clock.advance(5)
+    store.join_channel(channel.id, "b")
+    assert count(path) == 101
+    store.close()
+
+
+@pytest.mark.parametrize(("policy", "written"), [(FlushPolicy(1), 3), (FlushPolicy(None, None), 0)])
+def test_immediate_and_manual(tmp_path: Path, policy: FlushPolicy, written: int) -> None:
+    path = tmp_path / "s.acomm"
+    store = CommStore.open(str(path), policy, FakeClock())
+    channel = store.create_channel("c", ChannelType.GROUP, "a")
+    for _ in range(3):
+        store.send_message(channel.id, "a", MessageType.TEXT, "x")
+    assert count(path) == written
+    store.flush()
+    assert count(path) == 3
+    store.close()
+
+
+def test_a_second_writer_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+    path = str(tmp_path / "s.acomm")
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys\nfrom relay.comm import CommStore\n"
+            "store = CommStore.open(sys.argv[1])\nprint('held', flush=True)\nsys.stdin.read()",
+            path,
+        ],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None and holder.stdin is not None
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(StoreLocked, match=f"PID: {holder.pid}, STARTED: .*HOSTNAME: "):
+        CommStore.open(path)
+    holder.kill()
+    holder.wait()
+    holder.stdin.close()
+    holder.stdout.close()
+    until(lambda: CommStore.open(path).close() is None)
+
+
+def test_a_temp_file_left_over_is_removed_by_the_next_writer(tmp_path: Path) -> None:
+    left = tmp_path / "s.acomm.tmp"
+    left.write_bytes(b"half a store")
+    CommStore.open(str(tmp_path / "s.acomm")).close()
+    assert not left.exists()
+
+
+def test_a_damaged_file_is_refused_and_left_and_the_lock_is_free_again(tmp_path: Path) -> None:
+    path = tmp_path / "s.acomm"
+    path.write_bytes(b"ACOMM001" + b"\0" * 300)
+    for _ in range(2):
+        with pytest.raises(FormatError, match="expected"):
+            CommStore.open(str(path))
+    assert path.read_bytes() == b"ACOMM001" + b"\0" * 300

@@ -1,0 +1,242 @@
+"""Overdue acknowledgments, retries, dead letters, exactly once: the guide's rules by the clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from relay.comm.acks import DEAD_LETTER_TOPIC, SYSTEM
+from relay.comm.engine import CommStore
+from relay.comm.model import (
+    ChannelConfig,
+    ChannelType,
+    DeliveryMode,
+    DeliveryState,
+    MessageFilter,
+    MessageStatus,
+    MessageType,
+)
+from relay.errors import MessageNotFound
+from tests.fakes import FakeClock
+
+AT_LEAST_ONCE = ChannelConfig(delivery=DeliveryMode.AT_LEAST_ONCE, ack_timeout=10)
+EXACTLY_ONCE = ChannelConfig(delivery=DeliveryMode.EXACTLY_ONCE, ack_timeout=10)
+
+
+class Scene:
+    """A lead and a worker in a group, and a clock to turn."""
+
+    def __init__(self, config: ChannelConfig) -> None:
+        self.clock = FakeClock()
+        self.store = CommStore(self.clock)
+        self.channel = self.store.create_channel("c", ChannelType.GROUP, "lead", config)
+        self.store.join_channel(self.channel.id, "worker")
+
+    def send(self, text: str = "work", **fields: object) -> int:
+        """A text from the lead; its number."""
+        return self.store.send_message(self.channel.id, "lead", MessageType.TEXT, text, **fields).id
+
+    def after(self, seconds: float) -> list[tuple[str, int]]:
+        """Time goes on; (recipient, attempt) of what was delivered again."""
+        self.clock.advance(seconds)
+        return [(again.recipient, again.attempt) for again in self.store.tick()]
+
+    def state(self, message_id: int, recipient: str = "worker") -> DeliveryState:
+        """Where a delivery stands."""
+        return self.store.state.deliveries[message_id][recipient].state
+
+    def reopened(self) -> None:
+        """Written, and loaded again."""
+        self.store = CommStore.load(self.clock, self.store.snapshot().file())
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """At least once, ack timeout 10 s, three retries from 1 s on."""
+    return Scene(AT_LEAST_ONCE)
+
+
+def test_the_backoff_schedule_of_the_guide(scene: Scene) -> None:
+    sent = scene.send()
+    assert scene.after(9.9) == []
+    assert scene.after(0.2) == []  # overdue: waits 1 s
+    assert scene.state(sent) is DeliveryState.WAITING
+    assert scene.after(0.9) == []
+    assert scene.after(0.2) == [("worker", 2)]
+    assert scene.after(10.1) == []  # overdue: waits 2 s
+    assert scene.after(1.9) == []
+    assert scene.after(0.2) == [("worker", 3)]
+    assert scene.after(10.1) == []  # overdue: waits 4 s
+    assert scene.after(3.8) == []
+    assert scene.after(0.3) == [("worker", 4)]
+    assert scene.store.dead_letters() == []
+    assert scene.after(10.1) == []  # dead after the next ack timeout
+    (letter,) = scene.store.dead_letters()
+    assert letter.message.id == sent
+    assert letter.message.status is MessageStatus.DEAD_LETTER
+    assert letter.message.retry_count == 3
+    assert letter.recipients == ("worker",)
+    assert letter.last_error == "no acknowledgment within 10 s, 4 attempts"
+    assert letter.dead_lettered_at == scene.clock.now_ns() // 10**9
+    assert scene.after(1000) == []
+
+
+def test_an_ack_stops_the_timer(scene: Scene) -> None:
+    sent = scene.send()
+    scene.store.receive_messages(None, "worker")
+    scene.store.acknowledge_message(sent, "worker", "received")
+    assert scene.after(1000) == []
+    assert scene.state(sent) is DeliveryState.ACKNOWLEDGED
+    assert scene.store.next_due_ms() is None
+
+
+def test_a_message_delivered_again_is_received_again(scene: Scene) -> None:
+    sent = scene.send()
+    assert [m.id for m in scene.store.receive_messages(None, "worker")] == [sent]
+    scene.after(10.1)
+    assert scene.after(1.1) == [("worker", 2)]
+    assert [m.retry_count for m in scene.store.receive_messages(None, "worker")] == [1]
+
+
+def test_one_waiting_for_its_next_attempt_can_be_received_and_acked(scene: Scene) -> None:
+    sent = scene.send()
+    scene.after(10.1)
+    assert scene.state(sent) is DeliveryState.WAITING
+    assert [m.id for m in scene.store.receive_messages(None, "worker")] == [sent]
+    assert scene.store.receive_messages(None, "worker") == []
+    scene.store.acknowledge_message(sent, "worker", "completed")
+    assert scene.after(100) == []
+
+
+def test_timers_are_kept_per_recipient(scene: Scene) -> None:
+    scene.store.join_channel(scene.channel.id, "other")
+    sent = scene.send()
+    scene.store.acknowledge_message(sent, "worker", "received")
+    scene.after(10.1)
+    assert scene.after(1.1) == [("other", 2)]
+    for _ in range(6):
+        scene.after(15)
+    (letter,) = scene.store.dead_letters()
+    assert letter.recipients == ("other",)
+    kept = scene.store.get_message(sent)  # worker has it: the message itself is not dead
+    assert kept is not None and kept.status is not MessageStatus.DEAD_LETTER
+
+
+def test_timers_survive_a_restart(scene: Scene) -> None:
+    scene.send()
+    scene.reopened()
+    scene.after(10.1)
+    scene.reopened()
+    assert scene.after(1.1) == [("worker", 2)]
+
+
+def test_the_sender_and_subscribers_hear_of_a_dead_letter(scene: Scene) -> None:
+    system = scene.store.create_channel(SYSTEM, ChannelType.PUB_SUB, SYSTEM)
+    scene.store.subscribe(system.id, "watcher", "_system.message.#")
+    scene.send()
+    for _ in range(8):
+        scene.after(15)
+    for listener in ("lead", "watcher"):
+        (notice,) = scene.store.receive_messages(None, listener)
+        assert notice.topic == DEAD_LETTER_TOPIC
+        assert b"is dead: no acknowledgment within 10 s" in notice.content
+
+
+def test_dead_letters_are_found_by_status(scene: Scene) -> None:
+    sent = scene.send()
+    for _ in range(8):
+        scene.after(15)
+    found = scene.store.query_messages(MessageFilter(status=(MessageStatus.DEAD_LETTER,)))
+    assert [m.id for m in found.messages] == [sent]
+
+
+def test_a_replayed_dead_letter_begins_anew(scene: Scene) -> None:
+    sent = scene.send()
+    for _ in range(8):
+        scene.after(15)
+    scene.store.receive_messages(None, "worker")
+    replayed = scene.store.replay_dead_letter(sent)
+    assert replayed.status is MessageStatus.DELIVERED
+    assert replayed.retry_count == 0
+    assert scene.store.dead_letters() == []
+    assert [m.id for m in scene.store.receive_messages(None, "worker")] == [sent]
+    scene.after(10.1)
+    assert scene.after(1.1) == [("worker", 2)]
+
+
+def test_discard_and_purge(scene: Scene) -> None:
+    first = scene.send()
+    for _ in range(8):
+        scene.after(15)
+    second = scene.send()
+    for _ in range(8):
+        scene.after(15)
+    assert scene.store.purge_dead_letters(older_than_s=100) == 1
+    assert [letter.message.id for letter in scene.store.dead_letters()] == [second]
+    scene.store.discard_dead_letter(second)
+    assert scene.store.dead_letters() == []
+    with pytest.raises(MessageNotFound, match="no dead letter"):
+        scene.store.replay_dead_letter(first)
+    scene.reopened()
+    assert scene.send() > second  # numbers are never used twice, also after a purge
+
+
+def test_exactly_once_is_not_delivered_again(scene: Scene) -> None:
+    scene = Scene(EXACTLY_ONCE)
+    sent = scene.send()
+    assert len(scene.store.receive_messages(None, "worker")) == 1
+    scene.after(10.1)
+    assert scene.after(1.1) == []  # the attempt counts, and delivers nothing
+    assert scene.store.receive_messages(None, "worker") == []
+    assert scene.state(sent) is DeliveryState.RECEIVED
+    scene.reopened()  # the set survives
+    assert len(scene.store.state.duplicates) == 1
+    scene.after(9)  # 20 s after the delivery it has expired
+    assert scene.store.state.duplicates == {}
+
+
+def test_a_replay_is_not_stopped_by_exactly_once() -> None:
+    scene = Scene(EXACTLY_ONCE)
+    sent = scene.send()
+    scene.store.receive_messages(None, "worker")
+    for _ in range(8):
+        scene.after(15)
+    scene.store.replay_dead_letter(sent)
+    assert [m.id for m in scene.store.receive_messages(None, "worker")] == [sent]
+
+
+def test_a_message_past_its_ttl_is_not_tried_again(scene: Scene) -> None:
+    sent = scene.send(ttl=5)
+    scene.after(10.1)
+    assert scene.state(sent) is DeliveryState.EXPIRED
+    assert scene.store.dead_letters() == []
+
+
+def test_at_most_once_has_no_timer() -> None:
+    scene = Scene(ChannelConfig())
+    scene.send()
+    assert scene.store.next_due_ms() is None
+
+
+def test_a_command_has_one_in_any_channel() -> None:
+    scene = Scene(ChannelConfig())
+    scene.store.send_message(scene.channel.id, "lead", MessageType.COMMAND, "do it")
+    scene.after(60.1)  # the default ack timeout
+    assert scene.after(1.1) == [("worker", 2)]
+
+
+def test_events_replayed_give_the_same_store(scene: Scene) -> None:
+    applied = []
+    original = scene.store.state.apply
+    scene.store.state.apply = lambda event: (applied.append(event), original(event))  # type: ignore[method-assign,func-returns-value]
+    before = scene.store.snapshot().file()
+    sent = scene.send()
+    scene.after(10.1)
+    scene.after(1.1)
+    for _ in range(8):
+        scene.after(15)
+    scene.store.replay_dead_letter(sent)
+    scene.store.receive_messages(None, "worker")
+    replica = CommStore.load(scene.clock, before)
+    for event in applied:
+        replica.apply(event)
+    assert replica.snapshot().file() == scene.store.snapshot().file()
