@@ -78,8 +78,8 @@ def test_made_again_it_is_completed_and_its_configuration_stays(root: Path) -> N
     (root / "config.json").chmod(0o644)
     root.chmod(0o755)
     with Home.create(str(root), encode(Config())) as home:
-        assert decode(home.read_config()).lead == "ann"
         assert home.secure() == []
+        assert decode(home.read_config()).lead == "ann"
     assert sorted(tree(root)) == TREE
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
 
@@ -223,6 +223,21 @@ def test_a_link_in_an_agents_tree_is_refused(
     with pytest.raises(UnsafePath):
         home.make_agent("alice")
     assert tree(outside) == before
+
+
+def test_what_is_broken_below_an_agent_is_told_and_the_rest_is_made(home: Home, root: Path) -> None:
+    (root / "agents/bob").mkdir()
+    (root / "agents/bob/inbox").write_bytes(b"mine")
+    problems = home.complete_agent("bob")
+    assert len(problems) == 3 and all(isinstance(one, UnsafePath) for one in problems)
+    assert (root / "agents/bob/outbox/.pending").is_dir()
+    assert home.complete_agent("alice") == []
+
+
+def test_an_agent_that_is_a_link_is_none(home: Home, root: Path, tmp_path: Path) -> None:
+    (root / "agents/bob").symlink_to(tmp_path)
+    with pytest.raises(UnsafePath):
+        home.complete_agent("bob")
 
 
 @pytest.mark.parametrize("part", ["", "outbox", "inbox", "inbox/.pending"])

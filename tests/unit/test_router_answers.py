@@ -297,6 +297,10 @@ def test_a_message_to_everybody_is_a_broadcast() -> None:
     assert fields("TO: *\nKIND: query\n\nhi").message_type is MessageType.QUERY
 
 
+def test_what_is_not_given_is_not_kept() -> None:
+    assert fields("TO: bob\nPRIORITY: 1\n\nhi").metadata.keys() == {"relay_id", "to", "created_ns"}
+
+
 def test_a_thread_that_is_a_uuid_stays_one() -> None:
     found = fields(f"TO: bob\nTHREAD: {UUID}\n\nhi")
     assert (found.correlation_id, found.metadata["thread"]) == (UUID, UUID)
