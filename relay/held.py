@@ -83,10 +83,11 @@ class HeldMail:
                     self._ledger.expire(row.message_id, recipient)
                 else:
                     self._ledger.bounce(row.message_id, recipient, text)
-        for row, recipient, _, _ in ended:
+        for row, recipient, expired, _ in ended:
             stored = self._store.by_relay_id(row.message_id)
             if stored is not None:
-                self._store.move_deliveries(stored.id, [recipient], DeliveryState.BOUNCED)
+                state = DeliveryState.EXPIRED if expired else DeliveryState.BOUNCED
+                self._store.move_deliveries(stored.id, [recipient], state)
 
     def _try(self, dirs: Dirs, held: Delivery, row: Row, now: int) -> None:
         reason = self._deliver(dirs, held, row)

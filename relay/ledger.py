@@ -184,9 +184,9 @@ class Ledger:
     def archive(self, moved: Iterable[tuple[str, str | None]]) -> None:
         """Note (message id, path in the archive; None: the file is gone) of completed rows."""
         self._db.executemany(
-            "UPDATE messages SET status = 'archived', file_path = coalesce(?2, file_path) "
-            "WHERE message_id = ?1 AND status = 'completed'",
-            list(moved),
+            "UPDATE messages SET status = 'archived', file_path = coalesce(?, file_path) "
+            "WHERE message_id = ? AND status = 'completed'",
+            [(path, message_id) for message_id, path in moved],
         )
 
     def archive_own(self, message_ids: Iterable[str]) -> None:
@@ -196,15 +196,16 @@ class Ledger:
     def fail(self, failures: Iterable[tuple[str, str]], now_ns: int) -> None:
         """Mark (message id, reason) as failed."""
         self._db.executemany(
-            f"UPDATE messages SET status = 'failed', last_error = ?2, processed_at = {now_ns:d} "
-            "WHERE message_id = ?1 AND status IN ('pending', 'processing')",
-            list(failures),
+            f"UPDATE messages SET status = 'failed', last_error = ?, processed_at = {now_ns:d} "
+            "WHERE message_id = ? AND status IN ('pending', 'processing')",
+            [(reason, message_id) for message_id, reason in failures],
         )
 
     def set_path(self, moved: Iterable[tuple[str, str]]) -> None:
         """Note (message id, path) of files that were moved without a change of status."""
         self._db.executemany(
-            "UPDATE messages SET file_path = ?2 WHERE message_id = ?1", list(moved)
+            "UPDATE messages SET file_path = ? WHERE message_id = ?",
+            [(path, message_id) for message_id, path in moved],
         )
 
     def postpone(self, message_id: str, reason: str) -> int:
@@ -251,10 +252,10 @@ class Ledger:
     def hold(self, held: Iterable[tuple[str, str, str, int]]) -> None:
         """(message id, recipient, error, due_at): tried again at due_at."""
         self._db.executemany(
-            "UPDATE deliveries SET state = 'held', last_error = ?3, due_at = ?4, "
+            "UPDATE deliveries SET state = 'held', last_error = ?, due_at = ?, "
             "attempt = attempt + 1 "
-            "WHERE message_id = ?1 AND recipient = ?2 AND state IN ('staged', 'held')",
-            list(held),
+            "WHERE message_id = ? AND recipient = ? AND state IN ('staged', 'held')",
+            [(reason, due, message_id, who) for message_id, who, reason, due in held],
         )
 
     def expire(self, message_id: str, recipient: str) -> None:
@@ -277,9 +278,9 @@ class Ledger:
         """An ack arrived; a later one replaces the status of an earlier one."""
         self._db.execute(
             "UPDATE deliveries SET state = 'acked', acked_at = ?, ack_status = ?, "
-            "read_at = coalesce(read_at, ?1) WHERE message_id = ? AND recipient = ? "
+            "read_at = coalesce(read_at, ?) WHERE message_id = ? AND recipient = ? "
             "AND state IN ('written', 'read', 'acked')",
-            (now_ns, status, message_id, recipient),
+            (now_ns, status, now_ns, message_id, recipient),
         )
 
     def deliveries(self, message_ids: Iterable[str]) -> dict[str, dict[str, Delivery]]:
@@ -374,8 +375,8 @@ class Ledger:
     def register(self, name: str, now_ns: int, pid: int | None = None) -> None:
         """Add an agent, or make a known one active again."""
         self._db.execute(
-            "INSERT INTO agents (name, registered_at, pid) VALUES (?1, ?2, ?3) ON CONFLICT (name) "
-            "DO UPDATE SET status = 'active', pid = coalesce(?3, pid)",
+            "INSERT INTO agents (name, registered_at, pid) VALUES (?, ?, ?) ON CONFLICT (name) "
+            "DO UPDATE SET status = 'active', pid = coalesce(excluded.pid, pid)",
             (name, now_ns, pid),
         )
 
@@ -411,8 +412,8 @@ class Ledger:
     def set_state(self, key: str, value: str, now_ns: int) -> None:
         """Set a value of ``orchestrator_state``."""
         self._db.execute(
-            "INSERT INTO orchestrator_state VALUES (?1, ?2, ?3) ON CONFLICT (key) "
-            "DO UPDATE SET value = ?2, updated_at = ?3",
+            "INSERT INTO orchestrator_state VALUES (?, ?, ?) ON CONFLICT (key) "
+            "DO UPDATE SET value = excluded.value, updated_at = excluded.updated_at",
             (key, value, now_ns),
         )
 

@@ -43,8 +43,8 @@ def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
     if not message_id or not message_id.isascii():
         raise NotFound(f"{message_id!a} is no message id", hint="it is the file name without .msg")
     found = db.execute(
-        "SELECT * FROM messages WHERE message_id >= ?1 AND message_id < ?1 || 'g' LIMIT 2",
-        (message_id,),
+        "SELECT * FROM messages WHERE message_id >= ? AND message_id < ? || 'g' LIMIT 2",
+        (message_id, message_id),
     ).fetchall()
     if not found:
         return _rejected(db, message_id)

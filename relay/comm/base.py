@@ -17,6 +17,8 @@ class StoreBase:
         self._clock = clock
         self.state = state or State(self._now_s())
         self.ack_timeout_s = 60  # where neither message nor channel says otherwise
+        # False: its owner calls no tick, so no delivery gets a time at which it is overdue.
+        self.keeps_time = True
 
     @property
     def created_at(self) -> int:

@@ -33,9 +33,11 @@ class ReceiveCommands(StoreBase):
         message = self.state.messages.get(message_id)
         if message is not None:
             reached = list(recipients)
-            due_ms = self._ack_due_ms(message) if self.expects_ack(message) else 0
+            owes = self.keeps_time and self.expects_ack(message)
+            due_ms = self._ack_due_ms(message) if owes else 0
             self.move_deliveries(message_id, reached, DeliveryState.DELIVERED, due_ms)
-            self._note_exactly_once(message, reached)
+            if owes:
+                self._note_exactly_once(message, reached)
 
     def _config(self, message: Message) -> ChannelConfig:
         return self.state.channels[message.channel_id].config
