@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+import msgspec
+
 from relay.comm import topics
 from relay.comm.model import (
     Channel,
@@ -28,6 +30,14 @@ MAX_METADATA_KEY = 128  # characters
 MAX_METADATA_BYTES = 4096  # of one text
 PARTICIPANT_ID = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 UUID4 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.I)
+_MOST = 2**32 - 1  # what a file has room for
+_CONFIG_NUMBERS = {
+    "max_message_size": (1, MAX_CONTENT_BYTES),
+    "max_participants": (1, _MOST),
+    "ack_timeout": (1, _MOST),
+    "max_retries": (0, _MOST),
+    "retry_backoff_ms": (0, _MOST),
+}
 ANSWERS = frozenset({MessageType.RESPONSE, MessageType.ACKNOWLEDGMENT})
 
 
@@ -51,19 +61,19 @@ def check_channel_name(name: str) -> None:
 
 def check_config(config: ChannelConfig) -> ChannelConfig:
     """The settings themselves, when every value is one that a channel can have."""
-    for field, least in (
-        ("max_message_size", 1),
-        ("max_participants", 1),
-        ("ack_timeout", 1),
-        ("max_retries", 0),
-        ("retry_backoff_ms", 0),
-    ):
-        value = getattr(config, field)
-        if value is not None and (not isinstance(value, int) or value < least):
-            raise ValidationFailed(field, f"{value!r} is not a number from {least}")
-    if config.max_message_size > MAX_CONTENT_BYTES:
-        raise ValidationFailed("max_message_size", f"at most {MAX_CONTENT_BYTES} bytes")
-    return config
+    values = {}
+    for field in msgspec.structs.fields(ChannelConfig):
+        value = getattr(config, field.name)
+        try:
+            values[field.name] = msgspec.convert(value, field.type)  # a number is its enum
+        except msgspec.ValidationError as exc:
+            raise ValidationFailed(field.name, f"{value!r}: {exc}") from None
+        least, most = _CONFIG_NUMBERS.get(field.name, (0, None))
+        if most is not None and value is not None and not least <= value <= most:
+            raise ValidationFailed(field.name, f"{value!r} is not a number from {least} to {most}")
+    if not 0 <= config.retention.amount < 2**64:
+        raise ValidationFailed("retention", f"{config.retention.amount} does not fit 64 bits")
+    return ChannelConfig(**values)
 
 
 def content_bytes(content: str | bytes) -> bytes:
@@ -129,6 +139,8 @@ def check_message(
         raise ValidationFailed("topic", f"channel {channel.name} needs a TOPIC")
     if ttl is not None and ttl <= 0:
         raise ValidationFailed("ttl", "must be above 0")
+    if ttl is not None and ttl >= 2**64:
+        raise ValidationFailed("ttl", f"{ttl} does not fit 64 bits")
 
 
 def _check_channel(
