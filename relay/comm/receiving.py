@@ -21,7 +21,7 @@ from relay.comm.model import (
     Metadata,
     Priority,
 )
-from relay.comm.query import QueryResult, select
+from relay.comm.query import QueryResult, check_filter, select
 from relay.errors import NotParticipant
 
 
@@ -35,9 +35,9 @@ class ReceiveCommands(StoreBase):
             reached = list(recipients)
             owes = self.keeps_time and self.expects_ack(message)
             due_ms = self._ack_due_ms(message) if owes else 0
-            self.move_deliveries(message_id, reached, DeliveryState.DELIVERED, due_ms)
+            moved = self.move_deliveries(message_id, reached, DeliveryState.DELIVERED, due_ms)
             if owes:
-                self._note_exactly_once(message, reached)
+                self._note_exactly_once(message, moved)
 
     def _config(self, message: Message) -> ChannelConfig:
         return self.state.channels[message.channel_id].config
@@ -46,7 +46,7 @@ class ReceiveCommands(StoreBase):
         """What the message asks for, else its channel, else the default."""
         asked_ms = (message.metadata or {}).get("await_ms")
         if isinstance(asked_ms, int) and asked_ms > 0:
-            return asked_ms
+            return min(asked_ms, _LONGEST_MS)
         return (self._config(message).ack_timeout or self.ack_timeout_s) * 1000
 
     def _ack_due_ms(self, message: Message) -> int:
@@ -65,10 +65,11 @@ class ReceiveCommands(StoreBase):
 
     def move_deliveries(
         self, message_id: int, recipients: Iterable[str], state: DeliveryState, due_ms: int = 0
-    ) -> None:
-        """Note what became of these recipients' deliveries; the same again changes nothing.
+    ) -> tuple[str, ...]:
+        """Note what became of these recipients' deliveries; whose moved.
 
-        Nothing moves back: what is acknowledged was delivered, whatever is noted later.
+        The same again changes nothing, and nothing moves back: what is acknowledged was
+        delivered, whatever is noted later.
         """
         known = self.state.deliveries.get(message_id, {})
         moved = tuple(
@@ -80,6 +81,7 @@ class ReceiveCommands(StoreBase):
         )
         if moved:
             self.apply(events.DeliveriesMoved(message_id, moved, state, self._now_s(), due_ms))
+        return moved
 
     def is_answered(self, message_id: int, recipient: str) -> bool:
         """True once ``recipient`` has acknowledged the message, or answered it."""
@@ -141,10 +143,13 @@ class ReceiveCommands(StoreBase):
             channel = self.get_channel(channel_id)
             if not self.takes_part(channel_id, participant):
                 raise NotParticipant(f"{participant} does not take part in channel {channel.name}")
+        if filter is not None:
+            check_filter(filter)
         waiting = [
-            self.state.messages[number]
+            message
             for number in self.state.queues.get(participant, ())
-            if channel_id in (None, self.state.messages[number].channel_id)
+            if (message := self.state.messages.get(number)) is not None
+            and channel_id in (None, message.channel_id)
         ]
         fresh = [message for message in waiting if not self._expire(message, participant)]
         if filter is not None:
@@ -195,6 +200,9 @@ class ReceiveCommands(StoreBase):
 
     def __len__(self) -> int:
         return len(self.state.messages)
+
+
+_LONGEST_MS = 2**53  # beyond any wait, and twice of it from now is a time that a file holds
 
 
 def owes_ack(channel: Channel, message_type: MessageType, metadata: Metadata | None) -> bool:

@@ -73,6 +73,7 @@ class SendCommands(ReceiveCommands):
             channel, self.takes_part(channel_id, sender), sender, message_type, body, topic, ttl
         )
         validation.check_metadata(metadata)
+        metadata = None if metadata is None else dict(metadata)  # the caller keeps its own
         validation.check_correlation(
             message_type,
             correlation_id,

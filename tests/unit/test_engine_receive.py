@@ -1,0 +1,248 @@
+"""Receiving: what is new to a participant, by channel and filter; queues across a restart."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from relay.comm import acomm
+from relay.comm.engine import CommStore
+from relay.comm.model import (
+    Channel,
+    ChannelType,
+    DeliveryState,
+    MessageFilter,
+    MessageType,
+    Priority,
+)
+from relay.errors import ChannelNotFound, NotParticipant, ValidationFailed
+from tests.fakes import FakeClock
+from tests.unit.comm_support import (
+    AT_LEAST_ONCE,
+    EXACTLY_ONCE,
+    NOW_S,
+    channel_of,
+    send,
+    standing,
+)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(NOW_S * 10**9)
+
+
+@pytest.fixture
+def store(clock: FakeClock) -> CommStore:
+    return CommStore(clock)
+
+
+def group(store: CommStore, name: str = "c", **config: object) -> Channel:
+    return channel_of(store, ChannelType.GROUP, "lead", "worker", name=name, **config)
+
+
+def texts(
+    store: CommStore,
+    channel_id: int | None = None,
+    filter: MessageFilter | None = None,
+    peek: bool = False,
+) -> list[str]:
+    """What the worker receives."""
+    found = store.receive_messages(channel_id, "worker", filter, peek)
+    return [message.content.decode() for message in found]
+
+
+def reopened(store: CommStore, clock: FakeClock) -> CommStore:
+    """Through the bytes of a file, and the same store."""
+    snapshot = store.snapshot()
+    opened = CommStore.load(clock, acomm.decode(acomm.encode(snapshot.file())))
+    assert opened.snapshot() == snapshot
+    return opened
+
+
+# -- which channel -------------------------------------------------------------------------
+
+
+def test_of_one_channel_or_of_all(store: CommStore) -> None:
+    one, two = group(store, "one"), group(store, "two")
+    for channel, text in ((one, "1a"), (two, "2a"), (one, "1b")):
+        send(store, channel, "lead", content=text)
+    assert texts(store, one.id) == ["1a", "1b"]
+    assert texts(store) == ["2a"]
+    assert texts(store) == []
+
+
+def test_a_channel_is_for_who_takes_part(store: CommStore) -> None:
+    channel = group(store)
+    send(store, channel, "lead", content="hi")
+    with pytest.raises(NotParticipant, match="eve does not take part in channel c"):
+        store.receive_messages(channel.id, "eve")
+    with pytest.raises(ChannelNotFound, match="7"):
+        store.receive_messages(7, "worker")
+    assert store.receive_messages(None, "eve") == []
+    store.leave_channel(channel.id, "worker")
+    with pytest.raises(NotParticipant):
+        store.receive_messages(channel.id, "worker")
+
+
+def test_the_sender_does_not_receive_its_own(store: CommStore) -> None:
+    send(store, group(store), "lead")
+    assert store.receive_messages(None, "lead") == []
+
+
+# -- a filter ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (MessageFilter(), ["go", "stop", "deploy"]),
+        (MessageFilter(sender="lead"), ["go", "deploy"]),
+        (MessageFilter(sender="nobody"), []),
+        (MessageFilter(message_types=(MessageType.COMMAND,)), ["deploy"]),
+        (MessageFilter(priority=(Priority.HIGH,)), ["go"]),
+        (MessageFilter(topic_pattern="build.*"), ["stop"]),
+        (MessageFilter(content_pattern="^(go|dep)"), ["go", "deploy"]),
+        (MessageFilter(sender="lead", content_pattern="o$"), ["go"]),
+        (MessageFilter(channel_ids=(2,)), []),
+        (MessageFilter(after=NOW_S), ["deploy"]),
+        (MessageFilter(before=NOW_S + 1), ["go", "stop"]),
+    ],
+)
+def test_a_filter_takes_what_it_names_and_leaves_the_rest(
+    store: CommStore, clock: FakeClock, wanted: MessageFilter, found: list[str]
+) -> None:
+    channel = group(store)
+    store.join_channel(channel.id, "other")
+    send(store, channel, "lead", content="go", priority=Priority.HIGH)
+    send(store, channel, "other", content="stop", topic="build.ok")
+    clock.advance(1)
+    send(store, channel, "lead", MessageType.COMMAND, "deploy")
+    assert texts(store, filter=wanted, peek=True) == found
+    assert texts(store, channel.id, wanted) == found
+    assert texts(store) == [text for text in ("go", "stop", "deploy") if text not in found]
+
+
+@pytest.mark.parametrize(
+    ("bad", "field"),
+    [
+        (MessageFilter(content_pattern="("), "content_pattern"),
+        (MessageFilter(topic_pattern="a..b"), "topic_pattern"),
+    ],
+)
+def test_a_bad_filter_changes_nothing_not_even_what_has_expired(
+    store: CommStore, clock: FakeClock, bad: MessageFilter, field: str
+) -> None:
+    send(store, group(store), "lead", ttl=1)
+    clock.advance(2)
+    before = store.snapshot()
+    with pytest.raises(ValidationFailed) as caught:
+        store.receive_messages(None, "worker", bad)
+    assert caught.value.field == field
+    assert store.snapshot() == before
+
+
+# -- peeking, and what is over -------------------------------------------------------------
+
+
+def test_peeking_is_no_event(store: CommStore) -> None:
+    number = send(store, group(store), "lead", content="hi").id
+    before = store.snapshot()
+    assert texts(store, peek=True) == texts(store, peek=True) == ["hi"]
+    assert store.snapshot() == before
+    assert texts(store) == ["hi"]
+    assert standing(store, number) == {"worker": DeliveryState.RECEIVED}
+
+
+def test_the_ttl_passes_for_who_has_not_received(store: CommStore, clock: FakeClock) -> None:
+    channel = group(store)
+    store.join_channel(channel.id, "late")
+    number = send(store, channel, "lead", content="hi", ttl=10).id
+    clock.advance(9.999)
+    assert texts(store) == ["hi"]
+    clock.advance(0.001)
+    assert store.receive_messages(None, "late") == []
+    assert standing(store, number) == {
+        "worker": DeliveryState.RECEIVED,
+        "late": DeliveryState.EXPIRED,
+    }
+
+
+def test_what_was_accepted_and_not_delivered_is_not_received(store: CommStore) -> None:
+    channel = group(store)
+    number = store.accept(channel.id, "lead", MessageType.TEXT, "hi").id
+    assert texts(store) == []
+    store.deliver(number, ["worker"])
+    assert texts(store) == ["hi"]
+
+
+def test_delivering_again_or_to_a_stranger_is_no_event(store: CommStore) -> None:
+    number = send(store, group(store, delivery=EXACTLY_ONCE), "lead").id
+    before = store.snapshot()
+    store.deliver(number, ["worker", "stranger"])
+    assert store.snapshot() == before
+    assert [key[1:] for key in before.state.duplicates] == [(number, "worker")]
+
+
+def test_the_senders_metadata_stays_its_own(store: CommStore) -> None:
+    metadata: dict[str, str | int | float | bool | None] = {"k": 1}
+    number = send(store, group(store), "lead", metadata=metadata).id
+    metadata["k"] = 2
+    kept = store.get_message(number)
+    assert kept is not None and kept.metadata == {"k": 1}
+
+
+# -- across a restart ----------------------------------------------------------------------
+
+
+def test_a_queue_holds_what_was_delivered_and_not_received(
+    store: CommStore, clock: FakeClock
+) -> None:
+    channel = group(store)
+    send(store, channel, "lead", content="taken")
+    assert texts(store) == ["taken"]
+    send(store, channel, "lead", content="new")
+    store.accept(channel.id, "lead", MessageType.TEXT, "not there yet")
+    opened = reopened(store, clock)
+    assert texts(opened) == texts(store) == ["new"]
+    assert texts(reopened(opened, clock)) == []
+
+
+@pytest.mark.parametrize("delivery", [AT_LEAST_ONCE, EXACTLY_ONCE])
+@pytest.mark.parametrize("received", [False, True])
+def test_one_that_waits_is_received_exactly_when_it_was_not(
+    store: CommStore, clock: FakeClock, delivery: int, received: bool
+) -> None:
+    number = send(store, group(store, delivery=delivery, ack_timeout=10), "lead").id
+    if received:
+        assert texts(store) == ["hi"]
+    clock.advance(10.1)
+    store.tick()
+    assert standing(store, number) == {"worker": DeliveryState.WAITING}
+    opened = reopened(store, clock)
+    expected = [] if received else ["hi"]
+    assert texts(opened, peek=True) == texts(store, peek=True) == expected
+    clock.advance(1.1)
+    assert [r.attempt for r in opened.tick()] == [r.attempt for r in store.tick()]
+    assert opened.snapshot() == store.snapshot()
+    assert texts(opened) == texts(store)
+
+
+def test_a_delivery_of_a_message_that_a_file_lacks_is_not_received(
+    store: CommStore, clock: FakeClock
+) -> None:
+    send(store, group(store), "lead")
+    file = msgspec.structs.replace(store.snapshot().file(), messages=())
+    assert CommStore.load(clock, file).receive_messages(None, "worker") == []
+
+
+@pytest.mark.parametrize("delivery", [AT_LEAST_ONCE, EXACTLY_ONCE])
+def test_what_a_sender_asks_for_always_fits_a_file(
+    store: CommStore, clock: FakeClock, delivery: int
+) -> None:
+    channel = group(store, delivery=delivery)
+    send(store, channel, "lead", ttl=2**64 - 1, metadata={"await_ms": 2**63 - 1})
+    assert texts(reopened(store, clock)) == ["hi"]
+    with pytest.raises(ValidationFailed) as caught:
+        send(store, channel, "lead", ttl=2**64)
+    assert caught.value.field == "ttl"
