@@ -11,6 +11,7 @@ agree, and hold. Source: message-engine.txt, "Acknowledgment Flow" to "ExactlyOn
 
 from __future__ import annotations
 
+import contextlib
 from heapq import heappop
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from relay.comm.model import (
     MessageType,
 )
 from relay.comm.sending import SendCommands
-from relay.errors import MessageNotFound
+from relay.errors import CommError, MessageNotFound
 
 SYSTEM = "_system"
 DEAD_LETTER_TOPIC = "_system.message.deadletter"
@@ -60,7 +61,7 @@ class DueCommands(ChannelCommands, SendCommands):
         """
         now_ms = self._now_ms() if now_ns is None else now_ns // NS_PER_MS
         again: list[Redelivery] = []
-        dead: dict[int, list[str]] = {}
+        dead: dict[int, dict[str, None]] = {}  # a timer may stand in the heap twice
         while (due_ms := self.next_due_ms()) is not None and due_ms <= now_ms:
             _, message_id, recipient = heappop(self.state.timers)
             message = self.state.messages[message_id]
@@ -70,7 +71,7 @@ class DueCommands(ChannelCommands, SendCommands):
             elif delivery.state is DeliveryState.WAITING:
                 again += self._attempt(message, recipient, delivery, now_ms)
             elif delivery.attempt > self._config(message).max_retries:
-                dead.setdefault(message_id, []).append(recipient)
+                dead.setdefault(message_id, {})[recipient] = None
             else:
                 pause_ms = self._config(message).retry_backoff_ms << (delivery.attempt - 1)
                 self._time(
@@ -84,7 +85,7 @@ class DueCommands(ChannelCommands, SendCommands):
                     ),
                 )
         for message_id, recipients in dead.items():
-            self._give_up(self.state.messages[message_id], recipients)
+            self._give_up(self.state.messages[message_id], list(recipients))
         if any(expires <= now_ms for expires in self.state.duplicates.values()):
             self.apply(events.DuplicatesForgotten(now_ms))
         return again
@@ -158,22 +159,26 @@ class DueCommands(ChannelCommands, SendCommands):
     def _give_up(self, message: Message, recipients: list[str]) -> None:
         config = self._config(message)
         reason = NO_ACK.format(
-            timeout_s=config.ack_timeout or self.ack_timeout_s, attempts=config.max_retries + 1
+            timeout_s=f"{self._ack_timeout_ms(message) / 1000:g}", attempts=config.max_retries + 1
         )
         self.apply(events.DeadLettered(message.id, tuple(recipients), reason, self._now_s()))
         self._tell(message, f"message {message.id} to {', '.join(recipients)} is dead: {reason}")
 
     def _tell(self, message: Message, text: str) -> None:
-        """Publish on the system's topic; the sender hears it whether it subscribed or not."""
+        """Publish on the system's topic; the sender hears it whether it subscribed or not.
+
+        Where that channel takes nothing the notice is not sent: the rest that is due goes on.
+        """
         channel = self.get_channel_by_name(SYSTEM)
         if channel is None:
             channel = self.create_channel(SYSTEM, ChannelType.PUB_SUB, SYSTEM)
-        notice = self.accept(
-            channel.id,
-            SYSTEM,
-            MessageType.NOTIFICATION,
-            text,
-            topic=DEAD_LETTER_TOPIC,
-            also=[message.sender],
-        )
-        self.deliver(notice.id, self.recipients(notice.id))
+        with contextlib.suppress(CommError):
+            notice = self.accept(
+                channel.id,
+                SYSTEM,
+                MessageType.NOTIFICATION,
+                text,
+                topic=DEAD_LETTER_TOPIC,
+                also=[message.sender],
+            )
+            self.deliver(notice.id, self.recipients(notice.id))

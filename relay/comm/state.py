@@ -107,7 +107,7 @@ class State:
                 ),
                 tuple(self.messages.values()),
                 tuple(self.subscriptions.values()),
-                tuple(self.dead_letters.values()),
+                tuple(sorted(self.dead_letters.values(), key=lambda m: (m.created_at, m.id))),
                 self.archive,
             ),
             EngineState(
@@ -239,6 +239,7 @@ class State:
         if message is not None:
             message = msgspec.structs.replace(message, status=MessageStatus.SENT, retry_count=0)
             self._add_message(message)
+            self.messages = dict(sorted(self.messages.items()))  # where it stood before
         known = self.deliveries.get(event.message_id, {})
         self._set_deliveries(event.message_id, known, dict.fromkeys(note.recipients, _SENT))
         for key in [k for k in self.duplicates if k[1] == event.message_id]:
@@ -251,7 +252,9 @@ class State:
         gone = self.dead_letters.pop(event.message_id, None)
         if gone is not None:
             self.deliveries.pop(gone.id, None)
-            self.relay_ids.pop(str((gone.metadata or {}).get("relay_id")), None)
+            relay_id = (gone.metadata or {}).get("relay_id")
+            if isinstance(relay_id, str) and self.relay_ids.get(relay_id) == gone.id:
+                del self.relay_ids[relay_id]
         self.modified_at = event.at
 
     def _duplicate_noted(self, event: events.DuplicateNoted) -> None:
