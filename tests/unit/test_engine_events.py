@@ -63,6 +63,10 @@ def operations(draw: st.DrawFn) -> Operation:
     thread = draw(st.sampled_from([None, UUID]))
     number, state = draw(st.integers(1, 8)), draw(st.sampled_from(DeliveryState))
     relay_id = draw(st.sampled_from([None, {"relay_id": "r-1"}, {"relay_id": "r-2"}]))
+    if sends and name == "PubSub" and message_type is MessageType.TEXT:
+        return lambda store: store.publish(
+            numbered(store, name), who, "build.ok", "hi", correlation_id=thread, metadata=relay_id
+        )
     if sends:
         return lambda store: store.send_message(
             numbered(store, name),
