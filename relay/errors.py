@@ -71,7 +71,7 @@ class InvalidName(RelayError):
 class UnsafePath(RelayError):
     """A path below the home is a link, leaves the home or is not what it must be."""
 
-    hint = "remove it; the relay follows no links and takes regular files alone"
+    hint = "move it away: the relay follows no links, and takes directories and regular files alone"
 
 
 class NotRunning(RelayError):

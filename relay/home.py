@@ -62,11 +62,11 @@ class Home:
     @classmethod
     def create(cls, root: str, config: bytes) -> Home:
         """Make the tree, or complete one; config.json that is there stays as it is."""
+        hint = "name a directory that is empty or not there yet"
+        if os.path.lexists(root) and not os.path.isdir(root):
+            raise UnsafePath(f"{root} is there, and is no directory", hint=hint)
         if os.path.isdir(root) and os.listdir(root) and not _looks_like_home(root):
-            raise UnsafePath(
-                f"{root} has other things in it, and is no relay home",
-                hint="name a directory that is empty or not there yet",
-            )
+            raise UnsafePath(f"{root} has other things in it, and is no relay home", hint=hint)
         os.makedirs(os.path.dirname(root), exist_ok=True)
         fsio.ensure_dir(root)
         for name in TOP_DIRS:

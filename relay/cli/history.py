@@ -1,0 +1,207 @@
+"""``relay history``, ``thread`` and ``search``: what the store's file holds.
+
+They read the file as of its last flush, at most 100 messages or 5 s ago; the relay may run or not.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from relay.cli.common import (
+    columns,
+    echo_json,
+    home_option,
+    json_option,
+    open_home,
+    printable,
+)
+
+if TYPE_CHECKING:
+    from relay.comm import CommStore, Message
+    from relay.home import Home
+
+TYPES = (
+    "Text",
+    "Command",
+    "Query",
+    "Response",
+    "Broadcast",
+    "Notification",
+    "Acknowledgment",
+    "Error",
+)
+STATUSES = ("Created", "Sent", "Delivered", "Acknowledged", "Failed", "DeadLetter", "Archived")
+limit_option = click.option("--limit", type=click.IntRange(1), default=100, show_default=True)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  relay history --sender alice --limit 10
+  relay history --type Command --status Delivered    # commands nobody has acknowledged
+  relay history --channel ci --topic 'build.#' --since 2h""",
+)
+@home_option
+@click.option("--channel", metavar="NAME", help="dm/alice/bob is the one between two.")
+@click.option("--sender", metavar="NAME")
+@click.option("--type", "types", multiple=True, type=click.Choice(TYPES))
+@click.option("--status", "statuses", multiple=True, type=click.Choice(STATUSES))
+@click.option("--topic", metavar="PATTERN")
+@click.option("--priority", "priorities", multiple=True, type=click.IntRange(0, 4))
+@click.option("--match", metavar="REGEX", help="In the content.")
+@click.option("--since", metavar="DURATION", help="Not older than 30s, 10m, 2h …")
+@click.option("--oldest-first", is_flag=True)
+@limit_option
+@click.option("--offset", type=click.IntRange(0), default=0)
+@json_option
+@click.pass_context
+def history(ctx: click.Context, /, home: str | None, as_json: bool, **wanted: Any) -> None:
+    """Show messages of the store, newest first.
+
+    Every option given must match. Archived messages are included.
+    """
+    with open_home(ctx, home) as opened:
+        store = read_store(opened)
+    result = store.query_messages(_filter(store, **wanted))
+    _show(store, result.messages, as_json)
+    if result.has_more and not as_json:
+        shown = wanted["offset"] + len(result.messages)
+        click.echo(f"{shown} of {result.total_count}; --offset {shown} shows more", err=True)
+
+
+@click.command(epilog="\b\nExample:\n  relay thread release-42")
+@home_option
+@click.argument("thread_id", metavar="THREAD")
+@json_option
+@click.pass_context
+def thread(ctx: click.Context, home: str | None, thread_id: str, as_json: bool) -> None:
+    """Show the messages of one thread, oldest first.
+
+    THREAD is what the header said, or the id of a command or query that began it.
+    """
+    from relay.checksums import uuid4_of
+    from relay.errors import NotFound
+
+    with open_home(ctx, home) as opened:
+        store = read_store(opened)
+    messages = store.get_thread(uuid4_of(thread_id))
+    if not messages:
+        raise NotFound(f"the store has no thread {thread_id}", hint="`relay history` lists what is")
+    _show(store, messages, as_json)
+
+
+@click.command(epilog="\b\nExample:\n  relay search 'deploy(ed)? to (staging|production)'")
+@home_option
+@click.argument("pattern")
+@limit_option
+@json_option
+@click.pass_context
+def search(ctx: click.Context, home: str | None, pattern: str, limit: int, as_json: bool) -> None:
+    """Find messages by a regular expression.
+
+    Newest first; archived ones are included.
+    """
+    with open_home(ctx, home) as opened:
+        store = read_store(opened)
+    _show(store, store.search(pattern, limit), as_json)
+
+
+def read_store(home: Home) -> CommStore:
+    """The store as its file has it. Errors: FormatError for a damaged file."""
+    from relay.clock import Clock
+    from relay.daemon import open_store
+
+    return open_store(home, Clock())
+
+
+def _filter(
+    store: CommStore,
+    *,
+    channel: str | None,
+    sender: str | None,
+    types: tuple[str, ...],
+    statuses: tuple[str, ...],
+    topic: str | None,
+    priorities: tuple[int, ...],
+    match: str | None,
+    since: str | None,
+    oldest_first: bool,
+    limit: int,
+    offset: int,
+) -> Any:
+    """The engine's filter for these options."""
+    from relay.comm import MessageFilter, MessageStatus, MessageType, Priority, SortOrder
+    from relay.errors import ChannelNotFound
+    from relay.message import parse_duration_ms
+
+    found = store.get_channel_by_name(channel) if channel else None
+    if channel and found is None:
+        raise ChannelNotFound(f"there is no channel {channel}", hint="`relay channel list`")
+    try:
+        after = int(time.time() - parse_duration_ms(since) / 1000) if since else None
+    except ValueError as exc:
+        raise click.BadParameter(str(exc), param_hint="--since") from exc
+    return MessageFilter(
+        channel_ids=(found.id,) if found else None,
+        sender=sender,
+        message_types=tuple(t for t in MessageType if t.label in types) or None,
+        topic_pattern=topic,
+        after=after,
+        status=tuple(s for s in MessageStatus if s.label in statuses) or None,
+        priority=tuple(map(Priority, priorities)) or None,
+        content_pattern=match,
+        limit=limit,
+        offset=offset,
+        sort_order=SortOrder.ASCENDING if oldest_first else SortOrder.DESCENDING,
+        include_archived=True,
+    )
+
+
+def _show(store: CommStore, messages: list[Message], as_json: bool) -> None:
+    rows = [_row(store, message) for message in messages]
+    if as_json:
+        for row in rows:
+            echo_json(row)
+    elif rows:
+        columns(
+            ("AT", "FROM", "CHANNEL", "TYPE", "STATUS", "CONTENT"),
+            [
+                (
+                    row["at"],
+                    row["from"],
+                    row["channel"],
+                    row["type"],
+                    row["status"],
+                    printable(row["content"].split("\n", 1)[0], 40),
+                )
+                for row in rows
+            ],
+        )
+    else:
+        click.echo("nothing found", err=True)
+
+
+def _row(store: CommStore, message: Message) -> dict[str, Any]:
+    from relay.clock import NS_PER_S, iso_time
+
+    metadata = message.metadata or {}
+    at_ns = metadata.get("created_ns")
+    at_ns = at_ns if isinstance(at_ns, int) else message.created_at * NS_PER_S
+    return {
+        "at": iso_time(at_ns)[:19] + "Z",
+        "id": metadata.get("relay_id"),
+        "number": message.id,
+        "from": message.sender,
+        "recipients": list(store.recipients(message.id)),
+        "channel": store.get_channel(message.channel_id).name,
+        "type": message.message_type.label,
+        "status": message.status.label,
+        "priority": int(message.priority),
+        "topic": message.topic,
+        "thread": metadata.get("thread") or message.correlation_id,
+        "re": metadata.get("re"),
+        "content": message.content.decode(errors="replace"),
+    }

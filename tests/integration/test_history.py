@@ -1,0 +1,86 @@
+"""``relay history``, ``thread``, ``search``, ``channel``: a store read from its file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.box import Box
+from tests.procs import relay
+
+
+@pytest.fixture
+def told(box: Box) -> Box:
+    """A command and its acknowledgment, a group with two, a topic, a refusal; all flushed."""
+    box.send("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.send("bob", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.send("carol", "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: build.#")
+    command = box.send("alice", "TO: bob\nKIND: command\nTHREAD: release-42\n\ndeploy to staging")
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {command}\n\ncompleted\nshipped")
+    box.clock.advance(2)
+    box.send("bob", "TO: #team\n\nrelease is out\x1b[31m".replace("\x1b", "\u009b"))
+    box.flush()
+    return box
+
+
+def lines(box: Box, *arguments: str) -> list[dict[str, object]]:
+    """The JSON lines of a command."""
+    done = relay(*arguments, "--json", home=box.root)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_history_by_its_options(told: Box) -> None:
+    assert [row["content"] for row in lines(told, "history", "--channel", "dm/alice/bob")] == [
+        "completed\nshipped",
+        "deploy to staging",
+    ]
+    (command,) = lines(told, "history", "--type", "Command", "--sender", "alice", "--match", "dep")
+    assert (command["status"], command["recipients"]) == ("Acknowledged", ["bob"])
+    assert lines(told, "history", "--limit", "1")[0]["channel"] == "team"
+    assert lines(told, "history", "--oldest-first", "--limit", "1")[0]["type"] == "Command"
+    assert len(lines(told, "history", "--since", "1h")) == len(lines(told, "history"))
+
+    shown = relay("history", "--limit", "1", home=told.root)
+    assert "release is out\\x9b[31m" in shown.stdout  # no control character reaches a terminal
+    assert "--offset 1 shows more" in shown.stderr
+
+
+def test_a_thread_by_its_name(told: Box) -> None:
+    assert [row["type"] for row in lines(told, "thread", "release-42")] == [
+        "Command",
+        "Acknowledgment",
+    ]
+    none = relay("thread", "nothing", home=told.root)
+    assert none.returncode == 1
+    assert "the store has no thread nothing" in none.stderr
+
+
+def test_search(told: Box) -> None:
+    assert [row["from"] for row in lines(told, "search", "deploy|shipped")] == ["bob", "alice"]
+    bad = relay("search", "(", home=told.root)
+    assert bad.returncode == 1
+    assert "content_pattern" in bad.stderr and bad.stderr.count("\n") == 1
+
+
+def test_channels(told: Box) -> None:
+    assert {row["name"]: row["type"] for row in lines(told, "channel", "list")} == {
+        "team": "Group",
+        "ci": "PubSub",
+    }
+    (team,) = lines(told, "channel", "show", "#team")
+    assert team["participants"] == {"alice": "Owner", "bob": "Member"}
+    (ci,) = lines(told, "channel", "show", "ci")
+    assert ci["subscriptions"] == [{"subscriber": "carol", "pattern": "build.#"}]
+    assert relay("channel", "show", "nowhere", home=told.root).returncode == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--since", "yesterday"], ["--channel", "nowhere"], ["--topic", "a.#.b"]]
+)
+def test_an_option_that_is_none_is_named(told: Box, arguments: list[str]) -> None:
+    done = relay("history", *arguments, home=told.root)
+    assert done.returncode in (1, 2)
+    assert arguments[0].removeprefix("--") in done.stderr.lower()
+    assert "Traceback" not in done.stderr
