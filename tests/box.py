@@ -1,4 +1,4 @@
-"""A relay in a box: real home, ledger, inotify and store; the clock and the thread are fakes.
+"""A relay in a box: real home, ledger, inotify and store; the clock is a fake, the store is written at once.
 
 box.drop("alice", "TO: bob\\n\\nhi")   rename a file into an outbox, as an agent does
 box.tick()                             one turn of the loop
@@ -16,7 +16,7 @@ from typing import Any
 from relay import recovery
 from relay.comm import acomm
 from relay.comm.engine import CommStore
-from relay.comm.flush import Flusher, FlushPolicy
+from relay.comm.flush import Flusher, FlushPolicy, Inline
 from relay.config import Config, encode
 from relay.daemon import open_store
 from relay.dispatch import Dispatcher
@@ -25,7 +25,7 @@ from relay.ledger import Ledger
 from relay.message import MessageFile, parse_delivered
 from relay.roster import Roster
 from relay.watcher import Wake, Watcher, make_watcher
-from tests.fakes import FakeClock, InlineExecutor
+from tests.fakes import FakeClock
 
 
 class Box:
@@ -54,9 +54,7 @@ class Box:
         self.roster = Roster(self.home, self.watcher, self.config.lead, self._log)
         store = self.config.store
         policy = FlushPolicy(store.flush_messages, store.flush_ms, 0, store.compress)
-        self.flusher = Flusher(
-            self.store, self.home.path(STORE), policy, self.clock, InlineExecutor()
-        )
+        self.flusher = Flusher(self.store, self.home.path(STORE), policy, self.clock, Inline())
         self.dispatcher = Dispatcher(
             self.config,
             self.home,

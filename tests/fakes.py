@@ -1,11 +1,8 @@
-"""The only fakes there are: a clock that stands still, and a thread that runs at once."""
+"""The fake that there is: a clock that stands still."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from typing import Any
 
 from relay.clock import NS_PER_S, Clock
 
@@ -33,16 +30,3 @@ class FakeClock(Clock):
     def jump(self, seconds: float) -> None:
         """The wall clock alone is set, as an administrator would."""
         self._now_ns += int(seconds * NS_PER_S)
-
-
-class InlineExecutor(Executor):
-    """Runs the work when it is submitted."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """The finished future."""
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as exc:
-            future.set_exception(exc)
-        return future

@@ -15,9 +15,9 @@ from relay import fsio
 from relay.clock import NS_PER_S
 from relay.comm import acomm
 from relay.comm.engine import CommStore
-from relay.comm.flush import Flusher, FlushPolicy
+from relay.comm.flush import Flusher, FlushPolicy, Inline
 from relay.comm.model import ChannelType, Message, MessageType
-from tests.fakes import FakeClock, InlineExecutor
+from tests.fakes import FakeClock
 from tests.unit.comm_support import NOW_S, channel_of
 
 BATCH = FlushPolicy()
@@ -79,7 +79,7 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path) -> Callable[..., Bench]:
     def make(policy: FlushPolicy, executor: Executor | None = None) -> Bench:
-        return Bench(tmp_path / "s.acomm", policy, executor or InlineExecutor())
+        return Bench(tmp_path / "s.acomm", policy, executor or Inline())
 
     return make
 
@@ -190,7 +190,7 @@ def test_a_store_that_was_opened_is_durable_as_it_was(
     one.send(3)
     one.flusher.flush()
     opened = CommStore.load(one.clock, acomm.read(str(one.path)))
-    again = Flusher(opened, str(one.path), BATCH, one.clock, InlineExecutor())
+    again = Flusher(opened, str(one.path), BATCH, one.clock, Inline())
     assert again.durable == again.commit() == opened.sequence == one.store.sequence
     assert again.due_ns() is None
 
@@ -286,7 +286,7 @@ def test_flush_is_content_with_the_one_that_runs(bench: Callable[..., Bench]) ->
     assert (one.on_disk(), thread.writes) == (1, 1)
 
 
-class SlowExecutor(InlineExecutor):
+class SlowExecutor(Inline):
     """Takes so many seconds of the fake clock."""
 
     def __init__(self) -> None:
