@@ -1,4 +1,4 @@
-"""A relay in a box: real home, ledger, inotify and store; the clock is a fake, the store is written at once.
+"""A relay in a box: real home, ledger, inotify and store; only the clock is a fake.
 
 box.drop("alice", "TO: bob\\n\\nhi")   rename a file into an outbox, as an agent does
 box.tick()                             one turn of the loop
