@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Set
 
-from relay import delivery
+from relay import attachments, delivery
 from relay.admission import Admission
 from relay.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.comm.engine import CommStore
@@ -209,6 +209,8 @@ class Dispatcher:
         deliveries = 0
         for work, look in admitted:
             recipients = known.get(work.message_id)
+            if isinstance(look, Accepted) and not recipients:  # who has it already keeps it
+                work.failure = work.failure or _missing_attachments(dirs, look)
             self._decide(work, look, recipients.keys() if recipients else None)
             batch.append(work)
             deliveries += work.deliveries()
@@ -479,3 +481,11 @@ class Dispatcher:
         if self._waiting and self._waiting[0].sequence <= self._flusher.durable:
             due.append(0)
         return min(due)
+
+
+def _missing_attachments(dirs: Dirs, look: Accepted) -> str:
+    """Why a message cannot be taken for its attachments, or nothing."""
+    gone = attachments.missing(dirs, look.message.attachments)  # of none, mostly
+    if not gone:
+        return ""
+    return f"ATTACHMENT {gone[0]} is not in the attachment store: put it there first"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -58,6 +59,19 @@ def test_a_file_too_large_is_refused_unread(tmp_path: Path) -> None:
     assert box.path(box.row(sent)["file_path"]).stat().st_size == 10_009
     assert box.states(box.send("alice", "TO: bob\n\n" + "x" * 1000)) == {"bob": "written"}
     box.close()
+
+
+def test_a_message_whose_attachment_is_not_there_is_refused(box: Box) -> None:
+    digest = hashlib.sha256(b"a large file").hexdigest()
+    sent = box.send("alice", f"TO: bob\nATTACHMENT: sha256:{digest}\n\nsee there")
+    assert f"ATTACHMENT sha256:{digest} is not in the attachment store" in box.nacks("alice")[0]
+    assert box.row(sent)["status"] == "failed"
+
+    folder = box.path("attachments", digest[:2])
+    folder.mkdir()
+    (folder / digest).write_bytes(b"a large file")
+    sent = box.send("alice", f"TO: bob\nATTACHMENT: sha256:{digest}\n\nsee there")
+    assert box.inbox("bob")[sent].attachments == (f"sha256:{digest}",)
 
 
 def test_a_name_that_is_no_message_id_is_refused_without_a_row(box: Box) -> None:
