@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from relay.comm import acomm
 from relay.comm.engine import CommStore
 from relay.comm.model import (
     Channel,
@@ -74,3 +75,11 @@ def store_with(state: ChannelState, kind: ChannelType = ChannelType.GROUP) -> Co
 
 AT_LEAST_ONCE = DeliveryMode.AT_LEAST_ONCE
 EXACTLY_ONCE = DeliveryMode.EXACTLY_ONCE
+
+
+def reopened(store: CommStore, clock: FakeClock) -> CommStore:
+    """Through the bytes of a file, and the same store."""
+    snapshot = store.snapshot()
+    opened = CommStore.load(clock, acomm.decode(acomm.encode(snapshot.file())))
+    assert opened.snapshot() == snapshot
+    return opened

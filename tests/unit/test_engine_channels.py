@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from relay.comm import acomm
 from relay.comm.engine import CommStore
 from relay.comm.model import (
     ChannelConfig,
@@ -21,26 +20,7 @@ from relay.comm.model import (
 )
 from relay.errors import ChannelNotFound, ChannelUnavailable, ValidationFailed
 from tests.fakes import FakeClock
-from tests.unit.comm_support import NOW_S, channel_of, send
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock(NOW_S * 10**9)
-
-
-@pytest.fixture
-def store(clock: FakeClock) -> CommStore:
-    return CommStore(clock)
-
-
-def reopened(store: CommStore, clock: FakeClock) -> CommStore:
-    """Through the bytes of a file, and the same store."""
-    snapshot = store.snapshot()
-    opened = CommStore.load(clock, acomm.decode(acomm.encode(snapshot.file())))
-    assert opened.snapshot() == snapshot
-    return opened
-
+from tests.unit.comm_support import NOW_S, channel_of, reopened, send
 
 # -- configure_channel ---------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from relay.comm import acomm
 from relay.comm.acks import SYSTEM
 from relay.comm.engine import CommStore
 from relay.comm.model import (
@@ -18,17 +17,7 @@ from relay.comm.model import (
     MessageType,
 )
 from tests.fakes import FakeClock
-from tests.unit.comm_support import AT_LEAST_ONCE, NOW_S, channel_of, send, standing
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock(NOW_S * 10**9)
-
-
-@pytest.fixture
-def store(clock: FakeClock) -> CommStore:
-    return CommStore(clock)
+from tests.unit.comm_support import AT_LEAST_ONCE, channel_of, reopened, send, standing
 
 
 def one_attempt(store: CommStore, *others: str) -> Channel:
@@ -42,14 +31,6 @@ def overdue(store: CommStore, clock: FakeClock) -> list[tuple[int, tuple[str, ..
     clock.advance(10.1)
     assert store.tick() == []
     return [(letter.message.id, letter.recipients) for letter in store.dead_letters()]
-
-
-def reopened(store: CommStore, clock: FakeClock) -> CommStore:
-    """Through the bytes of a file, and the same store."""
-    snapshot = store.snapshot()
-    opened = CommStore.load(clock, acomm.decode(acomm.encode(snapshot.file())))
-    assert opened.snapshot() == snapshot
-    return opened
 
 
 def test_who_received_and_said_nothing_is_named_once(store: CommStore, clock: FakeClock) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from relay.comm import acomm
 from relay.comm.engine import CommStore
 from relay.comm.model import (
     Channel,
@@ -22,19 +21,10 @@ from tests.unit.comm_support import (
     EXACTLY_ONCE,
     NOW_S,
     channel_of,
+    reopened,
     send,
     standing,
 )
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock(NOW_S * 10**9)
-
-
-@pytest.fixture
-def store(clock: FakeClock) -> CommStore:
-    return CommStore(clock)
 
 
 def group(store: CommStore, name: str = "c", **config: object) -> Channel:
@@ -50,14 +40,6 @@ def texts(
     """What the worker receives."""
     found = store.receive_messages(channel_id, "worker", filter, peek)
     return [message.content.decode() for message in found]
-
-
-def reopened(store: CommStore, clock: FakeClock) -> CommStore:
-    """Through the bytes of a file, and the same store."""
-    snapshot = store.snapshot()
-    opened = CommStore.load(clock, acomm.decode(acomm.encode(snapshot.file())))
-    assert opened.snapshot() == snapshot
-    return opened
 
 
 # -- which channel -------------------------------------------------------------------------

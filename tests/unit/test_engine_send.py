@@ -36,16 +36,6 @@ SENT, DELIVERED = DeliveryState.SENT, DeliveryState.DELIVERED
 ACKNOWLEDGED, BOUNCED = DeliveryState.ACKNOWLEDGED, DeliveryState.BOUNCED
 
 
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock(NOW_S * 10**9)
-
-
-@pytest.fixture
-def store(clock: FakeClock) -> CommStore:
-    return CommStore(clock)
-
-
 # -- routing -------------------------------------------------------------------------------
 
 
