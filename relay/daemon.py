@@ -134,6 +134,7 @@ class Daemon:
             stack.callback(ledger.close)
             epoch = self._begin_epoch(ledger)
             store = open_store(self._home, self._clock)
+            store.ack_timeout_s = config.delivery.ack_timeout_s
             store.keeps_time = False  # overdue deliveries are not yet written again
             if epoch > 1 and not os.path.exists(self._home.path(STORE)):
                 self._log(

@@ -34,15 +34,6 @@ from relay.work import Work
 Log = Callable[..., object]
 
 
-class Counters:
-    """What this daemon has done since it started."""
-
-    def __init__(self) -> None:
-        self.accepted = 0
-        self.delivered = 0
-        self.refused = 0
-
-
 class Dispatcher:
     """Does everything that is due when ``tick`` is called. Used from one thread."""
 
@@ -76,17 +67,11 @@ class Dispatcher:
         self._recheck_ns: int | None = None
         self._last_now_ns = 0
         self._last_flush_error = ""
-        self.counters = Counters()
 
     @property
     def backlog(self) -> int:
         """Files seen and not yet delivered."""
         return self._intake.backlog
-
-    @property
-    def unfinished(self) -> int:
-        """Messages delivered whose store file is not yet written."""
-        return len(self._waiting)
 
     def feed(self, files: Iterable[tuple[str, str]]) -> None:
         """Files of open rows, oldest discovery first: they go before anything that is new."""
@@ -251,9 +236,6 @@ class Dispatcher:
             self._waiting.append(work)
         refused = sum(bool(work.failure) for work in works)
         delivered = sum(work.deliveries() for work in works)
-        self.counters.refused += refused
-        self.counters.accepted += len(works) - refused
-        self.counters.delivered += delivered
         self._log(
             "Delivered a batch",
             action="deliver_batch",

@@ -398,10 +398,6 @@ class Ledger:
             (note, now_ns, name),
         )
 
-    def active_agents(self) -> set[str]:
-        """Names of the agents that are active."""
-        return {row[0] for row in self._db.execute("SELECT name FROM agents WHERE status='active'")}
-
     def get_state(self, key: str) -> str | None:
         """A value of ``orchestrator_state``."""
         row = self._db.execute(
