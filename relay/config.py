@@ -75,6 +75,7 @@ class Delivery(Section, frozen=True):
     """What holds where neither message nor channel says otherwise."""
 
     ack_timeout_s: Positive = 60  # a minute; AWAIT, or the channel's ack_timeout, say otherwise
+    give_up_after_s: Positive = 86_400  # a day: an agent that was away for the night finds its mail
 
 
 class Config(Section, frozen=True):

@@ -135,7 +135,8 @@ class Daemon:
             epoch = self._begin_epoch(ledger)
             store = open_store(self._home, self._clock)
             store.ack_timeout_s = config.delivery.ack_timeout_s
-            store.keeps_time = False  # overdue deliveries are not yet written again
+            store.delivers_itself = False  # a file in an inbox is what counts
+            store.give_up_after_s = config.delivery.give_up_after_s
             if epoch > 1 and not os.path.exists(self._home.path(STORE)):
                 self._log(
                     "The store's file is not there: acknowledgments of older messages will bounce",

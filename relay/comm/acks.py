@@ -12,8 +12,12 @@ agree, and hold. Source: message-engine.txt, "Acknowledgment Flow" to "ExactlyOn
 from __future__ import annotations
 
 import contextlib
-from heapq import heappop
+from collections.abc import Iterable
+from enum import Enum, auto
+from heapq import heappop, heappush
 from typing import NamedTuple
+
+import msgspec
 
 from relay.clock import NS_PER_MS, NS_PER_S
 from relay.comm import events
@@ -32,6 +36,27 @@ from relay.errors import CommError, MessageNotFound
 SYSTEM = "_system"
 DEAD_LETTER_TOPIC = "_system.message.deadletter"
 NO_ACK = "no acknowledgment within {timeout_s} s, {attempts} attempts"
+TOO_OLD = "no acknowledgment for {age_s} s, {attempts} attempts"
+TTL_OVER = "its TTL of {ttl} s passed without an acknowledgment"
+BATCH = 256  # deliveries that ``due`` hands out at once
+
+
+class Verdict(Enum):
+    """What is to become of an overdue delivery."""
+
+    AGAIN = auto()  # its next attempt
+    EXPIRED = auto()  # its ttl has passed
+    DEAD = auto()  # its attempts are exhausted, or it is too old
+
+
+class Overdue(NamedTuple):
+    """A delivery for which something is to be done now."""
+
+    message: Message
+    recipient: str
+    verdict: Verdict
+    attempt: int  # the one that is due, or the last that was made
+    reason: str  # why it is over; empty when it is tried again
 
 
 class Redelivery(NamedTuple):
@@ -43,7 +68,11 @@ class Redelivery(NamedTuple):
 
 
 class DueCommands(ChannelCommands, SendCommands):
-    """The CommStore's commands around what is overdue."""
+    """The CommStore's commands around what is overdue.
+
+    ``tick`` does everything itself. Who delivers by other means, as the relay does by files,
+    asks ``due``, does it, and says so by ``deliver``, ``expire``, ``give_up`` or ``wait``.
+    """
 
     def next_due_ms(self) -> int | None:
         """When ``tick`` has something to do next (Unix ms)."""
@@ -59,50 +88,100 @@ class DueCommands(ChannelCommands, SendCommands):
         message is a dead letter, the sender is told, and so is who subscribed to
         ``_system.message.deadletter``.
         """
-        now_ms = self._now_ms() if now_ns is None else now_ns // NS_PER_MS
+        now_ns = self._now_ns() if now_ns is None else now_ns
         again: list[Redelivery] = []
-        dead: dict[int, dict[str, None]] = {}  # a timer may stand in the heap twice
-        while (due_ms := self.next_due_ms()) is not None and due_ms <= now_ms:
-            _, message_id, recipient = heappop(self.state.timers)
-            message = self.state.messages[message_id]
-            delivery = self.state.deliveries[message_id][recipient]
-            if self._is_over(message, now_ms):
-                self.move_deliveries(message_id, [recipient], DeliveryState.EXPIRED)
-            elif delivery.state is DeliveryState.WAITING:
-                again += self._attempt(message, recipient, delivery, now_ms)
-            elif delivery.attempt > self._config(message).max_retries:
-                dead.setdefault(message_id, {})[recipient] = None
-            else:
-                pause_ms = self._config(message).retry_backoff_ms << (delivery.attempt - 1)
-                self._time(
-                    message_id,
-                    recipient,
-                    Delivery(
-                        DeliveryState.WAITING,
-                        delivery.attempt,
-                        now_ms + pause_ms,
-                        delivery.queued,
-                    ),
-                )
-        for message_id, recipients in dead.items():
-            self._give_up(self.state.messages[message_id], list(recipients))
-        if any(expires <= now_ms for expires in self.state.duplicates.values()):
-            self.apply(events.DuplicatesForgotten(now_ms))
+        while found := self.due(now_ns):
+            dead: dict[tuple[int, str], list[str]] = {}
+            for one in found:
+                number = one.message.id
+                if one.verdict is Verdict.AGAIN:
+                    self.deliver(number, [one.recipient], one.attempt, now_ns // NS_PER_MS)
+                    again.append(
+                        Redelivery(self.state.messages[number], one.recipient, one.attempt)
+                    )
+                elif one.verdict is Verdict.EXPIRED:
+                    self.expire(number, one.recipient)
+                else:
+                    dead.setdefault((number, one.reason), []).append(one.recipient)
+            for (number, reason), recipients in dead.items():
+                message = self.state.messages[number]
+                self.give_up(number, recipients, reason)
+                self._tell(message, dead_letter_text(message, recipients, reason))
         return again
+
+    def due(self, now_ns: int | None = None, limit: int = BATCH) -> list[Overdue]:
+        """What is overdue and asks for something to be done, ``limit`` at most.
+
+        What merely begins to wait for its next attempt does so here; so does what exactly-once
+        forbids: its attempt counts, and delivers nothing. The same is found again until it is
+        done.
+        """
+        now_ms = (self._now_ns() if now_ns is None else now_ns) // NS_PER_MS
+        if self.state.next_forget_ms is not None and self.state.next_forget_ms <= now_ms:
+            self.apply(events.DuplicatesForgotten(now_ms))
+        found: dict[tuple[int, int, str], Overdue] = {}  # a timer may stand in the heap twice
+        while len(found) < limit:
+            due_ms = self.next_due_ms()
+            if due_ms is None or due_ms > now_ms:
+                break
+            timer = heappop(self.state.timers)
+            one = self._judge(timer[1], timer[2], now_ms)
+            if one is not None:
+                found[timer] = one
+        for timer in found:
+            heappush(self.state.timers, timer)
+        return list(found.values())
+
+    def expire(self, message_id: int, recipient: str) -> None:
+        """The message's ttl has passed: nobody waits for this delivery any longer."""
+        self.move_deliveries(message_id, [recipient], DeliveryState.EXPIRED)
+
+    def give_up(self, message_id: int, recipients: Iterable[str], reason: str) -> None:
+        """These deliveries are dead; when all of a message's are, it is a dead letter."""
+        known = self.state.deliveries.get(message_id, {})
+        dead = tuple(
+            name
+            for name in dict.fromkeys(recipients)
+            if name in known
+            and known[name].state not in (DeliveryState.ACKNOWLEDGED, DeliveryState.DEAD)
+        )
+        if dead and message_id in self.state.messages:
+            self.apply(events.DeadLettered(message_id, dead, reason, self._now_s()))
+
+    def wait(self, message_id: int, recipient: str, until_ms: int) -> None:
+        """Its attempt could not be made now: it is due again at ``until_ms`` (Unix ms)."""
+        delivery = self.state.deliveries[message_id][recipient]
+        self._time(
+            message_id,
+            recipient,
+            msgspec.structs.replace(delivery, state=DeliveryState.WAITING, due_ms=until_ms),
+        )
+
+    def hold(self, message_id: int, recipient: str, attempt: int) -> None:
+        """This attempt is its owner's to make, whenever that can be: no timer runs."""
+        delivery = self.state.deliveries[message_id][recipient]
+        self._time(
+            message_id,
+            recipient,
+            msgspec.structs.replace(delivery, state=DeliveryState.SENT, attempt=attempt, due_ms=0),
+        )
 
     def dead_letters(self) -> list[DeadLetter]:
         """Every message that was given up for somebody, oldest first."""
         return [self._dead_letter(message_id) for message_id in sorted(self.state.dead)]
 
     def replay_dead_letter(self, message_id: int) -> Message:
-        """Send a dead letter again, to those alone for whom it was given up.
+        """Try a dead letter again, for those alone for whom it was given up.
 
-        Its attempts begin anew, and the exactly-once set does not stop it.
+        It has as many attempts as at first, and the exactly-once set does not stop it.
         Errors: MessageNotFound.
         """
-        letter = self._dead_letter(message_id)
+        recipients = self._dead_letter(message_id).recipients
         self.apply(events.DeadLetterReplayed(message_id, self._now_s()))
-        self.deliver(message_id, letter.recipients)
+        if self.delivers_itself:
+            for recipient in recipients:
+                attempt = self.state.deliveries[message_id][recipient].attempt + 1
+                self.deliver(message_id, [recipient], attempt)
         return self.state.messages[message_id]
 
     def discard_dead_letter(self, message_id: int) -> None:
@@ -135,19 +214,49 @@ class DueCommands(ChannelCommands, SendCommands):
     def _is_over(self, message: Message, now_ms: int) -> bool:
         return message.ttl is not None and now_ms >= (message.created_at + message.ttl) * 1000
 
-    def _attempt(
+    def _judge(self, message_id: int, recipient: str, now_ms: int) -> Overdue | None:
+        """What is to become of a delivery whose time is up; None when it is settled here."""
+        message = self.state.messages[message_id]
+        delivery = self.state.deliveries[message_id][recipient]
+        attempt = delivery.attempt
+        if self._is_over(message, now_ms):
+            reason = TTL_OVER.format(ttl=message.ttl)
+            return Overdue(message, recipient, Verdict.EXPIRED, attempt, reason)
+        if delivery.state is DeliveryState.WAITING:
+            if self._happened(message, recipient, now_ms):
+                self._count_attempt(message, recipient, delivery, now_ms)
+                return None
+            return Overdue(message, recipient, Verdict.AGAIN, attempt + 1, "")
+        reason = self._hopeless(message, delivery, now_ms)
+        if reason:
+            return Overdue(message, recipient, Verdict.DEAD, attempt, reason)
+        pause_ms = self._config(message).retry_backoff_ms << (attempt - delivery.spent - 1)
+        self.wait(message_id, recipient, now_ms + pause_ms)
+        return None
+
+    def _hopeless(self, message: Message, delivery: Delivery, now_ms: int) -> str:
+        """Why no further attempt is made, or nothing."""
+        attempts = delivery.attempt - delivery.spent
+        timeout_ms = self._ack_timeout_ms(message)
+        if attempts > self._config(message).max_retries:
+            return NO_ACK.format(timeout_s=f"{timeout_ms / 1000:g}", attempts=attempts)
+        age_s = now_ms // 1000 - message.created_at
+        if not delivery.spent and age_s >= max(self.give_up_after_s, timeout_ms // 1000 + 1):
+            return TOO_OLD.format(age_s=age_s, attempts=attempts)
+        return ""
+
+    def _count_attempt(
         self, message: Message, recipient: str, before: Delivery, now_ms: int
-    ) -> list[Redelivery]:
-        """The next attempt; one that exactly-once forbids counts, and delivers nothing."""
-        due_ms = self._ack_due_ms(message) - self._now_ms() + now_ms
-        attempt = before.attempt + 1
-        if self._happened(message, recipient, now_ms):
-            state = DeliveryState.DELIVERED if before.queued else DeliveryState.RECEIVED
-            self._time(message.id, recipient, Delivery(state, attempt, due_ms, before.queued))
-            return []
-        self._time(message.id, recipient, Delivery(DeliveryState.DELIVERED, attempt, due_ms, True))
-        self._note_exactly_once(message, [recipient])
-        return [Redelivery(self.state.messages[message.id], recipient, attempt)]
+    ) -> None:
+        """An attempt that exactly-once forbids: it counts, and delivers nothing."""
+        state = DeliveryState.DELIVERED if before.queued else DeliveryState.RECEIVED
+        after = msgspec.structs.replace(
+            before,
+            state=state,
+            attempt=before.attempt + 1,
+            due_ms=now_ms + self._ack_timeout_ms(message),
+        )
+        self._time(message.id, recipient, after)
 
     def _happened(self, message: Message, recipient: str, now_ms: int) -> bool:
         key = (message.correlation_id or "", message.id, recipient)
@@ -155,14 +264,6 @@ class DueCommands(ChannelCommands, SendCommands):
 
     def _time(self, message_id: int, recipient: str, delivery: Delivery) -> None:
         self.apply(events.DeliveryTimed(message_id, recipient, delivery, self._now_s()))
-
-    def _give_up(self, message: Message, recipients: list[str]) -> None:
-        config = self._config(message)
-        reason = NO_ACK.format(
-            timeout_s=f"{self._ack_timeout_ms(message) / 1000:g}", attempts=config.max_retries + 1
-        )
-        self.apply(events.DeadLettered(message.id, tuple(recipients), reason, self._now_s()))
-        self._tell(message, f"message {message.id} to {', '.join(recipients)} is dead: {reason}")
 
     def _tell(self, message: Message, text: str) -> None:
         """Publish on the system's topic; the sender hears it whether it subscribed or not.
@@ -182,3 +283,8 @@ class DueCommands(ChannelCommands, SendCommands):
                 also=[message.sender],
             )
             self.deliver(notice.id, self.recipients(notice.id))
+
+
+def dead_letter_text(message: Message, recipients: Iterable[str], reason: str) -> str:
+    """What the sender and the system's topic are told."""
+    return f"message {message.id} to {', '.join(recipients)} is dead: {reason}"

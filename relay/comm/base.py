@@ -17,8 +17,9 @@ class StoreBase:
         self._clock = clock
         self.state = state or State(self._now_s())
         self.ack_timeout_s = 60  # where neither message nor channel says otherwise
-        # False: its owner calls no tick, so no delivery gets a time at which it is overdue.
-        self.keeps_time = True
+        # False: its owner delivers by other means, and says so; see ``DueCommands``.
+        self.delivers_itself = True
+        self.give_up_after_s = 86_400  # a day: what is not acknowledged by then is a dead letter
 
     @property
     def created_at(self) -> int:

@@ -2,7 +2,7 @@
 
     tag 1 COUNTERS    next channel id, next message id, next subscription id, sequence: 4 u64
     tag 2 DELIVERIES  count u64; each: message id u64, count u32,
-                      each: recipient str, state u8, attempt u32, due ms u64, queued bool
+                      each: recipient str, state u8, attempt u32, due ms u64, queued bool, spent u32
     tag 3 DEAD        count u64; each: message id u64, at u64, last error str, list of recipient str
     tag 4 DUPLICATES  count u64; each: correlation id str, message id u64, recipient str,
                       expires ms u64
@@ -27,9 +27,9 @@ DELIVERIES = 2
 DEAD = 3
 DUPLICATES = 4
 _COUNTERS = Struct("<4Q")
-_DELIVERY = Struct("<BIQB")
+_DELIVERY = Struct("<BIQBI")
 _DEAD = Struct("<QQ")
-assert (_COUNTERS.size, _DELIVERY.size, _DEAD.size) == (32, 14, 16)
+assert (_COUNTERS.size, _DELIVERY.size, _DEAD.size) == (32, 18, 16)
 _COUNT = Struct("<Q")
 _ENTRY = Struct("<QI")
 _LENGTH = Struct("<I")
@@ -109,7 +109,7 @@ def _encode_deliveries(deliveries: dict[int, dict[str, Delivery]]) -> bytes:
     for message_id, records in sorted(deliveries.items()):
         parts.append(_ENTRY.pack(message_id, len(records)))
         for recipient, one in records.items():
-            fields = _DELIVERY.pack(one.state, one.attempt, one.due_ms, one.queued)
+            fields = _DELIVERY.pack(one.state, one.attempt, one.due_ms, one.queued, one.spent)
             parts.append(_text(recipient) + fields)
     return b"".join(parts)
 
@@ -151,8 +151,8 @@ class _Cursor:
             found[message_id] = records
             for _ in range(recipients):
                 name = self._text()
-                state, attempt, due_ms, queued = self._unpack(_DELIVERY)
-                records[name] = Delivery(_STATES[state], attempt, due_ms, _BOOLS[queued])
+                state, attempt, due_ms, queued, spent = self._unpack(_DELIVERY)
+                records[name] = Delivery(_STATES[state], attempt, due_ms, _BOOLS[queued], spent)
         self._end()
         return found
 

@@ -83,6 +83,7 @@ class DeliveriesMoved(_Event, frozen=True):
     state: DeliveryState
     at: int
     due_ms: int = 0  # when the acknowledgment is overdue
+    attempt: int = 0  # of a delivery that was made again; 0: as it was
 
 
 class MessageReceived(_Event, frozen=True):
@@ -112,7 +113,7 @@ class DeadLettered(_Event, frozen=True):
 
 
 class DeadLetterReplayed(_Event, frozen=True):
-    """A dead letter is sent again, to those alone for whom it was given up."""
+    """A dead letter's next attempt is due, for those alone for whom it was given up."""
 
     message_id: int
     at: int

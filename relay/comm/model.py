@@ -224,6 +224,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     attempt: int = 1  # 1 for the first delivery
     due_ms: int = 0  # Unix ms: when its ack is overdue, or its wait is over; 0: never
     queued: bool = False  # it stands in the recipient's queue, not yet received
+    spent: int = 0  # attempts that a replayed dead letter had before
 
 
 class DeadLetter(msgspec.Struct, frozen=True):

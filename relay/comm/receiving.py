@@ -28,14 +28,25 @@ from relay.errors import NotParticipant
 class ReceiveCommands(StoreBase):
     """The CommStore's commands that read."""
 
-    def deliver(self, message_id: int, recipients: Iterable[str]) -> None:
-        """Stage 5: these recipients have it now; where one is owed, the ack's time runs."""
+    def deliver(
+        self,
+        message_id: int,
+        recipients: Iterable[str],
+        attempt: int = 0,
+        now_ms: int | None = None,
+    ) -> None:
+        """Stage 5: these recipients have it now; where one is owed, the ack's time runs.
+
+        ``attempt``: of a delivery that was made again; 0: as it was.
+        """
         message = self.state.messages.get(message_id)
         if message is not None:
-            reached = list(recipients)
-            owes = self.keeps_time and self.expects_ack(message)
-            due_ms = self._ack_due_ms(message) if owes else 0
-            moved = self.move_deliveries(message_id, reached, DeliveryState.DELIVERED, due_ms)
+            owes = self.expects_ack(message)
+            now_ms = self._now_ms() if now_ms is None else now_ms
+            due_ms = now_ms + self._ack_timeout_ms(message) if owes else 0
+            moved = self.move_deliveries(
+                message_id, recipients, DeliveryState.DELIVERED, due_ms, attempt
+            )
             if owes:
                 self._note_exactly_once(message, moved)
 
@@ -49,10 +60,6 @@ class ReceiveCommands(StoreBase):
             return min(asked_ms, _LONGEST_MS)
         return (self._config(message).ack_timeout or self.ack_timeout_s) * 1000
 
-    def _ack_due_ms(self, message: Message) -> int:
-        """When an acknowledgment of what is delivered now is overdue (Unix ms)."""
-        return self._now_ms() + self._ack_timeout_ms(message)
-
     def _note_exactly_once(self, message: Message, recipients: Iterable[str]) -> None:
         """Remember an exactly-once delivery for twice its ack timeout."""
         asked = (message.metadata or {}).get("delivery")
@@ -64,23 +71,27 @@ class ReceiveCommands(StoreBase):
                 self.apply(events.DuplicateNoted(key, expires_ms))
 
     def move_deliveries(
-        self, message_id: int, recipients: Iterable[str], state: DeliveryState, due_ms: int = 0
+        self,
+        message_id: int,
+        recipients: Iterable[str],
+        state: DeliveryState,
+        due_ms: int = 0,
+        attempt: int = 0,
     ) -> tuple[str, ...]:
         """Note what became of these recipients' deliveries; whose moved.
 
         The same again changes nothing, and nothing moves back: what is acknowledged was
-        delivered, whatever is noted later.
+        delivered, whatever is noted later. What was given up can still be acknowledged.
         """
         known = self.state.deliveries.get(message_id, {})
         moved = tuple(
             recipient
             for recipient in dict.fromkeys(recipients)
-            if recipient in known
-            and known[recipient].state < state
-            and known[recipient].state is not DeliveryState.ACKNOWLEDGED
+            if recipient in known and _may_move(known[recipient].state, state)
         )
         if moved:
-            self.apply(events.DeliveriesMoved(message_id, moved, state, self._now_s(), due_ms))
+            now = self._now_s()
+            self.apply(events.DeliveriesMoved(message_id, moved, state, now, due_ms, attempt))
         return moved
 
     def is_answered(self, message_id: int, recipient: str) -> bool:
@@ -101,21 +112,21 @@ class ReceiveCommands(StoreBase):
         return tuple(self.state.deliveries.get(message_id, ()))
 
     def get_message(self, message_id: int) -> Message | None:
-        """The message of that number, if it is in the live store."""
-        return self.state.messages.get(message_id)
+        """The message of that number, live or a dead letter."""
+        return self.state.messages.get(message_id) or self.state.dead_letters.get(message_id)
 
     def by_relay_id(self, relay_id: str) -> Message | None:
         """The message that came through the relay under this id."""
         number = self.state.relay_ids.get(relay_id)
-        return None if number is None else self.state.messages.get(number)
+        return None if number is None else self.get_message(number)
 
     def undelivered(self) -> dict[str, int]:
-        """Relay id -> number of each message that somebody has not got yet."""
+        """Relay id -> number of each message that somebody has not got yet, or is to get again."""
         return {
             relay_id: number
             for relay_id, number in self.state.relay_ids.items()
             if any(
-                delivery.state is DeliveryState.SENT
+                delivery.state < DeliveryState.DELIVERED
                 for delivery in self.state.deliveries.get(number, {}).values()
             )
         }
@@ -196,10 +207,17 @@ class ReceiveCommands(StoreBase):
             for number in self.state.index.thread.get(correlation_id, ())
         ]
         archived = [m for m in self.state.archive if m.correlation_id == correlation_id]
-        return sorted([*archived, *live], key=lambda message: message.id)
+        dead = [m for m in self.state.dead_letters.values() if m.correlation_id == correlation_id]
+        return sorted([*archived, *live, *dead], key=lambda message: message.id)
 
     def __len__(self) -> int:
         return len(self.state.messages)
+
+
+def _may_move(before: DeliveryState, after: DeliveryState) -> bool:
+    if before is DeliveryState.DEAD:
+        return after is DeliveryState.ACKNOWLEDGED
+    return before < after and before is not DeliveryState.ACKNOWLEDGED
 
 
 _LONGEST_MS = 2**53  # beyond any wait, and twice of it from now is a time that a file holds

@@ -62,6 +62,7 @@ class State:
         self.dead: dict[int, DeadNote] = {}  # what was given up, by message
         self.dead_letters: dict[int, Message] = {}  # those given up for all: no longer live
         self.duplicates: dict[DuplicateKey, int] = {}  # the exactly-once set: key -> expiry ms
+        self.next_forget_ms: int | None = None  # when the first of them expires
         self.archive: tuple[Message, ...] = ()
         self.next_channel = self.next_message = self.next_subscription = 1
 
@@ -88,6 +89,7 @@ class State:
             state._set_deliveries(message_id, {}, records)
         state.dead = {m.id: DeadNote(m.created_at, "", ()) for m in file.dead_letters} | kept.dead
         state.duplicates = dict(kept.duplicates)
+        state.next_forget_ms = min(kept.duplicates.values(), default=None)
         state.sequence = kept.sequence
         numbers = [m.id for m in (*file.messages, *file.dead_letters, *file.archive)]
         state.next_channel = max([kept.next_channel - 1, *state.channels]) + 1
@@ -189,11 +191,18 @@ class State:
             return
         queued = event.state is DeliveryState.DELIVERED
         moved = {
-            recipient: Delivery(event.state, known[recipient].attempt, event.due_ms, queued)
+            recipient: Delivery(
+                event.state, event.attempt or before.attempt, event.due_ms, queued, before.spent
+            )
             for recipient in event.recipients
+            for before in (known[recipient],)
         }
         self._set_deliveries(event.message_id, known, moved)
+        if event.state is DeliveryState.ACKNOWLEDGED and event.message_id in self.dead:
+            self._answered_after_all(event.message_id, event.recipients)
         self._set_status(event.message_id, event.at)
+        if event.attempt:
+            self._note_retries(event.message_id, moved[event.recipients[0]])
 
     def _message_received(self, event: events.MessageReceived) -> None:
         known = self.deliveries.get(event.message_id, {})
@@ -208,16 +217,15 @@ class State:
     def _delivery_timed(self, event: events.DeliveryTimed) -> None:
         known = self.deliveries[event.message_id]
         self._set_deliveries(event.message_id, known, {event.recipient: event.delivery})
-        message = self.messages[event.message_id]
-        retries = event.delivery.attempt - (event.delivery.state is not DeliveryState.WAITING)
-        if retries > message.retry_count:
-            self.messages[message.id] = msgspec.structs.replace(message, retry_count=retries)
+        self._note_retries(event.message_id, event.delivery)
         self.modified_at = event.at
 
     def _dead_lettered(self, event: events.DeadLettered) -> None:
         known = self.deliveries[event.message_id]
         dead = {
-            recipient: Delivery(DeliveryState.DEAD, known[recipient].attempt)
+            recipient: msgspec.structs.replace(
+                known[recipient], state=DeliveryState.DEAD, due_ms=0, queued=False
+            )
             for recipient in event.recipients
         }
         self._set_deliveries(event.message_id, known, dead)
@@ -235,13 +243,17 @@ class State:
 
     def _dead_letter_replayed(self, event: events.DeadLetterReplayed) -> None:
         note = self.dead.pop(event.message_id)
-        message = self.dead_letters.pop(event.message_id, None)
-        if message is not None:
-            message = msgspec.structs.replace(message, status=MessageStatus.SENT, retry_count=0)
-            self._add_message(message)
-            self.messages = dict(sorted(self.messages.items()))  # where it stood before
+        self._return_to_life(event.message_id)
+        message = self.messages[event.message_id]
+        self.messages[message.id] = msgspec.structs.replace(
+            message, status=MessageStatus.SENT, retry_count=0
+        )
         known = self.deliveries.get(event.message_id, {})
-        self._set_deliveries(event.message_id, known, dict.fromkeys(note.recipients, _SENT))
+        due = {}
+        for recipient in note.recipients:
+            tried = known.get(recipient, _SENT).attempt
+            due[recipient] = Delivery(DeliveryState.WAITING, tried, event.at * 1000, False, tried)
+        self._set_deliveries(event.message_id, known, due)
         for key in [k for k in self.duplicates if k[1] == event.message_id]:
             if key[2] in note.recipients:
                 del self.duplicates[key]  # a replay is meant to be delivered again
@@ -259,9 +271,35 @@ class State:
 
     def _duplicate_noted(self, event: events.DuplicateNoted) -> None:
         self.duplicates[event.key] = event.expires_ms
+        if self.next_forget_ms is None or event.expires_ms < self.next_forget_ms:
+            self.next_forget_ms = event.expires_ms
 
     def _duplicates_forgotten(self, event: events.DuplicatesForgotten) -> None:
         self.duplicates = {k: at for k, at in self.duplicates.items() if at > event.at_ms}
+        self.next_forget_ms = min(self.duplicates.values(), default=None)
+
+    def _return_to_life(self, message_id: int) -> None:
+        """A message that was dead for all is live again, where it stood before."""
+        message = self.dead_letters.pop(message_id, None)
+        if message is not None:
+            self._add_message(message)
+            self.messages = dict(sorted(self.messages.items()))
+
+    def _answered_after_all(self, message_id: int, recipients: tuple[str, ...]) -> None:
+        """An acknowledgment of what was given up: for these it is dead no longer."""
+        note = self.dead.pop(message_id)
+        left = tuple(name for name in note.recipients if name not in recipients)
+        if left:
+            self.dead[message_id] = note._replace(recipients=left)
+        self._return_to_life(message_id)
+
+    def _note_retries(self, message_id: int, delivery: Delivery) -> None:
+        """How often the message was tried again, whoever it was for."""
+        message = self.messages[message_id]
+        retries = delivery.attempt - delivery.spent
+        retries -= delivery.state is not DeliveryState.WAITING
+        if retries > message.retry_count:
+            self.messages[message_id] = msgspec.structs.replace(message, retry_count=retries)
 
     def _set_status(self, message_id: int, at: int) -> None:
         """The message's status, as its deliveries stand now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.comm.acks import DEAD_LETTER_TOPIC, SYSTEM
+from relay.comm.acks import DEAD_LETTER_TOPIC, SYSTEM, Verdict
 from relay.comm.engine import CommStore
 from relay.comm.model import (
     ChannelConfig,
@@ -159,8 +159,76 @@ def test_a_replayed_dead_letter_begins_anew(scene: Scene) -> None:
     assert replayed.retry_count == 0
     assert scene.store.dead_letters() == []
     assert [m.id for m in scene.store.receive_messages(None, "worker")] == [sent]
+    for attempt in (6, 7, 8):  # as many again; the numbers go on
+        scene.after(10.1)
+        assert scene.after(5) == [("worker", attempt)]
     scene.after(10.1)
-    assert scene.after(1.1) == [("worker", 2)]
+    (letter,) = scene.store.dead_letters()
+    assert letter.message.retry_count == 3
+    assert letter.last_error == "no acknowledgment within 10 s, 4 attempts"
+
+
+def test_a_late_ack_takes_a_dead_letter_back(scene: Scene) -> None:
+    sent = scene.send()
+    for _ in range(8):
+        scene.after(15)
+    scene.store.receive_messages(None, "lead")  # hears that it is dead
+    scene.store.acknowledge_message(sent, "worker", "completed", "was at lunch")
+    assert scene.store.dead_letters() == []
+    kept = scene.store.get_message(sent)
+    assert kept is not None and kept.status is MessageStatus.ACKNOWLEDGED
+    (ack,) = scene.store.receive_messages(None, "lead")
+    assert ack.content == b"completed\nwas at lunch"
+    scene.reopened()
+    assert scene.state(sent) is DeliveryState.ACKNOWLEDGED
+    assert scene.after(1000) == []
+
+
+def test_a_late_ack_of_one_leaves_the_other_dead(scene: Scene) -> None:
+    scene.store.join_channel(scene.channel.id, "other")
+    sent = scene.send()
+    for _ in range(8):
+        scene.after(15)
+    scene.store.acknowledge_message(sent, "other", "received")
+    (letter,) = scene.store.dead_letters()
+    assert letter.recipients == ("worker",)
+    scene.store.replay_dead_letter(sent)
+    assert [m.id for m in scene.store.receive_messages(None, "worker")] == [sent]
+    assert scene.store.receive_messages(None, "other") == []
+
+
+def test_what_is_a_day_old_is_not_tried_again() -> None:
+    config = ChannelConfig(delivery=DeliveryMode.AT_LEAST_ONCE, ack_timeout=40_000)
+    scene = Scene(config)
+    scene.send()
+    assert scene.after(40_000) == []
+    assert scene.after(1) == [("worker", 2)]
+    assert scene.after(40_000) == []
+    assert scene.after(2) == [("worker", 3)]
+    assert scene.after(40_000) == []
+    (letter,) = scene.store.dead_letters()
+    assert letter.last_error == "no acknowledgment for 120003 s, 3 attempts"
+
+
+def test_an_owner_that_delivers_by_itself_is_told_what_is_due(scene: Scene) -> None:
+    sent = scene.send()
+    scene.clock.advance(10.1)
+    assert scene.store.due() == []  # it waits from now on
+    scene.clock.advance(1.1)
+    (one,) = scene.store.due()
+    assert (one.recipient, one.verdict, one.attempt) == ("worker", Verdict.AGAIN, 2)
+    assert scene.store.due() == [one]  # until it is done
+    scene.store.wait(sent, "worker", scene.clock.now_ns() // 10**6 + 500)
+    assert scene.store.due() == []
+    scene.clock.advance(0.5)
+    assert scene.store.due() == [one]
+    scene.store.hold(sent, "worker", one.attempt)
+    assert scene.store.next_due_ms() is None
+    scene.store.deliver(sent, ["worker"], one.attempt)
+    assert scene.store.state.deliveries[sent]["worker"].attempt == 2
+    scene.clock.advance(10)
+    assert scene.store.due() == []
+    assert scene.state(sent) is DeliveryState.WAITING
 
 
 def test_discard_and_purge(scene: Scene) -> None:

@@ -32,7 +32,12 @@ STATES = st.builds(
         st.dictionaries(
             st.text(max_size=12),
             st.builds(
-                Delivery, st.sampled_from(DeliveryState), st.integers(1, 9), U64, st.booleans()
+                Delivery,
+                st.sampled_from(DeliveryState),
+                st.integers(1, 9),
+                U64,
+                st.booleans(),
+                st.integers(0, 9),
             ),
             max_size=4,
         ),
@@ -54,7 +59,7 @@ ONE = EngineState(
     41,
     {
         7: {
-            "bob": Delivery(DeliveryState.DELIVERED, 2, 9, True),
+            "bob": Delivery(DeliveryState.DELIVERED, 6, 9, True, 4),
             "é": Delivery(DeliveryState.BOUNCED),
         },
         2: {},
@@ -75,9 +80,9 @@ ONE_BYTES = {
         + struct.pack("<QI", 2, 0)
         + struct.pack("<QI", 7, 2)
         + text("bob")
-        + struct.pack("<BIQB", 2, 2, 9, True)
+        + struct.pack("<BIQBI", 2, 6, 9, True, 4)
         + text("é")
-        + struct.pack("<BIQB", 5, 1, 0, False)
+        + struct.pack("<BIQBI", 5, 1, 0, False, 0)
     ),
     3: struct.pack("<QQQ", 1, 7, 5) + text("why") + struct.pack("<I", 1) + text("bob"),
     4: struct.pack("<Q", 1)
@@ -145,7 +150,7 @@ def test_deliveries_with_bytes_left_over_say_where() -> None:
 
 def test_a_state_outside_the_enum() -> None:
     data = bytearray(ONE_BYTES[DELIVERIES])
-    data[-14] = 8
+    data[-18] = 8
     broken({DELIVERIES: bytes(data)})
 
 
