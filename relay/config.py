@@ -64,6 +64,10 @@ class Retry(Section, frozen=True):
         """Seconds before the next try after ``attempts``: 1, 2, 4 … 60."""
         return min(self.first_s << min(max(attempts - 1, 0), 30), self.most_s)
 
+    def pause_after_s(self, elapsed_s: int) -> int:
+        """Seconds before the next try, ``elapsed_s`` after the first: 1, 2, 4 … 60, too."""
+        return min(self.first_s + max(elapsed_s, 0), self.most_s)
+
 
 class Ledger(Section, frozen=True):
     """The ledger's connection."""

@@ -133,10 +133,7 @@ class Daemon:
             )
             stack.callback(ledger.close)
             epoch = self._begin_epoch(ledger)
-            store = open_store(self._home, self._clock)
-            store.ack_timeout_s = config.delivery.ack_timeout_s
-            store.delivers_itself = False  # a file in an inbox is what counts
-            store.give_up_after_s = config.delivery.give_up_after_s
+            store = open_store(self._home, self._clock, config)
             if epoch > 1 and not os.path.exists(self._home.path(STORE)):
                 self._log(
                     "The store's file is not there: acknowledgments of older messages will bounce",
@@ -192,17 +189,19 @@ class Daemon:
         return epoch
 
 
-def open_store(home: Home, clock: Clock) -> CommStore:
-    """The store as its file holds it; a new one when there is no file yet.
+def open_store(home: Home, clock: Clock, config: Config) -> CommStore:
+    """The store as its file holds it, a new one when there is no file yet, set up for a relay.
 
     Errors: FormatError for a damaged file, which is left as it is.
     """
     path = home.path(STORE)
     if os.path.islink(path):
         raise UnsafePath(f"{path} is a link")
-    if not os.path.exists(path):
-        return CommStore(clock)
-    return CommStore.load(clock, acomm.read(path))
+    store = CommStore.load(clock, acomm.read(path)) if os.path.exists(path) else CommStore(clock)
+    store.delivers_itself = False  # a file in an inbox is what counts
+    store.ack_timeout_s = config.delivery.ack_timeout_s
+    store.give_up_after_s = config.delivery.give_up_after_s
+    return store
 
 
 def lock_holder(home: Home) -> int | None:

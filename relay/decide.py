@@ -7,13 +7,13 @@ files. Nothing here touches disk. Source: DESIGN, "How a message flows".
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Callable, Set
 
 from relay import control, router
 from relay.checksums import sha256_hex
 from relay.clock import NS_PER_S
+from relay.comm.acks import DEAD_LETTER_TOPIC, SYSTEM
 from relay.comm.engine import CommStore
 from relay.comm.model import (
     Channel,
@@ -22,14 +22,13 @@ from relay.comm.model import (
     Message,
     MessageType,
     Metadata,
-    Priority,
 )
 from relay.delivery import render_delivered
-from relay.errors import CommError
+from relay.errors import CommError, StoreCapacity, StoreFull
 from relay.found import Found
 from relay.intake import Accepted
 from relay.ledger import own_message
-from relay.message import SIGNATURE_PREFIX, Kind, MessageFile
+from relay.message import Kind, MessageFile
 from relay.names import ORCHESTRATOR, derived_id, direct_channel_name, shown
 from relay.router import Bounce, Directory, Route
 from relay.work import Acknowledged, Posting, Work
@@ -73,6 +72,8 @@ class Decider:
             return
         try:
             stored = self._send(work, message, route, known)
+        except (StoreFull, StoreCapacity):
+            raise
         except CommError as exc:
             self.refuse(work, str(exc))
             return
@@ -100,6 +101,43 @@ class Decider:
         work.notice = f"{message_id} {key}"
         self._answer(work, Kind.NACK, text, self._store.by_relay_id(message_id))
         return work
+
+    def announce_dead(self, work: Work, text: str, agents: Set[str]) -> None:
+        """Publish a dead letter on the system's topic, when anybody ever asked for that channel.
+
+        Source: message-engine.txt, "Retry Semantics", step 3c.
+        """
+        channel = self._store.get_channel_by_name(SYSTEM)
+        if channel is None or channel.channel_type is not ChannelType.PUB_SUB:
+            return
+        notice_id = derived_id(work.discovered_at, "dead", work.message_id, work.notice)
+        stored = self._store.by_relay_id(notice_id)
+        body = f"{text}\n".encode()
+        to = f"#{SYSTEM}"
+        if stored is None:
+            metadata: Metadata = {
+                "relay_id": notice_id,
+                "to": to,
+                "created_ns": work.discovered_at,
+                "re": work.message_id,
+            }
+            self._store.join_channel(channel.id, ORCHESTRATOR)
+            try:
+                stored = self._store.accept(
+                    channel.id,
+                    ORCHESTRATOR,
+                    MessageType.NOTIFICATION,
+                    body,
+                    topic=DEAD_LETTER_TOPIC,
+                    metadata=metadata,
+                )
+            except CommError:  # paused or closed: whoever did that wants no notices
+                return
+        targets = tuple(name for name in self._store.recipients(stored.id) if name in agents)
+        if targets:
+            headers = {"TOPIC": DEAD_LETTER_TOPIC, "RE": work.message_id}
+            notice = MessageFile(to, Kind.NOTIFICATION, headers, body)
+            self._post_own(work, notice, notice_id, stored.id, targets, SYSTEM)
 
     def _send(
         self, work: Work, message: MessageFile, route: Route, known: Set[str] | None
@@ -155,11 +193,11 @@ class Decider:
         """The message is for the orchestrator: do it, and answer."""
         answer = control.handle(message, work.agent, self._store)
         self._store.deliver(stored.id, [ORCHESTRATOR])
+        if self._store.expects_ack(stored):
+            self._store.move_deliveries(stored.id, [ORCHESTRATOR], DeliveryState.ACKNOWLEDGED)
         if answer.ok is None:
             work.status_note = message.content.decode()[:MAX_NOTE]
             return
-        if self._store.expects_ack(stored):
-            self._store.move_deliveries(stored.id, [ORCHESTRATOR], DeliveryState.ACKNOWLEDGED)
         if answer.ok:
             self._answer(work, Kind.ACK, f"completed {answer.text}", stored)
         else:
@@ -194,9 +232,7 @@ class Decider:
                 accepted.checksum,
                 route.shown_channel,
             )
-            work.postings.append(
-                Posting(work.message_id, stored.id, data, targets, None, route.shown_channel)
-            )
+            work.postings.append(Posting(work.message_id, stored.id, data, targets))
 
     def _answer(self, work: Work, kind: Kind, text: str, stored: Message | None) -> None:
         """A message of the orchestrator's to the sender; its id says what it answers."""
@@ -213,10 +249,22 @@ class Decider:
         reply = MessageFile(to, kind, headers, body)
         known = self._store.by_relay_id(reply_id)
         engine_id = known.id if known else self._keep_answer(work, reply, reply_id, stored).id
-        checksum = sha256_hex(body)
-        facts = own_message(reply_id, body, checksum, str(kind), to, work.discovered_at)
-        data = render_delivered(reply, reply_id, ORCHESTRATOR, work.discovered_at, checksum, None)
-        work.postings.append(Posting(reply_id, engine_id, data, (to,), facts))
+        self._post_own(work, reply, reply_id, engine_id, (to,))
+
+    def _post_own(
+        self,
+        work: Work,
+        message: MessageFile,
+        message_id: str,
+        engine_id: int,
+        targets: tuple[str, ...],
+        channel: str | None = None,
+    ) -> None:
+        """A message of the orchestrator's into inboxes, with a row of its own."""
+        at, checksum = work.discovered_at, sha256_hex(message.body)
+        facts = own_message(message_id, message.body, checksum, str(message.kind), message.to, at)
+        data = render_delivered(message, message_id, ORCHESTRATOR, at, checksum, channel)
+        work.postings.append(Posting(message_id, engine_id, data, targets, facts))
 
     def _keep_answer(
         self, work: Work, reply: MessageFile, reply_id: str, stored: Message | None
@@ -242,26 +290,3 @@ class Decider:
             correlation_id=stored.correlation_id if stored and acknowledges else None,
             metadata=metadata,
         )
-
-
-def rebuild(message: Message) -> MessageFile:
-    """A message as a file again, from what the engine keeps of it."""
-    metadata = message.metadata or {}
-    kept = {
-        "THREAD": metadata.get("thread"),
-        "RE": metadata.get("re"),
-        "DELIVERY": metadata.get("delivery"),
-        "TOPIC": message.topic,
-        "TTL": message.ttl,
-        "PRIORITY": None if message.priority is Priority.NORMAL else int(message.priority),
-        "AWAIT": metadata.get("await_ms"),
-    }
-    headers = {name: str(value) for name, value in kept.items() if value is not None}
-    if message.signature is not None:
-        headers["SIGNATURE"] = SIGNATURE_PREFIX + base64.b64encode(message.signature).decode()
-    for key, value in metadata.items():
-        if key.startswith("h."):
-            headers[key[2:]] = str(value)
-    kind = Kind(str(metadata.get("kind", router.KIND_OF[message.message_type])))
-    attachments = tuple(str(metadata.get("attachments", "")).split())
-    return MessageFile(str(metadata["to"]), kind, headers, message.content, attachments)

@@ -9,24 +9,24 @@ and the ledger's deliveries say who has it already. States and what a crash leav
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Set
 
 from relay import attachments, delivery
 from relay.admission import Admission
+from relay.carry import Carrier
 from relay.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.comm.engine import CommStore
 from relay.comm.flush import Flusher
 from relay.config import Config
 from relay.decide import Decider
-from relay.delivery import DiskFull
-from relay.errors import UnsafePath
-from relay.found import FileKey
-from relay.held import HeldMail
+from relay.errors import StoreCapacity, StoreFull, UnsafePath
+from relay.finish import Finisher
+from relay.held import Ended, HeldMail
 from relay.home import Dirs, Home
 from relay.intake import Accepted, Intake, Look
 from relay.ledger import Ledger
-from relay.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
+from relay.names import MSG_SUFFIX, message_id_of
+from relay.overdue import OverdueMail
 from relay.roster import Roster
 from relay.watcher import Wake
 from relay.work import Work
@@ -59,14 +59,16 @@ class Dispatcher:
         self._intake = Intake(config.detection, config.limits, clock, log)
         self._admission = Admission(ledger, clock, log)
         self._decider = Decider(store, roster.lead)
-        self._held = HeldMail(ledger, store, config.retry, clock)
-        self._hand: set[FileKey] = set()  # delivered, not yet archived
-        self._waiting: deque[Work] = deque()  # their works, in the order of their sequence
+        self._finisher = Finisher(ledger, flusher, clock, log)
+        self._carrier = Carrier(ledger, store, self._finisher, config.retry, clock, log)
+        self._held = HeldMail(ledger, store, config, clock)
+        self._overdue = OverdueMail(
+            ledger, store, self._decider, self._carrier, config.retry, clock, log
+        )
         self._next_scan_ns = 0
         self._next_poll_ns = 0
         self._recheck_ns: int | None = None
         self._last_now_ns = 0
-        self._last_flush_error = ""
 
     @property
     def backlog(self) -> int:
@@ -83,10 +85,12 @@ class Dispatcher:
         self._watch_clock()
         with self._home.dirs() as dirs:
             self._hear(wake)
-            looks = self._intake.take(dirs, self._config.limits.batch_files, self._hand)
+            limit = self._config.limits.batch_files
+            looks = self._intake.take(dirs, limit, self._finisher.hand)
             if looks:
                 self._process(dirs, looks)
             self._retry_held(dirs)
+            self._overdue.retry_due(dirs, self._roster.agents)
             self._finish(dirs)
         return self._next_due()
 
@@ -94,7 +98,7 @@ class Dispatcher:
         """The end: everything in hand is finished, the store is written."""
         self._flusher.flush()
         with self._home.dirs() as dirs:
-            while self._waiting:
+            while not self._finisher.is_idle:
                 self._finish(dirs)
 
     def _watch_clock(self) -> None:
@@ -196,7 +200,11 @@ class Dispatcher:
             recipients = known.get(work.message_id)
             if isinstance(look, Accepted) and not recipients:  # who has it already keeps it
                 work.failure = work.failure or _missing_attachments(dirs, look)
-            self._decide(work, look, recipients.keys() if recipients else None)
+            try:
+                self._decide(work, look, recipients.keys() if recipients else None)
+            except (StoreFull, StoreCapacity) as exc:  # it passes
+                self._postpone(work, str(exc))
+                continue
             batch.append(work)
             deliveries += work.deliveries()
             if deliveries >= self._config.limits.batch_deliveries:
@@ -213,6 +221,8 @@ class Dispatcher:
                 self._decider.decide(work, look, self._roster.agents, known, now)
             else:
                 self._decider.refuse(work, work.failure)
+        except (StoreFull, StoreCapacity):
+            raise
         except Exception as exc:
             self._log(
                 f"Refused {work.found.path}: the relay has a fault: {exc!r}",
@@ -223,53 +233,9 @@ class Dispatcher:
             work.postings.clear()
             self._decider.refuse(work, f"the relay has a fault and cannot handle it: {exc!r}")
 
-    # -- 7-10 stage, commit, deliver, finish -------------------------------------------
-
     def _carry_out(self, dirs: Dirs, batch: list[Work]) -> None:
-        works = [work for work in batch if self._stage(dirs, work)]
-        self._commit(works)
-        self._deliver(dirs, works)
-        sequence = self._store.sequence
-        for work in works:
-            work.sequence = sequence
-            self._hand.add(work.found.key)
-            self._waiting.append(work)
-        refused = sum(bool(work.failure) for work in works)
-        delivered = sum(work.deliveries() for work in works)
-        self._log(
-            "Delivered a batch",
-            action="deliver_batch",
-            files=len(works),
-            deliveries=delivered,
-            refused=refused,
-        )
-
-    def _stage(self, dirs: Dirs, work: Work) -> bool:
-        """Stage everything that this file causes; False when the disk takes nothing now."""
-        for number, posting in enumerate(work.postings):
-            recipients = self._unstaged(work, posting.message_id, posting.recipients)
-            posting = posting._replace(recipients=recipients)
-            work.postings[number] = posting
-            try:
-                failed = delivery.stage(dirs, posting.message_id, posting.data, recipients)
-            except DiskFull as exc:
-                for earlier in work.postings[:number]:
-                    delivery.unstage(dirs, earlier.message_id, earlier.recipients)
-                self._postpone(work, str(exc))
-                return False
-            for recipient, reason in failed.items():
-                work.held[posting.message_id, recipient] = reason
-        return True
-
-    def _unstaged(
-        self, work: Work, message_id: str, recipients: tuple[str, ...]
-    ) -> tuple[str, ...]:
-        """Without those who have this answer already, from before a crash."""
-        new = work.has_row and not work.again  # without a row it may have been refused before
-        if new or message_id == work.message_id:
-            return recipients
-        known = self._ledger.deliveries([message_id]).get(message_id, {})
-        return tuple(recipient for recipient in recipients if recipient not in known)
+        for work, reason in self._carrier.carry_out(dirs, batch):
+            self._postpone(work, reason)
 
     def _postpone(self, work: Work, reason: str) -> None:
         """A passing error: the file stays in the outbox and is tried again."""
@@ -288,179 +254,49 @@ class Dispatcher:
             agent=work.agent,
         )
 
-    def _commit(self, works: list[Work]) -> None:
-        """The decisions, in one transaction: from here on recovery finishes what it finds."""
-        now = self._clock.now_ns()
-        with self._ledger.transaction():
-            ledger = self._ledger
-            own = [p.own for work in works for p in work.postings if p.own is not None]
-            if own:
-                ledger.record(own, own=True)
-            ledger.stage(row for work in works for row in work.delivery_rows(now))
-            failures = [(w.message_id, w.failure) for w in works if w.failure and w.has_row]
-            if failures:
-                ledger.fail(failures, now)
-            for work in works:
-                if work.failure and not work.has_row:
-                    self._record_rejection(work, now)
-                if work.unsafe:
-                    ledger.security_event(
-                        "not_a_regular_file", work.agent, work.found.path, work.failure, now
-                    )
+    # -- 11 archive, 12 due work --------------------------------------------------------
 
-    def _record_rejection(self, work: Work, now: int) -> None:
-        found = work.found
-        self._ledger.reject(
-            found.agent,
-            found.file_name,
-            found.inode,
-            found.mtime_ns,
-            work.failure,
-            work.own_ids()[0],
-            now,
-        )
+    def _finish(self, dirs: Dirs) -> None:
+        for found in self._finisher.finish(dirs, self._config.limits.batch_files):
+            self._intake.add(found.agent, found.file_name, renamed=True)
 
     def _retry_held(self, dirs: Dirs) -> None:
         """Try what is held; where that is over, the sender is told first, then it is noted."""
         ended = self._held.retry_due(dirs, self._roster.agents, self._config.limits.batch_files)
         if not ended:
             return
-        notices = [
-            self._decider.tell(
-                one.row.agent_name,
-                one.row.message_id,
-                one.row.discovered_at,
-                one.recipient,
-                f"not delivered to {one.recipient}: {one.reason}",
-            )
-            for one in ended
-            if one.row.agent_name in self._roster.agents
-        ]
-        self._carry_out(dirs, notices)
-        self._held.end(ended)
-
-    def _deliver(self, dirs: Dirs, works: list[Work]) -> None:
-        """Rename what is staged; note what stands in the inboxes, in one transaction."""
-        written: list[tuple[str, str]] = []
-        for work in works:
-            for posting in work.postings:
-                reached = self._deliver_posting(dirs, work, posting.message_id, posting.recipients)
-                written.extend((posting.message_id, recipient) for recipient in reached)
-                self._store.deliver(posting.engine_id, reached)
-        now = self._clock.now_ns()
-        obeyed = [(work.message_id, ORCHESTRATOR) for work in works if work.control]
-        due = now + self._config.retry.pause_s(1) * NS_PER_S
-        held = [
-            (message_id, recipient, reason, due)
-            for work in works
-            for (message_id, recipient), reason in work.held.items()
-        ]
-        with self._ledger.transaction():
-            self._ledger.written(written + obeyed, now)
-            if obeyed:
-                self._ledger.read(obeyed, now)
-            if held:
-                self._ledger.hold(held)
-            self._note_effects(works, now)
-            self._ledger.seen({work.agent for work in works}, now)
-
-    def _deliver_posting(
-        self, dirs: Dirs, work: Work, message_id: str, recipients: tuple[str, ...]
-    ) -> list[str]:
-        reached: list[str] = []
-        for recipient in recipients:
-            if (message_id, recipient) in work.held:
-                continue
-            reason = delivery.deliver(dirs, message_id, recipient)
-            if reason:
-                work.held[message_id, recipient] = reason
-            else:
-                reached.append(recipient)
-        return reached
-
-    def _note_effects(self, works: list[Work], now: int) -> None:
-        """What answers and status messages say of others' rows."""
-        for work in works:
-            answer = work.acknowledged
-            if answer is not None:
-                self._ledger.acknowledge(answer.message_id, answer.recipient, answer.status, now)
-            if work.status_note is not None:
-                self._ledger.note_status(work.agent, work.status_note, now)
-
-    # -- 11 archive --------------------------------------------------------------------
-
-    def _finish(self, dirs: Dirs) -> None:
-        """Complete and archive what the store's file holds by now."""
-        durable = self._flusher.commit()
-        self._report_flush()
-        done: list[Work] = []
-        while self._waiting and self._waiting[0].sequence <= durable:
-            done.append(self._waiting.popleft())
-            if len(done) >= self._config.limits.batch_files:
-                break
-        if not done:
-            return
-        now = self._clock.now_ns()
-        own = [message_id for work in done for message_id in work.own_ids()]
-        good = [work for work in done if not work.failure]
-        with self._ledger.transaction():
-            self._ledger.complete([work.message_id for work in good] + own, now)
-        archived: list[tuple[str, str | None]] = []
-        refused: list[tuple[str, str]] = []
-        for work in done:
-            moved, path = self._archive(dirs, work, delivery.REJECTED if work.failure else "")
-            if moved and not work.failure:
-                archived.append((work.message_id, path))
-            elif path and work.has_row:
-                refused.append((work.message_id, path))
-        with self._ledger.transaction():
-            self._ledger.archive(archived)
-            self._ledger.archive_own(own)
-            self._ledger.set_path(refused)
-        for work in done:
-            self._hand.discard(work.found.key)
-
-    def _archive(self, dirs: Dirs, work: Work, kind: str = "") -> tuple[bool, str | None]:
-        """(is it out of the outbox?, its path in the archive: None when it is gone)."""
-        found = work.found
-        if work.notice:
-            return True, None  # there is no file
+        untold = ended
         try:
-            if delivery.is_same_file(dirs, found):
-                day = work.archive_day_ns
-                return True, delivery.archive(dirs, found.agent, found.file_name, day, kind)
-            self._intake.add(found.agent, found.file_name, renamed=True)  # another in its place
-        except (OSError, UnsafePath) as exc:
-            self._log(
-                f"Could not archive {found.path}, the next scan tries again: {exc}",
-                action="archive_failed",
-                level="warning",
-                message_id=work.message_id,
-            )
-            return False, None
-        return True, None
+            notices = [self._notice(one) for one in ended]
+            put_off = self._carrier.carry_out(dirs, [work for work in notices if work])
+            works = [one.work for one in put_off]  # the disk is full
+            untold = [one for one, work in zip(ended, notices, strict=True) if work in works]
+        except (StoreFull, StoreCapacity) as exc:
+            self._log(f"Cannot tell a sender now: {exc}", action="postpone", level="warning")
+        self._held.put_off(untold)
+        self._held.end([one for one in ended if one not in untold])
 
-    def _report_flush(self) -> None:
-        """Say once that the store cannot be written, and once that it can again."""
-        error = self._flusher.error
-        if error != self._last_flush_error:
-            self._last_flush_error = error
-            text = f"cannot be written, trying again: {error}" if error else "is written again"
-            level = "error" if error else "info"
-            self._log(f"The store {text}", action="flush_failed", level=level)
-
-    # -- 12 what is next ---------------------------------------------------------------
+    def _notice(self, one: Ended) -> Work | None:
+        """What the sender of a held delivery that is over is told, when it is there."""
+        row = one.row
+        if row.agent_name not in self._roster.agents:
+            return None
+        text = f"not delivered to {one.recipient}: {one.reason}"
+        return self._decider.tell(
+            row.agent_name, row.message_id, row.discovered_at, one.recipient, text
+        )
 
     def _next_due(self) -> int:
         due = [self._next_scan_ns]
         if self._recheck_ns is not None:
             due.append(self._recheck_ns)
-        for at in (self._intake.due_ns(), self._flusher.due_ns(), self._held.due_ns()):
+        for part in (self._intake, self._flusher, self._held, self._overdue):
+            at = part.due_ns()
             if at is not None:
                 due.append(at)
         if self._roster.unwatched:
             due.append(self._next_poll_ns)
-        if self._waiting and self._waiting[0].sequence <= self._flusher.durable:
+        if self._finisher.is_due():
             due.append(0)
         return min(due)
 

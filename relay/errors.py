@@ -207,6 +207,12 @@ class QueryTimeout(CommError):
     hint = "use a simpler pattern, or narrow the query by other fields first"
 
 
+class StoreFull(CommError):
+    """The store has as many active messages as it may hold."""
+
+    hint = "acknowledge, archive or discard what is old"
+
+
 class StoreCapacity(CommError):
     """A size limit of the store file is reached."""
 

@@ -73,12 +73,15 @@ class Delivery(NamedTuple):
     recipient: str
     state: str
     attempt: int
+    staged_at: int
+    last_error: str | None
 
 
 _ROW = (
     "SELECT message_id, agent_name, file_path, checksum, status, discovered_at, retry_count, "
     "last_error, file_size, file_mtime_ns, file_inode, message_type, target FROM messages "
 )
+_DELIVERY = "message_id, recipient, state, attempt, staged_at, last_error"
 _OPEN = "status IN ('pending', 'processing', 'completed')"
 
 
@@ -241,6 +244,15 @@ class Ledger:
             deliveries,
         )
 
+    def stage_again(self, deliveries: Sequence[tuple[str, str, int]], now_ns: int) -> None:
+        """(message id, recipient, attempt): delivered before, and staged once more."""
+        self._db.executemany(
+            f"UPDATE deliveries SET state = 'staged', attempt = ?, staged_at = {now_ns:d}, "
+            "last_error = NULL WHERE message_id = ? AND recipient = ? "
+            "AND state IN ('held', 'written', 'read', 'dead')",
+            [(attempt, message_id, recipient) for message_id, recipient, attempt in deliveries],
+        )
+
     def written(self, deliveries: Iterable[tuple[str, str]], now_ns: int) -> None:
         """(message id, recipient): the file stands in the inbox."""
         self._db.executemany(
@@ -252,18 +264,18 @@ class Ledger:
     def hold(self, held: Iterable[tuple[str, str, str, int]]) -> None:
         """(message id, recipient, error, due_at): tried again at due_at."""
         self._db.executemany(
-            "UPDATE deliveries SET state = 'held', last_error = ?, due_at = ?, "
-            "attempt = attempt + 1 "
+            "UPDATE deliveries SET state = 'held', last_error = ?, due_at = ? "
             "WHERE message_id = ? AND recipient = ? AND state IN ('staged', 'held')",
             [(reason, due, message_id, who) for message_id, who, reason, due in held],
         )
 
-    def expire(self, message_id: str, recipient: str) -> None:
-        """Its TTL passed before it could be written."""
+    def end(self, message_id: str, recipient: str, state: str, reason: str) -> None:
+        """Given up, as ``expired``, ``bounced`` or ``dead``; what is acked stays so."""
         self._db.execute(
-            "UPDATE deliveries SET state = 'expired', due_at = NULL "
-            "WHERE message_id = ? AND recipient = ? AND state = 'held'",
-            (message_id, recipient),
+            "UPDATE deliveries SET state = ?, last_error = ?, due_at = NULL "
+            "WHERE message_id = ? AND recipient = ? "
+            "AND state IN ('staged', 'held', 'written', 'read')",
+            (state, reason, message_id, recipient),
         )
 
     def read(self, taken: Iterable[tuple[str, str]], now_ns: int) -> None:
@@ -275,11 +287,11 @@ class Ledger:
         )
 
     def acknowledge(self, message_id: str, recipient: str, status: str, now_ns: int) -> None:
-        """An ack arrived; a later one replaces the status of an earlier one."""
+        """An ack arrived, late or not; a later one replaces the status of an earlier one."""
         self._db.execute(
             "UPDATE deliveries SET state = 'acked', acked_at = ?, ack_status = ?, "
             "read_at = coalesce(read_at, ?) WHERE message_id = ? AND recipient = ? "
-            "AND state IN ('written', 'read', 'acked')",
+            "AND state IN ('written', 'read', 'acked', 'expired', 'dead')",
             (now_ns, status, now_ns, message_id, recipient),
         )
 
@@ -287,7 +299,7 @@ class Ledger:
         """The deliveries there are for these messages: id -> recipient -> delivery."""
         found: dict[str, dict[str, Delivery]] = {}
         for row in self._db.execute(
-            "SELECT message_id, recipient, state, attempt FROM deliveries "
+            f"SELECT {_DELIVERY} FROM deliveries "
             "WHERE message_id IN (SELECT value FROM json_each(?))",
             (json.dumps(list(message_ids)),),
         ):
@@ -299,8 +311,7 @@ class Ledger:
         return [
             Delivery(*row)
             for row in self._db.execute(
-                "SELECT message_id, recipient, state, attempt FROM deliveries "
-                "WHERE state IN ('held', 'staged')"
+                f"SELECT {_DELIVERY} FROM deliveries WHERE state IN ('held', 'staged')"
             )
         ]
 
@@ -316,7 +327,7 @@ class Ledger:
         return [
             Delivery(*row)
             for row in self._db.execute(
-                "SELECT message_id, recipient, state, attempt FROM deliveries "
+                f"SELECT {_DELIVERY} FROM deliveries "
                 "WHERE state IN ('held', 'staged') AND state = 'held' AND due_at <= ? LIMIT ?",
                 (now_ns, limit),
             )
@@ -354,14 +365,6 @@ class Ledger:
         """True for the answer to a file without a row: nothing feeds it again."""
         found = self._db.execute("SELECT 1 FROM rejections WHERE nack_id = ?", (nack_id,))
         return found.fetchone() is not None
-
-    def bounce(self, message_id: str, recipient: str, reason: str) -> None:
-        """A held delivery whose recipient is no longer an agent."""
-        self._db.execute(
-            "UPDATE deliveries SET state = 'bounced', last_error = ?, due_at = NULL "
-            "WHERE message_id = ? AND recipient = ? AND state = 'held'",
-            (reason, message_id, recipient),
-        )
 
     def security_event(
         self, kind: str, agent: str | None, path: str | None, detail: str, now_ns: int

@@ -71,7 +71,7 @@ def _finish_deliveries(dirs: Dirs, ledger: Ledger, store: CommStore, now: int) -
             written.append((item.message_id, item.recipient))
             stored = store.by_relay_id(item.message_id)
             if stored is not None:
-                store.deliver(stored.id, [item.recipient])
+                store.deliver(stored.id, [item.recipient], item.attempt)
     with ledger.transaction():
         ledger.written(written, now)
         ledger.hold(failed)
@@ -80,11 +80,12 @@ def _finish_deliveries(dirs: Dirs, ledger: Ledger, store: CommStore, now: int) -
 
 def _catch_up(ledger: Ledger, store: CommStore) -> None:
     """Deliveries that the ledger has and the store's last flush had not."""
-    behind = store.undelivered()
+    behind = store.unsettled()
     known = ledger.deliveries(behind)
     for relay_id, number in behind.items():
-        there = [d.recipient for d in known.get(relay_id, {}).values() if d.state in DELIVERED]
-        store.deliver(number, there)
+        for one in known.get(relay_id, {}).values():
+            if one.state in DELIVERED:
+                store.deliver(number, [one.recipient], one.attempt)
 
 
 def _remove_strays(dirs: Dirs, home: Home, ledger: Ledger) -> int:

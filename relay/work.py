@@ -17,7 +17,7 @@ class Posting(NamedTuple):
     data: bytes  # the delivered file
     recipients: tuple[str, ...]  # those that have an inbox and have not got it yet
     own: FileFacts | None = None  # the ledger's facts, when it is the orchestrator's message
-    channel: str | None = None  # its CHANNEL header
+    attempt: int = 0  # of a delivery that is made again; 0 for the first
 
 
 class Acknowledged(NamedTuple):
@@ -87,10 +87,11 @@ class Work:
         return sum(len(posting.recipients) for posting in self.postings)
 
     def delivery_rows(self, now_ns: int) -> list[tuple[str, str, str, int, str | None, int | None]]:
-        """Rows for the ledger's ``stage``: every recipient, reached or not."""
+        """Rows for the ledger's ``stage``: every recipient, reached or not, for the first time."""
         rows: list[tuple[str, str, str, int, str | None, int | None]] = [
             (posting.message_id, recipient, "staged", now_ns, None, None)
             for posting in self.postings
+            if not posting.attempt
             for recipient in posting.recipients
         ]
         rows.extend(
@@ -100,3 +101,12 @@ class Work:
         if self.control:
             rows.append((self.message_id, ORCHESTRATOR, "staged", now_ns, None, None))
         return rows
+
+    def redelivery_rows(self) -> list[tuple[str, str, int]]:
+        """(message id, recipient, attempt) of every delivery that is made again."""
+        return [
+            (posting.message_id, recipient, posting.attempt)
+            for posting in self.postings
+            if posting.attempt
+            for recipient in posting.recipients
+        ]

@@ -45,7 +45,7 @@ class Box:
     def open(self) -> None:
         """What the daemon does at its start, up to the first turn."""
         self.ledger = Ledger.open(self.home.path(LEDGER))
-        self.store: CommStore = open_store(self.home, self.clock)
+        self.store: CommStore = open_store(self.home, self.clock, self.config)
         feed = recovery.recover(self.home, self.ledger, self.store, self.clock, self._log)
         detection = self.config.detection
         self.watcher: Watcher = make_watcher(

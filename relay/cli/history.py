@@ -112,9 +112,10 @@ def search(ctx: click.Context, home: str | None, pattern: str, limit: int, as_js
 def read_store(home: Home) -> CommStore:
     """The store as its file has it. Errors: FormatError for a damaged file."""
     from relay.clock import Clock
+    from relay.config import decode
     from relay.daemon import open_store
 
-    return open_store(home, Clock())
+    return open_store(home, Clock(), decode(home.read_config(), home.path("config.json")))
 
 
 def _filter(

@@ -13,6 +13,7 @@ from relay.comm.base import StoreBase
 from relay.comm.model import (
     Channel,
     ChannelConfig,
+    Delivery,
     DeliveryMode,
     DeliveryState,
     Message,
@@ -87,7 +88,7 @@ class ReceiveCommands(StoreBase):
         moved = tuple(
             recipient
             for recipient in dict.fromkeys(recipients)
-            if recipient in known and _may_move(known[recipient].state, state)
+            if recipient in known and _may_move(known[recipient], state, attempt)
         )
         if moved:
             now = self._now_s()
@@ -120,13 +121,13 @@ class ReceiveCommands(StoreBase):
         number = self.state.relay_ids.get(relay_id)
         return None if number is None else self.get_message(number)
 
-    def undelivered(self) -> dict[str, int]:
-        """Relay id -> number of each message that somebody has not got yet, or is to get again."""
+    def unsettled(self) -> dict[str, int]:
+        """Relay id -> number of each message that somebody has not got, or has not acknowledged."""
         return {
             relay_id: number
             for relay_id, number in self.state.relay_ids.items()
             if any(
-                delivery.state < DeliveryState.DELIVERED
+                delivery.state < DeliveryState.DELIVERED or delivery.due_ms
                 for delivery in self.state.deliveries.get(number, {}).values()
             )
         }
@@ -214,10 +215,14 @@ class ReceiveCommands(StoreBase):
         return len(self.state.messages)
 
 
-def _may_move(before: DeliveryState, after: DeliveryState) -> bool:
-    if before is DeliveryState.DEAD:
+def _may_move(before: Delivery, after: DeliveryState, attempt: int) -> bool:
+    if before.state is DeliveryState.DEAD:
         return after is DeliveryState.ACKNOWLEDGED
-    return before < after and before is not DeliveryState.ACKNOWLEDGED
+    if before.state is DeliveryState.ACKNOWLEDGED:
+        return False
+    # once more: it goes through the same states again
+    again = attempt > before.attempt and before.state < DeliveryState.ACKNOWLEDGED
+    return again or before.state < after
 
 
 _LONGEST_MS = 2**53  # beyond any wait, and twice of it from now is a time that a file holds

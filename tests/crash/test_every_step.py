@@ -118,26 +118,63 @@ def check(box: Box) -> None:
     assert len(list(box.path("archive").glob("*/*/rejected/*.msg"))) == 3
 
 
-def steps(tmp_path: Path) -> int:
+def overdue(box: Box) -> None:
+    """A command that nobody acknowledges: four attempts, a dead letter, a nack, a notice."""
+    box.drop(
+        "carol",
+        "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: _system\nPATTERN: _system.#",
+        "1000000001-01.msg",
+    )
+    box.drop("alice", "TO: bob\nKIND: command\n\ndeploy", "1000000002-02.msg")
+    box.tick()
+    for pause_s in (60, 1, 60, 2, 60, 4, 60):
+        box.clock.advance(pause_s)
+        box.tick()
+    box.flush()
+
+
+def check_overdue(box: Box) -> None:
+    """However it went: read or not, it is dead at the end, and everybody knows it once."""
+    for _ in range(12):  # a crash may have cost an attempt its time, never one too many
+        box.clock.advance(61)
+        box.tick(2)
+    box.flush()
+    assert box.states("1000000002-02") == {"bob": "dead"}
+    ((attempt,),) = box.sql("SELECT attempt FROM deliveries WHERE state = 'dead'")
+    assert attempt == 4
+    for agent, kinds in (("alice", ["nack"]), ("carol", ["ack", "notification"])):
+        messages = [*box.path("agents", agent, "inbox").glob("**/*.msg")]
+        assert sorted(str(_parse(path).kind) for path in messages) == kinds
+    assert [letter.recipients for letter in box.store.dead_letters()] == [("bob",)]
+    assert not list(box.path("agents").glob("*/inbox/.pending/*"))
+    assert box.sql("SELECT DISTINCT status FROM messages") == [("archived",)]
+
+
+SCENARIOS = {"batch": (scenario, check), "overdue": (overdue, check_overdue)}
+
+
+def steps(tmp_path: Path, name: str) -> int:
     """How many effects the scenario has when nothing happens."""
     with pytest.MonkeyPatch.context() as patch:
         box = Box(tmp_path / "whole", "alice", "bob", "carol")
         axe = Axe(patch)
-        scenario(box)
+        act, check_end = SCENARIOS[name]
+        act(box)
         total = axe.count
-        check(box)
+        check_end(box)
         box.close()
     return total
 
 
-def survive(root: Path, falls_at: int, *, taking: bool) -> None:
+def survive(root: Path, name: str, falls_at: int, *, taking: bool) -> None:
     """Kill before the given effect, start again, and look."""
     with pytest.MonkeyPatch.context() as patch:
         box = Box(root, "alice", "bob", "carol")
         axe = Axe(patch)
         axe.falls_at = falls_at
+        act, check_end = SCENARIOS[name]
         with contextlib.suppress(Killed):
-            scenario(box)
+            act(box)
         box.kill()
         axe.falls_at = 0
         if taking:  # the recipients read whatever stands there, before the next start
@@ -149,14 +186,15 @@ def survive(root: Path, falls_at: int, *, taking: bool) -> None:
         box.clock.advance(31)
         box.tick(2)
         box.flush()
-        check(box)
+        check_end(box)
         box.kill()
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("taking", [False, True], ids=["unread", "read"])
-def test_killed_before_any_effect_it_ends_the_same(tmp_path: Path, taking: bool) -> None:
-    total = steps(tmp_path)
+def test_killed_before_any_effect_it_ends_the_same(tmp_path: Path, name: str, taking: bool) -> None:
+    total = steps(tmp_path, name)
     assert total > 50
     for number in range(1, total + 1):
-        survive(tmp_path / f"at-{number:03d}", number, taking=taking)
+        survive(tmp_path / f"at-{number:03d}", name, number, taking=taking)

@@ -174,7 +174,7 @@ def test_what_the_ledger_knows_to_be_delivered_the_store_learns(box: Box) -> Non
     box.kill()
     box.open()
     stored = box.store.by_relay_id(sent)
-    assert stored is not None and box.store.undelivered() == {}
+    assert stored is not None and box.store.unsettled() == {}
 
 
 def test_one_agents_broken_inbox_does_not_stop_the_start(box: Box) -> None:

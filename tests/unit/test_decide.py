@@ -10,10 +10,11 @@ import pytest
 from relay.checksums import sha256_hex
 from relay.comm.engine import CommStore
 from relay.comm.model import DeliveryState, MessageStatus, MessageType
-from relay.decide import MAX_NOTE, Decider, rebuild
+from relay.decide import MAX_NOTE, Decider
 from relay.intake import Accepted, Found
 from relay.message import Kind, parse, parse_delivered
 from relay.names import ORCHESTRATOR, message_id_of
+from relay.originals import rebuild
 from relay.work import Acknowledged, Work
 from tests.unit.comm_support import NOW_S, new_store, standing
 
@@ -73,7 +74,7 @@ def test_a_message_is_posted_to_its_recipient(table: Table) -> None:
     work = table.decide("TO: bob\nX-Ticket: 42\n\nhi")
     (posting,) = work.postings
     assert (posting.message_id, posting.recipients) == (work.message_id, ("bob",))
-    assert (posting.own, posting.channel, work.failure) == (None, None, "")
+    assert (posting.own, posting.attempt, work.failure) == (None, 0, "")
     delivered = parse_delivered(posting.data)
     assert (delivered.to, delivered.body) == ("bob", b"hi")
     assert delivered.headers == {
@@ -93,7 +94,7 @@ def test_a_message_is_posted_to_its_recipient(table: Table) -> None:
 def test_a_message_to_everybody_is_one_posting(table: Table) -> None:
     (posting,) = table.decide("TO: *\n\nhi").postings
     assert posting.recipients == ("bob", "carol", "operator")
-    assert posting.channel == "all"
+    assert b"\nCHANNEL: all\n" in posting.data
     assert parse_delivered(posting.data).headers["CHANNEL"] == "all"
 
 

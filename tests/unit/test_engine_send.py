@@ -407,9 +407,9 @@ def test_what_somebody_has_not_got_yet(store: CommStore) -> None:
     store.accept(channel.id, "a", MessageType.TEXT, "of nobody's relay")
     store.deliver(numbers[0], ["b", "c"])
     store.deliver(numbers[1], ["b"])
-    assert store.undelivered() == {"r-1": numbers[1], "r-2": numbers[2]}
+    assert store.unsettled() == {"r-1": numbers[1], "r-2": numbers[2]}
     store.move_deliveries(numbers[1], ["c"], BOUNCED)
-    assert store.undelivered() == {"r-2": numbers[2]}
+    assert store.unsettled() == {"r-2": numbers[2]}
 
 
 def test_the_same_again_or_of_a_stranger_is_no_event(store: CommStore) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from relay.clock import NS_PER_S
 from relay.comm.engine import CommStore
+from relay.comm.model import DeliveryState
 from relay.held import HeldMail
 from tests.box import Box
 
@@ -28,7 +29,7 @@ def broken_inbox(box: Box, agent: str) -> Iterator[None]:
 @pytest.fixture
 def held(box: Box) -> HeldMail:
     """The same as the dispatcher's, to be called by hand."""
-    return HeldMail(box.ledger, box.store, box.config.retry, box.clock)
+    return HeldMail(box.ledger, box.store, box.config, box.clock)
 
 
 def due_in_s(box: Box, held: HeldMail) -> float | None:
@@ -177,15 +178,30 @@ def test_what_could_not_be_written_is_not_delivered(box: Box, held: HeldMail) ->
     assert stored and stored.status.label == "Delivered"
 
 
+def test_after_a_day_it_is_given_up(box: Box, held: HeldMail) -> None:
+    with broken_inbox(box, "bob"):
+        sent = box.send("alice", "TO: bob\n\nhi")
+        box.clock.advance(86_399)
+        retry(box, held)
+        assert box.states(sent) == {"bob": "held"}
+        box.clock.advance(60)
+        box.tick()
+    assert box.states(sent) == {"bob": "dead"}
+    (letter,) = box.store.dead_letters()
+    assert letter.recipients == ("bob",)
+    (nack,) = box.nacks("alice")
+    assert nack.startswith("not delivered to bob: its inbox could not be written for 86459 s: ")
+
+
 def test_to_one_who_is_gone_it_bounces(box: Box, held: HeldMail) -> None:
     with broken_inbox(box, "bob"):
         sent = box.send("alice", "TO: bob\n\nhi")
     box.clock.advance(60)
     with box.home.dirs() as dirs:
         (ended,) = held.retry_due(dirs, {"alice"}, 256)
-        assert (ended.recipient, ended.expired, ended.reason) == (
+        assert (ended.recipient, ended.state, ended.reason) == (
             "bob",
-            False,
+            DeliveryState.BOUNCED,
             "no longer an agent",
         )
         assert box.states(sent) == {"bob": "held"}  # its sender is told first
@@ -203,7 +219,7 @@ def test_without_the_engine_the_file_is_enough_and_without_both_it_waits(box: Bo
         box.flush()
     os.unlink(box.path(*box.row(two)["file_path"].split("/")))
     box.clock.advance(60)
-    alone = HeldMail(box.ledger, CommStore(box.clock), box.config.retry, box.clock)
+    alone = HeldMail(box.ledger, CommStore(box.clock), box.config, box.clock)
     retry(box, alone)
     assert box.bodies("bob") == ["one"]
     assert (box.states(one), box.states(two)) == ({"bob": "written"}, {"bob": "held"})
@@ -216,6 +232,6 @@ def test_a_delivery_of_no_message_is_over(box: Box, held: HeldMail) -> None:
         box.ledger.stage([("1-", "bob", "held", 1, "by hand", 1)])
     retry(box, held)
     assert box.sql("SELECT state, last_error FROM deliveries WHERE message_id = '1-'") == [
-        ("bounced", "its message is gone")
+        ("bounced", "its row is gone")
     ]
     assert held.due_ns() is None

@@ -11,6 +11,7 @@ from relay.ledger import Delivery, Ledger
 from tests.unit.ledger_support import NOW, Look, facts, message_id, record, stage
 
 STATES = ["held", "staged", "written", "read", "acked", "expired", "bounced", "dead"]
+OPEN = ["staged", "held", "written", "read"]
 Move = Callable[[Ledger, str], object]
 KEY = "bob"
 
@@ -28,12 +29,23 @@ MOVES: dict[str, tuple[Move, dict[str, str]]] = {
         lambda db, one: db.hold([(one, KEY, "why", NOW)]),
         {"staged": "held", "held": "held"},
     ),
-    "expire": (lambda db, one: db.expire(one, KEY), {"held": "expired"}),
-    "bounce": (lambda db, one: db.bounce(one, KEY, "no longer an agent"), {"held": "bounced"}),
+    "deliver again": (
+        lambda db, one: db.stage_again([(one, KEY, 2)], NOW),
+        dict.fromkeys(("held", "written", "read", "dead"), "staged"),
+    ),
+    "end as dead": (lambda db, one: db.end(one, KEY, "dead", "why"), dict.fromkeys(OPEN, "dead")),
+    "expire": (
+        lambda db, one: db.end(one, KEY, "expired", "why"),
+        dict.fromkeys(OPEN, "expired"),
+    ),
+    "bounce": (
+        lambda db, one: db.end(one, KEY, "bounced", "why"),
+        dict.fromkeys(OPEN, "bounced"),
+    ),
     "read": (lambda db, one: db.read([(one, KEY)], NOW), {"written": "read"}),
     "acknowledge": (
         lambda db, one: db.acknowledge(one, KEY, "completed", NOW),
-        {"written": "acked", "read": "acked", "acked": "acked"},
+        dict.fromkeys(("written", "read", "acked", "expired", "dead"), "acked"),  # late or not
     ),
 }
 
@@ -103,17 +115,31 @@ def test_a_held_delivery_is_tried_again_until_it_is_written(ledger: Ledger, look
     stage(ledger, one, "bob", "carol")
     ledger.hold([(one, "bob", "inbox cannot be written", NOW + 100)])
     assert look.all("SELECT attempt, due_at, last_error FROM deliveries WHERE state='held'") == [
-        (2, NOW + 100, "inbox cannot be written")
+        (1, NOW + 100, "inbox cannot be written")
     ]
     assert ledger.held_until() == NOW + 100
     assert ledger.held_due(NOW + 99, 10) == []
-    assert ledger.held_due(NOW + 100, 10) == [Delivery(one, "bob", "held", 2)]
+    assert ledger.held_due(NOW + 100, 10) == [
+        Delivery(one, "bob", "held", 1, NOW, "inbox cannot be written")
+    ]
 
     ledger.hold([(one, "bob", "still", NOW + 300)])
     assert ledger.held_until() == NOW + 300
     ledger.written([(one, "bob")], NOW + 300)
     assert ledger.held_until() is None
-    assert look.all("SELECT attempt, due_at FROM deliveries WHERE recipient='bob'") == [(3, None)]
+    assert look.all("SELECT attempt, due_at FROM deliveries WHERE recipient='bob'") == [(1, None)]
+
+
+def test_what_is_delivered_again_has_its_attempt(ledger: Ledger, look: Look) -> None:
+    (one,) = record(ledger, 1)
+    stage(ledger, one, "bob")
+    ledger.written([(one, "bob")], NOW + 1)
+    ledger.stage_again([(one, "bob", 2)], NOW + 5)
+    assert ledger.open_deliveries() == [Delivery(one, "bob", "staged", 2, NOW + 5, None)]
+    ledger.written([(one, "bob")], NOW + 6)
+    assert look.all("SELECT attempt, staged_at, written_at FROM deliveries") == [
+        (2, NOW + 5, NOW + 6)
+    ]
 
 
 def test_the_next_one_due_is_the_earliest(ledger: Ledger) -> None:
@@ -138,8 +164,8 @@ def test_deliveries_of_some_messages(ledger: Ledger) -> None:
     stage(ledger, two, "bob")
     assert ledger.deliveries([one, three]) == {
         one: {
-            "bob": Delivery(one, "bob", "staged", 1),
-            "carol": Delivery(one, "carol", "staged", 1),
+            "bob": Delivery(one, "bob", "staged", 1, NOW, None),
+            "carol": Delivery(one, "carol", "staged", 1, NOW, None),
         }
     }
     assert ledger.deliveries([]) == {}
@@ -204,7 +230,7 @@ def test_all_messages_shows_what_was_sent_and_what_was_delivered(
             "carol",
             NOW,
             None,
-            1,
+            0,
             "inbox cannot be written",
         ),
     ]
@@ -218,7 +244,7 @@ def test_a_held_delivery_to_one_who_is_gone_keeps_the_reason(ledger: Ledger, loo
     (one,) = record(ledger, 1)
     stage(ledger, one, "bob")
     ledger.hold([(one, "bob", "inbox cannot be written", NOW + 100)])
-    ledger.bounce(one, "bob", "no longer an agent")
+    ledger.end(one, "bob", "bounced", "no longer an agent")
     assert look.all("SELECT state, last_error, due_at FROM deliveries") == [
         ("bounced", "no longer an agent", None)
     ]

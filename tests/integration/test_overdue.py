@@ -1,0 +1,233 @@
+"""No acknowledgment comes: delivered again with the next ATTEMPT, then dead, and told so."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relay import fsio
+from tests.box import Box
+
+COMMAND = "TO: bob\nKIND: command\n\ndeploy"
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    opened = Box(tmp_path / "home", "alice", "bob", "carol")
+    yield opened
+    opened.close()
+
+
+def after(box: Box, seconds: float) -> None:
+    """Time goes on, and the loop runs until nothing is due now."""
+    box.clock.advance(seconds)
+    box.tick(3)
+
+
+def until_dead(box: Box) -> None:
+    """Four attempts, each a minute; 1, 2 and 4 s between them."""
+    for pause_s in (1, 2, 4):
+        after(box, 60)
+        after(box, pause_s)
+    after(box, 60)
+
+
+def attempt(box: Box, agent: str, message_id: str) -> str:
+    return box.inbox(agent)[message_id].headers["ATTEMPT"]
+
+
+def test_the_schedule(box: Box) -> None:
+    sent = box.send("alice", COMMAND)
+    for number, pause_s in ((2, 1), (3, 2), (4, 4)):
+        box.take("bob", sent)  # bob reads it, and says nothing
+        after(box, 60)
+        assert box.states(sent) == {"bob": "read"}
+        after(box, pause_s)
+        assert box.states(sent) == {"bob": "written"}
+        assert attempt(box, "bob", sent) == str(number)
+    after(box, 60)
+    assert box.states(sent) == {"bob": "dead"}
+    ((attempts, error),) = box.sql("SELECT attempt, last_error FROM deliveries WHERE state='dead'")
+    assert (attempts, error) == (4, "no acknowledgment within 60 s, 4 attempts")
+    (nack,) = box.nacks("alice")
+    assert nack == (
+        "not acknowledged by bob: no acknowledgment within 60 s, 4 attempts; "
+        f"`relay dead replay {sent}` tries it again, `relay dead discard {sent}` lets it go\n"
+    )
+    after(box, 10_000)
+    assert len(box.inbox("alice")) == 1
+
+
+def test_one_that_still_stands_in_the_inbox_is_one_file(box: Box) -> None:
+    sent = box.send("alice", COMMAND)
+    after(box, 60)
+    after(box, 1)
+    assert list(box.inbox("bob")) == [sent]
+    assert attempt(box, "bob", sent) == "2"
+
+
+def test_an_ack_ends_it(box: Box) -> None:
+    sent = box.send("alice", COMMAND)
+    after(box, 60)
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\nreceived")
+    after(box, 1000)
+    assert box.states(sent) == {"bob": "acked"}
+    assert attempt(box, "bob", sent) == "1"
+
+
+def test_a_text_is_not_tried_again_unless_it_asks(box: Box) -> None:
+    box.send("alice", "TO: bob\n\nhi")
+    asked = box.send("alice", "TO: bob\nDELIVERY: at-least-once\n\nhi")
+    after(box, 60)
+    after(box, 1)
+    assert {m.headers["ATTEMPT"] for m in box.inbox("bob").values()} == {"1", "2"}
+    assert attempt(box, "bob", asked) == "2"
+
+
+def test_who_waits_sets_the_time(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nKIND: query\nAWAIT: 5s\n\nhow long?")
+    after(box, 5)
+    after(box, 1)
+    assert attempt(box, "bob", sent) == "2"
+
+
+def test_exactly_once_is_never_written_again(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: exactly-once\n\ndeploy")
+    box.take("bob", sent)
+    after(box, 60)
+    after(box, 1)
+    assert box.inbox("bob") == {}
+
+
+def test_each_recipient_by_itself(box: Box) -> None:
+    sent = box.send("alice", "TO: *\nKIND: command\n\nreport")
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted all well")
+    until_dead(box)
+    assert box.states(sent) == {"bob": "acked", "carol": "dead", "operator": "dead"}
+    assert len(box.nacks("alice")) == 2
+
+
+def test_past_its_ttl_nothing_is_delivered_again(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nKIND: command\nTTL: 30\n\ndeploy")
+    box.take("bob", sent)
+    after(box, 60)
+    assert box.states(sent) == {"bob": "expired"}
+    assert box.inbox("bob") == {}
+    assert box.nacks("alice") == [
+        "not acknowledged by bob: its TTL of 30 s passed without an acknowledgment\n"
+    ]
+
+
+def test_to_one_who_is_gone_it_bounces(box: Box) -> None:
+    sent = box.send("alice", COMMAND)
+    box.path("agents", "bob").rename(box.path("tmp", "bob"))
+    after(box, 60)
+    after(box, 2)
+    after(box, 2)
+    assert box.states(sent) == {"bob": "bounced"}
+    assert box.nacks("alice") == ["not acknowledged by bob: no longer an agent\n"]
+
+
+def test_a_late_ack_takes_it_back(box: Box) -> None:
+    sent = box.send("alice", COMMAND)
+    until_dead(box)
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted after lunch")
+    assert box.states(sent) == {"bob": "acked"}
+    assert box.store.dead_letters() == []
+    assert [m.body for m in box.inbox("alice").values() if m.kind == "ack"] == [
+        b"completed after lunch"
+    ]
+    assert box.nacks("bob") == []
+
+
+def test_a_replay_goes_to_the_dead_alone_and_begins_anew(box: Box) -> None:
+    sent = box.send("alice", "TO: *\nKIND: command\n\nreport")
+    box.take("bob", sent)
+    for agent in ("bob", "operator"):
+        box.send(agent, f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted")
+    until_dead(box)
+    box.take("carol", sent)
+    stored = box.store.by_relay_id(sent)
+    assert stored is not None
+    box.store.replay_dead_letter(stored.id)
+    after(box, 0)
+    assert attempt(box, "carol", sent) == "5"
+    assert box.inbox("bob") == {}
+    assert box.states(sent)["carol"] == "written"
+    until_dead(box)
+    assert attempt(box, "carol", sent) == "8"
+    assert box.states(sent)["carol"] == "dead"
+    assert len(box.nacks("alice")) == 2  # the second death is told, too
+
+
+def test_who_listens_hears_of_dead_letters(box: Box) -> None:
+    box.send(
+        "carol",
+        "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: _system\nPATTERN: _system.message.#",
+    )
+    before = set(box.inbox("carol"))
+    sent = box.send("alice", COMMAND)
+    until_dead(box)
+    (notice,) = (m for name, m in box.inbox("carol").items() if name not in before)
+    assert notice.headers["TOPIC"] == "_system.message.deadletter"
+    assert notice.headers["CHANNEL"] == "_system"
+    assert notice.headers["RE"] == sent
+    assert f"message {sent} from alice to bob is dead" in notice.body.decode()
+
+
+def test_an_inbox_that_cannot_be_written_is_tried_until_it_can(box: Box) -> None:
+    sent = box.send("alice", COMMAND)
+    box.take("bob", sent)
+    after(box, 60)
+    inbox, aside = box.path("agents", "bob", "inbox"), box.path("tmp", "aside")
+    inbox.rename(aside)
+    inbox.write_text("a file where a directory must be")
+    after(box, 1)
+    assert box.states(sent) == {"bob": "held"}
+    inbox.unlink()
+    aside.rename(inbox)
+    after(box, 1)
+    assert box.states(sent) == {"bob": "written"}
+    assert attempt(box, "bob", sent) == "2"
+    after(box, 60)
+    after(box, 2)
+    assert attempt(box, "bob", sent) == "3"
+
+
+def test_a_full_disk_makes_it_wait(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = box.send("alice", COMMAND)
+    after(box, 60)
+    create = fsio.create
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(fsio, "create", full)
+    after(box, 1)
+    after(box, 1)
+    assert attempt(box, "bob", sent) == "1"
+    assert box.deadline > box.clock.monotonic_ns()  # it does not spin
+    monkeypatch.setattr(fsio, "create", create)
+    after(box, 1)
+    assert attempt(box, "bob", sent) == "2"
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_after_a_crash_the_schedule_goes_on(box: Box, flushed: bool) -> None:
+    sent = box.send("alice", COMMAND)
+    box.flush()
+    box.take("bob", sent)
+    after(box, 55)
+    after(box, 1)
+    assert attempt(box, "bob", sent) == "2"
+    if flushed:
+        box.flush()
+    box.kill()
+    box.open()
+    assert attempt(box, "bob", sent) == "2"
+    after(box, 60)
+    after(box, 2)
+    assert attempt(box, "bob", sent) == "3"
