@@ -42,10 +42,13 @@ MIN_METADATA_ENTRY = 5
 META_STRING, META_INTEGER, META_FLOAT, META_BOOLEAN, META_NULL = range(5)
 
 START = Struct("<QB")  # id, message_type; then sender
-START_AND_LENGTH = Struct("<QBI")  # the same with the length of sender
 CONTENT_LENGTH = Struct("<QI")  # channel_id, length of content; then content
-VALUE_AND_TAG = Struct("<QB")  # a time, and the tag of the one behind it
+# All of these, and the length of sender, at once: by that length.
+HEADS = tuple(Struct(f"<QBI{size}sQI") for size in range(MAX_NAME_BYTES + 1))
+SENDER_LENGTH_AT = START.size
 STATE = Struct("<BIB")  # status, retry_count, tag of signature
+# created_at to the tag of signature, of a message that was delivered and nothing else.
+DELIVERED = Struct("<QBQBBBIB")
 OPT_U64 = Struct("<BQ")  # tag 1, value
 TAGGED_I64 = Struct("<Bq")
 TAGGED_F64 = Struct("<Bd")
@@ -54,6 +57,8 @@ MESSAGE_TYPES = tuple(MessageType)
 PRIORITIES = tuple(Priority)
 STATUSES = tuple(MessageStatus)
 BOOLEANS = (False, True)
+# Topic, correlation_id and metadata absent, and the priority between them.
+BARE = {bytes((0, 0, priority, 0)): priority for priority in PRIORITIES}
 
 
 def encode_message(message: Message, max_content: int = MAX_CONTENT_BYTES) -> bytes:
@@ -147,60 +152,29 @@ def _read_fast(data: bytes, pos: int, known: dict[bytes, str]) -> tuple[Message,
     Any exception means that the record is not right, or not read here. ``known`` keeps texts
     that come again and again, so that each is in memory once.
     """
-    ident, kind, size = START_AND_LENGTH.unpack_from(data, pos)
-    start = pos + 13
-    pos = start + size
-    sender = known.get(raw := data[start:pos])
+    head = HEADS[data[pos + SENDER_LENGTH_AT]]
+    ident, kind, size, raw, channel, length = head.unpack_from(data, pos)
+    if size != len(raw):
+        raise IndexError
+    sender = known.get(raw)
     if sender is None:
         sender = known[raw] = raw.decode()
-    channel, size = CONTENT_LENGTH.unpack_from(data, pos)
-    start = pos + 12
-    pos = start + size
+    start = pos + head.size
+    pos = start + length
     content = data[start:pos]
-    topic = correlation = metadata = delivered = acknowledged = ttl = signature = None
-    tags = tag = data[pos]
-    pos += 1
-    if tag:
-        topic, pos = _text_fast(data, pos, known)
-    tags |= (tag := data[pos])
-    pos += 1
-    if tag:
-        start = pos + 4
-        pos = start + U32.unpack_from(data, pos)[0]
-        correlation = data[start:pos].decode()
-    priority = PRIORITIES[data[pos]]
-    tags |= (tag := data[pos + 1])
-    pos += 2
-    if tag:
-        metadata, pos = _metadata_fast(data, pos, known)
-    created, tag = VALUE_AND_TAG.unpack_from(data, pos)
-    tags |= tag
-    pos += 9
-    if tag:
-        delivered, tag = VALUE_AND_TAG.unpack_from(data, pos)
-        pos += 9
+    topic = correlation = metadata = acknowledged = ttl = signature = None
+    priority = BARE.get(data[pos : pos + 4])
+    if priority is not None:
+        pos += 4
     else:
-        tag = data[pos]
-        pos += 1
-    tags |= tag
-    if tag:
-        acknowledged, tag = VALUE_AND_TAG.unpack_from(data, pos)
-        pos += 9
+        topic, correlation, priority, metadata, pos = _middle_fast(data, pos, known)
+    created, one, delivered, two, three, status, retries, four = DELIVERED.unpack_from(data, pos)
+    if one == 1 and not two | three | four:
+        pos += DELIVERED.size
+        if delivered == created:
+            delivered = created  # one number in memory, not two
     else:
-        tag = data[pos]
-        pos += 1
-    tags |= tag
-    if tag:
-        ttl = U64.unpack_from(data, pos)[0]
-        pos += 8
-    status, retries, tag = STATE.unpack_from(data, pos)
-    pos += 6
-    if tag:
-        start = pos + 4
-        pos = start + U32.unpack_from(data, pos)[0]
-        signature = data[start:pos]
-    if tags | tag > 1:
-        raise IndexError
+        delivered, acknowledged, ttl, status, retries, signature, pos = _end_fast(data, pos + 8)
     return Message(
         ident,
         MESSAGE_TYPES[kind],
@@ -219,6 +193,53 @@ def _read_fast(data: bytes, pos: int, known: dict[bytes, str]) -> tuple[Message,
         retries,
         signature,
     ), pos
+
+
+def _middle_fast(
+    data: bytes, pos: int, known: dict[bytes, str]
+) -> tuple[str | None, str | None, Priority, Metadata | None, int]:
+    """Topic, correlation_id, priority and metadata at ``pos``, and where they end."""
+    topic = correlation = metadata = None
+    tags = tag = data[pos]
+    pos += 1
+    if tag:
+        topic, pos = _text_fast(data, pos, known)
+    tags |= (tag := data[pos])
+    pos += 1
+    if tag:
+        start = pos + 4
+        pos = start + U32.unpack_from(data, pos)[0]
+        correlation = data[start:pos].decode()
+    priority = PRIORITIES[data[pos]]
+    tags |= (tag := data[pos + 1])
+    pos += 2
+    if tag:
+        metadata, pos = _metadata_fast(data, pos, known)
+    if tags > 1:
+        raise IndexError
+    return topic, correlation, priority, metadata, pos
+
+
+def _end_fast(
+    data: bytes, pos: int
+) -> tuple[int | None, int | None, int | None, int, int, bytes | None, int]:
+    """What stands behind created_at, from the tag of delivered_at on, and where it ends."""
+    tags = 0
+    times: list[int | None] = []
+    for _ in range(3):
+        tags |= (tag := data[pos])
+        times.append(U64.unpack_from(data, pos + 1)[0] if tag else None)
+        pos += 9 if tag else 1
+    status, retries, tag = STATE.unpack_from(data, pos)
+    pos += STATE.size
+    signature = None
+    if tag:
+        start = pos + 4
+        pos = start + U32.unpack_from(data, pos)[0]
+        signature = data[start:pos]
+    if tags | tag > 1:
+        raise IndexError
+    return *times, status, retries, signature, pos
 
 
 def _text_fast(data: bytes, pos: int, known: dict[bytes, str]) -> tuple[str, int]:
