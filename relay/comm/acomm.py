@@ -34,15 +34,15 @@ from relay.comm.container import (
 from relay.comm.indexes import Indexes
 from relay.comm.model import StoreFile
 from relay.comm.reader import Reader
-from relay.comm.sections import check_counts, check_size, decode_sections, encode_sections
+from relay.comm.sections import check_counts, check_size, decode_sections, encode_sections, split
 from relay.comm.writer import u64
 from relay.errors import FormatError, UnsafePath
 from relay.fsio import write_atomic
 
 Warn = Callable[[str], None]
 
-_warn: Warn = logging.getLogger("relay.comm.acomm").warning
 _KNOWN = frozenset(SectionType)
+_warn: Warn = logging.getLogger("relay.comm.acomm").warning
 # Opening a FIFO must not wait for its writer.
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -93,7 +93,9 @@ def decode(data: bytes, path: str = "<bytes>", *, warn: Warn = _warn) -> StoreFi
     header, table = container.open_frame(data, path)
     _warn_of_the_unknown(header, table, path, warn)
     try:
-        return decode_sections(data, path, header, {entry.kind: entry for entry in table})
+        sections = split(data, path, header, table)
+        del data  # held twice, a store would need half as much memory again to open
+        return decode_sections(path, header, sections)
     except FormatError as exc:
         raise container.of_version(header, exc) from None
 

@@ -49,29 +49,36 @@ def unpack(reader: Reader, name: str) -> Reader:
 def _gunzip(reader: Reader, size: int, name: str) -> bytes:
     """What the gzip members give, cut off at ``size`` + 1 bytes."""
     whole = bytearray()
+    # Nearly always there is one member: it is given everything, and its bytes are not copied.
+    feed = reader.end - reader.pos
     while reader.pos < reader.end and len(whole) <= size:
         start = reader.pos
         try:
-            ended = _gunzip_member(reader, whole, size + 1)
+            part, ended = _gunzip_member(reader, size + 1 - len(whole), feed)
         except _IsalError as exc:
             raise reader.fault(start, f"a gzip stream in {name}", exc) from None
-        if not ended and len(whole) <= size:
+        if not ended and len(whole) + len(part) <= size:
             raise reader.fault(reader.end, f"the end of the gzip stream in {name}", "nothing")
+        if not whole and reader.pos == reader.end:
+            return part
+        whole += part
+        feed = FIRST_FEED_BYTES
     return bytes(whole)
 
 
-def _gunzip_member(reader: Reader, whole: bytearray, limit: int) -> bool:
-    """Add one member's bytes to ``whole``, up to ``limit``; True when its end was reached."""
+def _gunzip_member(reader: Reader, limit: int, feed: int) -> tuple[bytes, bool]:
+    """One member's bytes, up to ``limit``; True when its end was reached."""
     stream = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
     view = memoryview(reader.data)
-    # Small pieces first: what lies behind a member's end is copied, and members may be many.
-    feed = FIRST_FEED_BYTES
-    while reader.pos < reader.end and len(whole) < limit:
+    parts: list[bytes] = []
+    # Small pieces: what lies behind a member's end is copied, and members may be many.
+    while reader.pos < reader.end and limit:
         piece = view[reader.pos : min(reader.pos + feed, reader.end)]
-        whole += stream.decompress(piece, limit - len(whole))
+        parts.append(stream.decompress(piece, limit))
+        limit -= len(parts[-1])
         reader.pos += len(piece)
         if stream.eof:
             reader.pos -= len(stream.unused_data)
-            return True
+            break
         feed = min(feed * 2, MAX_FEED_BYTES)
-    return False
+    return parts[0] if len(parts) == 1 else b"".join(parts), stream.eof

@@ -41,6 +41,8 @@ MAX_MESSAGES = 10_000_000  # of sections 2, 5 and 6 together
 MAX_CHANNELS = 100_000
 MAX_SUBSCRIPTIONS = 1_000_000
 
+# Indexes are made from the messages.
+READ = frozenset(SectionType) - {SectionType.INDEXES}
 ENVELOPED = frozenset({SectionType.MESSAGES, SectionType.DEAD_LETTERS, SectionType.ARCHIVE})
 
 T = TypeVar("T")
@@ -91,26 +93,37 @@ def encode_sections(store: StoreFile, compress: bool) -> dict[SectionType, bytes
     return bodies
 
 
-def decode_sections(
-    data: bytes, path: str, header: Header, table: Mapping[int, Section]
-) -> StoreFile:
+def split(data: bytes, path: str, header: Header, table: Iterable[Section]) -> dict[int, Reader]:
+    """A reader for each section that holds something, of its own bytes, out of its envelope.
+
+    The file's bytes are not needed any more once this returns.
+    Errors: FormatError for an envelope.
+    """
+    readers = {}
+    for entry in table:
+        if entry.kind not in READ or not entry.length:
+            continue
+        if header.flags & Flag.COMPRESSED and entry.kind in ENVELOPED:
+            whole = Reader(data, path, entry.offset, entry.offset + entry.length)
+            readers[entry.kind] = envelope.unpack(whole, f"section {entry.kind}")
+        else:
+            piece = data[entry.offset : entry.offset + entry.length]
+            readers[entry.kind] = Reader(piece, path, base=entry.offset)
+    return readers
+
+
+def decode_sections(path: str, header: Header, sections: dict[int, Reader]) -> StoreFile:
     """The store that the sections hold, with the header's counts found to be true.
 
-    Errors: FormatError.
+    What is read of a section is let go. Errors: FormatError.
     """
-
-    def section(kind: SectionType) -> Reader:
-        entry = table.get(kind, Section(kind, 0, 0, 0))
-        return Reader(data, path, entry.offset, entry.offset + entry.length)
 
     def records(
         kind: SectionType, smallest: int, limit: int, read: Callable[[Reader, int], tuple[T, ...]]
     ) -> tuple[T, ...]:
-        reader = section(kind)
-        if reader.pos == reader.end:
+        reader = sections.pop(kind, None)
+        if reader is None:
             return ()
-        if header.flags & Flag.COMPRESSED and kind in ENVELOPED:
-            reader = envelope.unpack(reader, f"section {kind}")
         return _read_records(reader, f"section {kind}", smallest, limit, read)
 
     def messages(kind: SectionType) -> tuple[Message, ...]:
@@ -127,7 +140,7 @@ def decode_sections(
         ),
         dead_letters=messages(kind.DEAD_LETTERS),
         archive=messages(kind.ARCHIVE),
-        engine_state=_read_blocks(section(kind.ENGINE_STATE)),
+        engine_state=_read_blocks(sections.pop(kind.ENGINE_STATE, None)),
         encrypted=bool(header.flags & Flag.ENCRYPTED),
     )
     _compare_counts(store, header, path)
@@ -166,9 +179,9 @@ def _all(read: Callable[[Reader], T]) -> Callable[[Reader, int], tuple[T, ...]]:
     return lambda reader, count: tuple([read(reader) for _ in range(count)])
 
 
-def _read_blocks(reader: Reader) -> dict[int, bytes]:
+def _read_blocks(reader: Reader | None) -> dict[int, bytes]:
     blocks: dict[int, bytes] = {}
-    while reader.pos < reader.end:
+    while reader is not None and reader.pos < reader.end:
         start = reader.pos
         tag = reader.u32("engine_state tag")
         if tag in blocks:
