@@ -1,7 +1,8 @@
 """What the engine must keep and version 1 of the file has no field for: section 256.
 
     tag 1 COUNTERS    next channel id, next message id, next subscription id, sequence: 4 u64
-    tag 2 DELIVERIES  count u64; each: message id u64, count u32,
+    tag 2 DELIVERIES  count u64; message ids u64; for each, u32, which of the lists is its own;
+                      count of lists u32; each: count u32,
                       each: recipient str, state u8, attempt u32, due ms u64, queued bool, spent u32
     tag 3 DEAD        count u64; each: message id u64, at u64, last error str, list of recipient str
     tag 4 DUPLICATES  count u64; each: correlation id str, message id u64, recipient str,
@@ -13,7 +14,7 @@ own. A file without these blocks opens all the same. Table: docs/formats/acomm.m
 
 from __future__ import annotations
 
-from struct import Struct
+from struct import Struct, pack
 from struct import error as StructError
 from typing import NamedTuple
 
@@ -31,7 +32,6 @@ _DELIVERY = Struct("<BIQBI")
 _DEAD = Struct("<QQ")
 assert (_COUNTERS.size, _DELIVERY.size, _DEAD.size) == (32, 18, 16)
 _COUNT = Struct("<Q")
-_ENTRY = Struct("<QI")
 _LENGTH = Struct("<I")
 _STATES = tuple(DeliveryState)
 _BOOLS = (False, True)
@@ -85,7 +85,7 @@ class EngineState(NamedTuple):
                 message,
                 subscription,
                 sequence,
-                _Cursor(blocks.get(DELIVERIES, nothing)).deliveries(),
+                _Cursor(blocks.get(DELIVERIES, _encode_deliveries({}))).deliveries(),
                 _Cursor(blocks.get(DEAD, nothing)).dead(),
                 _Cursor(blocks.get(DUPLICATES, nothing)).duplicates(),
             )
@@ -105,12 +105,27 @@ class Snapshot(NamedTuple):
 
 
 def _encode_deliveries(deliveries: dict[int, dict[str, Delivery]]) -> bytes:
-    parts = [_COUNT.pack(len(deliveries))]
-    for message_id, records in sorted(deliveries.items()):
-        parts.append(_ENTRY.pack(message_id, len(records)))
-        for recipient, one in records.items():
-            fields = _DELIVERY.pack(one.state, one.attempt, one.due_ms, one.queued, one.spent)
-            parts.append(_text(recipient) + fields)
+    """Column by column: nearly all messages stand as one of a few lists says."""
+    ids = sorted(deliveries)
+    lists: dict[bytes, int] = {}  # in the order of their first use
+    seen: dict[int, int] = {}  # messages that came from one file share their lists
+    which = []
+    for message_id in ids:
+        records = deliveries[message_id]
+        number = seen.get(id(records))
+        if number is None:
+            number = lists.setdefault(_encode_list(records), len(lists))
+            seen[id(records)] = number
+        which.append(number)
+    columns = pack(f"<Q{len(ids)}Q{len(ids)}I", len(ids), *ids, *which)
+    return b"".join((columns, _LENGTH.pack(len(lists)), *lists))
+
+
+def _encode_list(records: dict[str, Delivery]) -> bytes:
+    parts = [_LENGTH.pack(len(records))]
+    for recipient, one in records.items():
+        fields = _DELIVERY.pack(one.state, one.attempt, one.due_ms, one.queued, one.spent)
+        parts.append(_text(recipient) + fields)
     return b"".join(parts)
 
 
@@ -144,17 +159,22 @@ class _Cursor:
         self._at = 0
 
     def deliveries(self) -> dict[int, dict[str, Delivery]]:
-        found: dict[int, dict[str, Delivery]] = {}
-        for _ in range(self._number()):
-            message_id, recipients = self._unpack(_ENTRY)
-            records: dict[str, Delivery] = {}
-            found[message_id] = records
-            for _ in range(recipients):
-                name = self._text()
-                state, attempt, due_ms, queued, spent = self._unpack(_DELIVERY)
-                records[name] = Delivery(_STATES[state], attempt, due_ms, _BOOLS[queued], spent)
+        """By message; those of one list share it, for it is replaced and never changed."""
+        count = self._number()
+        ids = self._unpack(Struct(f"<{count}Q"))
+        which = self._unpack(Struct(f"<{count}I"))
+        (number,) = self._unpack(_LENGTH)
+        lists = [self._list() for _ in range(number)]
         self._end()
-        return found
+        return dict(zip(ids, map(lists.__getitem__, which), strict=True))
+
+    def _list(self) -> dict[str, Delivery]:
+        records: dict[str, Delivery] = {}
+        for _ in range(self._unpack(_LENGTH)[0]):
+            name = self._text()
+            state, attempt, due_ms, queued, spent = self._unpack(_DELIVERY)
+            records[name] = Delivery(_STATES[state], attempt, due_ms, _BOOLS[queued], spent)
+        return records
 
     def dead(self) -> dict[int, DeadNote]:
         found: dict[int, DeadNote] = {}
