@@ -6,7 +6,8 @@ again, one of them would be gone. Such a file is refused and left as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Sequence
 
 from relay.comm.model import ChannelType, StoreFile
 from relay.errors import FormatError
@@ -14,14 +15,14 @@ from relay.errors import FormatError
 
 def check(file: StoreFile) -> None:
     """Errors: FormatError naming the first id or name that breaks an invariant."""
-    _unique("channel", (channel.id for channel in file.channels))
-    _unique("channel", (channel.name for channel in file.channels))
-    _unique("message", (message.id for message in file.messages))
-    _unique("subscription", (subscription.id for subscription in file.subscriptions))
+    _unique("channel", [channel.id for channel in file.channels])
+    _unique("channel", [channel.name for channel in file.channels])
+    _unique("message", [message.id for message in file.messages])
+    _unique("subscription", [subscription.id for subscription in file.subscriptions])
     types = {channel.id: channel.channel_type for channel in file.channels}
-    for message in file.messages:
-        if message.channel_id not in types:
-            raise _fault(f"a channel for message {message.id}", f"none of {message.channel_id}")
+    if {message.channel_id for message in file.messages} - types.keys():
+        lost = next(message for message in file.messages if message.channel_id not in types)
+        raise _fault(f"a channel for message {lost.id}", f"none of {lost.channel_id}")
     for subscription in file.subscriptions:
         if types.get(subscription.channel_id) is not ChannelType.PUB_SUB:
             raise _fault(
@@ -30,12 +31,10 @@ def check(file: StoreFile) -> None:
             )
 
 
-def _unique(what: str, keys: Iterable[object]) -> None:
-    seen: set[object] = set()
-    for key in keys:
-        if key in seen:
-            raise _fault(f"{what} {key} once", "two of it")
-        seen.add(key)
+def _unique(what: str, keys: Sequence[object]) -> None:
+    if len(set(keys)) < len(keys):
+        twice = next(key for key, count in Counter(keys).items() if count > 1)
+        raise _fault(f"{what} {twice} once", "two of it")
 
 
 def _fault(expected: str, found: str) -> FormatError:

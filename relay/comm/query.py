@@ -11,7 +11,8 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
 
 import regex
 
@@ -28,6 +29,9 @@ from relay.errors import QueryTimeout, ValidationFailed
 REGEX_LIMIT_S = 2.0  # for one query, however many messages it looks at
 
 
+T = TypeVar("T", int, tuple[int, int])
+
+
 class QueryResult(NamedTuple):
     """One page of what matched."""
 
@@ -37,66 +41,98 @@ class QueryResult(NamedTuple):
 
 
 class MessageIndex:
-    """Ids of the live messages by channel, sender, topic, thread and time; ids ascending."""
+    """Ids of the live messages by channel, sender, topic, thread and time; ids ascending.
 
-    def __init__(self) -> None:
-        self.channel: dict[int, list[int]] = {}
-        self.sender: dict[str, list[int]] = {}
-        self.topic: dict[str, list[int]] = {}
-        self.thread: dict[str, list[int]] = {}
-        self.time: list[tuple[int, int]] = []  # (created_at, id)
+    Messages are taken in when the index is first asked for something, all at once: opening a
+    store and sending wait for no index.
+    """
+
+    def __init__(self, messages: Iterable[Message] = ()) -> None:
+        self._channel: dict[int, list[int]] = {}
+        self._sender: dict[str, list[int]] = {}
+        self._topic: dict[str, list[int]] = {}
+        self._thread: dict[str, list[int]] = {}
+        self._time: list[tuple[int, int]] = []  # (created_at, id)
+        self._new = list(messages)  # those not taken in yet
 
     def add(self, message: Message) -> None:
-        """Take a message in; nearly always behind all others, so appending is the rule."""
-        for ids in self._lists(message):
-            if ids and ids[-1] > message.id:
-                insort(ids, message.id)
-            else:
-                ids.append(message.id)
-        entry = (message.created_at, message.id)
-        if self.time and self.time[-1] > entry:  # the clock was set back
-            insort(self.time, entry)
-        else:
-            self.time.append(entry)
+        """Note a message."""
+        self._new.append(message)
 
     def remove(self, message: Message) -> None:
         """Let a message go that left the live store."""
+        self._settle()
         for ids in self._lists(message):
             del ids[bisect_left(ids, message.id)]
-        del self.time[bisect_left(self.time, (message.created_at, message.id))]
+        del self._time[bisect_left(self._time, (message.created_at, message.id))]
+
+    def thread(self, correlation_id: str) -> Sequence[int]:
+        """Ids of the messages with this correlation id."""
+        self._settle()
+        return self._thread.get(correlation_id, ())
 
     def candidates(self, wanted: MessageFilter) -> Iterable[int]:
         """Ids among which every match is; as few as one index can tell."""
+        self._settle()
         lists: list[Sequence[int]] = []
         if wanted.sender is not None:
-            lists.append(self.sender.get(wanted.sender, ()))
+            lists.append(self._sender.get(wanted.sender, ()))
         if wanted.correlation_id is not None:
-            lists.append(self.thread.get(wanted.correlation_id, ()))
+            lists.append(self._thread.get(wanted.correlation_id, ()))
         if wanted.topic_pattern is not None and not set(wanted.topic_pattern) & {"*", "#"}:
-            lists.append(self.topic.get(wanted.topic_pattern, ()))
+            lists.append(self._topic.get(wanted.topic_pattern, ()))
         if wanted.channel_ids is not None and len(wanted.channel_ids) == 1:
-            lists.append(self.channel.get(wanted.channel_ids[0], ()))
+            lists.append(self._channel.get(wanted.channel_ids[0], ()))
         if wanted.after is not None or wanted.before is not None or not lists:
             first, end = self._time_bounds(wanted)
             if not lists or end - first < min(map(len, lists)):
-                return (number for _, number in self.time[first:end])
+                return (number for _, number in self._time[first:end])
         return min(lists, key=len)
 
     def _time_bounds(self, wanted: MessageFilter) -> tuple[int, int]:
-        first, end = 0, len(self.time)
+        first, end = 0, len(self._time)
         if wanted.after is not None:
-            first = bisect_right(self.time, (wanted.after, 1 << 64))
+            first = bisect_right(self._time, (wanted.after, 1 << 64))
         if wanted.before is not None:
-            end = bisect_left(self.time, (wanted.before, 0))
+            end = bisect_left(self._time, (wanted.before, 0))
         return first, max(first, end)
 
     def _lists(self, message: Message) -> Iterator[list[int]]:
-        yield self.channel.setdefault(message.channel_id, [])
-        yield self.sender.setdefault(message.sender, [])
+        yield self._channel.setdefault(message.channel_id, [])
+        yield self._sender.setdefault(message.sender, [])
         if message.topic is not None:
-            yield self.topic.setdefault(message.topic, [])
+            yield self._topic.setdefault(message.topic, [])
         if message.correlation_id is not None:
-            yield self.thread.setdefault(message.correlation_id, [])
+            yield self._thread.setdefault(message.correlation_id, [])
+
+    def _settle(self) -> None:
+        """Take in what is new, a column at a time."""
+        if not self._new:
+            return
+        new = sorted(self._new, key=attrgetter("id"))
+        self._new = []
+        numbers = [message.id for message in new]
+        _put(self._channel, [message.channel_id for message in new], numbers)
+        _put(self._sender, [message.sender for message in new], numbers)
+        _put(self._topic, [message.topic for message in new], numbers)
+        _put(self._thread, [message.correlation_id for message in new], numbers)
+        for entry in sorted((message.created_at, message.id) for message in new):
+            _append(self._time, entry)
+
+
+def _put(index: dict[Any, list[int]], keys: Iterable[object], numbers: list[int]) -> None:
+    """Note under each key the number beside it; None is no key."""
+    for key, number in zip(keys, numbers, strict=True):
+        if key is not None:
+            _append(index.setdefault(key, []), number)
+
+
+def _append(ordered: list[T], entry: T) -> None:
+    """Nearly always behind all others; not when the clock was set back."""
+    if ordered and ordered[-1] > entry:
+        insort(ordered, entry)
+    else:
+        ordered.append(entry)
 
 
 def check_filter(wanted: MessageFilter) -> None:

@@ -203,10 +203,7 @@ class ReceiveCommands(StoreBase):
 
     def get_thread(self, correlation_id: str) -> list[Message]:
         """The messages of a thread, oldest first, archived ones included."""
-        live = [
-            self.state.messages[number]
-            for number in self.state.index.thread.get(correlation_id, ())
-        ]
+        live = [self.state.messages[number] for number in self.state.index.thread(correlation_id)]
         archived = [m for m in self.state.archive if m.correlation_id == correlation_id]
         dead = [m for m in self.state.dead_letters.values() if m.correlation_id == correlation_id]
         return sorted([*archived, *live, *dead], key=lambda message: message.id)

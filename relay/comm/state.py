@@ -8,7 +8,7 @@ read what it took. Owned by the CommStore. Source: data-structures.txt, "CommSto
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappush
+from heapq import heapify, heappush
 
 import msgspec
 
@@ -20,6 +20,7 @@ from relay.comm.model import (
     DeliveryState,
     Message,
     MessageStatus,
+    Metadata,
     StoreFile,
     Subscription,
     with_status,
@@ -78,22 +79,20 @@ class State:
         state.modified_at = file.modified_at
         for channel in file.channels:
             state._add_channel(channel)
-        for message in file.messages:
-            state._add_message(message)
+        state._load_messages(file.messages)
         for subscription in file.subscriptions:
             state._add_subscription(subscription)
         state.dead_letters = {message.id: message for message in file.dead_letters}
         state.archive = file.archive
         kept = EngineState.decode(file.engine_state)
-        for message_id, records in kept.deliveries.items():
-            state._set_deliveries(message_id, {}, records)
+        state._load_deliveries(kept.deliveries)
         state.dead = {m.id: DeadNote(m.created_at, "", ()) for m in file.dead_letters} | kept.dead
         state.duplicates = dict(kept.duplicates)
         state.next_forget_ms = min(kept.duplicates.values(), default=None)
         state.sequence = kept.sequence
-        numbers = [m.id for m in (*file.messages, *file.dead_letters, *file.archive)]
+        numbers = (m.id for m in (*file.dead_letters, *file.archive))
         state.next_channel = max([kept.next_channel - 1, *state.channels]) + 1
-        state.next_message = max([kept.next_message - 1, *numbers]) + 1
+        state.next_message = max([kept.next_message - 1, *state.messages, *numbers]) + 1
         state.next_subscription = max([kept.next_subscription - 1, *state.subscriptions]) + 1
         return state
 
@@ -344,9 +343,31 @@ class State:
         self.messages[message.id] = message
         self.index.add(message)
         if message.metadata is not None:
-            relay_id = message.metadata.get("relay_id")
-            if isinstance(relay_id, str):
-                self.relay_ids[relay_id] = message.id
+            self._note_relay_id(message, message.metadata)
+
+    def _load_messages(self, messages: tuple[Message, ...]) -> None:
+        """What ``_add_message`` does for each, all at once: a store is opened with it."""
+        self.messages = {message.id: message for message in messages}
+        self.index = MessageIndex(messages)
+        for message in messages:
+            if message.metadata is not None:
+                self._note_relay_id(message, message.metadata)
+
+    def _load_deliveries(self, deliveries: dict[int, dict[str, Delivery]]) -> None:
+        """Like ``_set_deliveries`` for each."""
+        self.deliveries = deliveries
+        for message_id, records in deliveries.items():
+            for recipient, delivery in records.items():
+                if delivery.due_ms:
+                    self.timers.append((delivery.due_ms, message_id, recipient))
+                if delivery.queued:
+                    self.queues.setdefault(recipient, {})[message_id] = None
+        heapify(self.timers)
+
+    def _note_relay_id(self, message: Message, metadata: Metadata) -> None:
+        relay_id = metadata.get("relay_id")
+        if isinstance(relay_id, str):
+            self.relay_ids[relay_id] = message.id
 
 
 _APPLY: dict[type, Callable[..., None]] = {
