@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from relay.daemon import tune_process
-from scripts.benchmarks import drain, latency
+from scripts.benchmarks import drain, engine, latency
 
 DRAIN = [
     # agents, files, rows that the ledger has already
@@ -17,19 +17,23 @@ DRAIN = [
 ]
 LATENCY = [10, 100, 1_000]
 LATENCY_MESSAGES = 1_000
+ENGINE_MESSAGES = 100_000
+CASES = ("drain", "engine", "latency")
 
 
 def main() -> None:
     """Run the cases asked for; one JSON line each."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help="drain, latency [both]")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} [all]")
     parser.add_argument("--dir", help="where the fresh directories are made [the system's]")
     arguments = parser.parse_args()
-    cases = arguments.cases or ["drain", "latency"]
-    unknown = set(cases) - {"drain", "latency"}
+    cases = arguments.cases or CASES
+    unknown = set(cases) - set(CASES)
     if unknown:
-        parser.error(f"no case {', '.join(sorted(unknown))}: drain, latency")
+        parser.error(f"no case {', '.join(sorted(unknown))}: {', '.join(CASES)}")
     tune_process()
+    if "engine" in cases:
+        engine.run(arguments.dir, messages=ENGINE_MESSAGES)
     if "latency" in cases:
         for agents in LATENCY:
             latency.run(arguments.dir, agents=agents, messages=LATENCY_MESSAGES)
