@@ -74,6 +74,13 @@ class UnsafePath(RelayError):
     hint = "move it away: the relay follows no links, and takes directories and regular files alone"
 
 
+class KeyFileError(RelayError):
+    """A key file is missing, open to others, or no key."""
+
+    exit_code = EXIT_STATE
+    hint = "a key is 32 bytes in a regular file of mode 600; what it sealed is lost without it"
+
+
 class NotRunning(RelayError):
     """No relay is running for this home."""
 
@@ -199,6 +206,13 @@ class StoreLocked(CommError):
 
     exit_code = EXIT_STATE
     hint = "readers need no lock; a second writer waits for the first to end"
+
+
+class SealedStore(CommError):
+    """The store is encrypted, and there is no key or another one."""
+
+    exit_code = EXIT_STATE
+    hint = "name the key file that it was made with: store.encrypt and store.key_file, --key-file"
 
 
 class QueryTimeout(CommError):
