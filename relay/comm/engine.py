@@ -22,6 +22,7 @@ from relay.comm import acomm, events, lock
 from relay.comm.acks import DueCommands
 from relay.comm.flush import Flusher, FlushPolicy, Inline
 from relay.comm.model import StoreFile
+from relay.comm.seal import seal, unseal
 from relay.comm.state import State
 from relay.errors import RelayError
 
@@ -41,38 +42,51 @@ class CommStore(DueCommands):
 
     @classmethod
     def create(
-        cls, path: str, policy: FlushPolicy | None = None, clock: Clock | None = None
+        cls,
+        path: str,
+        policy: FlushPolicy | None = None,
+        clock: Clock | None = None,
+        *,
+        key: bytes | None = None,
     ) -> CommStore:
         """A new store at ``path``, written at once. Errors: RelayError when there is a file."""
         if os.path.lexists(path):
             raise RelayError(f"{path} exists already", hint="open it, or choose another path")
-        return cls.open(path, policy, clock)
+        return cls.open(path, policy, clock, key=key)
 
     @classmethod
     def open(
-        cls, path: str, policy: FlushPolicy | None = None, clock: Clock | None = None
+        cls,
+        path: str,
+        policy: FlushPolicy | None = None,
+        clock: Clock | None = None,
+        *,
+        key: bytes | None = None,
     ) -> CommStore:
         """The store at ``path`` for writing, a new one when there is no file; ``close`` it.
 
         It is flushed as ``policy`` says (a batch of 100 messages or 5 s), looked at with each
-        change, and by ``close``. A temp file that a killed writer left is removed.
-        Errors: StoreLocked; FormatError for a damaged file, which is left as it is.
+        change, and by ``close``. A temp file that a killed writer left is removed. With a
+        ``key`` of 32 bytes every content is sealed in the file; a plain one is from the next
+        flush on.
+        Errors: StoreLocked; FormatError for a damaged file, SealedStore for an encrypted one
+        that is not this key's; either is left as it is.
         """
         clock = clock or Clock()
         held = contextlib.ExitStack()
         held.enter_context(lock.locked(path, clock.now_ns() // NS_PER_S))
         try:
             is_new = not os.path.exists(path)
-            store = cls(clock) if is_new else cls.load(clock, acomm.read(path))
+            store = cls(clock) if is_new else cls.load(clock, unseal(acomm.read(path), key, path))
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path + ".tmp")
             if is_new:
-                acomm.write(path, store.snapshot().file())
+                acomm.write(path, seal(store.snapshot().file(), key))
         except BaseException:
             held.close()
             raise
         store._held = held
-        store._flusher = Flusher(store, path, policy or FlushPolicy(), clock, Inline())
+        store._flusher = Flusher(store, path, policy or FlushPolicy(), clock, Inline(), key=key)
         return store
 
     def apply(self, event: events.Event) -> None:

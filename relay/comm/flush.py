@@ -14,6 +14,7 @@ from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 from relay.clock import NS_PER_MS, Clock
 from relay.comm import acomm
 from relay.comm.engine_state import Snapshot
+from relay.comm.seal import seal
 from relay.errors import RelayError
 
 RETRY_FIRST_NS = 1_000 * NS_PER_MS
@@ -72,6 +73,7 @@ class Flusher:
         clock: Clock,
         executor: Executor,
         wake: Callable[[], None] = lambda: None,
+        key: bytes | None = None,
     ) -> None:
         self._store = store
         self._path = path
@@ -79,6 +81,7 @@ class Flusher:
         self._clock = clock
         self._executor = executor
         self._wake = wake
+        self._key = key  # seals the file; None: it is plain
         self._durable = store.sequence
         self._sent_at_flush = store.messages_sent
         self._dirty_since: int | None = None  # monotonic ns
@@ -140,7 +143,9 @@ class Flusher:
         snapshot = self._store.snapshot()
         self._sent_at_flush = self._store.messages_sent
         self._dirty_since = None
-        future = self._executor.submit(_write, self._path, snapshot, self._policy.compress)
+        future = self._executor.submit(
+            _write, self._path, snapshot, self._policy.compress, self._key
+        )
         self._running = (snapshot.state.sequence, now, future)
         future.add_done_callback(lambda _: self._wake())
 
@@ -167,5 +172,5 @@ class Flusher:
             raise error
 
 
-def _write(path: str, snapshot: Snapshot, compress: bool) -> None:
-    acomm.write(path, snapshot.file(), compress=compress)
+def _write(path: str, snapshot: Snapshot, compress: bool, key: bytes | None) -> None:
+    acomm.write(path, seal(snapshot.file(), key), compress=compress)
