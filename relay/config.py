@@ -52,6 +52,8 @@ class Store(Section, frozen=True):
     # so a large store costs 5 % of a core and not all of it.
     flush_pause_factor: NotNegative = 20
     compress: bool = True  # a third of the size for 12 ms of CPU a megabyte
+    encrypt: bool = False  # inbox and archive stay plain: agents read files
+    key_file: str = "store.key"  # in the home, or an absolute path: best not on the backup's disk
 
 
 class Retry(Section, frozen=True):

@@ -21,11 +21,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
-from relay import fsio, recovery
+from relay import fsio, keyfile, recovery
 from relay.clock import NS_PER_S, Clock
 from relay.comm import acomm
+from relay.comm.container import Flag
 from relay.comm.engine import CommStore
 from relay.comm.flush import Flusher, FlushPolicy
+from relay.comm.seal import unseal
 from relay.config import Config
 from relay.config import decode as decode_config
 from relay.dispatch import Dispatcher
@@ -133,7 +135,8 @@ class Daemon:
             )
             stack.callback(ledger.close)
             epoch = self._begin_epoch(ledger)
-            store = open_store(self._home, self._clock, config)
+            key = store_key(self._home, config, make=True)
+            store = open_store(self._home, self._clock, config, key)
             if epoch > 1 and not os.path.exists(self._home.path(STORE)):
                 self._log(
                     "The store's file is not there: acknowledgments of older messages will bounce",
@@ -155,6 +158,7 @@ class Daemon:
                 self._clock,
                 executor,
                 watcher.wake,
+                key,
             )
             roster = Roster(self._home, watcher, config.lead, self._log)
             dispatcher = Dispatcher(
@@ -189,15 +193,37 @@ class Daemon:
         return epoch
 
 
-def open_store(home: Home, clock: Clock, config: Config) -> CommStore:
+def store_key(home: Home, config: Config, *, make: bool) -> bytes | None:
+    """The key of the store's file, or None when ``store.encrypt`` is off.
+
+    With ``make`` a first start makes one; not where an encrypted store waits for its own.
+    Errors: KeyFileError; FormatError for a store file that has no header.
+    """
+    if not config.store.encrypt:
+        return None
+    path = home.path(config.store.key_file)
+    if not os.path.lexists(path) and not _is_encrypted(home.path(STORE)):
+        return keyfile.create(path) if make else None
+    return keyfile.load(path)
+
+
+def _is_encrypted(path: str) -> bool:
+    return os.path.exists(path) and bool(acomm.peek_header(path).flags & Flag.ENCRYPTED)
+
+
+def open_store(home: Home, clock: Clock, config: Config, key: bytes | None = None) -> CommStore:
     """The store as its file holds it, a new one when there is no file yet, set up for a relay.
 
-    Errors: FormatError for a damaged file, which is left as it is.
+    Errors: FormatError for a damaged file, SealedStore for an encrypted one that is not
+    this key's; either is left as it is.
     """
     path = home.path(STORE)
     if os.path.islink(path):
         raise UnsafePath(f"{path} is a link")
-    store = CommStore.load(clock, acomm.read(path)) if os.path.exists(path) else CommStore(clock)
+    if os.path.exists(path):
+        store = CommStore.load(clock, unseal(acomm.read(path), key, path))
+    else:
+        store = CommStore(clock)
     store.delivers_itself = False  # a file in an inbox is what counts
     store.ack_timeout_s = config.delivery.ack_timeout_s
     store.give_up_after_s = config.delivery.give_up_after_s

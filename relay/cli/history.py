@@ -110,12 +110,16 @@ def search(ctx: click.Context, home: str | None, pattern: str, limit: int, as_js
 
 
 def read_store(home: Home) -> CommStore:
-    """The store as its file has it. Errors: FormatError for a damaged file."""
+    """The store as its file has it.
+
+    Errors: FormatError for a damaged file; KeyFileError, SealedStore for an encrypted one.
+    """
     from relay.clock import Clock
     from relay.config import decode
-    from relay.daemon import open_store
+    from relay.daemon import open_store, store_key
 
-    return open_store(home, Clock(), decode(home.read_config(), home.path("config.json")))
+    config = decode(home.read_config(), home.path("config.json"))
+    return open_store(home, Clock(), config, store_key(home, config, make=False))
 
 
 def _filter(

@@ -1,0 +1,110 @@
+"""A relay that encrypts: its key, its store, what reads it, and what a lost key stops."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relay import keyfile
+from relay.comm import acomm
+from tests.procs import Relay, relay, until
+
+pytestmark = pytest.mark.timeout(60)
+SECRET = "the password is swordfish"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A home whose store is encrypted; its relay has not been started yet."""
+    root = tmp_path / "home"
+    assert relay("init", home=root).returncode == 0
+    configure(root, encrypt=True)
+    yield root
+    relay("down", home=root)
+
+
+def configure(home: Path, **store: object) -> None:
+    (home / "config.json").write_text(json.dumps({"store": {"flush_messages": 1, **store}}))
+
+
+def run_and_send(home: Path, body: str = SECRET) -> None:
+    """Start, send one message to bob, stop: the store is written."""
+    running = Relay(home)
+    running.start()
+    relay("register", "bob", home=home)
+    sent = relay("send", "bob", body, home=home).stdout.strip()
+    until(lambda: (home / "agents" / "bob" / "inbox" / f"{sent}.msg").exists())
+    assert running.stop() == 0
+
+
+def found(home: Path) -> str:
+    """What a search finds, or the error."""
+    done = relay("search", "swordfish", "--json", home=home)
+    return done.stdout if done.returncode == 0 else done.stderr
+
+
+def test_the_first_start_makes_a_key_and_the_store_is_sealed(home: Path) -> None:
+    assert relay("history", home=home).stderr == "nothing found\n"  # no start yet, no key
+    assert not (home / "store.key").exists()
+    run_and_send(home)
+    key = keyfile.load(str(home / "store.key"))
+    path = home / "store" / "relay.acomm"
+    file = acomm.read(str(path))
+    assert file.encrypted
+    assert SECRET.encode() not in [message.content for message in file.messages]
+    assert json.loads(found(home).splitlines()[0])["content"] == SECRET
+
+    run_and_send(home, "another")
+    assert keyfile.load(str(home / "store.key")) == key
+    assert relay("acomm", "check", str(path), home=home).stdout == "OK\n"
+    sealed = relay("acomm", "dump", str(path), "--section", "messages", home=home).stdout
+    plain = relay(
+        "acomm", "dump", str(path), "--key-file", str(home / "store.key"), home=home
+    ).stdout
+    assert SECRET not in sealed and "content_hex" in sealed
+    assert SECRET in plain
+
+
+def test_a_lost_or_changed_key_stops_the_relay_and_writes_nothing(home: Path) -> None:
+    run_and_send(home)
+    path, key = home / "store" / "relay.acomm", home / "store.key"
+    before = path.read_bytes()
+    kept = key.read_bytes()
+    key.unlink()
+    for problem in ("No such file or directory", "does not open with this key", "found 0644"):
+        up = relay("up", home=home)
+        assert up.returncode == 5
+        assert problem in up.stderr and "Traceback" not in up.stderr
+        assert problem in found(home)
+        assert path.read_bytes() == before
+        if problem.startswith("No such"):
+            assert not key.exists()  # a new key would open nothing
+            keyfile.create(str(key))
+        else:
+            key.chmod(0o644)
+    key.write_bytes(kept)
+    key.chmod(0o600)
+    assert SECRET in found(home)
+
+
+def test_an_encrypted_store_with_encryption_off_is_refused(home: Path) -> None:
+    run_and_send(home)
+    configure(home, encrypt=False)
+    up = relay("up", home=home)
+    assert up.returncode == 5
+    assert "is encrypted, and no key was given" in up.stderr
+    assert "store.encrypt" in up.stderr  # what to do
+
+
+def test_a_plain_store_is_sealed_when_encryption_is_turned_on(home: Path) -> None:
+    configure(home, encrypt=False)
+    run_and_send(home)
+    assert not acomm.read(str(home / "store" / "relay.acomm")).encrypted
+    configure(home, encrypt=True, key_file=str(home.parent / "elsewhere.key"))
+    run_and_send(home, "another")
+    assert acomm.read(str(home / "store" / "relay.acomm")).encrypted
+    assert (home.parent / "elsewhere.key").exists()
+    assert SECRET in found(home)
