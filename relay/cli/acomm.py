@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
@@ -30,7 +32,8 @@ SECTIONS = (
 CHECK_EXAMPLES = """\b
 Examples:
   relay acomm check store/relay.acomm
-  relay acomm check store/archive/*/*.acomm --json"""
+  relay acomm check store/archive/*/*.acomm --json
+  relay acomm check store/relay.acomm --keys public-keys"""
 
 DUMP_EXAMPLES = """\b
 Examples:
@@ -42,7 +45,12 @@ Examples:
   relay acomm dump old.acomm | relay acomm build new.acomm
   relay acomm build new.acomm --from store.jsonl --no-compress"""
 
+_PUBLIC_KEY = re.compile("[0-9a-fA-F]{64}")
+_MOST_PUB_BYTES = 100
 _FILE = click.Path(dir_okay=False)
+_key_option = click.option(
+    "--key-file", type=_FILE, help="The key of an encrypted FILE: its contents are read in plain."
+)
 
 
 @click.group()
@@ -53,13 +61,23 @@ def acomm() -> None:
 @acomm.command(epilog=CHECK_EXAMPLES)
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for programs.")
-def check(files: tuple[str, ...], as_json: bool) -> None:
+@click.option(
+    "--keys",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False),
+    help="Check signatures as well: DIR/NAME.pub is NAME's public key, 64 hex digits.",
+)
+@_key_option
+def check(files: tuple[str, ...], as_json: bool, keys: str | None, key_file: str | None) -> None:
     """Verify everything in each FILE: checksum, records, counts, order, indexes.
 
+    An encrypted FILE needs no key, unless its signatures or its contents are to be checked.
     Prints a line for each problem, then how many there are, or OK. Exits 3 when there is one.
     No file is changed.
     """
-    found = {path: _findings(path) for path in files}
+    key = _key(key_file)
+    public_keys = _public_keys(keys)
+    found = {path: _findings(path, key, public_keys) for path in files}
     errors = sum(len(problems) for problems, _ in found.values())
     if as_json:
         rows = [
@@ -81,16 +99,22 @@ def check(files: tuple[str, ...], as_json: bool) -> None:
 @acomm.command(epilog=DUMP_EXAMPLES)
 @click.argument("file", type=_FILE)
 @click.option("--section", type=click.Choice(SECTIONS), help="The lines of this section alone.")
-def dump(file: str, section: str | None) -> None:
+@_key_option
+def dump(file: str, section: str | None, key_file: str | None) -> None:
     """Print what FILE holds as JSON lines: header, channels, messages, and so on.
 
-    `relay acomm build` makes an equal file of them.
+    `relay acomm build` makes an equal file of them. Contents of an encrypted FILE stay sealed
+    without --key-file.
     """
     from relay.comm import acomm as codec
     from relay.comm import jsonl
+    from relay.comm.seal import unseal
 
+    key = _key(key_file)
     with _disk(file):
         store = codec.read(file, warn=_warn)
+    if key is not None:
+        store = unseal(store, key, file)
     out = sys.stdout.buffer  # JSON lines are UTF-8 in every locale
     for line in jsonl.to_lines(store, section):
         out.write(line.encode() + b"\n")
@@ -129,17 +153,45 @@ def build(file: str, source: str, no_compress: bool, force: bool) -> None:
     )
 
 
-def _findings(path: str) -> tuple[list[str], list[str]]:
+def _findings(
+    path: str, key: bytes | None, public_keys: dict[str, bytes]
+) -> tuple[list[str], list[str]]:
     """Problems and warnings of one file; one that cannot be read is a problem."""
     from relay.comm import acomm as codec
+    from relay.comm.seal import unseal
+    from relay.comm.signed import wrong_signatures
     from relay.comm.verify import verify
 
     try:
         with _disk(path):
-            found = verify(codec.read_bytes(path), path)
+            data = codec.read_bytes(path)
+        found = verify(data, path)
+        problems = list(found.problems)
+        if not problems and (key is not None or public_keys):
+            store = unseal(codec.decode(data, path, warn=lambda _: None), key, path)
+            problems += [f"{path}: {line}" for line in wrong_signatures(store, public_keys)]
     except RelayError as exc:
         return [str(exc)], []
-    return list(found.problems), list(found.warnings)
+    return problems, list(found.warnings)
+
+
+def _key(path: str | None) -> bytes | None:
+    """The key in a key file that was named. Errors: KeyFileError."""
+    from relay import keyfile
+
+    return None if path is None else keyfile.load(path)
+
+
+def _public_keys(folder: str | None) -> dict[str, bytes]:
+    """Agent -> public key, from its file. Errors: RelayError for a file that holds none."""
+    found: dict[str, bytes] = {}
+    for path in sorted(Path(folder).glob("*.pub")) if folder else ():
+        with _disk(str(path)):
+            text = path.read_bytes()[:_MOST_PUB_BYTES].decode("ascii", "replace").strip()
+        if not _PUBLIC_KEY.fullmatch(text):
+            raise RelayError(f"{path}: expected 64 hex digits", hint="a public key is 32 bytes")
+        found[path.stem] = bytes.fromhex(text)
+    return found
 
 
 def _refuse_to_lose(path: str, force: bool) -> None:

@@ -10,10 +10,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from relay import signatures
 from relay.cli import acomm as cli
-from relay.comm import acomm, jsonl
-from relay.errors import FormatError, MessageError, NotFound, RelayError
-from tests.unit.acomm_support import BAD, FIXTURES, GOOD, golden, patch, small_store
+from relay.comm import acomm, jsonl, model
+from relay.errors import (
+    FormatError,
+    KeyFileError,
+    MessageError,
+    NotFound,
+    RelayError,
+    SealedStore,
+)
+from tests.unit.acomm_support import BAD, FIXTURES, GOOD, golden, message, patch, small_store
 
 PLAIN = str(FIXTURES / "plain.acomm")
 
@@ -163,3 +171,47 @@ def test_help_needs_no_codec() -> None:
         "sys.exit(any(name.startswith('relay.comm') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_encrypted_file_with_and_without_its_key(tmp_path: Path) -> None:
+    sealed = FIXTURES.parent / "sealed"
+    key = tmp_path / "key"
+    key.touch(0o600)
+    key.write_bytes((sealed / "key").read_bytes())
+    path = str(sealed / "encrypted.acomm")
+    assert run("check", path).stdout == run("check", path, "--key-file", key).stdout == "OK\n"
+    assert run("dump", path, "--key-file", key).stdout == run("dump", PLAIN).stdout
+    lines = run("dump", path).stdout.splitlines()
+    assert json.loads(lines[0])["encrypted"] is True
+    assert lines[7:] != run("dump", PLAIN).stdout.splitlines()[7:]
+
+    key.write_bytes(bytes(32))
+    wrong = run("check", path, "--key-file", key)
+    assert wrong.exit_code == 3
+    assert "does not open with this key\n1 errors found" in wrong.stdout
+    assert isinstance(refused("dump", path, "--key-file", key), SealedStore)
+    key.chmod(0o644)
+    assert isinstance(refused("dump", path, "--key-file", key), KeyFileError)
+    assert isinstance(refused("check", path, "--key-file", key), KeyFileError)
+
+
+def test_signatures_are_checked_with_a_folder_of_keys(tmp_path: Path) -> None:
+    private = bytes(range(32))
+    good = signatures.sign(private, "alpha", "17-ab", "bob", b"hello")
+    metadata = {"relay_id": "17-ab", "to": "bob"}
+    forged = message(2, content=b"other", metadata=metadata, signature=good)
+    store = model.StoreFile(0, 0, messages=(message(metadata=metadata, signature=good), forged))
+    path = tmp_path / "signed.acomm"
+    acomm.write(str(path), store)
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    assert run("check", path, "--keys", keys).stdout == "OK\n"  # nobody's key is known
+    (keys / "alpha.pub").write_text(signatures.public_key(private).hex() + "\n")
+    result = run("check", path, "--keys", keys)
+    assert result.exit_code == 3
+    assert result.stdout.splitlines() == [
+        f"{path}: messages: the signature of message 2 is not alpha's, or it was changed",
+        "1 errors found",
+    ]
+    (keys / "beta.pub").write_text("no key")
+    assert "beta.pub: expected 64 hex digits" in str(refused("check", path, "--keys", keys))
