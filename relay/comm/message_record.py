@@ -27,7 +27,17 @@ from relay.comm.model import (
     Priority,
 )
 from relay.comm.reader import F64, I64, U32, U64, Reader
-from relay.comm.writer import ABSENT, BYTE, MAX_NAME_BYTES, PRESENT, U32_MAX, U64_MAX, name, text
+from relay.comm.writer import (
+    ABSENT,
+    BYTE,
+    MAX_NAME_BYTES,
+    MAX_TOPIC_BYTES,
+    PRESENT,
+    U32_MAX,
+    U64_MAX,
+    name,
+    text,
+)
 from relay.comm.writer import topic as topic_text
 from relay.errors import ValidationFailed
 
@@ -207,9 +217,7 @@ def _middle_fast(
     tags |= (tag := data[pos])
     pos += 1
     if tag:
-        start = pos + 4
-        pos = start + U32.unpack_from(data, pos)[0]
-        correlation = data[start:pos].decode()
+        correlation, pos = _text_fast(data, pos, known)
     priority = PRIORITIES[data[pos]]
     tags |= (tag := data[pos + 1])
     pos += 2
@@ -244,11 +252,19 @@ def _end_fast(
 
 def _text_fast(data: bytes, pos: int, known: dict[bytes, str]) -> tuple[str, int]:
     start = pos + 4
-    end = start + U32.unpack_from(data, pos)[0]
+    end = start + _short(data, pos)
     found = known.get(raw := data[start:end])
     if found is None:
         found = known[raw] = raw.decode()
     return found, end
+
+
+def _short(data: bytes, pos: int) -> int:
+    """The length of a text like most; a longer one is rare, and may be a length that lies."""
+    (size,) = U32.unpack_from(data, pos)
+    if size > MAX_TOPIC_BYTES:
+        raise IndexError
+    return int(size)
 
 
 def _metadata_fast(data: bytes, pos: int, known: dict[bytes, str]) -> tuple[Metadata, int]:
@@ -261,7 +277,7 @@ def _metadata_fast(data: bytes, pos: int, known: dict[bytes, str]) -> tuple[Meta
         pos += 1
         if tag == META_STRING:
             start = pos + 4
-            pos = start + U32.unpack_from(data, pos)[0]
+            pos = start + _short(data, pos)
             metadata[key] = data[start:pos].decode()
         elif tag == META_INTEGER:
             metadata[key] = I64.unpack_from(data, pos)[0]

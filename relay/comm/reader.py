@@ -116,14 +116,13 @@ class Reader:
 
     def text(self, field: str) -> str:
         """UTF-8 text behind its u32 byte length; the fault's offset is the first bad byte's."""
-        raw = self.blob(field)
-        try:
-            return raw.decode()
+        size = self.u32(f"length of {field}")
+        start = self.skip(size, field)
+        try:  # a view: a long text is not there twice
+            return str(memoryview(self.data)[start : self.pos], "utf-8")
         except UnicodeDecodeError as exc:
-            bad = raw[exc.start : exc.end]
-            raise self.fault(
-                self.pos - len(raw) + exc.start, f"{field} in UTF-8", shown(bad)
-            ) from None
+            bad = self.data[start + exc.start : start + exc.end]
+            raise self.fault(start + exc.start, f"{field} in UTF-8", shown(bad)) from None
 
     def opt(self, field: str, read: Callable[[str], T]) -> T | None:
         """What ``read`` gives, or None where the tag says absent."""

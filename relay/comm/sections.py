@@ -94,21 +94,22 @@ def encode_sections(store: StoreFile, compress: bool) -> dict[SectionType, bytes
 
 
 def split(data: bytes, path: str, header: Header, table: Iterable[Section]) -> dict[int, Reader]:
-    """A reader for each section that holds something, of its own bytes, out of its envelope.
+    """A reader for each section that holds something, out of its envelope.
 
-    The file's bytes are not needed any more once this returns.
+    The bytes of a compressed file are not needed any more once this returns.
     Errors: FormatError for an envelope.
     """
     readers = {}
     for entry in table:
         if entry.kind not in READ or not entry.length:
             continue
+        reader = Reader(data, path, entry.offset, entry.offset + entry.length)
         if header.flags & Flag.COMPRESSED and entry.kind in ENVELOPED:
-            whole = Reader(data, path, entry.offset, entry.offset + entry.length)
-            readers[entry.kind] = envelope.unpack(whole, f"section {entry.kind}")
+            readers[entry.kind] = envelope.unpack(reader, f"section {entry.kind}")
+        elif header.flags & Flag.COMPRESSED:
+            readers[entry.kind] = Reader(data[entry.offset : reader.end], path, base=entry.offset)
         else:
-            piece = data[entry.offset : entry.offset + entry.length]
-            readers[entry.kind] = Reader(piece, path, base=entry.offset)
+            readers[entry.kind] = reader
     return readers
 
 
