@@ -171,7 +171,7 @@ def test_a_message_without_its_list_is_a_fault() -> None:
 def test_messages_that_stand_alike_share_one_list() -> None:
     alike = {number: {"bob": Delivery(DeliveryState.DELIVERED)} for number in range(1000)}
     data = EngineState(deliveries=alike).encode()[DELIVERIES]
-    assert len(data) == 8 + 1000 * 12 + 4 + 4 + len(text("bob")) + 14
+    assert len(data) == 8 + 1000 * 12 + 4 + 4 + len(text("bob")) + 18
     again = EngineState.decode({DELIVERIES: data}).deliveries
     assert again == alike
     assert again[0] is again[999]
