@@ -1,18 +1,19 @@
 """Control messages: what agents ask of the orchestrator itself, and its answers.
 
-Here: ``join``, ``leave``, ``subscribe``, ``unsubscribe`` and ``status``. What it cannot do yet
-it says so. Source: relay-file-system.txt 4.1, FORMATS 1.
+Here: ``join``, ``leave``, ``subscribe``, ``unsubscribe`` and ``status``; a ``command`` is one of
+``relay.actions``. What it cannot do yet it says so. Source: relay-file-system.txt 4.1, FORMATS 1.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from relay import actions
 from relay.comm import topics
 from relay.comm.engine import CommStore
 from relay.comm.model import Channel, ChannelType
-from relay.errors import CommError
-from relay.message import Kind, MessageFile, control_fields
+from relay.errors import CommError, MessageError, Refused
+from relay.message import Kind, MessageFile, command_fields, control_fields
 from relay.names import DIRECT_PREFIX, EVERYONE_CHANNEL, is_channel_name
 
 CHANNEL_KINDS = frozenset({Kind.JOIN, Kind.LEAVE, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE})
@@ -26,10 +27,19 @@ class Answer(NamedTuple):
     text: str = ""
 
 
-def handle(message: MessageFile, sender: str, store: CommStore) -> Answer:
-    """Do what the message asks, once; doing it again changes nothing."""
+def handle(message: MessageFile, sender: str, store: CommStore, lead: str | None = None) -> Answer:
+    """Do what the message asks, once; doing it again changes nothing.
+
+    ``lead``: the agent that has the role, where the caller knows it; it may do what the
+    operator may.
+    """
     if message.kind is Kind.STATUS:
         return Answer(None)
+    if message.kind is Kind.COMMAND:
+        try:
+            return Answer(True, actions.obey(command_fields(message), sender, lead, store))
+        except (CommError, MessageError, Refused) as exc:
+            return Answer(False, str(exc))
     if message.kind in NOT_YET:
         return Answer(
             False, f"{message.kind} is not there yet: start and stop the agent by hand for now"
@@ -38,7 +48,7 @@ def handle(message: MessageFile, sender: str, store: CommStore) -> Answer:
         return Answer(
             False,
             f"the orchestrator takes no {message.kind}: "
-            "it knows join, leave, subscribe, unsubscribe and status",
+            "it knows join, leave, subscribe, unsubscribe, status, and command with an ACTION",
         )
     fields = control_fields(message)
     name = fields.get("CHANNEL", "").removeprefix("#")

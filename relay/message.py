@@ -240,6 +240,32 @@ def control_fields(message: MessageFile) -> dict[str, str]:
     return {name: value.strip() for name, value in fields.items()}
 
 
+def command_fields(message: MessageFile) -> dict[str, str]:
+    """The fields of a command to the orchestrator: the `NAME: value` lines of its body.
+
+    Names are in upper case, in the order of the lines; ACTION may be a header, which wins.
+    Blank lines are nobody's. Errors: MessageError for any other line, or a name given twice.
+    """
+    fields: dict[str, str] = {}
+    for number, line in enumerate(message.body.decode().split("\n"), 1):
+        if not line.strip():
+            continue
+        name, colon, value = line.partition(":")
+        name = name.strip().upper()
+        if not colon or not HEADER_NAME.fullmatch(name):
+            raise MessageError(
+                f"{_shown(line.strip())} is no line `NAME: value`, like `ACTION: channel.join`",
+                file="the body",
+                line=number,
+            )
+        if name in fields:
+            raise MessageError(f"{name} is given twice", file="the body", line=number)
+        fields[name] = value.strip()
+    if "ACTION" in message.headers:
+        fields["ACTION"] = message.headers["ACTION"]
+    return fields
+
+
 def parse_duration_ms(text: str) -> int:
     """Milliseconds of ``30s``, ``1m``, ``2h``, ``500ms`` or a bare ``60000``.
 

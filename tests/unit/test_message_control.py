@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.message import CONTROL_FIELDS, control_fields, parse
+from relay.errors import MessageError
+from relay.message import CONTROL_FIELDS, command_fields, control_fields, parse
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "msg" / "ok"
 
@@ -74,3 +75,27 @@ def test_lines_before_the_first_field_are_nobodys() -> None:
 
 def test_channel_as_a_header_is_the_relays_and_dropped() -> None:
     assert fields("TO: __orchestrator__\nKIND: join\nCHANNEL: team\n") == {}
+
+
+def test_a_command_is_fields_whatever_their_names() -> None:
+    body = "ACTION: channel.config\r\n\n channel : ci\nflush: a: b\n"
+    assert command_fields(parse(f"TO: x\nKIND: command\nTHREAD: t\n\n{body}".encode())) == {
+        "ACTION": "channel.config",
+        "CHANNEL": "ci",
+        "FLUSH": "a: b",
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("ACTION: x\nhello", "the body, line 2: 'hello' is no line `NAME: value`"),
+        (": x", "the body, line 1: ': x' is no line"),
+        ("a b: x", "the body, line 1: 'a b: x' is no line"),
+        ("a: 1\n\nA: 2", "the body, line 3: A is given twice"),
+    ],
+)
+def test_a_command_with_a_line_that_is_none(body: str, said: str) -> None:
+    with pytest.raises(MessageError) as error:
+        command_fields(parse(f"TO: x\nKIND: command\n\n{body}".encode()))
+    assert str(error.value).startswith(said)
