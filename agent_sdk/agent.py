@@ -7,7 +7,9 @@ files below the home and nothing else.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TypedDict, Unpack
 
@@ -24,6 +26,8 @@ from relay.message import RELAY_HEADERS, Kind, MessageFile
 from relay.names import ORCHESTRATOR, check_agent_name, is_channel_name
 
 ACK_STATUSES = ("received", "in_progress", "completed")
+COMPLETED = re.compile(r"\s*completed\b")
+REFUSALS = frozenset({Kind.NACK, Kind.ERROR})
 
 
 class SendOptions(TypedDict, total=False):
@@ -205,6 +209,38 @@ class Agent:
         sent = self.send(to, body, kind=Kind.QUERY, **options)
         return self._answer(sent, Kind.RESPONSE, timeout_s, seen)
 
+    def request(
+        self,
+        to: str,
+        body: str | bytes,
+        timeout_s: float,
+        *,
+        kind: str = Kind.COMMAND,
+        re: str | None = None,
+        progress: Callable[[Received], object] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> Received:
+        """Send, and wait for the answer: a response or message RE it, or an ack `completed`.
+
+        Acks that say less are taken on the way and given to ``progress``; everything else stays
+        in the inbox. Of several recipients the first answer counts.
+
+        Errors: Timeout, whose ``message_id`` is what was sent; Refused, with its text, when a
+        nack or error came; as ``send``.
+        """
+        if options.get("await_s") is None:
+            options["await_s"] = timeout_s
+        ends_at = time.monotonic() + timeout_s
+        seen = self._inbox.names()
+        sent = self.send(to, body, kind=kind, re=re, **options)
+        kinds = (Kind.RESPONSE, Kind.MESSAGE, Kind.ACK)
+        while answer := self._next_answer(sent, kinds, ends_at - time.monotonic(), seen):
+            if answer.kind is not Kind.ACK or COMPLETED.match(answer.body):
+                return answer
+            if progress is not None:
+                progress(answer)
+        raise Timeout(f"no answer to {sent} came within {timeout_s:g} s", message_id=sent)
+
     # -- attachments -------------------------------------------------------------------------
 
     def attach(self, source: bytes | str | os.PathLike[str]) -> str:
@@ -274,12 +310,19 @@ class Agent:
         return sent
 
     def _answer(self, sent: str, kind: Kind, timeout_s: float, seen: set[str]) -> Received:
-        """The message of ``kind`` that answers ``sent``, or the error that a nack is."""
-        kinds = (kind, Kind.NACK)
-        answer = self._inbox.until(lambda: self._inbox.take_answer(sent, kinds, seen), timeout_s)
+        """The message of ``kind`` that answers ``sent``. Errors: Timeout, Refused."""
+        answer = self._next_answer(sent, (kind,), timeout_s, seen)
         if answer is None:
-            raise Timeout(f"no {kind} to {sent} came within {timeout_s:g} s")
-        if answer.kind is Kind.NACK:
+            raise Timeout(f"no {kind} to {sent} came within {timeout_s:g} s", message_id=sent)
+        return answer
+
+    def _next_answer(
+        self, sent: str, kinds: Collection[Kind], timeout_s: float, seen: set[str]
+    ) -> Received | None:
+        """The next message of one of ``kinds`` that answers ``sent``. Errors: Refused."""
+        wanted = REFUSALS.union(kinds)
+        answer = self._inbox.until(lambda: self._inbox.take_answer(sent, wanted, seen), timeout_s)
+        if answer is not None and answer.kind in REFUSALS:
             raise Refused(answer.body or f"{answer.sender} gave no reason")
         return answer
 

@@ -108,9 +108,13 @@ class LedgerBusy(LedgerError):
 
 
 class Timeout(RelayError):
-    """Nothing arrived in the time given."""
+    """Nothing arrived in the time given. ``message_id``: what was sent and waits for an answer."""
 
     exit_code = EXIT_TIMEOUT
+
+    def __init__(self, message: str, *, message_id: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.message_id = message_id
 
 
 class Refused(RelayError):

@@ -193,3 +193,59 @@ def test_given_time_it_waits_for_the_relays_word(
     with pytest.raises(Timeout):
         alice.leave("dev", timeout_s=0)
     assert alice.receive(timeout_s=0) is None
+
+
+def test_a_request_waits_past_progress_and_leaves_the_rest(
+    relay: HandRelay, alice: Agent, bob: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay.deliver("alice", "before")
+
+    def bob_begins() -> None:
+        relay.carry()
+        command = take(bob)
+        assert (command.kind, command.headers["AWAIT"]) == (Kind.COMMAND, "30s")
+        bob.ack(command)
+        bob.ack(command, "in_progress", "completed in a minute")
+        relay.deliver("alice", "to another", kind=Kind.ACK, RE="1706123456-cd")
+        bob.ack(command, "completed", "shipped")
+        relay.carry()
+
+    told: list[str] = []
+    script(monkeypatch, bob_begins)
+    answer = alice.request("bob", "deploy", 30, progress=lambda ack: told.append(ack.body))
+    assert answer.body == "completed\nshipped"
+    assert told == ["received", "in_progress\ncompleted in a minute"]
+    assert [message.body for message in alice.messages(timeout_s=0)] == ["before", "to another"]
+
+
+@pytest.mark.parametrize("kind", [Kind.RESPONSE, Kind.MESSAGE])
+def test_a_request_is_answered_by_whatever_names_it(
+    relay: HandRelay, alice: Agent, bob: Agent, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    def bob_answers() -> None:
+        relay.carry()
+        bob.reply(take(bob), "main", kind=kind)
+        relay.carry()
+
+    script(monkeypatch, bob_answers)
+    assert alice.request("bob", "branch?", 5, kind="query", thread="t-1").thread == "t-1"
+
+
+@pytest.mark.parametrize("kind", [Kind.NACK, Kind.ERROR])
+def test_a_request_that_is_refused(
+    relay: HandRelay, alice: Agent, bob: Agent, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    def bob_refuses() -> None:
+        relay.carry()
+        bob.reply(take(bob), "no such branch", kind=kind)
+        relay.carry()
+
+    script(monkeypatch, bob_refuses)
+    with pytest.raises(Refused, match="no such branch"):
+        alice.request("bob", "deploy", 5)
+
+
+def test_a_request_that_nobody_answers_says_what_was_sent(relay: HandRelay, alice: Agent) -> None:
+    with pytest.raises(Timeout, match=r"no answer to .* came within 0.05 s") as error:
+        alice.request("bob", "deploy", 0.05)
+    assert relay.waiting("alice", "outbox") == [f"{error.value.message_id}.msg"]
