@@ -5,7 +5,9 @@ They read the file as of its last flush, at most 100 messages or 5 s ago; the re
 
 from __future__ import annotations
 
+import contextlib
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,6 +36,7 @@ TYPES = (
     "Error",
 )
 STATUSES = ("Created", "Sent", "Delivered", "Acknowledged", "Failed", "DeadLetter", "Archived")
+SORTS = ("created", "priority", "sender", "type")  # in the order of the engine's SortField
 limit_option = click.option("--limit", type=click.IntRange(1), default=100, show_default=True)
 
 
@@ -42,26 +45,44 @@ limit_option = click.option("--limit", type=click.IntRange(1), default=100, show
 Examples:
   relay history --sender alice --limit 10
   relay history --type Command --status Delivered    # commands nobody has acknowledged
-  relay history --channel ci --topic 'build.#' --since 2h""",
+  relay history --channel ci --topic 'build.#' --since 2h
+  relay history --after 2026-11-20 --before 2026-11-20T18:30 --sort priority""",
 )
 @home_option
-@click.option("--channel", metavar="NAME", help="dm/alice/bob is the one between two.")
+@click.option(
+    "--channel",
+    "channels",
+    multiple=True,
+    metavar="NAME",
+    help="dm/alice/bob is the one between two.",
+)
 @click.option("--sender", metavar="NAME")
 @click.option("--type", "types", multiple=True, type=click.Choice(TYPES))
 @click.option("--status", "statuses", multiple=True, type=click.Choice(STATUSES))
 @click.option("--topic", metavar="PATTERN")
 @click.option("--priority", "priorities", multiple=True, type=click.IntRange(0, 4))
+@click.option("--thread", "thread_id", metavar="THREAD", help="As `relay thread` takes it.")
 @click.option("--match", metavar="REGEX", help="In the content.")
-@click.option("--since", metavar="DURATION", help="Not older than 30s, 10m, 2h …")
-@click.option("--oldest-first", is_flag=True)
+@click.option(
+    "--after",
+    "--since",
+    "after",
+    metavar="TIME",
+    help="Sent after this: 2026-11-20T18:30 (UTC unless it says otherwise), or 30s, 10m, 2h ago.",
+)
+@click.option("--before", metavar="TIME", help="Sent before this.")
+@click.option("--sort", type=click.Choice(SORTS), default="created", show_default=True)
+@click.option("--oldest-first", is_flag=True, help="The other end of --sort first.")
 @limit_option
-@click.option("--offset", type=click.IntRange(0), default=0)
+@click.option("--offset", type=click.IntRange(0), default=0, help="Leave so many out first.")
+@click.option("--no-archived", is_flag=True, help="Without those whose status is Archived.")
 @json_option
 @click.pass_context
 def history(ctx: click.Context, /, home: str | None, as_json: bool, **wanted: Any) -> None:
     """Show messages of the store, newest first.
 
-    Every option given must match. Archived messages are included.
+    Every option given must match; of one that is given several times, any value. Archived
+    messages are included.
     """
     with open_home(ctx, home) as opened:
         store = read_store(opened)
@@ -125,48 +146,79 @@ def read_store(home: Home) -> CommStore:
 def _filter(
     store: CommStore,
     *,
-    channel: str | None,
+    channels: tuple[str, ...],
     sender: str | None,
     types: tuple[str, ...],
     statuses: tuple[str, ...],
     topic: str | None,
     priorities: tuple[int, ...],
+    thread_id: str | None,
     match: str | None,
-    since: str | None,
+    after: str | None,
+    before: str | None,
+    sort: str,
     oldest_first: bool,
     limit: int,
     offset: int,
+    no_archived: bool,
 ) -> Any:
     """The engine's filter for these options."""
-    from relay.comm import MessageFilter, MessageStatus, MessageType, Priority, SortOrder
-    from relay.errors import ChannelNotFound
-    from relay.message import parse_duration_ms
+    from relay.checksums import uuid4_of
+    from relay.comm import (
+        MessageFilter,
+        MessageStatus,
+        MessageType,
+        Priority,
+        SortField,
+        SortOrder,
+    )
 
-    found = store.get_channel_by_name(channel) if channel else None
-    if channel and found is None:
-        raise ChannelNotFound(f"there is no channel {channel}", hint="`relay channel list`")
-    try:
-        after = int(time.time() - parse_duration_ms(since) / 1000) if since else None
-    except ValueError as exc:
-        raise click.BadParameter(str(exc), param_hint="--since") from exc
     return MessageFilter(
-        channel_ids=(found.id,) if found else None,
+        channel_ids=tuple(_channel_id(store, name) for name in channels) or None,
         sender=sender,
         message_types=tuple(t for t in MessageType if t.label in types) or None,
         topic_pattern=topic,
-        after=after,
+        after=_time(after, "--after") if after else None,
+        before=_time(before, "--before") if before else None,
         status=tuple(s for s in MessageStatus if s.label in statuses) or None,
         priority=tuple(map(Priority, priorities)) or None,
+        correlation_id=uuid4_of(thread_id) if thread_id else None,
         content_pattern=match,
         limit=limit,
         offset=offset,
+        sort_by=SortField(SORTS.index(sort)),
         sort_order=SortOrder.ASCENDING if oldest_first else SortOrder.DESCENDING,
-        include_archived=True,
+        include_archived=not no_archived,
     )
 
 
+def _channel_id(store: CommStore, name: str) -> int:
+    from relay.errors import ChannelNotFound
+
+    found = store.get_channel_by_name(name.removeprefix("#"))
+    if found is None:
+        raise ChannelNotFound(f"there is no channel {name!a}", hint="`relay channel list --all`")
+    return found.id
+
+
+def _time(text: str, option: str) -> int:
+    """Unix seconds of an ISO 8601 time, or of so long ago."""
+    from relay.message import parse_duration_ms
+
+    with contextlib.suppress(ValueError):
+        return int(time.time() - parse_duration_ms(text) / 1000)
+    try:
+        at = datetime.fromisoformat(text)
+        return max(0, int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()))
+    except (ValueError, OverflowError) as exc:
+        raise click.BadParameter(
+            f"{text!r} is no time like 2026-11-20T18:30, and no duration like 30s, 10m, 2h",
+            param_hint=option,
+        ) from exc
+
+
 def _show(store: CommStore, messages: list[Message], as_json: bool) -> None:
-    rows = [_row(store, message) for message in messages]
+    rows = [message_facts(store, message) for message in messages]
     if as_json:
         for row in rows:
             echo_json(row)
@@ -189,7 +241,8 @@ def _show(store: CommStore, messages: list[Message], as_json: bool) -> None:
         click.echo("nothing found", err=True)
 
 
-def _row(store: CommStore, message: Message) -> dict[str, Any]:
+def message_facts(store: CommStore, message: Message) -> dict[str, Any]:
+    """What the commands say of a message."""
     from relay.clock import NS_PER_S, iso_time
 
     metadata = message.metadata or {}

@@ -77,10 +77,45 @@ def test_channels(told: Box) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--since", "yesterday"], ["--channel", "nowhere"], ["--topic", "a.#.b"]]
+    "arguments",
+    [
+        ["--after", "yesterday"],
+        ["--before", "60s1"],
+        ["--channel", "nowhere"],
+        ["--topic", "a.#.b"],
+    ],
 )
 def test_an_option_that_is_none_is_named(told: Box, arguments: list[str]) -> None:
     done = relay("history", *arguments, home=told.root)
     assert done.returncode in (1, 2)
     assert arguments[0].removeprefix("--") in done.stderr.lower()
     assert "Traceback" not in done.stderr
+
+
+def test_every_criterion_of_a_filter_is_an_option(told: Box) -> None:
+    both = lines(told, "history", "--channel", "dm/alice/bob", "--channel", "#team")
+    assert [row["channel"] for row in both] == ["team", "dm/alice/bob", "dm/alice/bob"]
+    assert {row["type"] for row in lines(told, "history", "--thread", "release-42")} == {
+        "Command",
+        "Acknowledgment",
+    }
+    senders = [row["from"] for row in lines(told, "history", "--sort", "sender", "--oldest-first")]
+    assert senders == sorted(senders) and len(set(senders)) > 2
+    everything = lines(told, "history")
+    assert lines(told, "history", "--no-archived") == everything  # none is archived yet
+    assert lines(told, "history", "--offset", "2", "--limit", "1") == everything[2:3]
+
+
+def test_history_between_two_times(told: Box) -> None:
+    everything = lines(told, "history")
+    first, last = str(everything[-1]["at"]), str(everything[0]["at"])
+    assert first < last  # the group's message came two seconds later
+    before = lines(told, "history", "--before", last)
+    after = lines(told, "history", "--after", first)
+    assert after + before == everything and before and after
+    assert lines(told, "history", "--after", last) == []
+    assert lines(told, "history", "--before", "1h") == []
+    assert lines(
+        told, "history", "--after", "2020-01-01", "--before", "2100-01-01T00:00+01:00"
+    ) == (everything)
+    assert lines(told, "history", "--after", "0001-01-01") == everything
