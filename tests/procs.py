@@ -10,6 +10,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from relay.home import LEDGER, Home
+from relay.ledger import Ledger
+
 PROJECT = Path(__file__).resolve().parent.parent
 PATIENCE_S = 60
 
@@ -30,6 +33,15 @@ def relay(*arguments: str, home: Path, stdin: str = "") -> subprocess.CompletedP
         timeout=PATIENCE_S,
         check=False,
     )
+
+
+def home_of(root: Path, *agents: str) -> Path:
+    """A home with these agents, whose relay writes its store's file every 50 ms."""
+    with Home.create(str(root), b'{"store": {"flush_ms": 50}}') as home:
+        Ledger.open(home.path(LEDGER)).close()
+        for agent in agents:
+            home.make_agent(agent)
+    return root
 
 
 class Relay:

@@ -53,7 +53,7 @@ _key_option = click.option(
 )
 
 
-@click.group()
+@click.group(epilog="\b\nExample:\n  relay acomm check store/relay.acomm")
 def acomm() -> None:
     """Check, dump and build `.acomm` store files."""
 

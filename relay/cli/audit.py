@@ -29,7 +29,7 @@ Examples:
   relay audit run --json | jq '.jobs.reconcile.counts'"""
 
 
-@click.group()
+@click.group(epilog="\b\nExamples:\n  relay audit list\n  relay audit run")
 def audit() -> None:
     """Account for every message, on Spark.
 
@@ -37,7 +37,7 @@ def audit() -> None:
     """
 
 
-@audit.command("list")
+@audit.command("list", epilog="\b\nExample:\n  relay audit list")
 def list_jobs() -> None:
     """Print each job and what it tells."""
     _need_the_extra()

@@ -1,18 +1,37 @@
-"""``relay channel``: what channels there are. As of the store's last flush."""
+"""``relay channel``: what channels there are, and changing them.
+
+Looking reads the store's file. Changing sends a command to the orchestrator, and prints the answer.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from relay.cli.ask import check_agent, control_options, order, wait_for_flush
 from relay.cli.common import columns, echo_json, home_option, json_option, open_home
 from relay.cli.history import read_store
 
+if TYPE_CHECKING:
+    from relay.comm import Channel, CommStore
 
-@click.group()
+TYPES = ("group", "broadcast", "pubsub", "direct")
+agent_option = click.option(
+    "--agent", "other", metavar="NAME", help="The agent that it is about, when not yourself."
+)
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  relay channel create ci --type pubsub ack_timeout=30
+  relay channel show ci
+  relay channel pause ci && relay channel resume ci""",
+)
 def channel() -> None:
-    """Show channels, and who takes part in them."""
+    """Show channels, make them and change them."""
 
 
 @channel.command("list", epilog="\b\nExample:\n  relay channel list --all")
@@ -23,6 +42,7 @@ def channel() -> None:
 def list_(ctx: click.Context, home: str | None, everything: bool, as_json: bool) -> None:
     """List the channels there are."""
     with open_home(ctx, home) as opened:
+        wait_for_flush(opened)
         store = read_store(opened)
     rows = [
         {
@@ -34,7 +54,7 @@ def list_(ctx: click.Context, home: str | None, everything: bool, as_json: bool)
             "messages": store.message_count(one.id),
         }
         for one in store.list_channels()
-        if everything or one.channel_type.label != "Direct"
+        if everything or not one.name.startswith("dm/")
     ]
     if as_json:
         for row in rows:
@@ -43,7 +63,7 @@ def list_(ctx: click.Context, home: str | None, everything: bool, as_json: bool)
         header = tuple(name.upper() for name in rows[0])
         columns(header, [tuple(row.values()) for row in rows])
     else:
-        click.echo("no channels; an agent makes one with KIND join or subscribe", err=True)
+        click.echo("no channels; `relay channel create NAME` makes one", err=True)
 
 
 @channel.command(epilog="\b\nExample:\n  relay channel show ci")
@@ -56,12 +76,28 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
     from relay.errors import ChannelNotFound
 
     with open_home(ctx, home) as opened:
+        wait_for_flush(opened)
         store = read_store(opened)
     found = store.get_channel_by_name(name.removeprefix("#"))
     if found is None:
-        raise ChannelNotFound(f"there is no channel {name}", hint="`relay channel list --all`")
+        raise ChannelNotFound(f"there is no channel {name!a}", hint="`relay channel list --all`")
+    facts = _facts(store, found)
+    if as_json:
+        echo_json(facts)
+        return
+    for label in ("name", "type", "state", "owner", "messages"):
+        click.echo(f"{label:<13}{facts[label]}")
+    for member, role in facts["participants"].items():
+        click.echo(f"{'participant':<13}{member} ({role})")
+    for one in facts["subscriptions"]:
+        click.echo(f"{'subscription':<13}{one['subscriber']} {one['pattern']}")
+    for setting, value in facts["settings"].items():
+        click.echo(f"{'setting':<13}{setting}={_said(value)}")
+
+
+def _facts(store: CommStore, found: Channel) -> dict[str, Any]:
     config = found.config
-    facts: dict[str, Any] = {
+    return {
         "name": found.name,
         "type": found.channel_type.label,
         "state": found.state.label,
@@ -76,13 +112,161 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
             for one in store.state.subscriptions.values()
             if one.channel_id == found.id
         ],
+        "settings": {name: _plain(getattr(config, name)) for name in config.__struct_fields__},
     }
-    if as_json:
-        echo_json(facts)
-        return
-    for label in ("name", "type", "state", "owner", "messages", "delivery"):
-        click.echo(f"{label:<13}{facts[label]}")
-    for member, role in facts["participants"].items():
-        click.echo(f"{'participant':<13}{member} ({role})")
-    for one in facts["subscriptions"]:
-        click.echo(f"{'subscription':<13}{one['subscriber']} {one['pattern']}")
+
+
+def _plain(value: Any) -> Any:
+    """A setting's value as ``config`` takes it."""
+    from relay.comm.model import DeliveryMode, Retention
+    from relay.message import DELIVERY_MODES
+
+    if isinstance(value, DeliveryMode):
+        return DELIVERY_MODES[value]
+    if isinstance(value, Retention):
+        amount = f" {value.amount}" if value.amount else ""
+        return f"{value.kind.name.lower()}{amount}"
+    return value
+
+
+def _said(value: object) -> str:
+    return str(value).lower()  # true, false, none
+
+
+@channel.command(
+    epilog="""\b
+Examples:
+  relay channel create team
+  relay channel create ci --type pubsub --owner builder ack_timeout=30
+  relay channel create news --type broadcast retention='count 1000'""",
+)
+@control_options
+@click.argument("name")
+@click.argument("settings", metavar="[SETTING=VALUE]...", nargs=-1)
+@click.option("--type", "kind", type=click.Choice(TYPES), default="group", show_default=True)
+@click.option("--owner", metavar="NAME", help="The agent that owns it, when not yourself.")
+def create(
+    ctx: click.Context,
+    /,
+    name: str,
+    settings: tuple[str, ...],
+    kind: str,
+    owner: str | None,
+    **caller: Any,
+) -> None:
+    """Make a channel; its owner takes part in it.
+
+    Again changes nothing. What settings there are: `relay channel config --help`.
+    """
+    check_agent(ctx, caller["home"], owner)
+    fields = {"CHANNEL": name, "TYPE": kind, "OWNER": owner} | _pairs(settings)
+    order(ctx, "channel.create", fields, **caller)
+
+
+@channel.command(
+    epilog="\b\nExamples:\n  relay channel join team --as alice\n"
+    "  relay channel join team --agent bob"
+)
+@control_options
+@click.argument("name")
+@agent_option
+def join(ctx: click.Context, /, name: str, other: str | None, **caller: Any) -> None:
+    """Take part in a channel."""
+    check_agent(ctx, caller["home"], other)
+    order(ctx, "channel.join", {"CHANNEL": name, "AGENT": other}, **caller)
+
+
+@channel.command(epilog="\b\nExample:\n  relay channel leave team --agent bob")
+@control_options
+@click.argument("name")
+@agent_option
+def leave(ctx: click.Context, /, name: str, other: str | None, **caller: Any) -> None:
+    """Take part in a channel no longer; its subscriptions end."""
+    order(ctx, "channel.leave", {"CHANNEL": name, "AGENT": other}, **caller)
+
+
+@channel.command(epilog="\b\nExample:\n  relay channel subscribe ci 'build.#' --agent bob")
+@control_options
+@click.argument("name")
+@click.argument("pattern")
+@agent_option
+def subscribe(
+    ctx: click.Context, /, name: str, pattern: str, other: str | None, **caller: Any
+) -> None:
+    """Receive what is published on topics that PATTERN matches.
+
+    `*` stands for one word, `#` at the end for any number of words.
+    """
+    check_agent(ctx, caller["home"], other)
+    fields = {"CHANNEL": name, "PATTERN": pattern, "AGENT": other}
+    order(ctx, "channel.subscribe", fields, **caller)
+
+
+@channel.command(
+    epilog="\b\nExamples:\n  relay channel unsubscribe ci 'build.#'\n"
+    "  relay channel unsubscribe ci --agent bob    # all of them"
+)
+@control_options
+@click.argument("name")
+@click.argument("pattern", required=False)
+@agent_option
+def unsubscribe(
+    ctx: click.Context, /, name: str, pattern: str | None, other: str | None, **caller: Any
+) -> None:
+    """End a subscription, or all of them."""
+    fields = {"CHANNEL": name, "PATTERN": pattern, "AGENT": other}
+    order(ctx, "channel.unsubscribe", fields, **caller)
+
+
+@channel.command(
+    epilog="""\b
+Settings:
+  delivery=at-most-once|at-least-once|exactly-once
+  ack_timeout=SECONDS    max_retries=N          retry_backoff_ms=MS
+  max_message_size=BYTES max_participants=N     max_pending=N
+  retention=forever | 'duration SECONDS' | 'count MESSAGES' | 'size BYTES'
+  echo, sticky_messages, priority_ordering = true | false
+  flush=…                none takes an optional one back: ack_timeout=none
+\b
+Examples:
+  relay channel config ci delivery=at-least-once ack_timeout=30
+  relay channel config ci retention='duration 3600' max_participants=none""",
+)
+@control_options
+@click.argument("name")
+@click.argument("settings", metavar="SETTING=VALUE...", nargs=-1, required=True)
+def config(ctx: click.Context, /, name: str, settings: tuple[str, ...], **caller: Any) -> None:
+    """Change settings of a channel; `relay channel show` prints those it has."""
+    order(ctx, "channel.config", {"CHANNEL": name} | _pairs(settings), **caller)
+
+
+def _pairs(settings: Sequence[str]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for one in settings:
+        name, equals, value = one.partition("=")
+        if not equals or not name.isidentifier() or name != name.lower() or name in pairs:
+            why = "given twice" if name in pairs else "no SETTING=VALUE"
+            raise click.BadParameter(f"{one!r} is {why}", param_hint="SETTING=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+def _state_command(verb: str, says: str) -> click.Command:
+    """``pause``, ``resume``, ``drain`` and ``close`` differ in their words alone."""
+
+    @click.command(verb, help=says, epilog=f"\b\nExample:\n  relay channel {verb} ci")
+    @control_options
+    @click.argument("name")
+    def change(ctx: click.Context, /, name: str, **caller: Any) -> None:
+        order(ctx, f"channel.{verb}", {"CHANNEL": name}, **caller)
+
+    return change
+
+
+for _verb, _says in {
+    "pause": "Take nothing new in a channel, until it is resumed.",
+    "resume": "Take messages again in a channel that was paused or draining.",
+    "drain": "Take nothing new in a channel, and deliver what it has.",
+    "close": "Close a channel for good.",
+}.items():
+    channel.add_command(_state_command(_verb, _says))

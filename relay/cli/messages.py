@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from relay.cli.ask import duration_s, request, require_relay
 from relay.cli.common import (
     as_option,
     columns,
@@ -28,7 +29,8 @@ Examples:
   relay send bob "the build is green"
   relay send '*' - < notes.txt
   relay send '#ci' --topic build.front.ok "done"
-  relay send bob --kind command --thread t-1 "deploy to staging\"""",
+  relay send bob --kind command --thread t-1 "deploy to staging"
+  relay send bob --kind query --await 30s "which branch?\"""",
 )
 @home_option
 @as_option
@@ -42,6 +44,12 @@ Examples:
 @click.option("--ttl", "ttl_s", type=click.IntRange(1), metavar="SECONDS")
 @click.option("--delivery", type=click.Choice(["at-most-once", "at-least-once", "exactly-once"]))
 @click.option("--attach", "files", multiple=True, type=click.Path(exists=True, dir_okay=False))
+@click.option(
+    "--await",
+    "awaited",
+    metavar="DURATION",
+    help="Wait so long for the answer (30s, 1m, 60000 ms) and print it.",
+)
 @json_option
 @click.pass_context
 def send(
@@ -54,6 +62,7 @@ def send(
     kind: str,
     re_: str | None,
     files: tuple[str, ...],
+    awaited: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -61,13 +70,28 @@ def send(
 
     BODY is the text, or - for standard input. Prints the message id; `relay trace ID` shows
     what became of it. It is sent even while no relay runs: it waits in the outbox.
+
+    With --await it prints the body of the answer instead: a response or message that names it
+    in RE, or an ack `completed`. Acks that say less are shown on stderr. Of several recipients
+    (`*`, a channel) the first answer counts. A nack is an error, exit code 6; when the time is
+    over, exit code 4. Without a relay nothing is sent, exit code 5.
     """
     from agent_sdk import Agent
 
+    timeout_s = duration_s(awaited, "--await") if awaited else 0.0
+    root = root_of(ctx, home)
+    if awaited:
+        require_relay(root)
     content: str | bytes = sys.stdin.buffer.read() if body == "-" else body
-    with Agent(agent, root_of(ctx, home)) as me:
-        attachments = [me.attach(path) for path in files]
-        sent = me.send(to, content, kind=kind, re=re_, attachments=attachments, **options)
+    with Agent(agent, root) as me:
+        options["attachments"] = [me.attach(path) for path in files]
+        if awaited:
+            answer = request(
+                me, to, content, timeout_s, kind=kind, re=re_, progress=_progress, **options
+            )
+            _show_answer(answer, as_json)
+            return
+        sent = me.send(to, content, kind=kind, re=re_, **options)
     if as_json:
         echo_json({"id": sent, "from": agent, "to": to})
     else:
@@ -212,16 +236,7 @@ def _list(root: str, agent: str, as_json: bool) -> None:
 
 def _show(message: Received, as_json: bool) -> None:
     if as_json:
-        echo_json(
-            {
-                "id": message.id,
-                "from": message.sender,
-                "to": message.to,
-                "kind": str(message.kind),
-                "headers": message.headers,
-                "body": message.body,
-            }
-        )
+        _echo_message(message)
         return
     about = "".join(
         f"  {label} {value}"
@@ -233,5 +248,34 @@ def _show(message: Received, as_json: bool) -> None:
         if value
     )
     click.echo(f"-- {message.id}  {message.kind} from {message.sender}{about}")
+    _echo_body(message)
+
+
+def _show_answer(message: Received, as_json: bool) -> None:
+    if as_json:
+        _echo_message(message)
+    else:
+        _echo_body(message)
+
+
+def _progress(message: Received) -> None:
+    said = printable(" ".join(message.body.split())) or "received"
+    click.echo(f"relay: {message.sender} says: {said}", err=True)
+
+
+def _echo_message(message: Received) -> None:
+    echo_json(
+        {
+            "id": message.id,
+            "from": message.sender,
+            "to": message.to,
+            "kind": str(message.kind),
+            "headers": message.headers,
+            "body": message.body,
+        }
+    )
+
+
+def _echo_body(message: Received) -> None:
     is_person = sys.stdout.isatty()  # a pipe gets it byte for byte
     click.echo(printable(message.body, lines=True) if is_person else message.body.rstrip("\n"))

@@ -1,0 +1,186 @@
+"""Asking and waiting: what the commands do that need an answer, and what they say without one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from relay.cli.common import (
+    as_option,
+    echo_json,
+    home_option,
+    json_option,
+    printable,
+    root_of,
+)
+
+if TYPE_CHECKING:
+    from agent_sdk import Agent, Received
+    from relay.home import Home
+
+# A flush is due after 5 s; one that a large store or a slow disk holds up is not waited for.
+FLUSH_TIMEOUT_S = 15.0
+POLL_S = 0.05
+MOST_NAMED = 3  # recipients named one by one; more are counted
+_WORDS = {
+    "held": "held for {}",
+    "staged": "not yet in the inbox of {}",
+    "written": "in the inbox of {}, not read",
+    "read": "read by {}",
+    "acked": "acknowledged by {}",
+    "expired": "expired for {}",
+    "bounced": "bounced for {}",
+    "dead": "dead for {}",
+}
+
+
+def control_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of every command that asks the relay and waits for its answer."""
+    timeout = click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(0, 10**6, min_open=True),
+        default=10.0,
+        show_default=True,
+        help="Seconds to wait for the relay's answer.",
+    )
+    return home_option(as_option(timeout(json_option(click.pass_context(command)))))
+
+
+def order(
+    ctx: click.Context,
+    action: str,
+    fields: Mapping[str, object],
+    *,
+    home: str | None,
+    agent: str,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """Have the relay do ``action``, and print its answer; fields that are None are left out.
+
+    Errors: NotRunning, at once and with nothing sent; Refused with the answer of a nack;
+    Timeout; MessageError for a value that is not one line.
+    """
+    from agent_sdk import Agent, MessageError
+    from relay.names import ORCHESTRATOR
+
+    root = root_of(ctx, home)
+    require_relay(root)
+    given = {"ACTION": action} | {n: str(v) for n, v in fields.items() if v is not None}
+    for name, value in given.items():
+        if len(value.splitlines()) != 1:
+            raise MessageError(f"{value!r} is not one line", header=name)
+    body = "\n".join(f"{name}: {value}" for name, value in given.items())
+    with Agent(agent, root) as me:
+        answer = request(me, ORCHESTRATOR, body, timeout_s)
+    said = answer.body.removeprefix("completed ").strip()
+    if as_json:
+        echo_json({"id": answer.re, "answer": said})
+    else:
+        click.echo(printable(said))
+
+
+def request(me: Agent, to: str, body: str | bytes, timeout_s: float, **options: Any) -> Received:
+    """``Agent.request``; its Timeout says what became of the message meanwhile."""
+    from agent_sdk import Refused, Timeout
+
+    try:
+        return me.request(to, body, timeout_s, **options)
+    except Refused as exc:
+        raise Refused(printable(str(exc)) or "") from exc  # its text is another agent's
+    except Timeout as exc:
+        raise Timeout(
+            f"no answer to {exc.message_id} within {timeout_s:g} s: "
+            f"{_standing(me.home, exc.message_id)}",
+            hint=f"`relay trace {exc.message_id}` shows every hop",
+        ) from exc
+
+
+def require_relay(root: str) -> None:
+    """Errors: NotRunning, so that nobody waits for an answer that cannot come."""
+    from relay.daemon import lock_holder
+    from relay.errors import NotRunning
+    from relay.home import Home
+
+    with Home(root) as home:
+        if lock_holder(home) is None:
+            raise NotRunning(f"no relay runs for {root}")
+
+
+def check_agent(ctx: click.Context, home: str | None, name: str | None) -> None:
+    """Errors: NotFound for a name, where one is given, that no agent has."""
+    from relay.errors import NotFound
+    from relay.home import Home
+
+    if name is not None:
+        with Home(root_of(ctx, home)) as opened:
+            if name not in opened.agent_inodes():
+                raise NotFound(
+                    f"there is no agent {name!a}",
+                    hint=f"`relay agents` lists those there are, `relay register {name}` makes one",
+                )
+
+
+def wait_for_flush(home: Home) -> None:
+    """Wait until the store's file holds what the relay was told to do before now.
+
+    So who changes a channel and looks at it sees the change. Says so on stderr when the relay
+    has not written it within 15 s.
+    """
+    from relay.daemon import lock_holder
+    from relay.home import LEDGER
+    from relay.ledger import open_readonly
+    from relay.names import ORCHESTRATOR
+
+    db = open_readonly(home.path(LEDGER))
+    newest = db.execute("SELECT max(id) FROM messages").fetchone()[0]
+    waits = (
+        "SELECT 1 FROM messages WHERE status IN ('pending', 'processing', 'completed') "
+        "AND status = 'processing' AND target = ? AND id <= ? LIMIT 1"
+    )
+    deadline = time.monotonic() + FLUSH_TIMEOUT_S
+    while lock_holder(home) is not None and db.execute(waits, (ORCHESTRATOR, newest)).fetchone():
+        if time.monotonic() > deadline:
+            click.echo("relay: the store's file lacks the newest changes", err=True)
+            break
+        time.sleep(POLL_S)
+    db.close()
+
+
+def duration_s(text: str, option: str) -> float:
+    """Seconds of ``30s``, ``1m``, ``2h`` or ``60000`` (ms). Errors: BadParameter."""
+    from relay.message import parse_duration_ms
+
+    try:
+        return parse_duration_ms(text) / 1000
+    except ValueError as exc:
+        raise click.BadParameter(str(exc), param_hint=option) from exc
+
+
+def _standing(root: str, message_id: str) -> str:
+    """What the ledger knows of a message, in a few words."""
+    from relay.cli.trace import read_trace
+    from relay.daemon import lock_holder
+    from relay.errors import NotFound
+    from relay.home import LEDGER, Home
+    from relay.ledger import open_readonly
+
+    with Home(root) as home:
+        stopped = "" if lock_holder(home) else ", and no relay runs any more"
+        db = open_readonly(home.path(LEDGER))
+    try:
+        deliveries = read_trace(db, message_id)["deliveries"]
+    except NotFound:
+        return f"the relay has not taken it{stopped}"
+    finally:
+        db.close()
+    if len(deliveries) > MOST_NAMED:
+        states = [one["state"] for one in deliveries]
+        counted = ", ".join(f"{states.count(s)} {s}" for s in _WORDS if s in states)
+        return f"of {len(states)} recipients {counted}{stopped}"
+    known = [_WORDS[one["state"]].format(one["recipient"]) for one in deliveries]
+    return f"{', '.join(known) or 'nobody was to get it'}{stopped}"

@@ -1,0 +1,122 @@
+"""``relay send --await``: sent, and answered or not, as a person types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agent_sdk import Agent
+from tests.procs import PATIENCE_S, environment, home_of, relay
+
+pytestmark = pytest.mark.timeout(60)
+
+# An agent that takes one message and does with it what the test says.
+ANSWERER = "import sys\nfrom agent_sdk import Agent\nwith Agent(sys.argv[2], sys.argv[1]) as me:\n"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A relay that runs, with alice, bob and carol."""
+    root = home_of(tmp_path / "home", "alice", "bob", "carol")
+    assert relay("up", home=root).returncode == 0
+    yield root
+    relay("down", home=root)
+
+
+@contextmanager
+def answering(home: Path, code: str, agent: str = "bob") -> Iterator[None]:
+    """While inside, ``agent`` takes a message ``m`` and runs ``code``."""
+    script = f"{ANSWERER}    m = me.receive({PATIENCE_S})\n    {code}\n"
+    process = subprocess.Popen([sys.executable, "-c", script, home, agent], env=environment())
+    yield
+    assert process.wait(PATIENCE_S) == 0
+
+
+def awaited(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return relay("send", "--await", "30s", *arguments, home=home)
+
+
+def test_the_response_is_printed(home: Path) -> None:
+    with answering(home, "me.reply(m, 'main\\nat 4f2c1e9')"):
+        done = awaited(home, "bob", "--kind", "query", "which branch?")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "main\nat 4f2c1e9\n", "")
+
+
+def test_a_plain_message_answered_by_one(home: Path) -> None:
+    with answering(home, "assert m.headers['AWAIT'] == '30s', m; me.reply(m, 'fine')"):
+        done = awaited(home, "bob", "how is it going?", "--json")
+    answer = json.loads(done.stdout)
+    assert (answer["body"], answer["from"], answer["kind"]) == ("fine", "bob", "message")
+
+
+def test_progress_goes_to_stderr_and_the_end_to_stdout(home: Path) -> None:
+    steps = (
+        "me.ack(m); me.ack(m, 'in_progress', 'half\\x1b way'); me.ack(m, 'completed', 'shipped')"
+    )
+    with answering(home, steps):
+        done = awaited(home, "bob", "--kind", "command", "deploy")
+    assert (done.returncode, done.stdout) == (0, "completed\nshipped\n")
+    assert done.stderr.splitlines() == [
+        "relay: bob says: received",
+        "relay: bob says: in_progress half\\x1b way",
+    ]
+
+
+def test_a_nack_is_the_error(home: Path) -> None:
+    with answering(home, "me.nack(m, 'frozen until\\nMonday')"):
+        done = awaited(home, "bob", "--kind", "command", "deploy")
+    assert (done.returncode, done.stdout) == (6, "")
+    assert done.stderr == "relay: frozen until Monday\n"
+
+
+def test_of_several_the_first_answer_counts(home: Path) -> None:
+    with answering(home, "me.reply(m, 'I am')", "carol"):
+        done = awaited(home, "*", "--kind", "query", "who is free?")
+    assert (done.returncode, done.stdout) == (0, "I am\n")
+    with Agent("bob", home) as bob, Agent("alice", home) as alice:
+        assert bob.receive(10) and alice.receive(10)  # they have it as well
+
+
+def test_nobody_there_is_said_at_once(home: Path) -> None:
+    done = awaited(home, "dave", "hello")
+    assert done.returncode == 6
+    assert "there is no agent dave" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_time_over_says_how_far_it_came(home: Path) -> None:
+    done = relay("send", "--await", "200ms", "alice", "--kind", "query", "hello?", home=home)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "within 0.2 s: in the inbox of alice, not read; `relay trace " in done.stderr
+    assert done.stderr.count("\n") == 1
+
+    with answering(home, "me.ack(m, 'in_progress')", "carol"):
+        done = relay("send", "--await", "2s", "carol", "--kind", "command", "go", home=home)
+    assert done.returncode == 4
+    assert "within 2 s: acknowledged by carol; " in done.stderr.splitlines()[1]
+
+
+def test_everybody_silent_is_counted(home: Path) -> None:
+    done = relay("send", "--await", "300ms", "*", "anybody?", "--as", "dora", home=home)
+    assert done.returncode == 4
+    assert "of 4 recipients 4 written; `relay trace" in done.stderr
+
+
+def test_without_a_relay_nothing_is_sent(tmp_path: Path) -> None:
+    home = home_of(tmp_path / "home", "bob")
+    done = awaited(home, "bob", "hello")
+    assert done.returncode == 5
+    assert "no relay runs" in done.stderr and done.stderr.count("\n") == 1
+    assert not list((home / "agents" / "operator" / "outbox").glob("*.msg"))
+
+
+@pytest.mark.parametrize("time", ["soon", "0", "0s", "-1s", "1d"])
+def test_a_time_that_is_none(tmp_path: Path, time: str) -> None:
+    home = home_of(tmp_path / "home")
+    done = relay("send", f"--await={time}", "bob", "hello", home=home)
+    assert done.returncode == 2 and "is no duration like 30s, 1m" in done.stderr

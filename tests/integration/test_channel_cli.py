@@ -1,0 +1,187 @@
+"""``relay channel`` as a person types it, against a relay in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_sdk import Agent
+from tests.procs import Relay, home_of, relay, until
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One relay for all of them, with alice, bob and carol."""
+    root = home_of(tmp_path_factory.mktemp("channels") / "home", "alice", "bob", "carol")
+    assert relay("up", home=root).returncode == 0
+    yield root
+    relay("down", home=root)
+
+
+def done(home: Path, *arguments: str) -> str:
+    """The one line that it prints."""
+    ran = relay("channel", *arguments, home=home)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return ran.stdout.removesuffix("\n")
+
+
+def refused(home: Path, *arguments: str, code: int = 6) -> str:
+    """The one line on stderr."""
+    ran = relay("channel", *arguments, home=home)
+    assert (ran.returncode, ran.stdout) == (code, ""), ran.stderr
+    assert ran.stderr.count("\n") == 1 and ran.stderr.startswith("relay: ")
+    return ran.stderr.removeprefix("relay: ")
+
+
+def shown(home: Path, name: str) -> dict[str, Any]:
+    """``channel show`` at once: it waits for what was changed."""
+    facts = json.loads(relay("channel", "show", name, "--json", home=home).stdout)
+    assert isinstance(facts, dict)
+    return facts
+
+
+def test_create_is_seen_by_the_next_command(home: Path) -> None:
+    said = done(home, "create", "ci", "--type", "pubsub", "--owner", "alice", "ack_timeout=30")
+    assert said == "made the PubSub channel ci, its owner is alice"
+    facts = shown(home, "#ci")
+    assert (facts["type"], facts["owner"], facts["participants"]) == (
+        "PubSub", "alice", {"alice": "Owner"},
+    )  # fmt: skip
+    assert facts["settings"]["ack_timeout"] == 30
+    assert "ci " in relay("channel", "list", home=home).stdout
+
+    assert "there already, just so" in done(
+        home, "create", "ci", "--type", "pubsub", "--owner", "alice", "ack_timeout=30"
+    )
+    assert "there is a channel ci already: PubSub" in refused(home, "create", "ci")
+    assert "there is no agent 'dave'" in refused(home, "create", "x", "--owner", "dave", code=1)
+
+
+def test_join_subscribe_publish_unsubscribe_leave(home: Path) -> None:
+    done(home, "create", "news", "--type", "pubsub")
+    done(home, "join", "news", "--as", "alice")
+    assert done(home, "subscribe", "news", "build.#", "--agent", "bob") == (
+        "bob receives build.# from news"
+    )
+    assert shown(home, "news")["subscriptions"] == [{"subscriber": "bob", "pattern": "build.#"}]
+    relay("send", "--as", "alice", "#news", "--topic", "build.ok", "847 passed", home=home)
+    with Agent("bob", home) as bob:
+        message = bob.receive(10)
+    assert message is not None and (message.body, message.channel) == ("847 passed", "news")
+
+    assert done(home, "unsubscribe", "news", "--agent", "bob") == (
+        "1 subscriptions of bob to news ended"
+    )
+    assert done(home, "leave", "news", "--agent", "bob") == "bob takes no part in news"
+    assert done(home, "leave", "news", "--agent", "bob") == "bob takes no part in news"
+    assert shown(home, "news")["participants"] == {"operator": "Owner", "alice": "Member"}
+
+
+def test_config_and_what_show_says_of_it(home: Path) -> None:
+    done(home, "create", "jobs")
+    said = done(home, "config", "jobs", "delivery=at-least-once", "retention=duration 3600")
+    assert said == "channel jobs has delivery at-least-once, retention duration 3600"
+    settings = shown(home, "jobs")["settings"]
+    assert (settings["delivery"], settings["retention"]) == ("at-least-once", "duration 3600")
+    # What show prints is what config takes.
+    given = [f"{name}={value}".lower() for name, value in settings.items()]
+    assert done(home, "config", "jobs", *given)
+    assert shown(home, "jobs")["settings"] == settings
+    assert (
+        "setting      retention=duration 3600" in relay("channel", "show", "jobs", home=home).stdout
+    )
+
+    unknown = refused(home, "config", "jobs", "volume=11")
+    assert "there is no setting volume: there are delivery, max_message_size" in unknown
+    assert "ack_timeout: 0 is not a number" in refused(home, "config", "jobs", "ack_timeout=0")
+    assert "is not one line" in refused(home, "config", "jobs", "echo=true\nx: 1", code=2)
+    for bad in (["jobs"], ["jobs", "loud"], ["jobs", "echo=true", "echo=false"]):
+        ran = relay("channel", "config", *bad, home=home)
+        assert ran.returncode == 2 and "SETTING=VALUE" in ran.stderr
+
+
+def test_pause_resume_drain_close(home: Path) -> None:
+    done(home, "create", "team", "--owner", "alice")
+    done(home, "join", "team", "--agent", "carol")
+    assert done(home, "pause", "team") == "channel team is Paused"
+    assert _sent(home, "team").returncode == 6
+    assert "channel team is Paused" in _sent(home, "team").stderr
+    assert done(home, "drain", "team", "--as", "alice") == "channel team is Draining"
+    assert done(home, "resume", "team") == "channel team is Active"
+    assert _sent(home, "team").returncode == 4  # carol has it, and says nothing
+    assert shown(home, "team")["state"] == "Active"
+
+    assert "for its owner alice, operator and the lead, not for bob" in refused(
+        home, "close", "team", "--as", "bob"
+    )
+    assert done(home, "close", "team") == "channel team is Closed"
+    assert done(home, "close", "team") == "channel team is Closed"
+    assert refused(home, "resume", "team") == "channel team is Closed, and that is final\n"
+
+
+def _sent(home: Path, channel: str) -> subprocess.CompletedProcess[str]:
+    """Alice sends to the channel, and waits a little."""
+    return relay("send", "--as", "alice", "--await", "300ms", f"#{channel}", "hello", home=home)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["join", "nowhere"], "there is no channel nowhere: `relay channel create nowhere`"),
+        (["close", "nowhere"], "there is no channel nowhere"),
+        (["config", "nowhere", "echo=true"], "there is no channel nowhere"),
+        (["create", "a b"], "'a b' is no channel for channel.create"),
+        (["create", "all"], "neither all nor dm/"),
+        (["subscribe", "hooks", "a.#.b"], "topic_pattern: 'a.#.b'"),
+        (["pause", "dm/__orchestrator__/operator"], "is the relay's own: it stays as it is"),
+    ],
+)
+def test_foolish_input_is_one_line(home: Path, arguments: list[str], said: str) -> None:
+    done(home, "create", "hooks", "--type", "pubsub")
+    assert said in refused(home, *arguments)
+
+
+def test_the_answer_alone_is_taken_from_the_inbox(home: Path) -> None:
+    with Agent("alice", home) as alice, Agent("operator", home) as operator:
+        alice.send("operator", "lunch?")
+        assert operator.receive(10) is not None
+        alice.send("operator", "lunch!")
+        facts = json.loads(relay("channel", "create", "own", "--json", home=home).stdout)
+        assert set(facts) == {"id", "answer"} and facts["answer"].startswith("made the Group")
+        assert [message.body for message in operator.messages(0)] == ["lunch!"]
+
+
+def test_without_a_relay_it_is_said_at_once_and_nothing_is_sent(tmp_path: Path) -> None:
+    home = home_of(tmp_path / "home")
+    changes = (
+        ["create", "ci"], ["join", "ci"], ["leave", "ci"], ["subscribe", "ci", "#"],
+        ["unsubscribe", "ci"], ["config", "ci", "echo=true"], ["pause", "ci"], ["resume", "ci"],
+        ["drain", "ci"], ["close", "ci"],
+    )  # fmt: skip
+    for arguments in changes:
+        assert "no relay runs" in refused(home, *arguments, code=5)
+    assert not list((home / "agents" / "operator" / "outbox").glob("*.msg"))
+
+
+def test_a_relay_that_does_not_answer_is_not_waited_for_longer(tmp_path: Path) -> None:
+    home = home_of(tmp_path / "home")
+    stopped = Relay(home)
+    stopped.start()
+    assert stopped.process is not None
+    os.kill(stopped.process.pid, signal.SIGSTOP)
+    said = refused(home, "create", "ci", "--timeout", "0.2", code=4)
+    assert "within 0.2 s: the relay has not taken it; `relay trace " in said
+    os.kill(stopped.process.pid, signal.SIGCONT)
+    until(  # it was sent, and is done all the same
+        lambda: relay("channel", "show", "ci", home=home).returncode == 0
+    )
+    assert stopped.stop() == 0

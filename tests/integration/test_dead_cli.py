@@ -1,0 +1,182 @@
+"""``relay dead`` and ``relay acks``: a store's file as a person looks into it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.comm import ChannelConfig, ChannelType, CommStore, DeliveryMode, MessageType
+from relay.home import STORE
+from tests.fakes import FakeClock
+from tests.procs import home_of, relay
+
+pytestmark = pytest.mark.timeout(60)
+FIRST, SECOND, FRESH = (f"170000000000000000{n}-aa" for n in range(3))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """FIRST is dead for bob and acknowledged by carol, SECOND is dead for both; FRESH is owed.
+
+    The store's clock stands an hour back, so what it calls overdue is.
+    """
+    root = home_of(tmp_path / "home", "alice", "bob", "carol")
+    clock = FakeClock()
+    clock.advance(-3600)
+    with CommStore.open(str(root / STORE), clock=clock) as store:
+        jobs = store.create_channel(
+            "jobs",
+            ChannelType.GROUP,
+            "alice",
+            ChannelConfig(
+                DeliveryMode.AT_LEAST_ONCE, ack_timeout=10, max_retries=1, retry_backoff_ms=0
+            ),
+        )
+        for agent in ("bob", "carol"):
+            store.join_channel(jobs.id, agent)
+        for relay_id, body in ((FIRST, "deploy\nnow"), (SECOND, "test\x1b[31m")):
+            metadata = {"relay_id": relay_id, "to": "#jobs", "created_ns": clock.now_ns()}
+            store.send_message(jobs.id, "alice", MessageType.COMMAND, body, metadata=metadata)
+        store.acknowledge_message(1, "carol", "completed")
+        for _ in range(3):
+            clock.advance(11)
+            store.tick()
+        assert [letter.recipients for letter in store.dead_letters()] == [
+            ("bob",), ("bob", "carol"),
+        ]  # fmt: skip
+        metadata = {"relay_id": FRESH, "to": "#jobs", "created_ns": clock.now_ns()}
+        store.send_message(jobs.id, "alice", MessageType.QUERY, "who?", metadata=metadata)
+        late = {"await_ms": 7_200_000}  # due in two hours of the store, an hour of ours
+        store.send_message(jobs.id, "bob", MessageType.TEXT, "later", metadata=late)
+    return root
+
+
+def lines(home: Path, *arguments: str) -> list[dict[str, Any]]:
+    done = relay(*arguments, "--json", home=home)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_dead_letters_with_everything_known_of_them(home: Path) -> None:
+    first, second = lines(home, "dead", "list")
+    assert (first["id"], first["from"], first["dead_for"]) == (FIRST, "alice", ["bob"])
+    assert (second["id"], second["dead_for"]) == (SECOND, ["bob", "carol"])
+    for letter in (first, second):
+        assert letter["attempts"] == 2
+        assert letter["reason"] == "no acknowledgment within 10 s, 2 attempts"
+        assert letter["channel"] == "jobs" and letter["type"] == "Command"
+        assert letter["sent_at"] < letter["dead_at"]
+    table = relay("dead", "list", home=home).stdout
+    assert table.splitlines()[0].split() == [
+        "ID", "FROM", "DEAD", "FOR", "ATTEMPTS", "AT", "REASON",
+    ]  # fmt: skip
+    assert "bob, carol" in table
+
+
+def test_one_dead_letter_with_its_content(home: Path) -> None:
+    (letter,) = lines(home, "dead", "show", SECOND)
+    assert letter["content"] == "test\x1b[31m"
+    assert lines(home, "dead", "show", str(letter["number"])) == [letter]
+    shown = relay("dead", "show", SECOND, home=home).stdout
+    assert "\x1b" not in shown and "test\\x1b[31m" in shown
+    assert "dead for  bob, carol" in shown
+    assert relay("dead", "show", FIRST, home=home).stdout.endswith("\n\ndeploy\nnow\n")
+
+
+def test_what_is_not_dead_is_not_shown(home: Path) -> None:
+    for wanted in (FRESH, "1700", "99", "é\n"):
+        done = relay("dead", "show", wanted, home=home)
+        assert done.returncode == 1
+        assert "is no dead letter" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_store_without_any(tmp_path: Path) -> None:
+    home = home_of(tmp_path / "home")
+    done = relay("dead", "list", home=home)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "no dead letters\n")
+    done = relay("acks", home=home)
+    assert (done.returncode, done.stderr) == (0, "no acknowledgment is owed\n")
+    done = relay("acks", "--overdue", home=home)
+    assert (done.returncode, done.stderr) == (0, "no acknowledgment is overdue\n")
+
+
+def test_what_is_owed_and_since_when(home: Path) -> None:
+    owed = lines(home, "acks")
+    assert [(row["from"], row["to"], row["overdue"]) for row in owed] == [
+        ("alice", "bob", True),
+        ("alice", "carol", True),
+        ("bob", "alice", False),
+        ("bob", "carol", False),
+    ]
+    assert [row["id"] for row in owed] == [FRESH, FRESH, None, None]
+    assert {row["kind"] for row in owed} == {"query", "message"}
+    assert all(row["delivered_at"] < row["due_at"] and row["attempt"] == 1 for row in owed)
+    assert lines(home, "acks", "--overdue") == owed[:2]
+    assert lines(home, "acks", "--agent", "carol") == [owed[1], owed[3]]
+    assert lines(home, "acks", "--agent", "carol", "--overdue") == [owed[1]]
+    table = relay("acks", home=home).stdout.splitlines()
+    assert table[0].split()[-3:] == ["DUE", "OVERDUE", "ATTEMPT"]
+    assert table[1].split()[-2:] == ["yes", "1"] and table[3].split()[-2:] == ["no", "1"]
+
+
+def test_no_time_kept_is_said_to_be_unknown(home: Path) -> None:
+    with CommStore.open(str(home / STORE)) as store:
+        store.keeps_time = False
+        channel = store.get_channel_by_name("jobs")
+        assert channel is not None
+        store.send_message(channel.id, "carol", MessageType.COMMAND, "go")
+    row = lines(home, "acks")[-1]
+    assert (row["from"], row["due_at"], row["overdue"]) == ("carol", None, None)
+    assert relay("acks", home=home).stdout.splitlines()[-1].split()[-3:] == ["-", "-", "1"]
+
+
+def test_discard_and_purge(home: Path) -> None:
+    assert relay("up", home=home).returncode == 0
+    try:
+        done = relay("dead", "discard", FIRST, home=home)
+        assert done.stdout == f"dead letter {FIRST} is discarded\n"
+        assert [letter["id"] for letter in lines(home, "dead", "list")] == [SECOND]
+        again = relay("dead", "discard", FIRST, home=home)
+        assert again.returncode == 6 and "is no dead letter" in again.stderr
+        not_dead = relay("dead", "replay", FRESH, home=home)
+        assert not_dead.returncode == 6
+        assert f"'{FRESH}' is no dead letter: `relay dead list`" in not_dead.stderr
+        for verb in (["replay", SECOND], ["discard", SECOND], ["purge", "--older-than", "0s"]):
+            other = relay("dead", *verb, "--as", "bob", home=home)
+            assert other.returncode == 6
+            assert "is for operator and the lead alone, not for bob" in other.stderr
+
+        assert relay("dead", "purge", "--older-than", "2h", home=home).stdout == (
+            "0 dead letters discarded\n"
+        )
+        (purged,) = lines(home, "dead", "purge", "--older-than", "30m")
+        assert purged["answer"] == "1 dead letters discarded"
+        assert lines(home, "dead", "list") == []
+    finally:
+        relay("down", home=home)
+
+
+def test_a_replayed_letter_is_dead_no_longer(home: Path) -> None:
+    assert relay("up", home=home).returncode == 0
+    try:
+        done = relay("dead", "replay", SECOND, home=home)
+        assert done.stdout == f"dead letter {SECOND} is sent again to bob, carol\n"
+        assert [letter["id"] for letter in lines(home, "dead", "list")] == [FIRST]
+    finally:
+        relay("down", home=home)
+
+
+@pytest.mark.parametrize("age", ["7", "d", "1w", "-1d", "1.5h", "²d", "1234567890d", ""])
+def test_an_age_that_is_none(home: Path, age: str) -> None:
+    done = relay("dead", "purge", "--older-than", age, home=home)
+    assert done.returncode == 2 and "is no age like" in done.stderr
+
+
+def test_without_a_relay_nothing_is_asked(home: Path) -> None:
+    for verb in (["replay", FIRST], ["discard", FIRST], ["purge", "--older-than", "1d"]):
+        done = relay("dead", *verb, home=home)
+        assert done.returncode == 5 and "no relay runs" in done.stderr
+    assert len(lines(home, "dead", "list")) == 2
