@@ -46,8 +46,8 @@ STATES = {
     "channel.drain": ChannelState.DRAINING,
     "channel.close": ChannelState.CLOSED,
 }
-# The engine says which of them it takes; the last two are no fields of its ChannelConfig.
-SETTINGS = (*ChannelConfig.__struct_fields__, "max_pending", "flush")
+# Those behind the fields of ChannelConfig are kept elsewhere; the engine says which it takes.
+SETTINGS = (*ChannelConfig.__struct_fields__, "max_pending", "flush", "description", "tags")
 RETENTION_WORDS = tuple(kind.name.lower() for kind in RetentionKind)
 
 
@@ -123,8 +123,8 @@ def _create(command: Command, store: CommStore) -> str:
         _make(store, name, TYPES[word], owner, settings)
         return f"made the {trial.channel_type.label} channel {name}, its owner is {owner}"
     same = (known.channel_type, known.owner) == (trial.channel_type, owner)
-    if settings and known.config != trial.config:
-        same = False
+    if settings:
+        same = same and _shape(known) == _shape(trial)
     if not same or known.state is ChannelState.CLOSED:
         raise Refused(
             f"there is a channel {name} already: {known.channel_type.label}, "
@@ -138,6 +138,10 @@ def _make(
 ) -> Channel:
     channel = store.create_channel(name, kind, owner)
     return store.configure_channel(channel.id, **settings) if settings else channel
+
+
+def _shape(channel: Channel) -> tuple[object, ...]:
+    return channel.config, channel.description, channel.tags
 
 
 def _join(command: Command, store: CommStore) -> str:
@@ -267,6 +271,10 @@ def _value(name: str, text: str) -> object:
         return DeliveryMode(DELIVERY_MODES.index(text.lower()))
     if name == "retention":
         return _retention(text)
+    if name == "description":
+        return None if text.lower() == "none" else text
+    if name == "tags":
+        return () if text.lower() == "none" else tuple(tag.strip() for tag in text.split(","))
     words: dict[str, object] = {"none": None, "true": True, "false": False}
     return int(text) if DIGITS.fullmatch(text) else words.get(text.lower(), text[:60])
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from relay.cli.ask import check_agent, control_options, order, wait_for_flush
-from relay.cli.common import columns, echo_json, home_option, json_option, open_home
+from relay.cli.common import columns, echo_json, home_option, json_option, open_home, printable
 from relay.cli.history import read_store
 
 if TYPE_CHECKING:
@@ -87,6 +87,10 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
         return
     for label in ("name", "type", "state", "owner", "messages"):
         click.echo(f"{label:<13}{facts[label]}")
+    if found.description is not None:
+        click.echo(f"{'description':<13}{printable(found.description)}")
+    if found.tags:
+        click.echo(f"{'tags':<13}{printable(', '.join(found.tags))}")
     for member, role in facts["participants"].items():
         click.echo(f"{'participant':<13}{member} ({role})")
     for one in facts["subscriptions"]:
@@ -103,6 +107,8 @@ def _facts(store: CommStore, found: Channel) -> dict[str, Any]:
         "state": found.state.label,
         "owner": found.owner,
         "messages": store.message_count(found.id),
+        "description": found.description,
+        "tags": list(found.tags),
         "delivery": config.delivery.label,
         "ack_timeout_s": config.ack_timeout,
         "max_retries": config.max_retries,
@@ -226,7 +232,9 @@ Settings:
   max_message_size=BYTES max_participants=N     max_pending=N
   retention=forever | 'duration SECONDS' | 'count MESSAGES' | 'size BYTES'
   echo, sticky_messages, priority_ordering = true | false
-  flush=…                none takes an optional one back: ack_timeout=none
+  flush=immediate|batch|manual
+  description=TEXT       tags=ci,build
+  none takes an optional one back: ack_timeout=none
 \b
 Examples:
   relay channel config ci delivery=at-least-once ack_timeout=30

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from relay import actions
 from relay.actions import ACTIONS, SETTINGS
 from relay.comm.engine import CommStore
 from relay.comm.model import (
@@ -357,6 +358,22 @@ def test_the_way_between_two_is_paused_by_the_operator_and_never_closed(store: C
     assert "closed is final: pause it" in refused(
         store, "ACTION: channel.close\nCHANNEL: dm/alice/bob"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("description", "what CI says: a, b", "what CI says: a, b"),
+        ("description", "None", None),
+        ("tags", "ci, build", ("ci", "build")),
+        ("tags", "none", ()),
+        ("max_pending", "7", 7),
+        ("max_pending", "none", None),
+        ("flush", "immediate", "immediate"),
+    ],
+)
+def test_settings_that_are_kept_elsewhere(name: str, text: str, value: object) -> None:
+    assert actions._value(name, text) == value
 
 
 # -- dead letters --------------------------------------------------------------------------
