@@ -69,10 +69,10 @@ def test_progress_goes_to_stderr_and_the_end_to_stdout(home: Path) -> None:
 
 
 def test_a_nack_is_the_error(home: Path) -> None:
-    with answering(home, "me.nack(m, 'frozen until\\nMonday')"):
+    with answering(home, "me.nack(m, 'frozen\\x1b until\\nMonday')"):
         done = awaited(home, "bob", "--kind", "command", "deploy")
     assert (done.returncode, done.stdout) == (6, "")
-    assert done.stderr == "relay: frozen until Monday\n"
+    assert done.stderr == "relay: frozen\\x1b until Monday\n"
 
 
 def test_of_several_the_first_answer_counts(home: Path) -> None:

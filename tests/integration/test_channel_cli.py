@@ -69,6 +69,18 @@ def test_create_is_seen_by_the_next_command(home: Path) -> None:
     assert "there is no agent 'dave'" in refused(home, "create", "x", "--owner", "dave", code=1)
 
 
+def test_show_waits_for_the_store_to_be_written(tmp_path: Path) -> None:
+    home = home_of(tmp_path / "home", flush_ms=1500)
+    assert relay("up", home=home).returncode == 0
+    try:
+        done(home, "create", "slow")
+        assert shown(home, "slow")["owner"] == "operator"
+        done(home, "create", "slower")
+        assert "slower" in relay("channel", "list", home=home).stdout
+    finally:
+        relay("down", home=home)
+
+
 def test_join_subscribe_publish_unsubscribe_leave(home: Path) -> None:
     done(home, "create", "news", "--type", "pubsub")
     done(home, "join", "news", "--as", "alice")
@@ -107,7 +119,12 @@ def test_config_and_what_show_says_of_it(home: Path) -> None:
     assert "there is no setting volume: there are delivery, max_message_size" in unknown
     assert "ack_timeout: 0 is not a number" in refused(home, "config", "jobs", "ack_timeout=0")
     assert "is not one line" in refused(home, "config", "jobs", "echo=true\nx: 1", code=2)
-    for bad in (["jobs"], ["jobs", "loud"], ["jobs", "echo=true", "echo=false"]):
+    for bad in (
+        ["jobs"],
+        ["jobs", "loud"],
+        ["jobs", "echo=true", "echo=false"],
+        ["jobs", "ACTION=x"],
+    ):
         ran = relay("channel", "config", *bad, home=home)
         assert ran.returncode == 2 and "SETTING=VALUE" in ran.stderr
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from relay.clock import iso_time
 from relay.comm import ChannelConfig, ChannelType, CommStore, DeliveryMode, MessageType
 from relay.home import STORE
 from tests.fakes import FakeClock
@@ -23,7 +24,7 @@ def home(tmp_path: Path) -> Path:
 
     The store's clock stands an hour back, so what it calls overdue is.
     """
-    root = home_of(tmp_path / "home", "alice", "bob", "carol")
+    root = home_of(tmp_path / "home", "alice", "bob", "carol", flush_ms=700)
     clock = FakeClock()
     clock.advance(-3600)
     with CommStore.open(str(root / STORE), clock=clock) as store:
@@ -120,6 +121,21 @@ def test_what_is_owed_and_since_when(home: Path) -> None:
     table = relay("acks", home=home).stdout.splitlines()
     assert table[0].split()[-3:] == ["DUE", "OVERDUE", "ATTEMPT"]
     assert table[1].split()[-2:] == ["yes", "1"] and table[3].split()[-2:] == ["no", "1"]
+
+
+def test_what_waits_for_its_next_attempt_is_overdue(tmp_path: Path) -> None:
+    home = home_of(tmp_path / "home")
+    clock = FakeClock()
+    with CommStore.open(str(home / STORE), clock=clock) as store:
+        patient = ChannelConfig(ack_timeout=10, retry_backoff_ms=3_600_000)
+        channel = store.create_channel("c", ChannelType.GROUP, "alice", patient)
+        store.join_channel(channel.id, "bob")
+        store.send_message(channel.id, "alice", MessageType.COMMAND, "go")
+        clock.advance(11)
+        store.tick()
+    (row,) = lines(home, "acks")
+    assert (row["to"], row["overdue"]) == ("bob", True)
+    assert row["due_at"] > iso_time(clock.now_ns())  # when it is delivered again
 
 
 def test_no_time_kept_is_said_to_be_unknown(home: Path) -> None:

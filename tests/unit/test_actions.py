@@ -157,10 +157,10 @@ def test_the_same_channel_with_the_settings_it_got_later_is_the_same(store: Comm
 
 
 @pytest.mark.parametrize(
-    "also", ["TYPE: group", "TYPE: pubsub\nOWNER: bob", "TYPE: pubsub\necho: true"]
+    "also", ["alice\nTYPE: group", "bob\nTYPE: pubsub", "alice\nTYPE: pubsub\necho: true"]
 )
 def test_another_channel_of_that_name_is_not_made(ci: CommStore, also: str) -> None:
-    text = refused(ci, f"ACTION: channel.create\nCHANNEL: ci\n{also}", "operator")
+    text = refused(ci, f"ACTION: channel.create\nCHANNEL: ci\nOWNER: {also}", "operator")
     assert text == "there is a channel ci already: PubSub, Active, its owner is alice"
 
 
