@@ -138,17 +138,6 @@ def test_what_waits_for_its_next_attempt_is_overdue(tmp_path: Path) -> None:
     assert row["due_at"] > iso_time(clock.now_ns())  # when it is delivered again
 
 
-def test_no_time_kept_is_said_to_be_unknown(home: Path) -> None:
-    with CommStore.open(str(home / STORE)) as store:
-        store.keeps_time = False
-        channel = store.get_channel_by_name("jobs")
-        assert channel is not None
-        store.send_message(channel.id, "carol", MessageType.COMMAND, "go")
-    row = lines(home, "acks")[-1]
-    assert (row["from"], row["due_at"], row["overdue"]) == ("carol", None, None)
-    assert relay("acks", home=home).stdout.splitlines()[-1].split()[-3:] == ["-", "-", "1"]
-
-
 def test_discard_and_purge(home: Path) -> None:
     assert relay("up", home=home).returncode == 0
     try:

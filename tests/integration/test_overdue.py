@@ -150,9 +150,10 @@ def test_a_replay_goes_to_the_dead_alone_and_begins_anew(box: Box) -> None:
         box.send(agent, f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted")
     until_dead(box)
     box.take("carol", sent)
-    stored = box.store.by_relay_id(sent)
-    assert stored is not None
-    box.store.replay_dead_letter(stored.id)
+    box.send(
+        "operator",
+        f"TO: __orchestrator__\nKIND: command\n\nACTION: dead.replay\nID: {sent}",
+    )
     after(box, 0)
     assert attempt(box, "carol", sent) == "5"
     assert box.inbox("bob") == {}
