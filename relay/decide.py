@@ -190,8 +190,13 @@ class Decider:
         return Acknowledged(relay_id, sender, status)
 
     def _obey(self, work: Work, message: MessageFile, stored: Message) -> None:
-        """The message is for the orchestrator: do it, and answer."""
-        answer = control.handle(message, work.agent, self._store)
+        """The message is for the orchestrator: do it, once, and answer."""
+        for kind in (Kind.ACK, Kind.NACK):
+            said = self._store.by_relay_id(_answer_id(work, kind))
+            if said is not None:  # before a crash: done with it, and this is what came of it
+                self._answer(work, kind, said.content.decode().removesuffix("\n"), stored)
+                return
+        answer = control.handle(message, work.agent, self._store, self._lead())
         self._store.deliver(stored.id, [ORCHESTRATOR])
         if self._store.expects_ack(stored):
             self._store.move_deliveries(stored.id, [ORCHESTRATOR], DeliveryState.ACKNOWLEDGED)
@@ -237,13 +242,7 @@ class Decider:
     def _answer(self, work: Work, kind: Kind, text: str, stored: Message | None) -> None:
         """A message of the orchestrator's to the sender; its id says what it answers."""
         body = f"{text}\n".encode()
-        reply_id = derived_id(
-            work.discovered_at,
-            "answer",
-            work.agent,
-            work.message_id if work.has_row else work.found,
-            work.notice or kind,
-        )
+        reply_id = _answer_id(work, kind)
         to = work.agent
         headers = {"RE": work.message_id} if work.message_id else {}
         reply = MessageFile(to, kind, headers, body)
@@ -290,3 +289,14 @@ class Decider:
             correlation_id=stored.correlation_id if stored and acknowledges else None,
             metadata=metadata,
         )
+
+
+def _answer_id(work: Work, kind: Kind) -> str:
+    """The id of an answer says what it answers: the second time it is the same message."""
+    return derived_id(
+        work.discovered_at,
+        "answer",
+        work.agent,
+        work.message_id if work.has_row else work.found,
+        work.notice or kind,
+    )

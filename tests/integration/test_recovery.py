@@ -219,3 +219,20 @@ def test_a_channel_made_before_the_crash_is_there_after_it(box: Box) -> None:
     assert box.row(sent)["status"] == "archived"
     assert box.bodies("bob").count("hello") == 1
     assert box.nacks("alice") == []
+
+
+def test_a_command_obeyed_before_a_crash_is_not_obeyed_again(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    for pause_s in (60, 1, 60, 2, 60, 4, 60):
+        box.clock.advance(pause_s)
+        box.tick()
+    number = box.store.dead_letters()[0].message.id
+    asked = "TO: __orchestrator__\nKIND: command\n\nACTION: dead.discard\nID: "
+    box.send("operator", f"{asked}{number}")
+    acomm.write(box.home.path(STORE), box.store.snapshot().file())  # and no row completed
+    box.kill()
+    box.open()
+    box.flush()
+    assert [str(m.kind) for m in box.inbox("operator").values()] == ["ack"]
+    assert box.nacks("operator") == []
+    assert sent not in box.stored()
