@@ -39,11 +39,12 @@ def _no_fault(operation: str, name: str) -> None:
 fault: Callable[[str, str], None] = _no_fault
 
 
-def write_atomic(path: str, data: bytes) -> None:
+def write_atomic(path: str, data: bytes, *, keep: str = "") -> None:
     """Replace ``path`` by ``data``: temp file, write, fsync, rename, fsync of the directory.
 
     Committed at the rename: a crash before it leaves the old file and ``path.tmp``. On a full
-    disk the piece written is removed again.
+    disk the piece written is removed again. ``keep``: the name that the old file has afterwards;
+    at any instant one of the two names has a whole file.
     """
     temp = path + ".tmp"
     fault("create", path)
@@ -58,9 +59,27 @@ def write_atomic(path: str, data: bytes) -> None:
         raise
     finally:
         os.close(fd)
+    if keep:
+        fault("keep", keep)
+        _keep(path, keep)
     fault("rename", path)
     os.rename(temp, path)
     sync_dir(os.path.dirname(path) or ".")
+
+
+def _keep(path: str, keep: str) -> None:
+    """Give the file that is to be replaced another name, in the place of what has that."""
+    temp = keep + ".tmp"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temp)
+    try:
+        os.link(path, temp, follow_symlinks=False)
+    except FileNotFoundError:
+        return  # there is none yet
+    except OSError:  # no hard links here: for an instant the old file has its new name alone
+        os.rename(path, keep)
+        return
+    os.rename(temp, keep)
 
 
 def sync_file(fd: int) -> None:

@@ -1,0 +1,88 @@
+"""A store's file and the one before it: ``NAME.acomm`` and ``NAME.acomm.prev``.
+
+    write   NAME.acomm.tmp, synced  ->  NAME.acomm becomes .prev  ->  .tmp becomes NAME.acomm
+    open    NAME.acomm; damaged or gone: .prev, and the damaged one is set aside as NAME.bad
+
+At any instant one of the two names has a whole file. Nothing is set aside unless the other is
+whole, and what is set aside is never written over. Source: acomm-file-format.txt, "Design Goals":
+readers fall back to the last known-good state; FORMATS section 2, "Reading".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+from relay import fsio
+from relay.comm import acomm, container
+from relay.comm.engine_state import Snapshot
+from relay.comm.model import StoreFile
+from relay.errors import FormatError, VersionError
+
+PREVIOUS = ".prev"
+SUFFIX = ".acomm"
+T = TypeVar("T")
+
+
+def write(path: str, snapshot: Snapshot, compress: bool = True) -> int:
+    """Replace the store's file, and keep the one that was there; the size of the new one.
+
+    Errors: StoreCapacity, ValidationFailed before anything is touched; OSError.
+    """
+    data = acomm.encode(snapshot.file(), compress)
+    fsio.write_atomic(path, data, keep=path + PREVIOUS)
+    return len(data)
+
+
+def load(path: str, make: Callable[[StoreFile], T], warn: Callable[[str], object]) -> T | None:
+    """What ``make`` makes of the file, or of the one before it; None when neither is there.
+
+    ``warn`` hears it when the file was damaged or gone, and what was lost with it.
+    Errors: FormatError of the file when both are damaged, or it is of another version or format:
+    then nothing is touched; OSError, UnsafePath.
+    """
+    previous = path + PREVIOUS
+    try:
+        return make(acomm.read(path))
+    except FileNotFoundError:
+        if not os.path.lexists(previous):
+            return None
+        made = make(acomm.read(previous))
+        warn(f"{path} is gone: the store is that of {previous}, without what came after")
+        return made
+    except FormatError as exc:
+        if isinstance(exc, VersionError) or not os.path.lexists(previous):
+            raise
+        made = _make_of_previous(path, previous, make, exc)
+        aside = _set_aside(path)
+        warn(
+            f"{exc}; the store is that of {previous}, without what came after, "
+            f"and the damaged file is now {aside}"
+        )
+        return made
+
+
+def _make_of_previous(
+    path: str, previous: str, make: Callable[[StoreFile], T], fault: FormatError
+) -> T:
+    """The store of the file before. Errors: the fault of the file itself when that is no use."""
+    with open(path, "rb") as file:
+        container.refuse_other_format(file.read(container.HEADER.size), path)
+    try:
+        return make(acomm.read(previous))
+    except FormatError as exc:
+        fault.hint = f"{previous} is damaged as well ({exc}); both were left as they are"
+        raise fault from None
+
+
+def _set_aside(path: str) -> str:
+    """Rename a damaged file to a name that nothing has; that name."""
+    stem = path.removesuffix(SUFFIX) + ".bad"
+    aside, number = stem, 0
+    while os.path.lexists(aside):
+        number += 1
+        aside = f"{stem}.{number}"
+    os.rename(path, aside)
+    fsio.sync_dir(os.path.dirname(path) or ".")
+    return aside
