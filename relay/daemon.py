@@ -27,7 +27,6 @@ from relay.comm import acomm
 from relay.comm.container import Flag
 from relay.comm.engine import CommStore
 from relay.comm.flush import Flusher, FlushPolicy
-from relay.comm.seal import unseal
 from relay.config import Config
 from relay.config import decode as decode_config
 from relay.dispatch import Dispatcher
@@ -136,8 +135,8 @@ class Daemon:
             stack.callback(ledger.close)
             epoch = self._begin_epoch(ledger)
             key = store_key(self._home, config, make=True)
-            store = open_store(self._home, self._clock, config, key)
-            if epoch > 1 and not os.path.exists(self._home.path(STORE)):
+            store = open_store(self._home, self._clock, config, key, self._warn_of_store)
+            if epoch > 1 and not store.sequence:
                 self._log(
                     "The store's file is not there: acknowledgments of older messages will bounce",
                     action="store_missing",
@@ -175,6 +174,9 @@ class Daemon:
             dispatcher.drain()
             self._log("Stopped", action="stopped", epoch=epoch)
 
+    def _warn_of_store(self, text: str) -> None:
+        self._log(f"The store: {text}", action="store_warning", level="warning")
+
     def _forget_watcher(self) -> None:
         self._watcher = None
 
@@ -211,18 +213,24 @@ def _is_encrypted(path: str) -> bool:
     return os.path.exists(path) and bool(acomm.peek_header(path).flags & Flag.ENCRYPTED)
 
 
-def open_store(home: Home, clock: Clock, config: Config, key: bytes | None = None) -> CommStore:
-    """The store as its file holds it, a new one when there is no file yet, set up for a relay.
+def open_store(
+    home: Home,
+    clock: Clock,
+    config: Config,
+    key: bytes | None = None,
+    warn: Callable[[str], object] | None = None,
+) -> CommStore:
+    """The store as its file holds it, or the file before it; a new one when there is neither.
 
-    Errors: FormatError for a damaged file, SealedStore for an encrypted one that is not
-    this key's; either is left as it is.
+    Set up for a relay. Without ``warn`` it is only looked at: no file is touched.
+    Errors: FormatError when both are damaged, SealedStore for an encrypted one that is not
+    this key's; they are left as they are.
     """
     path = home.path(STORE)
     if os.path.islink(path):
         raise UnsafePath(f"{path} is a link")
-    if os.path.exists(path):
-        store = CommStore.load(clock, unseal(acomm.read(path), key, path))
-    else:
+    store = CommStore.load_path(path, clock, warn=warn, key=key, keep=warn is None)
+    if store is None:
         store = CommStore(clock)
     store.delivers_itself = False  # a file in an inbox is what counts
     store.ack_timeout_s = config.delivery.ack_timeout_s

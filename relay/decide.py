@@ -13,7 +13,7 @@ from collections.abc import Callable, Set
 from relay import control, router
 from relay.checksums import sha256_hex
 from relay.clock import NS_PER_S
-from relay.comm.acks import DEAD_LETTER_TOPIC, SYSTEM
+from relay.comm.acks import DEAD_LETTER_TOPIC
 from relay.comm.engine import CommStore
 from relay.comm.model import (
     Channel,
@@ -23,6 +23,7 @@ from relay.comm.model import (
     MessageType,
     Metadata,
 )
+from relay.comm.receiving import SYSTEM
 from relay.delivery import render_delivered
 from relay.errors import CommError, StoreCapacity, StoreFull
 from relay.found import Found

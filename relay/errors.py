@@ -226,9 +226,9 @@ class QueryTimeout(CommError):
 
 
 class StoreFull(CommError):
-    """The store has as many active messages as it may hold."""
+    """Too many messages are active; it passes as they are received and acknowledged."""
 
-    hint = "acknowledge, archive or discard what is old"
+    hint = "receive or acknowledge what waits, then send again"
 
 
 class StoreCapacity(CommError):

@@ -11,7 +11,6 @@ agree, and hold. Source: message-engine.txt, "Acknowledgment Flow" to "ExactlyOn
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from enum import Enum, auto
 from heapq import heappop, heappush
@@ -21,20 +20,17 @@ import msgspec
 
 from relay.clock import NS_PER_MS, NS_PER_S
 from relay.comm import events
-from relay.comm.channels import ChannelCommands
 from relay.comm.model import (
-    ChannelType,
     DeadLetter,
     Delivery,
     DeliveryState,
     Message,
-    MessageType,
 )
+from relay.comm.receiving import SYSTEM
 from relay.comm.sending import SendCommands
-from relay.errors import CommError, MessageNotFound
+from relay.errors import MessageNotFound
 
-SYSTEM = "_system"
-DEAD_LETTER_TOPIC = "_system.message.deadletter"
+DEAD_LETTER_TOPIC = f"{SYSTEM}.message.deadletter"
 NO_ACK = "no acknowledgment within {timeout_s} s, {attempts} attempts"
 TOO_OLD = "no acknowledgment for {age_s} s, {attempts} attempts"
 TTL_OVER = "its TTL of {ttl} s passed without an acknowledgment"
@@ -67,7 +63,7 @@ class Redelivery(NamedTuple):
     attempt: int
 
 
-class DueCommands(ChannelCommands, SendCommands):
+class DueCommands(SendCommands):
     """The CommStore's commands around what is overdue.
 
     ``tick`` does everything itself. Who delivers by other means, as the relay does by files,
@@ -266,23 +262,8 @@ class DueCommands(ChannelCommands, SendCommands):
         self.apply(events.DeliveryTimed(message_id, recipient, delivery, self._now_s()))
 
     def _tell(self, message: Message, text: str) -> None:
-        """Publish on the system's topic; the sender hears it whether it subscribed or not.
-
-        Where that channel takes nothing the notice is not sent: the rest that is due goes on.
-        """
-        channel = self.get_channel_by_name(SYSTEM)
-        if channel is None:
-            channel = self.create_channel(SYSTEM, ChannelType.PUB_SUB, SYSTEM)
-        with contextlib.suppress(CommError):
-            notice = self.accept(
-                channel.id,
-                SYSTEM,
-                MessageType.NOTIFICATION,
-                text,
-                topic=DEAD_LETTER_TOPIC,
-                also=[message.sender],
-            )
-            self.deliver(notice.id, self.recipients(notice.id))
+        """Publish on the system's topic; the sender hears it whether it subscribed or not."""
+        self.announce(DEAD_LETTER_TOPIC, text, [message.sender])
 
 
 def dead_letter_text(message: Message, recipients: Iterable[str], reason: str) -> str:

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
 from relay.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.comm import events
 from relay.comm.engine_state import Snapshot
-from relay.comm.model import Channel
+from relay.comm.limits import DEFAULT_LIMITS, Limits
+from relay.comm.model import Channel, ChannelSettings
 from relay.comm.state import State
 from relay.errors import ChannelNotFound
+
+_warn = logging.getLogger("relay.comm").warning
+_DEFAULT = ChannelSettings()
 
 
 class StoreBase:
     """A state, and the time. Not thread-safe: one owner."""
 
-    def __init__(self, clock: Clock, state: State | None = None) -> None:
+    def __init__(
+        self, clock: Clock, state: State | None = None, limits: Limits = DEFAULT_LIMITS
+    ) -> None:
         self._clock = clock
         self.state = state or State(self._now_s())
         self.ack_timeout_s = 60  # where neither message nor channel says otherwise
         # False: its owner delivers by other means, and says so; see ``DueCommands``.
         self.delivers_itself = True
         self.give_up_after_s = 86_400  # a day: what is not acknowledged by then is a dead letter
+        self.limits = limits
+        self.warn: Callable[[str], object] = _warn
+        self.file_bytes = 0  # of its file, when that was last written
+        self.file_sequence = 0  # the events that it covers
+        self._sent_in_file = 0  # ``state.bytes_sent`` as that file has it
+        self._patience: dict[int, int] = {}  # channel -> looks at its retention to be skipped
+        self._next_relief = 0  # the sequence before which looking for final messages is vain
+        self._roomy_until = (
+            0  # ``state.bytes_sent`` below which no limit but that of memory is near
+        )
+        self._warned = False  # of the file's size
+        self._slow: set[int] = set()  # subscriptions whose filter was found to be slow
 
     @property
     def created_at(self) -> int:
@@ -41,6 +62,26 @@ class StoreBase:
         """How many messages were sent since the store was opened."""
         return self.state.messages_sent
 
+    @property
+    def bytes_sent(self) -> int:
+        """About how many bytes of records were sent since the store was opened."""
+        return self.state.bytes_sent
+
+    def note_file(self, size: int, sequence: int, bytes_sent: int) -> None:
+        """Its file was written: its size, and what it covers."""
+        self.file_bytes = size
+        self.file_sequence = sequence
+        self._sent_in_file = bytes_sent
+        self._roomy_until = 0
+
+    def settle(self, channel_id: int) -> None:
+        """Write what a command did in a channel that is flushed at once. Errors: as ``flush``."""
+        if self.state.settings and self.get_settings(channel_id).flush == "immediate":
+            self.flush()
+
+    def flush(self) -> None:
+        """Write everything now, where the store writes a file of its own."""
+
     def apply(self, event: events.Event) -> None:
         """Change the store as the event says; a journal's records are applied like this, too."""
         self.state.apply(event)
@@ -55,6 +96,10 @@ class StoreBase:
             return self.state.channels[channel_id]
         except KeyError:
             raise ChannelNotFound(f"there is no channel {channel_id}") from None
+
+    def get_settings(self, channel_id: int) -> ChannelSettings:
+        """What the channel was told beside its config. Errors: ChannelNotFound."""
+        return self.state.settings.get(self.get_channel(channel_id).id, _DEFAULT)
 
     def takes_part(self, channel_id: int, participant: str) -> bool:
         """True when ``participant`` is one of the channel's."""

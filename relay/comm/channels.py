@@ -5,25 +5,41 @@ Source: data-structures.txt "Channel", "Participant", "Subscription".
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import msgspec
 
-from relay.comm import events, topics, validation
-from relay.comm.base import StoreBase
+from relay.comm import duties, events, routing, topics, validation
 from relay.comm.model import (
     Channel,
     ChannelConfig,
+    ChannelSettings,
     ChannelState,
     ChannelType,
+    DeliveryState,
+    Message,
     MessageFilter,
     Participant,
     ParticipantRole,
+    RetentionKind,
     Subscription,
 )
+from relay.comm.pressure import PressureCommands
 from relay.comm.query import check_filter
-from relay.errors import ChannelUnavailable, DuplicateChannel, NotParticipant, ValidationFailed
+from relay.errors import (
+    ChannelUnavailable,
+    DuplicateChannel,
+    NotParticipant,
+    StoreCapacity,
+    ValidationFailed,
+)
+
+_SETTINGS = frozenset(ChannelSettings.__struct_fields__)
+_WORDS = frozenset({"description", "tags"})
+_KNOWN = frozenset(ChannelConfig.__struct_fields__) | _SETTINGS | _WORDS
 
 
-class ChannelCommands(StoreBase):
+class ChannelCommands(PressureCommands):
     """The CommStore's commands on channels."""
 
     def create_channel(
@@ -32,15 +48,22 @@ class ChannelCommands(StoreBase):
         channel_type: ChannelType,
         owner: str,
         config: ChannelConfig | None = None,
+        *,
+        description: str | None = None,
+        tags: Iterable[str] = (),
     ) -> Channel:
         """A new channel whose owner is its first participant.
 
-        Errors: ValidationFailed for its name or owner; DuplicateChannel.
+        Errors: ValidationFailed for its name, owner, settings or words; DuplicateChannel;
+        StoreCapacity when the store has as many channels as it takes.
         """
         validation.check_channel_name(name)
         validation.check_participant("owner", owner)
         if name in self.state.names:
             raise DuplicateChannel(f"there is a channel {name} already")
+        config = validation.check_config(config or ChannelConfig())
+        words = validation.check_words(description, tags)
+        self._check_room("channels", len(self.state.channels), self.limits.channels)
         now = self._now_s()
         channel = Channel(
             self.state.next_channel,
@@ -48,11 +71,14 @@ class ChannelCommands(StoreBase):
             channel_type,
             owner,
             (Participant(owner, ParticipantRole.OWNER, now),),
-            config or ChannelConfig(),
+            config,
             ChannelState.ACTIVE,
             now,
             now,
+            0,
+            *words,
         )
+        _check_participants(channel, config)
         self.apply(events.ChannelCreated(channel))
         return channel
 
@@ -72,6 +98,7 @@ class ChannelCommands(StoreBase):
     def join_channel(self, channel_id: int, participant: str) -> Channel:
         """Take part in a channel, in a broadcast channel as observer; again changes nothing.
 
+        Who joins a sticky channel gets what was sent before and is still live, oldest first.
         Errors: ValidationFailed when a direct channel has two, or max_participants are there.
         """
         channel = self.get_channel(channel_id)
@@ -89,14 +116,27 @@ class ChannelCommands(StoreBase):
         role = ParticipantRole.OBSERVER if observes else ParticipantRole.MEMBER
         now = self._now_s()
         self.apply(events.ParticipantJoined(channel_id, Participant(participant, role, now), now))
+        if channel.config.sticky_messages and channel.channel_type is not ChannelType.PUB_SUB:
+            self._catch_up(channel, participant, lambda _: True)
         return self.state.channels[channel_id]
 
     def leave_channel(self, channel_id: int, participant: str) -> Channel:
-        """No longer take part. Errors: NotParticipant."""
+        """No longer take part: what waits there for ``participant`` bounces, unless it is owed
+        an acknowledgment, whose sender is told in time. Errors: NotParticipant.
+        """
         channel = self.get_channel(channel_id)
         if not self.takes_part(channel_id, participant):
             raise NotParticipant(f"{participant} does not take part in channel {channel.name}")
         self.apply(events.ParticipantLeft(channel_id, participant, self._now_s()))
+        if self.delivers_itself:  # what lies in an inbox stays there
+            for number in list(self.state.queues.get(participant, ())):
+                message = self.state.messages.get(number)
+                if (
+                    message is not None
+                    and message.channel_id == channel_id
+                    and not duties.still_owed(channel, message)
+                ):
+                    self.move_deliveries(number, [participant], DeliveryState.BOUNCED)
         return self.state.channels[channel_id]
 
     def subscribe(
@@ -108,8 +148,9 @@ class ChannelCommands(StoreBase):
     ) -> Subscription:
         """Receive what is published on topics that ``pattern`` matches; joins the channel.
 
-        Subscribing twice to one pattern is one subscription. Errors: ValidationFailed for the
-        pattern, or when the channel is not a PubSub channel.
+        Subscribing twice to one pattern is one subscription. On a sticky channel the subscriber
+        gets what matches and was sent before. Errors: ValidationFailed for the pattern, or when
+        the channel is not a PubSub channel; StoreCapacity for one subscription too many.
         """
         channel = self.get_channel(channel_id)
         if channel.channel_type is not ChannelType.PUB_SUB:
@@ -124,6 +165,8 @@ class ChannelCommands(StoreBase):
                 return known
         if filter is not None:
             check_filter(filter)
+        count = len(self.state.subscriptions)
+        self._check_room("subscriptions", count, self.limits.subscriptions)
         self.join_channel(channel_id, subscriber)
         subscription = Subscription(
             self.state.next_subscription,
@@ -136,7 +179,53 @@ class ChannelCommands(StoreBase):
             filter,
         )
         self.apply(events.SubscriptionAdded(subscription))
+        if channel.config.sticky_messages:
+            self._catch_up(
+                channel,
+                subscriber,
+                lambda message: (
+                    message.topic is not None
+                    and topics.matches(message.topic, pattern)
+                    and routing.wants(subscription, message, self._warn_of_filter)
+                ),
+            )
         return subscription
+
+    def _catch_up(
+        self, channel: Channel, participant: str, is_wanted: Callable[[Message], bool]
+    ) -> None:
+        """Deliver to a newcomer what a sticky channel has, once; answers are nobody else's."""
+        if channel.config.retention.kind is not RetentionKind.FOREVER:
+            self._retain(channel, 0)
+        earlier = [
+            message
+            for number in self.state.index.channel(channel.id)
+            if (message := self.state.messages[number]).sender != participant
+            and message.message_type not in duties.ANSWERS
+            and participant not in self.state.deliveries.get(number, {})
+            and not (message.ttl is not None and self._is_past(message))
+            and is_wanted(message)
+        ]
+        if not earlier:
+            return
+        numbers = tuple(message.id for message in earlier)
+        self.apply(events.DeliveriesAdded(participant, numbers, self._now_s()))
+        for message in earlier if self.delivers_itself else ():
+            if not self.holds(message.id):
+                self.deliver(message.id, [participant])
+
+    def _warn_of_filter(self, subscription: Subscription) -> None:
+        """Say once that a subscription's filter is too slow, and so matches nothing."""
+        if subscription.id not in self._slow:
+            self._slow.add(subscription.id)
+            self.warn(
+                f"subscription {subscription.id} of {subscription.subscriber}: its content "
+                "pattern takes too long, so it does not match"
+            )
+
+    def _check_room(self, what: str, count: int, most: int) -> None:
+        if count >= most:
+            raise StoreCapacity(f"{count} {what}, a store holds {most}")
 
     def _subscriptions_to(self, channel_id: int, pattern: str) -> list[Subscription]:
         trie = self.state.topics.get(channel_id)
@@ -157,17 +246,27 @@ class ChannelCommands(StoreBase):
         return len(ended)
 
     def configure_channel(self, channel_id: int, **changes: object) -> Channel:
-        """Change settings of a channel: those of ChannelConfig, by name.
+        """Change a channel, by name: what ChannelConfig and ChannelSettings hold, its words.
 
-        Errors: ChannelNotFound; ValidationFailed for a name or value that is none.
+        ``flush`` is immediate, batch, manual or None, as the store; ``max_pending`` a number or
+        None; ``description`` a text or None; ``tags`` texts.
+        Errors: ChannelNotFound; ValidationFailed for a name or value that is none, and for a
+        ``max_participants`` below those who are there.
         """
         channel = self.get_channel(channel_id)
-        unknown = changes.keys() - set(ChannelConfig.__struct_fields__)
-        if unknown:
+        if unknown := changes.keys() - _KNOWN:
             raise ValidationFailed("config", f"there is no setting {min(unknown)}")
+        words = validation.check_words(
+            changes.pop("description", channel.description), changes.pop("tags", channel.tags)
+        )
+        beside = {name: changes.pop(name) for name in _SETTINGS & changes.keys()}
+        settings = validation.check_settings(
+            msgspec.structs.replace(self.get_settings(channel_id), **beside)
+        )
         config = validation.check_config(msgspec.structs.replace(channel.config, **changes))
-        self.apply(events.ChannelChanged(channel_id, channel.state, config, self._now_s()))
-        return self.state.channels[channel_id]
+        if config.max_participants != channel.config.max_participants:
+            _check_participants(channel, config)
+        return self._change(channel, channel.state, config, settings, *words)
 
     def set_channel_state(self, channel_id: int, state: ChannelState) -> Channel:
         """Pause, drain, close or resume a channel. Closed is final.
@@ -177,6 +276,37 @@ class ChannelCommands(StoreBase):
         channel = self.get_channel(channel_id)
         if channel.state is ChannelState.CLOSED and state is not ChannelState.CLOSED:
             raise ChannelUnavailable(f"channel {channel.name} is Closed, and that is final")
-        if channel.state is not state:
-            self.apply(events.ChannelChanged(channel_id, state, channel.config, self._now_s()))
-        return self.state.channels[channel_id]
+        if channel.state is state:
+            return channel
+        settings = self.get_settings(channel_id)
+        return self._change(
+            channel, state, channel.config, settings, channel.description, channel.tags
+        )
+
+    def _change(
+        self,
+        channel: Channel,
+        state: ChannelState,
+        config: ChannelConfig,
+        settings: ChannelSettings,
+        description: str | None,
+        tags: tuple[str, ...],
+    ) -> Channel:
+        now = self._now_s()
+        self.apply(
+            events.ChannelChanged(channel.id, state, config, now, settings, description, tags)
+        )
+        self.resume()
+        return self.state.channels[channel.id]
+
+
+def _check_participants(channel: Channel, config: ChannelConfig) -> None:
+    """Errors: ValidationFailed when a channel cannot be limited to so few."""
+    most = config.max_participants
+    least = len(channel.participants)
+    if channel.channel_type is ChannelType.DIRECT:
+        least = 2
+    if most is not None and most < least:
+        raise ValidationFailed(
+            "max_participants", f"{most} is too few for channel {channel.name}: it has {least}"
+        )

@@ -14,31 +14,76 @@ store as it was. Not thread-safe: one owner. Source: message-engine.txt, data-st
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+from collections.abc import Callable
 from types import TracebackType
 
 from relay.clock import NS_PER_S, Clock
-from relay.comm import acomm, events, lock
-from relay.comm.acks import DueCommands
+from relay.comm import events, lock, store_file
+from relay.comm.acks import DueCommands, Redelivery
+from relay.comm.derive import derive_deliveries
 from relay.comm.flush import Flusher, FlushPolicy, Inline
-from relay.comm.model import StoreFile
-from relay.comm.seal import seal, unseal
+from relay.comm.limits import DEFAULT_LIMITS, Limits
+from relay.comm.model import DeliveryState, StoreFile
+from relay.comm.seal import unseal
 from relay.comm.state import State
 from relay.errors import RelayError
+
+_BATCH = FlushPolicy()
+_MANUAL = FlushPolicy(None, None)
 
 
 class CommStore(DueCommands):
     """One live store. Opened from a path it writes itself; else a Flusher of its owner's does."""
 
-    def __init__(self, clock: Clock | None = None, state: State | None = None) -> None:
-        super().__init__(clock or Clock(), state)
+    def __init__(
+        self,
+        clock: Clock | None = None,
+        state: State | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        super().__init__(clock or Clock(), state, limits)
         self._flusher: Flusher | None = None
+        self._policy = FlushPolicy()
         self._held = contextlib.ExitStack()
 
     @classmethod
-    def load(cls, clock: Clock, file: StoreFile) -> CommStore:
+    def load(cls, clock: Clock, file: StoreFile, limits: Limits = DEFAULT_LIMITS) -> CommStore:
         """The store that a file holds, in memory. Errors: FormatError."""
-        return cls(clock, State.load(file))
+        store = cls(clock, State.load(file), limits)
+        if not file.engine_state:
+            derive_deliveries(store.state)
+        return store
+
+    @classmethod
+    def load_path(
+        cls,
+        path: str,
+        clock: Clock,
+        limits: Limits = DEFAULT_LIMITS,
+        warn: Callable[[str], object] | None = None,
+        key: bytes | None = None,
+        *,
+        keep: bool = False,
+    ) -> CommStore | None:
+        """The store in the file at ``path``, in memory; None when there is no file.
+
+        A damaged file is set aside, or left where it is with ``keep``, and the one before it
+        taken; ``warn`` (default: the log) hears of it. Errors: FormatError when neither is of
+        use, SealedStore for one that ``key`` does not open; nothing was touched then.
+        """
+        warn = warn or logging.getLogger("relay.comm").warning
+
+        def made(file: StoreFile) -> CommStore:
+            return cls.load(clock, unseal(file, key, path), limits)
+
+        store = store_file.load(path, made, warn, keep=keep)
+        if store is not None:
+            store.warn = warn
+            with contextlib.suppress(FileNotFoundError):
+                store.note_file(os.path.getsize(path), store.sequence, 0)
+        return store
 
     @classmethod
     def create(
@@ -50,8 +95,9 @@ class CommStore(DueCommands):
         key: bytes | None = None,
     ) -> CommStore:
         """A new store at ``path``, written at once. Errors: RelayError when there is a file."""
-        if os.path.lexists(path):
-            raise RelayError(f"{path} exists already", hint="open it, or choose another path")
+        for name in (path, path + store_file.PREVIOUS):
+            if os.path.lexists(name):
+                raise RelayError(f"{name} exists already", hint="open it, or choose another path")
         return cls.open(path, policy, clock, key=key)
 
     @classmethod
@@ -62,13 +108,16 @@ class CommStore(DueCommands):
         clock: Clock | None = None,
         *,
         key: bytes | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        warn: Callable[[str], object] | None = None,
     ) -> CommStore:
         """The store at ``path`` for writing, a new one when there is no file; ``close`` it.
 
         It is flushed as ``policy`` says (a batch of 100 messages or 5 s), looked at with each
-        change, and by ``close``. A temp file that a killed writer left is removed. With a
-        ``key`` of 32 bytes every content is sealed in the file; a plain one is from the next
-        flush on.
+        change, with ``tick``, and by ``close``. A temp file that a killed writer left is removed,
+        and what it had accepted and not delivered is delivered. With a ``key`` of 32 bytes every
+        content is sealed in the file; a plain one is from the next flush on. A damaged file:
+        ``load_path``.
         Errors: StoreLocked; FormatError for a damaged file, SealedStore for an encrypted one
         that is not this key's; either is left as it is.
         """
@@ -76,17 +125,24 @@ class CommStore(DueCommands):
         held = contextlib.ExitStack()
         held.enter_context(lock.locked(path, clock.now_ns() // NS_PER_S))
         try:
-            is_new = not os.path.exists(path)
-            store = cls(clock) if is_new else cls.load(clock, unseal(acomm.read(path), key, path))
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path + ".tmp")
-            if is_new:
-                acomm.write(path, seal(store.snapshot().file(), key))
+            store = cls.load_path(path, clock, limits, warn, key)
+            for name in (path, path + store_file.PREVIOUS):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name + ".tmp")
+            if store is None:
+                store = cls(clock, None, limits)
+                store.warn = warn or store.warn
+            if not os.path.lexists(path):
+                store.note_file(
+                    store_file.write(path, store.snapshot(), key=key), store.sequence, 0
+                )
         except BaseException:
             held.close()
             raise
         store._held = held
-        store._flusher = Flusher(store, path, policy or FlushPolicy(), clock, Inline(), key=key)
+        store._policy = policy or FlushPolicy()
+        store._flusher = Flusher(store, path, store._policy, clock, Inline(), key=key)
+        store._hand_over_rest()
         return store
 
     def apply(self, event: events.Event) -> None:
@@ -96,12 +152,45 @@ class CommStore(DueCommands):
         """
         super().apply(event)
         if self._flusher is not None:
-            self._flusher.commit()
+            self._flusher.commit(self._policy_of(event) if self.state.settings else None)
+
+    def tick(self, now_ns: int | None = None) -> list[Redelivery]:
+        """What is due: see DueCommands; then retention, what was held back, and the flush."""
+        again = super().tick(now_ns)
+        self.retain()
+        self.resume()
+        self._next_relief = 0
+        if self._flusher is not None:
+            self._flusher.commit(_MANUAL)
+        return again
 
     def flush(self) -> None:
         """Write everything now. Errors: OSError, StoreCapacity; the file is as it was then."""
         if self._flusher is not None:
             self._flusher.flush()
+
+    def _hand_over_rest(self) -> None:
+        """Deliver what was accepted before, and not delivered."""
+        held = self.state.pending.held
+        for number, deliveries in list(self.state.deliveries.items()):
+            message = self.state.messages.get(number)
+            if message is None or number in held:
+                continue
+            if any(one.state is DeliveryState.SENT for one in deliveries.values()):
+                self.hand_over(message)
+        self.resume()
+
+    def _policy_of(self, event: events.Event) -> FlushPolicy | None:
+        """How soon the event's channel wants it written; None: as soon as the store does."""
+        if isinstance(event, events.MessageSent):
+            channel_id = event.message.channel_id
+        else:
+            message = self.state.messages.get(getattr(event, "message_id", 0))
+            channel_id = message.channel_id if message else getattr(event, "channel_id", 0)
+        settings = self.state.settings.get(channel_id)
+        if settings is None or settings.flush in (None, "immediate"):  # ``settle`` sees to that
+            return None
+        return _MANUAL if settings.flush == "manual" else _BATCH
 
     def close(self) -> None:
         """Flush, and let the lock go."""

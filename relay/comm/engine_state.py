@@ -7,6 +7,8 @@
     tag 3 DEAD        count u64; each: message id u64, at u64, last error str, list of recipient str
     tag 4 DUPLICATES  count u64; each: correlation id str, message id u64, recipient str,
                       expires ms u64
+    tag 5 SETTINGS    count u64; each: channel id u64, max pending u64 (0 none), flush u8
+    tag 6 HELD        count u64; each: message id u64
 
 ``sequence`` counts the events of the store's whole life; a file covers the events up to its
 own. A file without these blocks opens all the same. Table: docs/formats/acomm.md.
@@ -14,23 +16,27 @@ own. A file without these blocks opens all the same. Table: docs/formats/acomm.m
 
 from __future__ import annotations
 
+import struct
 from struct import Struct, pack
 from struct import error as StructError
 from typing import NamedTuple
 
 import msgspec
 
-from relay.comm.model import Delivery, DeliveryState, StoreFile
+from relay.comm.model import FLUSH_MODES, ChannelSettings, Delivery, DeliveryState, StoreFile
 from relay.errors import FormatError
 
 COUNTERS = 1
 DELIVERIES = 2
 DEAD = 3
 DUPLICATES = 4
+SETTINGS = 5
+HELD = 6
 _COUNTERS = Struct("<4Q")
 _DELIVERY = Struct("<BIQBI")
 _DEAD = Struct("<QQ")
-assert (_COUNTERS.size, _DELIVERY.size, _DEAD.size) == (32, 18, 16)
+_SETTING = Struct("<QQB")
+assert (_COUNTERS.size, _DELIVERY.size, _DEAD.size, _SETTING.size) == (32, 18, 16, 17)
 _COUNT = Struct("<Q")
 _LENGTH = Struct("<I")
 _STATES = tuple(DeliveryState)
@@ -47,7 +53,7 @@ class DeadNote(NamedTuple):
 
 
 class EngineState(NamedTuple):
-    """Counters, deliveries, dead letters and the exactly-once set."""
+    """Counters, deliveries, dead letters, the exactly-once set, settings, what is held."""
 
     next_channel: int = 1
     next_message: int = 1
@@ -56,6 +62,8 @@ class EngineState(NamedTuple):
     deliveries: dict[int, dict[str, Delivery]] = {}  # noqa: RUF012 - never altered
     dead: dict[int, DeadNote] = {}  # noqa: RUF012
     duplicates: dict[DuplicateKey, int] = {}  # noqa: RUF012 - key -> expiry, Unix ms
+    settings: dict[int, ChannelSettings] = {}  # noqa: RUF012 - by channel
+    held: tuple[int, ...] = ()  # messages, ascending
 
     def encode(self) -> dict[int, bytes]:
         """The blocks by tag; same values, same bytes."""
@@ -67,6 +75,10 @@ class EngineState(NamedTuple):
             blocks[DEAD] = _encode_dead(self.dead)
         if self.duplicates:
             blocks[DUPLICATES] = _encode_duplicates(self.duplicates)
+        if self.settings:
+            blocks[SETTINGS] = _encode_settings(self.settings)
+        if self.held:
+            blocks[HELD] = struct.pack(f"<{len(self.held) + 1}Q", len(self.held), *self.held)
         return blocks
 
     @classmethod
@@ -88,6 +100,8 @@ class EngineState(NamedTuple):
                 _Cursor(blocks.get(DELIVERIES, _encode_deliveries({}))).deliveries(),
                 _Cursor(blocks.get(DEAD, nothing)).dead(),
                 _Cursor(blocks.get(DUPLICATES, nothing)).duplicates(),
+                _Cursor(blocks.get(SETTINGS, nothing)).settings(),
+                _Cursor(blocks.get(HELD, nothing)).numbers(),
             )
         except (StructError, IndexError, UnicodeDecodeError) as exc:
             raise FormatError("section 256", 0, "whole blocks of ENGINE_STATE", exc) from exc
@@ -146,6 +160,13 @@ def _encode_duplicates(duplicates: dict[DuplicateKey, int]) -> bytes:
     return b"".join(parts)
 
 
+def _encode_settings(settings: dict[int, ChannelSettings]) -> bytes:
+    return _COUNT.pack(len(settings)) + b"".join(
+        _SETTING.pack(channel_id, one.max_pending or 0, FLUSH_MODES.index(one.flush))
+        for channel_id, one in sorted(settings.items())
+    )
+
+
 def _text(value: str) -> bytes:
     data = value.encode()
     return _LENGTH.pack(len(data)) + data
@@ -192,6 +213,19 @@ class _Cursor:
             correlation_id, message_id = self._text(), self._number()
             recipient = self._text()
             found[correlation_id, message_id, recipient] = self._number()
+        self._end()
+        return found
+
+    def settings(self) -> dict[int, ChannelSettings]:
+        found: dict[int, ChannelSettings] = {}
+        for _ in range(self._number()):
+            channel_id, max_pending, flush = self._unpack(_SETTING)
+            found[channel_id] = ChannelSettings(max_pending or None, FLUSH_MODES[flush])
+        self._end()
+        return found
+
+    def numbers(self) -> tuple[int, ...]:
+        found = tuple(self._number() for _ in range(self._number()))
         self._end()
         return found
 

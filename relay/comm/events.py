@@ -11,6 +11,7 @@ import msgspec
 from relay.comm.model import (
     Channel,
     ChannelConfig,
+    ChannelSettings,
     ChannelState,
     Delivery,
     DeliveryState,
@@ -31,12 +32,15 @@ class ChannelCreated(_Event, frozen=True):
 
 
 class ChannelChanged(_Event, frozen=True):
-    """A channel's state or settings are these from now on."""
+    """A channel's state, settings and words are these from now on."""
 
     channel_id: int
     state: ChannelState
     config: ChannelConfig
     at: int
+    settings: ChannelSettings = ChannelSettings()
+    description: str | None = None
+    tags: tuple[str, ...] = ()
 
 
 class ParticipantJoined(_Event, frozen=True):
@@ -73,6 +77,15 @@ class MessageSent(_Event, frozen=True):
 
     message: Message
     recipients: tuple[str, ...]
+    held: bool = False  # max_pending is reached: delivered when others are done
+
+
+class DeliveriesAdded(_Event, frozen=True):
+    """Somebody who joined a sticky channel is a recipient of these earlier messages, too."""
+
+    recipient: str
+    message_ids: tuple[int, ...]
+    at: int
 
 
 class DeliveriesMoved(_Event, frozen=True):
@@ -126,6 +139,20 @@ class DeadLetterDiscarded(_Event, frozen=True):
     at: int
 
 
+class MessagesArchived(_Event, frozen=True):
+    """Messages left the live ones; they are kept in the archive."""
+
+    message_ids: tuple[int, ...]
+    at: int
+
+
+class ArchiveDropped(_Event, frozen=True):
+    """Archived messages are gone for good."""
+
+    message_ids: tuple[int, ...]
+    at: int
+
+
 class DuplicateNoted(_Event, frozen=True):
     """An exactly-once delivery happened: until it expires it does not happen again."""
 
@@ -147,12 +174,15 @@ Event = (
     | SubscriptionAdded
     | SubscriptionRemoved
     | MessageSent
+    | DeliveriesAdded
     | DeliveriesMoved
     | MessageReceived
     | DeliveryTimed
     | DeadLettered
     | DeadLetterReplayed
     | DeadLetterDiscarded
+    | MessagesArchived
+    | ArchiveDropped
     | DuplicateNoted
     | DuplicatesForgotten
 )

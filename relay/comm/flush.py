@@ -12,9 +12,8 @@ from concurrent.futures import Executor, Future
 from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 from relay.clock import NS_PER_MS, Clock
-from relay.comm import acomm
+from relay.comm import store_file
 from relay.comm.engine_state import Snapshot
-from relay.comm.seal import seal
 from relay.errors import RelayError
 
 RETRY_FIRST_NS = 1_000 * NS_PER_MS
@@ -35,6 +34,13 @@ class Source(Protocol):
     @property
     def messages_sent(self) -> int:
         """Messages so far."""
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of messages so far."""
+
+    def note_file(self, size: int, sequence: int, bytes_sent: int) -> None:
+        """The file was written; it covers so much."""
 
     def snapshot(self) -> Snapshot:
         """Everything, as values."""
@@ -62,6 +68,22 @@ class Inline(Executor):
         return future
 
 
+class _Unwritten(NamedTuple):
+    """What a policy has waiting."""
+
+    since: int  # monotonic ns
+    messages: int
+
+
+class _Running(NamedTuple):
+    """A flush that has not ended."""
+
+    sequence: int  # what it covers
+    bytes_sent: int
+    began: int  # monotonic ns
+    result: Future[int]  # the file's size
+
+
 class Flusher:
     """Owns the store's file. Called from the store's owner alone."""
 
@@ -83,10 +105,10 @@ class Flusher:
         self._wake = wake
         self._key = key  # seals the file; None: it is plain
         self._durable = store.sequence
-        self._sent_at_flush = store.messages_sent
-        self._dirty_since: int | None = None  # monotonic ns
+        self._seen = store.messages_sent
+        self._dirty: dict[FlushPolicy, _Unwritten] = {}  # by what asks for it
         self._not_before = 0
-        self._running: tuple[int, int, Future[None]] | None = None  # sequence, began, result
+        self._running: _Running | None = None
         self._retry_ns = RETRY_FIRST_NS
         self.error = ""  # why the last flush failed; empty when it did not
 
@@ -95,18 +117,22 @@ class Flusher:
         """The sequence up to which every event is in the file, as last seen."""
         return self._durable
 
-    def commit(self) -> int:
+    def commit(self, policy: FlushPolicy | None = None) -> int:
         """Start a flush when one is due, and say how far the store is durable.
 
-        Returns the sequence up to which every event is
-        in the file.
+        ``policy``: what holds for the event that came last; None: the store's own. Returns the
+        sequence up to which every event is in the file.
         """
         self._collect()
         now = self._clock.monotonic_ns()
         if self._store.sequence == self._durable:
-            self._dirty_since = None
-        elif self._dirty_since is None:
-            self._dirty_since = now
+            self._dirty.clear()
+        else:
+            policy = policy or self._policy
+            known = self._dirty.get(policy, _Unwritten(now, 0))
+            fresh = self._store.messages_sent - self._seen
+            self._dirty[policy] = known._replace(messages=known.messages + fresh)
+        self._seen = self._store.messages_sent
         due = self.due_ns()
         if due is not None and due <= now:
             self._start(now)
@@ -115,14 +141,15 @@ class Flusher:
 
     def due_ns(self) -> int | None:
         """When the next flush is due (monotonic), or None when there is nothing to write."""
-        if self._dirty_since is None or self._running is not None:
+        if not self._dirty or self._running is not None:
             return None
-        unwritten = self._store.messages_sent - self._sent_at_flush
-        if self._policy.messages is not None and unwritten >= self._policy.messages:
-            return self._not_before
-        if self._policy.ms is None:
-            return None
-        return max(self._dirty_since + self._policy.ms * NS_PER_MS, self._not_before)
+        due: list[int] = []
+        for policy, unwritten in self._dirty.items():
+            if policy.messages is not None and unwritten.messages >= policy.messages:
+                return self._not_before
+            if policy.ms is not None:
+                due.append(unwritten.since + policy.ms * NS_PER_MS)
+        return max(min(due), self._not_before) if due else None
 
     def flush(self) -> int:
         """Write now and wait for it; returns the durable sequence.
@@ -130,47 +157,44 @@ class Flusher:
         Errors: OSError or RelayError when the file cannot be written.
         """
         if self._running is not None:
-            self._running[2].exception()  # wait; the outcome is collected below
+            self._running.result.exception()  # wait; the outcome is collected below
         self._collect()
         if self._store.sequence != self._durable:
             self._start(self._clock.monotonic_ns())
             assert self._running is not None
-            self._running[2].result()
+            self._running.result.result()
             self._collect()
         return self._durable
 
     def _start(self, now: int) -> None:
         snapshot = self._store.snapshot()
-        self._sent_at_flush = self._store.messages_sent
-        self._dirty_since = None
+        self._seen = self._store.messages_sent
+        self._dirty.clear()
+        sent = self._store.bytes_sent
         future = self._executor.submit(
-            _write, self._path, snapshot, self._policy.compress, self._key
+            store_file.write, self._path, snapshot, self._policy.compress, self._key
         )
-        self._running = (snapshot.state.sequence, now, future)
+        self._running = _Running(snapshot.state.sequence, sent, now, future)
         future.add_done_callback(lambda _: self._wake())
 
     def _collect(self) -> None:
         """Take the result of a flush that has ended."""
-        if self._running is None or not self._running[2].done():
+        if self._running is None or not self._running.result.done():
             return
-        sequence, began, future = self._running
+        sequence, sent, began, future = self._running
         self._running = None
         now = self._clock.monotonic_ns()
         error = future.exception()
         if error is None:
             self._durable = sequence
+            self._store.note_file(future.result(), sequence, sent)
             self.error = ""
             self._retry_ns = RETRY_FIRST_NS
             self._not_before = now + self._policy.pause_factor * (now - began)
         elif isinstance(error, OSError | RelayError):
             self.error = f"{self._path}: {error}"
-            self._sent_at_flush = -(1 << 62)  # as soon as it may
-            self._dirty_since = now
+            self._dirty = {self._policy: _Unwritten(now, 1 << 62)}  # as soon as it may
             self._not_before = now + self._retry_ns
             self._retry_ns = min(2 * self._retry_ns, RETRY_MOST_NS)
         else:
             raise error
-
-
-def _write(path: str, snapshot: Snapshot, compress: bool, key: bytes | None) -> None:
-    acomm.write(path, seal(snapshot.file(), key), compress=compress)

@@ -17,11 +17,12 @@ def check(file: StoreFile) -> None:
     """Errors: FormatError naming the first id or name that breaks an invariant."""
     _unique("channel", [channel.id for channel in file.channels])
     _unique("channel", [channel.name for channel in file.channels])
-    _unique("message", [message.id for message in file.messages])
+    messages = (*file.messages, *file.dead_letters, *file.archive)
+    _unique("message", [message.id for message in messages])
     _unique("subscription", [subscription.id for subscription in file.subscriptions])
     types = {channel.id: channel.channel_type for channel in file.channels}
-    if {message.channel_id for message in file.messages} - types.keys():
-        lost = next(message for message in file.messages if message.channel_id not in types)
+    if {message.channel_id for message in messages} - types.keys():
+        lost = next(message for message in messages if message.channel_id not in types)
         raise _fault(f"a channel for message {lost.id}", f"none of {lost.channel_id}")
     for subscription in file.subscriptions:
         if types.get(subscription.channel_id) is not ChannelType.PUB_SUB:

@@ -200,6 +200,16 @@ class ChannelConfig(msgspec.Struct, frozen=True):
     priority_ordering: bool = True
 
 
+FLUSH_MODES = (None, "immediate", "batch", "manual")  # by their numbers on disk
+
+
+class ChannelSettings(msgspec.Struct, frozen=True):
+    """What a channel may be told beside its ChannelConfig, which version 1 has no field for."""
+
+    max_pending: int | None = None  # messages underway; more are held. None: no limit
+    flush: str | None = None  # one of FLUSH_MODES; None: as the store
+
+
 class Channel(msgspec.Struct, frozen=True):
     """A named context of communication."""
 

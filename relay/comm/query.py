@@ -27,6 +27,8 @@ from relay.comm.model import (
 from relay.errors import QueryTimeout, ValidationFailed
 
 REGEX_LIMIT_S = 2.0  # for one query, however many messages it looks at
+FILTER_LIMIT_S = 0.1  # for one message and one subscriber's filter: a publisher waits for it
+_MANY = 64
 
 
 T = TypeVar("T", int, tuple[int, int])
@@ -59,12 +61,24 @@ class MessageIndex:
         """Note a message."""
         self._new.append(message)
 
-    def remove(self, message: Message) -> None:
-        """Let a message go that left the live store."""
+    def remove(self, messages: Sequence[Message]) -> None:
+        """Let messages go that left the live store."""
         self._settle()
-        for ids in self._lists(message):
-            del ids[bisect_left(ids, message.id)]
-        del self._time[bisect_left(self._time, (message.created_at, message.id))]
+        if len(messages) > _MANY:  # once through each list, not once for each message
+            gone = {message.id for message in messages}
+            for ids in {id(ids): ids for m in messages for ids in self._lists(m)}.values():
+                ids[:] = [number for number in ids if number not in gone]
+            self._time = [entry for entry in self._time if entry[1] not in gone]
+            return
+        for message in messages:
+            for ids in self._lists(message):
+                del ids[bisect_left(ids, message.id)]
+            del self._time[bisect_left(self._time, (message.created_at, message.id))]
+
+    def channel(self, channel_id: int) -> Sequence[int]:
+        """Ids of the messages in this channel."""
+        self._settle()
+        return self._channel.get(channel_id, ())
 
     def thread(self, correlation_id: str) -> Sequence[int]:
         """Ids of the messages with this correlation id."""
@@ -171,24 +185,32 @@ def matching(wanted: MessageFilter) -> Callable[[Message], bool]:
     return matches
 
 
-def select(messages: Iterable[Message], wanted: MessageFilter) -> QueryResult:
-    """The page of ``messages`` that a filter asks for.
+def find(
+    messages: Iterable[Message], wanted: MessageFilter, limit_s: float | None = None
+) -> list[Message]:
+    """Those of ``messages`` that match, in their order, without limit and offset.
 
     Errors: ValidationFailed for a bad pattern; QueryTimeout when the content pattern takes
-    longer than REGEX_LIMIT_S in all.
+    longer than ``limit_s`` (REGEX_LIMIT_S) in all.
     """
     check_filter(wanted)
     found = list(filter(matching(wanted), messages))
     if wanted.content_pattern is not None:
-        found = list(_with_content(found, wanted.content_pattern))
+        found = list(_with_content(found, wanted.content_pattern, limit_s or REGEX_LIMIT_S))
+    return found
+
+
+def select(messages: Iterable[Message], wanted: MessageFilter) -> QueryResult:
+    """The page of ``messages`` that a filter asks for. Errors: as ``find``."""
+    found = find(messages, wanted)
     found.sort(key=_SORT_KEYS[wanted.sort_by], reverse=wanted.sort_order is SortOrder.DESCENDING)
     end = wanted.offset + wanted.limit
     return QueryResult(found[wanted.offset : end], len(found), len(found) > end)
 
 
-def _with_content(messages: Iterable[Message], pattern: str) -> Iterator[Message]:
+def _with_content(messages: Iterable[Message], pattern: str, limit_s: float) -> Iterator[Message]:
     compiled = _compiled(pattern)
-    deadline = time.monotonic() + REGEX_LIMIT_S
+    deadline = time.monotonic() + limit_s
     for message in messages:
         left_s = deadline - time.monotonic()
         try:
@@ -198,7 +220,7 @@ def _with_content(messages: Iterable[Message], pattern: str) -> Iterator[Message
                 yield message
         except TimeoutError as exc:
             raise QueryTimeout(
-                f"content pattern {pattern!r} took longer than {REGEX_LIMIT_S:g} s"
+                f"content pattern {pattern!r} took longer than {limit_s:g} s"
             ) from exc
 
 

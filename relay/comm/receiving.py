@@ -6,28 +6,32 @@ Source: message-engine.txt, "Receive Pipeline" and "Broadcast Fan-out".
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 from relay.clock import NS_PER_S
 from relay.comm import events
 from relay.comm.base import StoreBase
+from relay.comm.duties import owes_ack, still_owed
 from relay.comm.model import (
-    Channel,
     ChannelConfig,
+    ChannelState,
     Delivery,
     DeliveryMode,
     DeliveryState,
     Message,
     MessageFilter,
-    MessageType,
-    Metadata,
     Priority,
 )
-from relay.comm.query import QueryResult, check_filter, select
+from relay.comm.query import QueryResult, check_filter, find, select
 from relay.errors import NotParticipant
+
+SYSTEM = "_system"  # the engine's own channel, and its participant
 
 
 class ReceiveCommands(StoreBase):
     """The CommStore's commands that read."""
+
+    _resuming = False  # one resumption goes on until nothing more may go
 
     def deliver(
         self,
@@ -42,7 +46,7 @@ class ReceiveCommands(StoreBase):
         """
         message = self.state.messages.get(message_id)
         if message is not None:
-            owes = self.expects_ack(message)
+            owes = still_owed(self.state.channels[message.channel_id], message)
             now_ms = self._now_ms() if now_ms is None else now_ms
             due_ms = now_ms + self._ack_timeout_ms(message) if owes else 0
             moved = self.move_deliveries(
@@ -93,7 +97,78 @@ class ReceiveCommands(StoreBase):
         if moved:
             now = self._now_s()
             self.apply(events.DeliveriesMoved(message_id, moved, state, now, due_ms, attempt))
+            if self.state.pending.held and state is not DeliveryState.DELIVERED:
+                self.resume()
         return moved
+
+    def holds(self, message_id: int) -> bool:
+        """True while a message is accepted, and held back by its channel's ``max_pending``."""
+        return message_id in self.state.pending.held
+
+    def resumable(self) -> list[int]:
+        """Held messages that may go now: by channel, by priority where it heeds that, then FIFO.
+
+        Whoever delivers calls ``deliver`` for each; one that was not delivered comes again.
+        A paused channel lets nothing go.
+        """
+        found: list[int] = []
+        pending = self.state.pending
+        for channel_id in pending.holding():
+            channel = self.state.channels[channel_id]
+            if channel.state is ChannelState.PAUSED:
+                continue
+            most = self.get_settings(channel_id).max_pending
+            room = None if most is None else max(0, most - len(pending.pending[channel_id]))
+            found += islice(pending.in_order(channel_id, channel.config.priority_ordering), room)
+        return found
+
+    def resume(self) -> None:
+        """Deliver what may go by now; where the owner delivers, ``resumable`` tells it."""
+        if not self.delivers_itself or self._resuming:
+            return
+        self._resuming = True
+        try:
+            while numbers := self.resumable():
+                for number in numbers:
+                    self.hand_over(self.state.messages[number])
+        finally:
+            self._resuming = False
+
+    def hand_over_new(self, message: Message, is_routed: bool = False) -> None:
+        """Deliver a message that was accepted just now, unless it is held.
+
+        ``is_routed``: its recipients are all in the channel, which gave them.
+        """
+        if message.id in self.state.pending.held:
+            return
+        recipients = self.state.deliveries[message.id]
+        if is_routed and len(recipients) <= self.limits.batch_recipients:
+            self.deliver(message.id, recipients)
+        else:
+            self.hand_over(message)
+
+    def hand_over(self, message: Message) -> None:
+        """Deliver an accepted message to all its recipients, a batch at a time.
+
+        Who has left meanwhile is logged, and holds up nobody else; past the ttl nobody gets it.
+        """
+        members = self.state.members[message.channel_id]
+        waiting = [
+            recipient
+            for recipient, one in self.state.deliveries[message.id].items()
+            if one.state is DeliveryState.SENT
+        ]
+        gone = [recipient for recipient in waiting if recipient not in members]
+        if gone and self.state.channels[message.channel_id].name != SYSTEM:
+            self.warn(f"message {message.id}: {len(gone)} have left, among them {gone[0]}")
+            self.move_deliveries(message.id, gone, DeliveryState.BOUNCED)
+            waiting = [recipient for recipient in waiting if recipient in members]
+        if message.ttl is not None and self._is_past(message):
+            self.move_deliveries(message.id, waiting, DeliveryState.EXPIRED)
+            return
+        size = self.limits.batch_recipients
+        for first in range(0, len(waiting), size):
+            self.deliver(message.id, waiting[first : first + size])
 
     def is_answered(self, message_id: int, recipient: str) -> bool:
         """True once ``recipient`` has acknowledged the message, or answered it."""
@@ -117,9 +192,12 @@ class ReceiveCommands(StoreBase):
         return self.state.messages.get(message_id) or self.state.dead_letters.get(message_id)
 
     def by_relay_id(self, relay_id: str) -> Message | None:
-        """The message that came through the relay under this id."""
+        """The message that came through the relay under this id; an archived one, too."""
         number = self.state.relay_ids.get(relay_id)
-        return None if number is None else self.get_message(number)
+        return None if number is None else self._kept(number)
+
+    def _kept(self, message_id: int) -> Message | None:
+        return self.get_message(message_id) or self.state.archive.get(message_id)
 
     def unsettled(self) -> dict[str, int]:
         """Relay id -> number of each message that somebody has not got, or has not acknowledged."""
@@ -137,6 +215,8 @@ class ReceiveCommands(StoreBase):
         delivery = self.state.deliveries.get(message_id, {}).get(participant)
         if delivery is not None and delivery.queued:
             self.apply(events.MessageReceived(message_id, participant, self._now_s()))
+            if self.state.pending.held:
+                self.resume()
 
     def receive_messages(
         self,
@@ -147,8 +227,9 @@ class ReceiveCommands(StoreBase):
     ) -> list[Message]:
         """What ``participant`` has not received yet, oldest first inside a priority.
 
-        ``channel_id`` None: of every channel it takes part in. What is returned counts as
-        received, unless ``peek``. A message past its ttl is not returned, and expires.
+        ``channel_id`` None: of every channel it takes part in, and what the system told it. What
+        is returned counts as received, unless ``peek``. A message past its ttl is not returned,
+        and expires. A filter's offset and limit count in this order, whatever its own.
         Errors: ChannelNotFound; NotParticipant; those of ``query_messages``.
         """
         if channel_id is not None:
@@ -161,24 +242,38 @@ class ReceiveCommands(StoreBase):
             message
             for number in self.state.queues.get(participant, ())
             if (message := self.state.messages.get(number)) is not None
-            and channel_id in (None, message.channel_id)
+            and (
+                self._serves(message, participant)
+                if channel_id is None
+                else channel_id == message.channel_id
+            )
         ]
         fresh = [message for message in waiting if not self._expire(message, participant)]
-        if filter is not None:
-            wanted = {message.id for message in select(fresh, filter).messages}
-            fresh = [message for message in fresh if message.id in wanted]
         fresh.sort(key=self._delivery_order)
+        if filter is not None:
+            fresh = find(fresh, filter)[filter.offset : filter.offset + filter.limit]
         if not peek:
             for message in fresh:
                 self.receive(message.id, participant)
         return [self.state.messages[message.id] for message in fresh]
 
+    def _serves(self, message: Message, participant: str) -> bool:
+        """True unless ``participant`` has left the channel; nobody need join the system's."""
+        channel_id = message.channel_id
+        return (
+            self.takes_part(channel_id, participant)
+            or self.state.channels[channel_id].name == SYSTEM
+        )
+
     def _expire(self, message: Message, participant: str) -> bool:
         """True when the message's ttl has passed; its delivery is over then."""
-        if message.ttl is None or self._now_ns() < (message.created_at + message.ttl) * NS_PER_S:
+        if message.ttl is None or not self._is_past(message):
             return False
         self.move_deliveries(message.id, [participant], DeliveryState.EXPIRED)
         return True
+
+    def _is_past(self, message: Message) -> bool:
+        return self._now_ns() >= (message.created_at + (message.ttl or 0)) * NS_PER_S
 
     def _delivery_order(self, message: Message) -> tuple[int, int, int]:
         """Priority where the channel heeds it, then first come, first served."""
@@ -192,9 +287,12 @@ class ReceiveCommands(StoreBase):
         Errors: ValidationFailed for a pattern that is none; QueryTimeout.
         """
         wanted = filter or MessageFilter()
-        live = [self.state.messages[number] for number in self.state.index.candidates(wanted)]
-        archived = self.state.archive if wanted.include_archived else ()
-        return select([*live, *self.state.dead_letters.values(), *archived], wanted)
+        state = self.state
+        found = [state.messages[number] for number in state.index.candidates(wanted)]
+        found += state.dead_letters.values()
+        if wanted.include_archived:
+            found += [state.archive[number] for number in state.archive_index.candidates(wanted)]
+        return select(found, wanted)
 
     def search(self, pattern: str, limit: int = 100) -> list[Message]:
         """Messages whose content matches a regular expression, newest first."""
@@ -203,9 +301,10 @@ class ReceiveCommands(StoreBase):
 
     def get_thread(self, correlation_id: str) -> list[Message]:
         """The messages of a thread, oldest first, archived ones included."""
-        live = [self.state.messages[number] for number in self.state.index.thread(correlation_id)]
-        archived = [m for m in self.state.archive if m.correlation_id == correlation_id]
-        dead = [m for m in self.state.dead_letters.values() if m.correlation_id == correlation_id]
+        state = self.state
+        live = [state.messages[n] for n in state.index.thread(correlation_id)]
+        archived = [state.archive[n] for n in state.archive_index.thread(correlation_id)]
+        dead = [m for m in state.dead_letters.values() if m.correlation_id == correlation_id]
         return sorted([*archived, *live, *dead], key=lambda message: message.id)
 
     def __len__(self) -> int:
@@ -223,15 +322,3 @@ def _may_move(before: Delivery, after: DeliveryState, attempt: int) -> bool:
 
 
 _LONGEST_MS = 2**53  # beyond any wait, and twice of it from now is a time that a file holds
-
-
-def owes_ack(channel: Channel, message_type: MessageType, metadata: Metadata | None) -> bool:
-    """True when a message like this is to be acknowledged by its recipients."""
-    if message_type is MessageType.ACKNOWLEDGMENT:
-        return False
-    asked = (metadata or {}).get("delivery", "at-most-once")
-    return (
-        message_type in (MessageType.COMMAND, MessageType.QUERY)
-        or channel.config.delivery is not DeliveryMode.AT_MOST_ONCE
-        or asked != "at-most-once"
-    )

@@ -5,10 +5,12 @@ Source: message-engine.txt, "Send Pipeline"; data-structures.txt, "Message".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import contextlib
+from collections.abc import Iterable
 
 from relay.checksums import uuid4_of
-from relay.comm import events, validation
+from relay.comm import duties, events, routing, validation
+from relay.comm.channels import ChannelCommands
 from relay.comm.model import (
     Channel,
     ChannelType,
@@ -18,15 +20,16 @@ from relay.comm.model import (
     MessageType,
     Metadata,
     Priority,
+    RetentionKind,
 )
-from relay.comm.query import select
-from relay.comm.receiving import ReceiveCommands, owes_ack
-from relay.errors import MessageNotFound, NotParticipant, ValidationFailed
+from relay.comm.receiving import SYSTEM
+from relay.errors import CommError, MessageNotFound, NotParticipant, ValidationFailed
 
 ACK_STATUSES = ("received", "in_progress", "completed", "failed")
+CAPACITY_TOPIC = f"{SYSTEM}.store.capacity"
 
 
-class SendCommands(ReceiveCommands):
+class SendCommands(ChannelCommands):
     """The CommStore's commands that send."""
 
     def send_message(
@@ -39,10 +42,15 @@ class SendCommands(ReceiveCommands):
     ) -> Message:
         """The whole pipeline: the message stands in its recipients' queues when this returns.
 
-        ``fields`` are those of ``accept``. Errors: as there; nothing is kept then.
+        Unless ``holds`` says that its channel has too many pending ones. ``fields`` are those of
+        ``accept``. Errors: as there; nothing is kept then. In a channel that is flushed at once
+        also those of ``flush``: then it is kept, and written as soon as the file can be.
         """
         message = self.accept(channel_id, sender, message_type, content, **fields)  # type: ignore[arg-type]
-        self.deliver(message.id, self.recipients(message.id))
+        is_routed = "recipients" not in fields and "also" not in fields
+        self.hand_over_new(message, is_routed)
+        if self.state.settings:
+            self.settle(channel_id)
         return self.state.messages[message.id]
 
     def accept(
@@ -65,26 +73,35 @@ class SendCommands(ReceiveCommands):
 
         ``recipients`` narrows the route, as an answer goes to the original's sender alone;
         ``also`` widens it.
-        Errors: ValidationFailed, ChannelNotFound, ChannelUnavailable, NotParticipant.
+        Errors: ValidationFailed, ChannelNotFound, ChannelUnavailable, NotParticipant, StoreFull,
+        StoreCapacity.
         """
         body = validation.content_bytes(content)
         channel = self.get_channel(channel_id)
         validation.check_message(
             channel, self.takes_part(channel_id, sender), sender, message_type, body, topic, ttl
         )
+        if type(priority) is not Priority or type(message_type) is not MessageType:
+            message_type, priority = validation.check_kind(message_type, priority)
         validation.check_metadata(metadata)
         metadata = None if metadata is None else dict(metadata)  # the caller keeps its own
-        validation.check_correlation(
-            message_type,
-            correlation_id,
-            (
-                (m.message_type, self.expects_ack(m))
-                for m in self._asked(message_type, correlation_id)
-            ),
-        )
-        if correlation_id is None and owes_ack(channel, message_type, metadata):
+        is_answer = message_type in duties.ANSWERS
+        if is_answer or correlation_id is not None:
+            asked = self._asked(message_type, correlation_id)
+            thread = ((m.message_type, self.expects_ack(m)) for m in asked)
+            validation.check_correlation(message_type, correlation_id, thread)
+        if correlation_id is None and duties.owes_ack(channel, message_type, metadata):
             key = (metadata or {}).get("relay_id", self.state.next_message)
             correlation_id = uuid4_of(str(key))  # its answer must find it
+        state = self.state
+        is_near_full = False
+        if (
+            state.bytes_sent + len(body) >= self._roomy_until
+            or len(state.messages) >= self.limits.active_messages
+        ):
+            is_near_full = self._make_room(len(body), is_answer)
+        if channel.config.retention.kind is not RetentionKind.FOREVER:
+            self._retain(channel, 1, len(body))
         message = Message(
             self.state.next_message,
             message_type,
@@ -103,36 +120,60 @@ class SendCommands(ReceiveCommands):
             0,
             signature,
         )
-        routed = tuple(recipients) if recipients is not None else self.route(channel, message)
-        routed = tuple(dict.fromkeys((*routed, *also)))
-        self.apply(events.MessageSent(message, routed))
+        if recipients is None:
+            routed = routing.route(state, channel, message, self._warn_of_filter)
+        else:
+            routed = tuple(dict.fromkeys(recipients))
+        if also:
+            routed = tuple(dict.fromkeys((*routed, *also)))
+        held = (
+            channel_id in state.pending.pending
+            and not is_answer
+            and bool(routed)
+            and self._is_pending_full(channel_id)
+        )
+        self.apply(events.MessageSent(message, routed, held))
+        if is_near_full:
+            self._warn_of_capacity()
         return message
+
+    def _is_pending_full(self, channel_id: int) -> bool:
+        """True when the channel has as many pending messages as it may, or holds some back."""
+        most = self.get_settings(channel_id).max_pending or 0
+        pending = self.state.pending
+        return len(pending.pending[channel_id]) >= most or pending.holds_any(channel_id)
 
     def _asked(self, message_type: MessageType, correlation_id: str | None) -> list[Message]:
         """What an answer might answer; other types do not look at their thread."""
-        if message_type not in validation.ANSWERS or correlation_id is None:
+        if message_type not in duties.ANSWERS or correlation_id is None:
             return []
         return self.get_thread(correlation_id)
 
     def route(self, channel: Channel, message: Message) -> tuple[str, ...]:
         """Stage 3: who receives a message in the channel. Source: guide, "Route"."""
-        if channel.channel_type is ChannelType.PUB_SUB:
-            reached = dict.fromkeys(self._subscribers(channel.id, message))
-        else:
-            reached = dict(self.state.members[channel.id])
-        if not channel.config.echo or channel.channel_type is ChannelType.DIRECT:
-            reached.pop(message.sender, None)
-        return tuple(reached)
+        return routing.route(self.state, channel, message, self._warn_of_filter)
 
-    def _subscribers(self, channel_id: int, message: Message) -> Iterator[str]:
-        trie = self.state.topics.get(channel_id)
-        for number in trie.match(message.topic or "") if trie else ():
-            subscription = self.state.subscriptions[number]
-            if not subscription.active:
-                continue
-            wanted = subscription.filter
-            if wanted is None or select([message], wanted).total_count:
-                yield subscription.subscriber
+    def _warn_of_capacity(self) -> None:
+        """Say, in the log and on the system's topic, that the file comes near its limit."""
+        text = (
+            f"the store has {self.used_bytes()} of {self.limits.file_bytes} bytes: "
+            "archive and compact it"
+        )
+        self.warn(text)
+        self.announce(CAPACITY_TOPIC, text)
+
+    def announce(self, topic: str, text: str, also: Iterable[str] = ()) -> None:
+        """A Notification on the system's channel, for its subscribers and those in ``also``.
+
+        Where that channel takes nothing it is not sent: whatever it speaks of goes on.
+        """
+        with contextlib.suppress(CommError):
+            channel = self.get_channel_by_name(SYSTEM)
+            if channel is None:
+                channel = self.create_channel(SYSTEM, ChannelType.PUB_SUB, SYSTEM)
+            self.send_message(
+                channel.id, SYSTEM, MessageType.NOTIFICATION, text, topic=topic, also=also
+            )
 
     def shown_channel(self, message: Message) -> str | None:
         """The name of the message's channel, unless that is one between two."""
@@ -162,7 +203,7 @@ class SendCommands(ReceiveCommands):
         queries = [
             m for m in self.get_thread(correlation_id) if m.message_type is MessageType.QUERY
         ]
-        response = self.send_message(
+        response = self.accept(
             channel_id,
             sender,
             MessageType.RESPONSE,
@@ -170,9 +211,11 @@ class SendCommands(ReceiveCommands):
             correlation_id=correlation_id,
             recipients=[query.sender for query in queries if query.sender != sender],
         )
+        self.hand_over_new(response)
         for query in queries:
             self.move_deliveries(query.id, [sender], DeliveryState.ACKNOWLEDGED)
-        return response
+        self.settle(channel_id)
+        return self.state.messages[response.id]
 
     def publish(
         self, channel_id: int, sender: str, topic: str, content: str | bytes, **fields: object
@@ -197,7 +240,7 @@ class SendCommands(ReceiveCommands):
         ValidationFailed for another status or a message that expects none; NotParticipant
         when it was not sent to ``participant``.
         """
-        original = self.get_message(message_id)
+        original = self._kept(message_id)
         if original is None:
             raise MessageNotFound(f"there is no message {message_id}")
         if status not in ACK_STATUSES:
@@ -206,7 +249,7 @@ class SendCommands(ReceiveCommands):
             raise ValidationFailed("message_id", f"message {message_id} expects no acknowledgment")
         if participant not in self.recipients(message_id):
             raise NotParticipant(f"message {message_id} was not sent to {participant}")
-        ack = self.send_message(
+        ack = self.accept(
             original.channel_id,
             participant,
             MessageType.ACKNOWLEDGMENT,
@@ -215,5 +258,7 @@ class SendCommands(ReceiveCommands):
             metadata={"ack_status": status, "answers": original.id},
             recipients=[original.sender],
         )
+        self.hand_over_new(ack)
         self.move_deliveries(message_id, [participant], DeliveryState.ACKNOWLEDGED)
-        return ack
+        self.settle(original.channel_id)
+        return self.state.messages[ack.id]

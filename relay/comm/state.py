@@ -1,32 +1,24 @@
 """The state of a store, and the one way to change it: ``State.apply(event)``.
 
 Applying the same events to the same start gives the same state; nothing here asks the clock or
-decides. Values are immutable and replaced, so ``snapshot`` copies pointers and any thread may
-read what it took. Owned by the CommStore. Source: data-structures.txt, "CommStore".
+decides. Owned by the CommStore. Source: data-structures.txt, "CommStore".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heapify, heappush
 
 import msgspec
 
-from relay.comm import events, invariants
-from relay.comm.engine_state import DeadNote, DuplicateKey, EngineState, Snapshot
+from relay.comm import events
+from relay.comm.engine_state import DeadNote
 from relay.comm.model import (
-    Channel,
     Delivery,
     DeliveryState,
-    Message,
     MessageStatus,
-    Metadata,
-    StoreFile,
-    Subscription,
     with_status,
 )
-from relay.comm.query import MessageIndex
-from relay.comm.topics import TopicTrie
+from relay.comm.tables import RECORD_BYTES, Tables
 
 # What a delivery's state means for its message, once every delivery is at least there.
 _STATUS_OF = {
@@ -40,87 +32,8 @@ _HOPELESS = frozenset({DeliveryState.BOUNCED, DeliveryState.EXPIRED, DeliverySta
 _SENT = Delivery()
 
 
-class State:
-    """Everything that a store knows. Read it freely; change it by ``apply`` alone."""
-
-    def __init__(self, created_at: int) -> None:
-        self.created_at = created_at  # Unix seconds
-        self.modified_at = created_at
-        self.sequence = 0  # events applied since the store began
-        self.messages_sent = 0  # since it was opened
-        self.channels: dict[int, Channel] = {}
-        self.names: dict[str, int] = {}  # channel name -> id
-        self.members: dict[int, dict[str, None]] = {}  # channel -> participants, in order
-        self.counts: dict[int, int] = {}  # channel -> message_count
-        self.messages: dict[int, Message] = {}
-        self.deliveries: dict[int, dict[str, Delivery]] = {}  # inner dicts are replaced
-        self.queues: dict[str, dict[int, None]] = {}  # participant -> delivered, not received
-        self.relay_ids: dict[str, int] = {}
-        self.index = MessageIndex()
-        self.subscriptions: dict[int, Subscription] = {}
-        self.topics: dict[int, TopicTrie] = {}  # channel -> its subscriptions by pattern
-        self.timers: list[tuple[int, int, str]] = []  # heap of (due ms, message, recipient)
-        self.dead: dict[int, DeadNote] = {}  # what was given up, by message
-        self.dead_letters: dict[int, Message] = {}  # those given up for all: no longer live
-        self.duplicates: dict[DuplicateKey, int] = {}  # the exactly-once set: key -> expiry ms
-        self.next_forget_ms: int | None = None  # when the first of them expires
-        self.archive: tuple[Message, ...] = ()
-        self.next_channel = self.next_message = self.next_subscription = 1
-
-    @classmethod
-    def load(cls, file: StoreFile) -> State:
-        """The state that a file holds; counters that the file lacks are derived.
-
-        Where ENGINE_STATE is missing nobody's deliveries are known: nothing waits in a queue.
-        Errors: FormatError when it breaks an invariant, or its engine state is cut short.
-        """
-        invariants.check(file)
-        state = cls(file.created_at)
-        state.modified_at = file.modified_at
-        for channel in file.channels:
-            state._add_channel(channel)
-        state._load_messages(file.messages)
-        for subscription in file.subscriptions:
-            state._add_subscription(subscription)
-        state.dead_letters = {message.id: message for message in file.dead_letters}
-        state.archive = file.archive
-        kept = EngineState.decode(file.engine_state)
-        state._load_deliveries(kept.deliveries)
-        state.dead = {m.id: DeadNote(m.created_at, "", ()) for m in file.dead_letters} | kept.dead
-        state.duplicates = dict(kept.duplicates)
-        state.next_forget_ms = min(kept.duplicates.values(), default=None)
-        state.sequence = kept.sequence
-        numbers = (m.id for m in (*file.dead_letters, *file.archive))
-        state.next_channel = max([kept.next_channel - 1, *state.channels]) + 1
-        state.next_message = max([kept.next_message - 1, *state.messages, *numbers]) + 1
-        state.next_subscription = max([kept.next_subscription - 1, *state.subscriptions]) + 1
-        return state
-
-    def snapshot(self) -> Snapshot:
-        """Everything as immutable values, in O(messages) pointer copies."""
-        return Snapshot(
-            StoreFile(
-                self.created_at,
-                self.modified_at,
-                tuple(
-                    msgspec.structs.replace(channel, message_count=self.counts[channel.id])
-                    for channel in self.channels.values()
-                ),
-                tuple(self.messages.values()),
-                tuple(self.subscriptions.values()),
-                tuple(sorted(self.dead_letters.values(), key=lambda m: (m.created_at, m.id))),
-                self.archive,
-            ),
-            EngineState(
-                self.next_channel,
-                self.next_message,
-                self.next_subscription,
-                self.sequence,
-                self.deliveries.copy(),
-                self.dead.copy(),
-                self.duplicates.copy(),
-            ),
-        )
+class State(Tables):
+    """The tables of a store; changed by ``apply`` alone."""
 
     def apply(self, event: events.Event) -> None:
         """Change the state as the event says. The only code that does."""
@@ -135,8 +48,15 @@ class State:
     def _channel_changed(self, event: events.ChannelChanged) -> None:
         channel = self.channels[event.channel_id]
         self.channels[event.channel_id] = msgspec.structs.replace(
-            channel, state=event.state, config=event.config, modified_at=event.at
+            channel,
+            state=event.state,
+            config=event.config,
+            description=event.description,
+            tags=event.tags,
+            modified_at=event.at,
         )
+        self._note_retention(event.channel_id)
+        self._set_settings(event.channel_id, event.settings)
         self.modified_at = event.at
 
     def _participant_joined(self, event: events.ParticipantJoined) -> None:
@@ -181,8 +101,21 @@ class State:
         self.counts[message.channel_id] += 1
         self.messages_sent += 1
         self.next_message = max(self.next_message, message.id + 1)
+        size = len(message.content) + RECORD_BYTES
+        self.bytes_sent += size
+        self.record_bytes += size
         self.deliveries[message.id] = dict.fromkeys(event.recipients, _SENT)
+        if event.held:
+            self.pending.hold(message)
+        elif self.pending.pending:
+            self._note_pending(message)
         self.modified_at = message.created_at
+
+    def _deliveries_added(self, event: events.DeliveriesAdded) -> None:
+        for message_id in event.message_ids:
+            known = self.deliveries.get(message_id, {})
+            self._set_deliveries(message_id, known, {event.recipient: _SENT})
+        self.modified_at = event.at
 
     def _deliveries_moved(self, event: events.DeliveriesMoved) -> None:
         known = self.deliveries.get(event.message_id)
@@ -234,8 +167,7 @@ class State:
         )
         self.modified_at = event.at
         if min(d.state for d in self.deliveries[event.message_id].values()) in _HOPELESS:
-            message = self.messages.pop(event.message_id)
-            self.index.remove(message)
+            message = self._drop_live([event.message_id])[0]
             self.dead_letters[message.id] = msgspec.structs.replace(
                 message, status=MessageStatus.DEAD_LETTER
             )
@@ -245,7 +177,7 @@ class State:
         self._return_to_life(event.message_id)
         message = self.messages[event.message_id]
         self.messages[message.id] = msgspec.structs.replace(
-            message, status=MessageStatus.SENT, retry_count=0
+            message, status=MessageStatus.SENT, retry_count=0, acknowledged_at=None
         )
         known = self.deliveries.get(event.message_id, {})
         due = {}
@@ -262,10 +194,19 @@ class State:
         del self.dead[event.message_id]
         gone = self.dead_letters.pop(event.message_id, None)
         if gone is not None:
-            self.deliveries.pop(gone.id, None)
-            relay_id = (gone.metadata or {}).get("relay_id")
-            if isinstance(relay_id, str) and self.relay_ids.get(relay_id) == gone.id:
-                del self.relay_ids[relay_id]
+            self._forget(gone)
+        self.modified_at = event.at
+
+    def _messages_archived(self, event: events.MessagesArchived) -> None:
+        for message in self._drop_live(event.message_ids):
+            self._add_archived(msgspec.structs.replace(message, status=MessageStatus.ARCHIVED))
+        self.modified_at = event.at
+
+    def _archive_dropped(self, event: events.ArchiveDropped) -> None:
+        gone = [self.archive.pop(message_id) for message_id in event.message_ids]
+        self.archive_index.remove(gone)
+        for message in gone:
+            self._forget(message)
         self.modified_at = event.at
 
     def _duplicate_noted(self, event: events.DuplicateNoted) -> None:
@@ -306,68 +247,14 @@ class State:
         message = self.messages.get(message_id)
         lowest = min(delivery.state for delivery in self.deliveries[message_id].values())
         status = _STATUS_OF.get(lowest)
-        if message is not None and status is not None and status is not message.status:
+        if (
+            message is not None
+            and status is not None
+            and status is not message.status
+            # all had acknowledged it: one more who gets it now changes nothing in that
+            and message.status is not MessageStatus.ACKNOWLEDGED
+        ):
             self.messages[message_id] = with_status(message, status, at)
-
-    def _set_deliveries(
-        self, message_id: int, known: dict[str, Delivery], moved: dict[str, Delivery]
-    ) -> None:
-        """Keep deliveries that moved, their queues and their timers."""
-        # a new dict, never a change of the old one: a snapshot may hold that
-        self.deliveries[message_id] = known | moved
-        for recipient, delivery in moved.items():
-            if delivery.due_ms:
-                heappush(self.timers, (delivery.due_ms, message_id, recipient))
-            if delivery.queued:
-                self.queues.setdefault(recipient, {})[message_id] = None
-            elif recipient in self.queues:
-                self.queues[recipient].pop(message_id, None)
-
-    def _add_subscription(self, subscription: Subscription) -> None:
-        self.subscriptions[subscription.id] = subscription
-        trie = self.topics.setdefault(subscription.channel_id, TopicTrie())
-        trie.add(subscription.topic_pattern, subscription.id)
-
-    def _drop_subscription(self, subscription_id: int) -> None:
-        gone = self.subscriptions.pop(subscription_id, None)
-        if gone is not None:
-            self.topics[gone.channel_id].remove(gone.topic_pattern, gone.id)
-
-    def _add_channel(self, channel: Channel) -> None:
-        self.channels[channel.id] = channel
-        self.names[channel.name] = channel.id
-        self.members[channel.id] = {member.id: None for member in channel.participants}
-        self.counts[channel.id] = channel.message_count
-
-    def _add_message(self, message: Message) -> None:
-        self.messages[message.id] = message
-        self.index.add(message)
-        if message.metadata is not None:
-            self._note_relay_id(message, message.metadata)
-
-    def _load_messages(self, messages: tuple[Message, ...]) -> None:
-        """What ``_add_message`` does for each, all at once: a store is opened with it."""
-        self.messages = {message.id: message for message in messages}
-        self.index = MessageIndex(messages)
-        for message in messages:
-            if message.metadata is not None:
-                self._note_relay_id(message, message.metadata)
-
-    def _load_deliveries(self, deliveries: dict[int, dict[str, Delivery]]) -> None:
-        """Like ``_set_deliveries`` for each."""
-        self.deliveries = deliveries
-        for message_id, records in deliveries.items():
-            for recipient, delivery in records.items():
-                if delivery.due_ms:
-                    self.timers.append((delivery.due_ms, message_id, recipient))
-                if delivery.queued:
-                    self.queues.setdefault(recipient, {})[message_id] = None
-        heapify(self.timers)
-
-    def _note_relay_id(self, message: Message, metadata: Metadata) -> None:
-        relay_id = metadata.get("relay_id")
-        if isinstance(relay_id, str):
-            self.relay_ids[relay_id] = message.id
 
 
 _APPLY: dict[type, Callable[..., None]] = {
@@ -378,12 +265,15 @@ _APPLY: dict[type, Callable[..., None]] = {
     events.SubscriptionAdded: State._subscription_added,
     events.SubscriptionRemoved: State._subscription_removed,
     events.MessageSent: State._message_sent,
+    events.DeliveriesAdded: State._deliveries_added,
     events.DeliveriesMoved: State._deliveries_moved,
     events.MessageReceived: State._message_received,
     events.DeliveryTimed: State._delivery_timed,
     events.DeadLettered: State._dead_lettered,
     events.DeadLetterReplayed: State._dead_letter_replayed,
     events.DeadLetterDiscarded: State._dead_letter_discarded,
+    events.MessagesArchived: State._messages_archived,
+    events.ArchiveDropped: State._archive_dropped,
     events.DuplicateNoted: State._duplicate_noted,
     events.DuplicatesForgotten: State._duplicates_forgotten,
 }

@@ -18,6 +18,7 @@ from relay import fsio
 from relay.comm import acomm, container
 from relay.comm.engine_state import Snapshot
 from relay.comm.model import StoreFile
+from relay.comm.seal import seal
 from relay.errors import FormatError, VersionError
 
 PREVIOUS = ".prev"
@@ -25,20 +26,29 @@ SUFFIX = ".acomm"
 T = TypeVar("T")
 
 
-def write(path: str, snapshot: Snapshot, compress: bool = True) -> int:
+def write(path: str, snapshot: Snapshot, compress: bool = True, key: bytes | None = None) -> int:
     """Replace the store's file, and keep the one that was there; the size of the new one.
+
+    With a ``key`` every content is sealed.
 
     Errors: StoreCapacity, ValidationFailed before anything is touched; OSError.
     """
-    data = acomm.encode(snapshot.file(), compress)
+    data = acomm.encode(seal(snapshot.file(), key), compress)
     fsio.write_atomic(path, data, keep=path + PREVIOUS)
     return len(data)
 
 
-def load(path: str, make: Callable[[StoreFile], T], warn: Callable[[str], object]) -> T | None:
+def load(
+    path: str,
+    make: Callable[[StoreFile], T],
+    warn: Callable[[str], object],
+    *,
+    keep: bool = False,
+) -> T | None:
     """What ``make`` makes of the file, or of the one before it; None when neither is there.
 
-    ``warn`` hears it when the file was damaged or gone, and what was lost with it.
+    ``warn`` hears it when the file was damaged or gone, and what was lost with it. ``keep``:
+    who only looks leaves a damaged file where it is.
     Errors: FormatError of the file when both are damaged, or it is of another version or format:
     then nothing is touched; OSError, UnsafePath.
     """
@@ -55,11 +65,8 @@ def load(path: str, make: Callable[[StoreFile], T], warn: Callable[[str], object
         if isinstance(exc, VersionError) or not os.path.lexists(previous):
             raise
         made = _make_of_previous(path, previous, make, exc)
-        aside = _set_aside(path)
-        warn(
-            f"{exc}; the store is that of {previous}, without what came after, "
-            f"and the damaged file is now {aside}"
-        )
+        said = f"{exc}; the store is that of {previous}, without what came after"
+        warn(said if keep else f"{said}, and the damaged file is now {_set_aside(path)}")
         return made
 
 

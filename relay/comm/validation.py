@@ -13,13 +13,19 @@ from collections.abc import Iterable
 import msgspec
 
 from relay.comm import topics
+from relay.comm.duties import ANSWERS
 from relay.comm.model import (
+    FLUSH_MODES,
     Channel,
     ChannelConfig,
+    ChannelSettings,
     ChannelState,
     ChannelType,
     MessageType,
     Metadata,
+    Priority,
+    Retention,
+    RetentionKind,
 )
 from relay.errors import ChannelUnavailable, NotParticipant, ValidationFailed
 from relay.names import is_channel_name
@@ -28,6 +34,9 @@ MAX_CONTENT_BYTES = 1_048_576
 MAX_METADATA_ENTRIES = 64
 MAX_METADATA_KEY = 128  # characters
 MAX_METADATA_BYTES = 4096  # of one text
+MAX_DESCRIPTION = 1024  # characters
+MAX_TAGS = 100
+MAX_TAG_BYTES = 64
 PARTICIPANT_ID = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 UUID4 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.I)
 _MOST = 2**32 - 1  # what a file has room for
@@ -38,7 +47,6 @@ _CONFIG_NUMBERS = {
     "max_retries": (0, _MOST),
     "retry_backoff_ms": (0, _MOST),
 }
-ANSWERS = frozenset({MessageType.RESPONSE, MessageType.ACKNOWLEDGMENT})
 
 
 def check_participant(field: str, name: str) -> None:
@@ -73,7 +81,46 @@ def check_config(config: ChannelConfig) -> ChannelConfig:
             raise ValidationFailed(field.name, f"{value!r} is not a number from {least} to {most}")
     if not 0 <= config.retention.amount < 2**64:
         raise ValidationFailed("retention", f"{config.retention.amount} does not fit 64 bits")
+    if values["retention"].kind is RetentionKind.FOREVER:
+        values["retention"] = Retention()  # a file has no amount for it
     return ChannelConfig(**values)
+
+
+def check_settings(settings: ChannelSettings) -> ChannelSettings:
+    """The settings themselves, when a channel can have them."""
+    most = settings.max_pending
+    if most is not None and not (type(most) is int and 1 <= most <= _MOST):
+        raise ValidationFailed("max_pending", f"{most!r} is not a number from 1 to {_MOST}")
+    if settings.flush not in FLUSH_MODES:
+        raise ValidationFailed("flush", f"{settings.flush!r} is not immediate, batch or manual")
+    return settings
+
+
+def check_words(description: object, tags: object) -> tuple[str | None, tuple[str, ...]]:
+    """A channel's description and tags: 1,024 characters; 100 tags of 64 bytes."""
+    if description is not None and len(_text("description", description)) > MAX_DESCRIPTION:
+        length = len(str(description))
+        raise ValidationFailed("description", f"at most {MAX_DESCRIPTION} characters", length)
+    if isinstance(tags, str) or not isinstance(tags, Iterable):
+        raise ValidationFailed("tags", f"{tags!r} is no list of tags")
+    found = tuple(_text("tags", tag) for tag in tags)
+    if len(found) > MAX_TAGS:
+        raise ValidationFailed("tags", f"{len(found)} tags, at most {MAX_TAGS}", len(found))
+    for tag in found:
+        size = len(tag.encode())
+        if not 1 <= size <= MAX_TAG_BYTES:
+            raise ValidationFailed("tags", f"{tag[:20]!r}: 1 to {MAX_TAG_BYTES} bytes", size)
+    return str(description) if description else None, found
+
+
+def _text(field: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ValidationFailed(field, f"{value!r} is no text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValidationFailed(field, "half of a surrogate pair is not text") from None
+    return value
 
 
 def content_bytes(content: str | bytes) -> bytes:
@@ -93,13 +140,20 @@ def check_metadata(metadata: Metadata | None) -> None:
     if len(metadata) > MAX_METADATA_ENTRIES:
         raise ValidationFailed("metadata", f"{len(metadata)} entries, at most 64", len(metadata))
     for key, value in metadata.items():
+        if not isinstance(key, str):
+            raise ValidationFailed("metadata", f"key {key!r} is no text")
         if len(key) > MAX_METADATA_KEY:
             raise ValidationFailed("metadata", f"key {key[:20]!r}… is too long", len(key))
         if isinstance(value, str):
             if len(value) > MAX_METADATA_BYTES or not (key.isascii() and value.isascii()):
                 _check_metadata_text(key, value)
-        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise ValidationFailed(f"metadata {key}", f"{value} does not fit 64 bits")
+        elif isinstance(value, int):
+            if not -(2**63) <= value < 2**63:
+                raise ValidationFailed(f"metadata {key}", f"{value} does not fit 64 bits")
+        elif not (value is None or isinstance(value, float)):
+            raise ValidationFailed(
+                f"metadata {key}", f"{value!r} is no text, number or truth value"
+            )
 
 
 def _check_metadata_text(key: str, value: str) -> None:
@@ -137,16 +191,31 @@ def check_message(
         topics.check_topic(topic)
     elif channel.channel_type is ChannelType.PUB_SUB and message_type not in ANSWERS:
         raise ValidationFailed("topic", f"channel {channel.name} needs a TOPIC")
+    if ttl is not None and not isinstance(ttl, int):
+        raise ValidationFailed("ttl", f"{ttl!r} is no whole number of seconds")
     if ttl is not None and ttl <= 0:
         raise ValidationFailed("ttl", "must be above 0")
     if ttl is not None and ttl >= 2**64:
         raise ValidationFailed("ttl", f"{ttl} does not fit 64 bits")
 
 
+def check_kind(message_type: int, priority: int) -> tuple[MessageType, Priority]:
+    """Both as members of their enums: a file holds no others."""
+    for field, value, kinds in (
+        ("message_type", message_type, MessageType),
+        ("priority", priority, Priority),
+    ):
+        if value not in list(kinds):
+            raise ValidationFailed(field, f"{value!r} is not a number from 0 to {len(kinds) - 1}")
+    return MessageType(message_type), Priority(priority)
+
+
 def _check_channel(
     channel: Channel, takes_part: bool, sender: str, message_type: MessageType
 ) -> None:
-    if channel.state is not ChannelState.ACTIVE:
+    # what a draining channel has delivered must still be answered, or it would die
+    drains = channel.state is ChannelState.DRAINING and message_type in ANSWERS
+    if channel.state is not ChannelState.ACTIVE and not drains:
         raise ChannelUnavailable(f"channel {channel.name} is {channel.state.label}")
     if not takes_part:
         raise NotParticipant(f"{sender} does not take part in channel {channel.name}")

@@ -85,6 +85,7 @@ def _ours(root: Path, agents: int, files: int, ledger_rows: int) -> float:
     clock = Clock()
     ledger = Ledger.open(home.path(LEDGER))
     store = CommStore(clock)
+    store.delivers_itself = False
     watcher = InotifyWatcher(home)
     roster = Roster(home, watcher, "", _silent)
     with ThreadPoolExecutor(1) as executor:

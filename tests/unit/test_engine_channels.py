@@ -37,7 +37,7 @@ def test_what_is_not_named_stays(store: CommStore, clock: FakeClock) -> None:
 GOOD: list[dict[str, Any]] = [
     {},
     {"delivery": DeliveryMode.EXACTLY_ONCE, "echo": True, "sticky_messages": True},
-    {"max_message_size": 1, "max_participants": 1, "ack_timeout": 1},
+    {"max_message_size": 1, "max_participants": 2, "ack_timeout": 1},
     {"max_message_size": 1_048_576, "max_participants": 2**32 - 1, "ack_timeout": 2**32 - 1},
     {"max_participants": None, "ack_timeout": None},
     {"max_retries": 0, "retry_backoff_ms": 0},

@@ -23,6 +23,8 @@ from relay.comm.model import (
     Message,
     MessageType,
     Participant,
+    Retention,
+    RetentionKind,
     StoreFile,
     Subscription,
 )
@@ -52,6 +54,24 @@ def later(store: CommStore) -> object:
     return len(store.dead_letters())
 
 
+def all_join(store: CommStore, number: int) -> object:
+    """The channel becomes sticky, and everybody comes."""
+    store.configure_channel(number, sticky_messages=True, tags=["x"], description="what for")
+    return [store.join_channel(number, one).id for one in "dcba"]
+
+
+def replay_all(store: CommStore) -> object:
+    """A quarter of an hour goes by, and what was given up is sent again."""
+    later(store)
+    return [store.replay_dead_letter(letter.message.id).id for letter in store.dead_letters()]
+
+
+def tidy(store: CommStore) -> object:
+    """What waits is received, and what nobody waits for is archived."""
+    received = [len(store.receive_messages(None, one)) for one in "abcd"]
+    return received, store.archive(before=NOW_S + 30), store.evict()
+
+
 @st.composite
 def operations(draw: st.DrawFn) -> Operation:
     """Any call that changes a store, or is refused."""
@@ -60,6 +80,7 @@ def operations(draw: st.DrawFn) -> Operation:
     sends = draw(st.booleans())
     message_type = draw(st.sampled_from(MessageType))
     channel_state = draw(st.sampled_from([*ChannelState, ChannelState.ACTIVE]))
+    limit = draw(st.sampled_from([None, 1, 2, 3]))
     thread = draw(st.sampled_from([None, UUID]))
     number, state = draw(st.integers(1, 8)), draw(st.sampled_from(DeliveryState))
     relay_id = draw(st.sampled_from([None, {"relay_id": "r-1"}, {"relay_id": "r-2"}]))
@@ -95,6 +116,17 @@ def operations(draw: st.DrawFn) -> Operation:
         ),
         lambda store: store.configure_channel(numbered(store, name), delivery=DeliveryMode(2)),
         lambda store: store.set_channel_state(numbered(store, name), channel_state),
+        lambda store: all_join(store, numbered(store, name)),
+        lambda store: all_join(store, numbered(store, "Group")),
+        lambda store: store.configure_channel(
+            numbered(store, name), max_pending=limit, flush="manual"
+        ),
+        lambda store: store.configure_channel(
+            numbered(store, name), retention=Retention(RetentionKind(limit or 0), 2)
+        ),
+        lambda store: store.archive(number),
+        tidy,
+        lambda store: (tidy(store), store.compact()),
         lambda store: [store.receive_messages(None, one) for one in "abcd"],
         lambda store: store.acknowledge_message(number, who, "received"),
         lambda store: store.send_query(numbered(store, name), who, "?", 5),
@@ -102,6 +134,8 @@ def operations(draw: st.DrawFn) -> Operation:
         later,
         later,
         lambda store: store.replay_dead_letter(number),
+        replay_all,
+        replay_all,
         lambda store: store.discard_dead_letter(number),
         lambda store: store.purge_dead_letters(100),
     ]
@@ -136,13 +170,13 @@ def played(steps: list[Operation]) -> tuple[CommStore, list[Event]]:
     return store, recorded
 
 
-STEPS = st.lists(operations(), min_size=8, max_size=30)
+STEPS = st.lists(operations(), min_size=12, max_size=30)
 
 
 def test_the_sequences_do_what_they_are_for() -> None:
     kinds: dict[str, int] = {}
 
-    @settings(max_examples=100)
+    @settings(max_examples=300)
     @given(STEPS)
     def count(steps: list[Operation]) -> None:
         for event in played(steps)[1]:
@@ -296,7 +330,10 @@ PUBSUB = Channel(1, "one", ChannelType.PUB_SUB, "a", MEMBER)
         (StoreFile(0, 0, (GROUP, msgspec.structs.replace(GROUP, name="two"))), "channel 1 once"),
         (StoreFile(0, 0, (GROUP, msgspec.structs.replace(GROUP, id=2))), "channel one once"),
         (StoreFile(0, 0, (GROUP,), (TEXT, TEXT)), "message 1 once"),
+        (StoreFile(0, 0, (GROUP,), (TEXT,), dead_letters=(TEXT,)), "message 1 once"),
+        (StoreFile(0, 0, (GROUP,), archive=(TEXT, TEXT)), "message 1 once"),
         (StoreFile(0, 0, (), (TEXT,)), "a channel for message 1"),
+        (StoreFile(0, 0, (), archive=(TEXT,)), "a channel for message 1"),
         (StoreFile(0, 0, (PUBSUB,), (), (INTEREST, INTEREST)), "subscription 1 once"),
         (StoreFile(0, 0, (GROUP,), (), (INTEREST,)), "a PubSub channel for subscription 1"),
         (StoreFile(0, 0, (), (), (INTEREST,)), "a PubSub channel for subscription 1"),

@@ -14,10 +14,12 @@ from relay.comm.engine_state import (
     DEAD,
     DELIVERIES,
     DUPLICATES,
+    HELD,
+    SETTINGS,
     DeadNote,
     EngineState,
 )
-from relay.comm.model import Delivery, DeliveryState
+from relay.comm.model import FLUSH_MODES, ChannelSettings, Delivery, DeliveryState
 from relay.errors import FormatError
 
 U64 = st.integers(0, 2**64 - 1)
@@ -51,6 +53,16 @@ STATES = st.builds(
         max_size=3,
     ),
     st.dictionaries(st.tuples(st.text(max_size=9), U64, st.text(max_size=9)), U64, max_size=3),
+    st.dictionaries(
+        U64,
+        st.builds(
+            ChannelSettings,
+            st.none() | st.integers(1, 2**64 - 1),
+            st.sampled_from(FLUSH_MODES),
+        ),
+        max_size=3,
+    ),
+    st.lists(U64, max_size=4).map(tuple),
 )
 ONE = EngineState(
     3,
@@ -66,6 +78,8 @@ ONE = EngineState(
     },
     {7: DeadNote(5, "why", ("bob",))},
     {("c", 7, "bob"): 10},
+    {2: ChannelSettings(5, "immediate"), 1: ChannelSettings(None, "manual")},
+    (7, 9),
 )
 
 
@@ -89,6 +103,8 @@ ONE_BYTES = {
     + struct.pack("<Q", 7)
     + text("bob")
     + struct.pack("<Q", 10),
+    5: struct.pack("<Q", 2) + struct.pack("<QQB", 1, 0, 3) + struct.pack("<QQB", 2, 5, 1),
+    6: struct.pack("<3Q", 2, 7, 9),
 }
 
 
@@ -135,7 +151,7 @@ def test_counters_of_another_size(size: int) -> None:
     broken({COUNTERS: bytes(size)})
 
 
-@pytest.mark.parametrize("tag", [DELIVERIES, DEAD, DUPLICATES])
+@pytest.mark.parametrize("tag", [DELIVERIES, DEAD, DUPLICATES, SETTINGS, HELD])
 def test_a_block_cut_short_anywhere(tag: int) -> None:
     for size in range(len(ONE_BYTES[tag])):
         broken({tag: ONE_BYTES[tag][:size]})
@@ -151,6 +167,10 @@ def test_a_state_outside_the_enum() -> None:
     data = bytearray(ONE_BYTES[DELIVERIES])
     data[-18] = 8  # the last list's last state
     broken({DELIVERIES: bytes(data)})
+
+
+def test_a_flush_mode_that_is_none() -> None:
+    broken({SETTINGS: struct.pack("<QQQB", 1, 1, 0, 4)})
 
 
 def test_a_recipient_that_is_no_text() -> None:
@@ -180,8 +200,8 @@ def test_messages_that_stand_alike_share_one_list() -> None:
 @settings(max_examples=500)
 @given(st.binary(max_size=80), st.binary(max_size=40))
 def test_any_bytes_are_a_state_or_a_fault(deliveries: bytes, counters: bytes) -> None:
-    for tag, block in ((DELIVERIES, deliveries), (DEAD, deliveries), (DUPLICATES, deliveries)):
-        blocks = {tag: block, COUNTERS: counters}
+    for tag in (DELIVERIES, DEAD, DUPLICATES, SETTINGS, HELD):
+        blocks = {tag: deliveries, COUNTERS: counters}
         with contextlib.suppress(FormatError):
             EngineState.decode(blocks)
 

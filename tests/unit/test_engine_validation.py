@@ -129,7 +129,12 @@ def test_content_has_the_channels_limit_in_bytes(store: CommStore) -> None:
 
 
 def test_no_channel_goes_above_a_mebibyte(store: CommStore) -> None:
-    group = channel_of(store, ChannelType.GROUP, "a", "b", max_message_size=2**40)
+    refused(
+        store,
+        "max_message_size",
+        lambda: channel_of(store, ChannelType.GROUP, "a", name="other", max_message_size=2**20 + 1),
+    )
+    group = channel_of(store, ChannelType.GROUP, "a", "b", max_message_size=2**20)
     assert len(send(store, group, "a", content=b"x" * 1_048_576).content) == 1_048_576
     error = refused(store, "content", lambda: send(store, group, "a", content=b"x" * 1_048_577))
     assert "(1048576 bytes)" in error.reason

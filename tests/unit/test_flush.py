@@ -389,7 +389,7 @@ def test_any_other_error_is_not_kept_quiet(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(acomm, "write", broken)
+    monkeypatch.setattr(acomm, "encode", broken)
     one = bench(IMMEDIATE)
     one.send()
     with pytest.raises(ZeroDivisionError):

@@ -69,8 +69,9 @@ def test_links_in_the_documents_lead_somewhere() -> None:
             assert (document.parent / target).exists(), f"{document}: {target}"
 
 
-def test_every_test_that_the_states_page_names_is_there() -> None:
-    text = (PROJECT / "docs" / "states.md").read_text()
+@pytest.mark.parametrize("document", ["states.md", "engine.md"])
+def test_every_test_that_a_page_names_is_there(document: str) -> None:
+    text = (PROJECT / "docs" / document).read_text()
     tests = "".join(path.read_text() for path in (PROJECT / "tests").rglob("test_*.py"))
     names = re.findall(r"::(test_\w+)", text)
     assert len(names) > 20

@@ -1,0 +1,85 @@
+"""The deliveries of a store whose file has no ENGINE_STATE: what message and channel tell.
+
+    status of the message     its deliveries
+    Created, Sent             to be delivered
+    Delivered                 received
+    Acknowledged, Archived    acknowledged
+    Failed                    bounced
+    DeadLetter                dead
+
+Recipients are those to whom it would have been routed: who took part, or had subscribed, when it
+was sent. An answer went to who was asked. Source: FORMATS section 2, last sentence, and section 4.
+"""
+
+from __future__ import annotations
+
+from relay.comm import routing
+from relay.comm.duties import ANSWERS
+from relay.comm.engine_state import DeadNote
+from relay.comm.model import (
+    ChannelType,
+    Delivery,
+    DeliveryState,
+    Message,
+    MessageStatus,
+    Subscription,
+)
+from relay.comm.state import State
+
+_STATE_OF = {
+    MessageStatus.CREATED: DeliveryState.SENT,
+    MessageStatus.SENT: DeliveryState.SENT,
+    MessageStatus.DELIVERED: DeliveryState.RECEIVED,
+    MessageStatus.ACKNOWLEDGED: DeliveryState.ACKNOWLEDGED,
+    MessageStatus.ARCHIVED: DeliveryState.ACKNOWLEDGED,
+    MessageStatus.FAILED: DeliveryState.BOUNCED,
+    MessageStatus.DEAD_LETTER: DeliveryState.DEAD,
+}
+
+
+def derive_deliveries(state: State) -> None:
+    """Give every message of a state just loaded the deliveries that it must have had."""
+    for messages in (state.messages, state.dead_letters, state.archive):
+        for message in messages.values():
+            is_dead = messages is state.dead_letters
+            status = MessageStatus.DEAD_LETTER if is_dead else message.status
+            one = Delivery(_STATE_OF[status], message.retry_count + 1)
+            recipients = _recipients(state, message)
+            state.deliveries[message.id] = dict.fromkeys(recipients, one)
+            if is_dead:
+                state.dead[message.id] = DeadNote(message.created_at, "", recipients)
+
+
+def _recipients(state: State, message: Message) -> tuple[str, ...]:
+    if message.message_type in ANSWERS:
+        return _asked(state, message)
+    channel = state.channels[message.channel_id]
+    since: dict[str, int] = {p.id: p.joined_at for p in channel.participants}
+    if channel.channel_type is ChannelType.PUB_SUB:
+        since = {}
+        for one in _subscriptions(state, message):
+            since[one.subscriber] = min(one.created_at, since.get(one.subscriber, one.created_at))
+    routed = routing.route(state, channel, message, lambda _: None)
+    return tuple(one for one in routed if since.get(one, 0) <= message.created_at)
+
+
+def _subscriptions(state: State, message: Message) -> list[Subscription]:
+    trie = state.topics.get(message.channel_id)
+    return [state.subscriptions[n] for n in trie.match(message.topic or "")] if trie else []
+
+
+def _asked(state: State, message: Message) -> tuple[str, ...]:
+    """Who sent what this answers: the others of its thread that are no answers themselves."""
+    thread = message.correlation_id
+    if thread is None:
+        return ()
+    asked = [
+        messages[number].sender
+        for index, messages in (
+            (state.index, state.messages),
+            (state.archive_index, state.archive),
+        )
+        for number in index.thread(thread)
+        if messages[number].message_type not in ANSWERS
+    ]
+    return tuple(dict.fromkeys(one for one in asked if one != message.sender))

@@ -1,0 +1,274 @@
+"""What a store keeps, by what it is looked up: the tables that ``State`` is made of.
+
+Loaded from a file and copied into a snapshot here; what an event does to them is in
+``relay.comm.state``. Values are immutable and replaced, so ``snapshot`` copies pointers and any
+thread may read what it took. Source: data-structures.txt, "CommStore".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappush
+from operator import attrgetter
+from typing import Self
+
+import msgspec
+
+from relay.comm import duties, invariants
+from relay.comm.engine_state import DeadNote, DuplicateKey, EngineState, Snapshot
+from relay.comm.model import (
+    Channel,
+    ChannelSettings,
+    Delivery,
+    DeliveryState,
+    Message,
+    MessageStatus,
+    RetentionKind,
+    StoreFile,
+    Subscription,
+)
+from relay.comm.pending import Pending
+from relay.comm.query import MessageIndex
+from relay.comm.topics import TopicTrie
+
+_by_time = attrgetter("created_at", "id")
+_NO_SETTINGS = ChannelSettings()
+RECORD_BYTES = 160  # about what a message's record takes beside its content
+
+
+class Tables:
+    """Everything that a store knows. Read it freely; only ``State`` changes it."""
+
+    def __init__(self, created_at: int) -> None:
+        self.created_at = created_at  # Unix seconds
+        self.modified_at = created_at
+        self.sequence = 0  # events applied since the store began
+        self.messages_sent = 0  # since it was opened
+        self.channels: dict[int, Channel] = {}
+        self.names: dict[str, int] = {}  # channel name -> id
+        self.members: dict[int, dict[str, None]] = {}  # channel -> participants, in order
+        self.counts: dict[int, int] = {}  # channel -> message_count
+        self.settings: dict[int, ChannelSettings] = {}  # channel -> where they are not default
+        self.messages: dict[int, Message] = {}
+        self.bytes_sent = 0  # of records, since it was opened
+        self.record_bytes = 0  # of every message kept, live, dead or archived
+        self.sizes: dict[int, int] = {}  # content of a channel's live messages, if it bounds that
+        self.pending = Pending()
+        self.retained: dict[int, None] = {}  # channels that do not keep messages for ever
+        self.deliveries: dict[int, dict[str, Delivery]] = {}  # inner dicts are replaced
+        self.queues: dict[str, dict[int, None]] = {}  # participant -> delivered, not received
+        self.relay_ids: dict[str, int] = {}
+        self.index = MessageIndex()
+        self.subscriptions: dict[int, Subscription] = {}
+        self.topics: dict[int, TopicTrie] = {}  # channel -> its subscriptions by pattern
+        self.timers: list[tuple[int, int, str]] = []  # heap of (due ms, message, recipient)
+        self.dead: dict[int, DeadNote] = {}  # what was given up, by message
+        self.dead_letters: dict[int, Message] = {}  # those given up for all: no longer live
+        self.duplicates: dict[DuplicateKey, int] = {}  # the exactly-once set: key -> expiry ms
+        self.next_forget_ms: int | None = None  # when the first of them expires
+        self.archive: dict[int, Message] = {}
+        self.archive_index = MessageIndex()
+        self.next_channel = self.next_message = self.next_subscription = 1
+
+    @classmethod
+    def load(cls, file: StoreFile) -> Self:
+        """The state that a file holds; counters that the file lacks are derived.
+
+        Where ENGINE_STATE is missing nobody's deliveries are known; ``derive`` finds them.
+        Errors: FormatError when it breaks an invariant, or its engine state is cut short.
+        """
+        invariants.check(file)
+        state = cls(file.created_at)
+        state.modified_at = file.modified_at
+        for channel in file.channels:
+            state._add_channel(channel)
+        state._load_messages(file)
+        for subscription in file.subscriptions:
+            state._add_subscription(subscription)
+        kept = EngineState.decode(file.engine_state)
+        state._load_deliveries(kept.deliveries)
+        unknown = {m.id: DeadNote(m.created_at, "", ()) for m in state.dead_letters.values()}
+        state.dead = unknown | kept.dead
+        state.duplicates = dict(kept.duplicates)
+        state.next_forget_ms = min(kept.duplicates.values(), default=None)
+        state.sequence = kept.sequence
+        for number in kept.held:
+            if number in state.messages:
+                state.pending.hold(state.messages[number])
+        for channel_id, settings in kept.settings.items():
+            state._set_settings(channel_id, settings)
+        numbers = (*state.messages, *state.dead_letters, *state.archive)
+        state.next_channel = max([kept.next_channel - 1, *state.channels]) + 1
+        state.next_message = max([kept.next_message - 1, *numbers]) + 1
+        state.next_subscription = max([kept.next_subscription - 1, *state.subscriptions]) + 1
+        return state
+
+    def _load_messages(self, file: StoreFile) -> None:
+        """Each where its status says; another writer may have left them all in section 2."""
+        live, dead, archived = file.messages, file.dead_letters, file.archive
+        if any(message.status >= MessageStatus.DEAD_LETTER for message in live):
+            dead += tuple(m for m in live if m.status is MessageStatus.DEAD_LETTER)
+            archived += tuple(m for m in live if m.status is MessageStatus.ARCHIVED)
+            live = tuple(m for m in live if m.status < MessageStatus.DEAD_LETTER)
+        self.messages = {message.id: message for message in live}
+        self.index = MessageIndex(live)
+        self.dead_letters = {message.id: message for message in dead}
+        for message in (*live, *dead):
+            self.record_bytes += len(message.content) + RECORD_BYTES
+            if message.metadata is not None:
+                self._note_relay_id(message)
+        for message in live if self.sizes else ():
+            if message.channel_id in self.sizes:
+                self.sizes[message.channel_id] += len(message.content)
+        for message in archived:
+            self.record_bytes += len(message.content) + RECORD_BYTES
+            self._add_archived(message)
+
+    def snapshot(self) -> Snapshot:
+        """Everything as immutable values, in O(messages) pointer copies."""
+        return Snapshot(
+            StoreFile(
+                self.created_at,
+                self.modified_at,
+                tuple(
+                    msgspec.structs.replace(channel, message_count=self.counts[channel.id])
+                    for channel in self.channels.values()
+                ),
+                tuple(self.messages.values()),
+                tuple(self.subscriptions.values()),
+                tuple(sorted(self.dead_letters.values(), key=_by_time)),
+                tuple(sorted(self.archive.values(), key=_by_time)),
+            ),
+            EngineState(
+                self.next_channel,
+                self.next_message,
+                self.next_subscription,
+                self.sequence,
+                self.deliveries.copy(),
+                self.dead.copy(),
+                self.duplicates.copy(),
+                self.settings.copy(),
+                tuple(self.pending.held),
+            ),
+        )
+
+    def _set_deliveries(
+        self, message_id: int, known: dict[str, Delivery], moved: dict[str, Delivery]
+    ) -> None:
+        """Keep deliveries that moved, their queues and their timers."""
+        # a new dict, never a change of the old one: a snapshot may hold that
+        self.deliveries[message_id] = known | moved
+        for recipient, delivery in moved.items():
+            if delivery.due_ms:
+                heappush(self.timers, (delivery.due_ms, message_id, recipient))
+            if delivery.queued:
+                self.queues.setdefault(recipient, {})[message_id] = None
+            elif recipient in self.queues:
+                self.queues[recipient].pop(message_id, None)
+        limited = self.pending
+        if limited.held or limited.pending:
+            message = self.messages.get(message_id)
+            if message is not None:
+                if any(one.state is not DeliveryState.SENT for one in moved.values()):
+                    self.pending.release(message)
+                self._note_pending(message)
+
+    def _set_settings(self, channel_id: int, settings: ChannelSettings) -> None:
+        """Keep a channel's settings; what is pending is counted where that has a limit alone."""
+        self.settings.pop(channel_id, None)
+        self.pending.pending.pop(channel_id, None)
+        if settings != _NO_SETTINGS:
+            self.settings[channel_id] = settings
+        if settings.max_pending is not None:
+            self.pending.pending[channel_id] = {}
+            for message_id in self.index.channel(channel_id):
+                self._note_pending(self.messages[message_id])
+
+    def _note_pending(self, message: Message) -> None:
+        """Count the message as pending, or no more, as its deliveries stand now."""
+        numbers = self.pending.pending.get(message.channel_id)
+        if numbers is None:
+            return
+        deliveries = self.deliveries.get(message.id, {}).values()
+        if message.id not in self.pending.held and duties.is_pending(
+            self.channels[message.channel_id], message, deliveries
+        ):
+            numbers[message.id] = None
+        else:
+            numbers.pop(message.id, None)
+
+    def _add_subscription(self, subscription: Subscription) -> None:
+        self.subscriptions[subscription.id] = subscription
+        trie = self.topics.setdefault(subscription.channel_id, TopicTrie())
+        trie.add(subscription.topic_pattern, subscription.id)
+
+    def _drop_subscription(self, subscription_id: int) -> None:
+        gone = self.subscriptions.pop(subscription_id, None)
+        if gone is not None:
+            self.topics[gone.channel_id].remove(gone.topic_pattern, gone.id)
+
+    def _add_channel(self, channel: Channel) -> None:
+        self.channels[channel.id] = channel
+        self.names[channel.name] = channel.id
+        self.members[channel.id] = {member.id: None for member in channel.participants}
+        self.counts[channel.id] = channel.message_count
+        self._note_retention(channel.id)
+
+    def _note_retention(self, channel_id: int) -> None:
+        """Keep in mind what the channel's retention goes by."""
+        kind = self.channels[channel_id].config.retention.kind
+        self.retained.pop(channel_id, None)
+        self.sizes.pop(channel_id, None)
+        if kind is not RetentionKind.FOREVER:
+            self.retained[channel_id] = None
+        if kind is RetentionKind.SIZE:
+            numbers = self.index.channel(channel_id)
+            self.sizes[channel_id] = sum(len(self.messages[n].content) for n in numbers)
+
+    def _add_message(self, message: Message) -> None:
+        self.messages[message.id] = message
+        self.index.add(message)
+        if self.sizes and message.channel_id in self.sizes:
+            self.sizes[message.channel_id] += len(message.content)
+        if message.metadata is not None:
+            self._note_relay_id(message)
+
+    def _load_deliveries(self, deliveries: dict[int, dict[str, Delivery]]) -> None:
+        """Like ``_set_deliveries`` for each, all at once: a store is opened with it."""
+        self.deliveries = deliveries
+        for message_id, records in deliveries.items():
+            for recipient, delivery in records.items():
+                if delivery.due_ms:
+                    self.timers.append((delivery.due_ms, message_id, recipient))
+                if delivery.queued:
+                    self.queues.setdefault(recipient, {})[message_id] = None
+        heapify(self.timers)
+
+    def _add_archived(self, message: Message) -> None:
+        self.archive[message.id] = message
+        self.archive_index.add(message)
+        self._note_relay_id(message)
+
+    def _note_relay_id(self, message: Message) -> None:
+        relay_id = (message.metadata or {}).get("relay_id")
+        if isinstance(relay_id, str):
+            self.relay_ids[relay_id] = message.id
+
+    def _drop_live(self, message_ids: Sequence[int]) -> list[Message]:
+        """Take messages out of the live ones; their deliveries stay known."""
+        gone = [self.messages.pop(message_id) for message_id in message_ids]
+        self.index.remove(gone)
+        for message in gone:
+            if message.channel_id in self.sizes:
+                self.sizes[message.channel_id] -= len(message.content)
+            self.pending.release(message)
+            self.pending.pending.get(message.channel_id, {}).pop(message.id, None)
+        return gone
+
+    def _forget(self, message: Message) -> None:
+        """What was kept of a message that is gone for good."""
+        self.record_bytes -= len(message.content) + RECORD_BYTES
+        self.deliveries.pop(message.id, None)
+        relay_id = (message.metadata or {}).get("relay_id")
+        if isinstance(relay_id, str) and self.relay_ids.get(relay_id) == message.id:
+            del self.relay_ids[relay_id]
