@@ -232,6 +232,7 @@ def open_store(
     store = CommStore.load_path(path, clock, warn=warn, key=key, keep=warn is None)
     if store is None:
         store = CommStore(clock)
+    store.warn = warn or store.warn
     store.delivers_itself = False  # a file in an inbox is what counts
     store.ack_timeout_s = config.delivery.ack_timeout_s
     store.give_up_after_s = config.delivery.give_up_after_s

@@ -68,6 +68,8 @@ class Tables:
         self.next_forget_ms: int | None = None  # when the first of them expires
         self.archive: dict[int, Message] = {}
         self.archive_index = MessageIndex()
+        self._archive_is_sorted = True
+        self._archive_end = (0, 0)  # (created_at, id) of the last one
         self.next_channel = self.next_message = self.next_subscription = 1
 
     @classmethod
@@ -137,7 +139,7 @@ class Tables:
                 tuple(self.messages.values()),
                 tuple(self.subscriptions.values()),
                 tuple(sorted(self.dead_letters.values(), key=_by_time)),
-                tuple(sorted(self.archive.values(), key=_by_time)),
+                self._archive_in_order(),
             ),
             EngineState(
                 self.next_channel,
@@ -151,6 +153,13 @@ class Tables:
                 tuple(self.pending.held),
             ),
         )
+
+    def _archive_in_order(self) -> tuple[Message, ...]:
+        """The archive by time, as the file has it; sorted again only when one came late."""
+        if not self._archive_is_sorted:
+            self.archive = dict(sorted(self.archive.items(), key=lambda item: _by_time(item[1])))
+            self._archive_is_sorted = True
+        return tuple(self.archive.values())
 
     def _set_deliveries(
         self, message_id: int, known: dict[str, Delivery], moved: dict[str, Delivery]
@@ -246,6 +255,11 @@ class Tables:
 
     def _add_archived(self, message: Message) -> None:
         self.archive[message.id] = message
+        key = _by_time(message)
+        if key < self._archive_end:
+            self._archive_is_sorted = False
+        else:
+            self._archive_end = key
         self.archive_index.add(message)
         self._note_relay_id(message)
 

@@ -175,6 +175,17 @@ def test_archiving_all_before_a_time(store: CommStore, clock: FakeClock) -> None
     assert store.archive(before=at + 3) == 0
 
 
+def test_the_archive_is_in_the_order_of_sending_whenever_it_came_in(
+    store: CommStore, clock: FakeClock
+) -> None:
+    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    send_received(store, channel.id, 4)
+    for number in (3, 1, 4, 2):
+        store.archive(number)
+        reopened(store, clock)
+    assert [m.id for m in store.snapshot().values.archive] == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("arguments", [{}, {"message_id": 1, "before": 5}])
 def test_one_of_the_two_is_needed(store: CommStore, arguments: dict[str, int]) -> None:
     with pytest.raises(ValidationFailed, match="not both"):
