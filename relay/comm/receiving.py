@@ -90,9 +90,11 @@ class ReceiveCommands(StoreBase):
         """
         known = self.state.deliveries.get(message_id, {})
         moved = tuple(
-            recipient
-            for recipient in dict.fromkeys(recipients)
-            if recipient in known and _may_move(known[recipient], state, attempt)
+            [
+                recipient
+                for recipient in dict.fromkeys(recipients)
+                if (one := known.get(recipient)) is not None and _may_move(one, state, attempt)
+            ]
         )
         if moved:
             now = self._now_s()
