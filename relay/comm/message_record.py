@@ -31,7 +31,6 @@ from relay.comm.writer import (
     ABSENT,
     BYTE,
     MAX_NAME_BYTES,
-    MAX_TOPIC_BYTES,
     PRESENT,
     U32_MAX,
     U64_MAX,
@@ -42,6 +41,8 @@ from relay.comm.writer import topic as topic_text
 from relay.errors import ValidationFailed
 
 MAX_CONTENT_BYTES = 1_048_576
+# A longer text is rare, and may be a length that lies: it is read field by field.
+MAX_FAST_TEXT = 1024
 # AES-256-GCM adds a nonce of 12 and a tag of 16 bytes to the content that it seals.
 SEAL_BYTES = 28
 
@@ -222,7 +223,7 @@ def _middle_fast(
     tags |= (tag := data[pos + 1])
     pos += 2
     if tag:
-        metadata, pos = _metadata_fast(data, pos, known)
+        metadata, pos = _metadata_fast(data, pos)
     if tags > 1:
         raise IndexError
     return topic, correlation, priority, metadata, pos
@@ -251,50 +252,57 @@ def _end_fast(
 
 
 def _text_fast(data: bytes, pos: int, known: dict[bytes, str]) -> tuple[str, int]:
+    (size,) = U32.unpack_from(data, pos)
+    if size > MAX_FAST_TEXT:
+        raise IndexError
     start = pos + 4
-    end = start + _short(data, pos)
+    end = start + size
     found = known.get(raw := data[start:end])
     if found is None:
         found = known[raw] = raw.decode()
     return found, end
 
 
-def _short(data: bytes, pos: int) -> int:
-    """The length of a text like most; a longer one is rare, and may be a length that lies."""
-    (size,) = U32.unpack_from(data, pos)
-    if size > MAX_TOPIC_BYTES:
-        raise IndexError
-    return int(size)
-
-
-def _metadata_fast(data: bytes, pos: int, known: dict[bytes, str]) -> tuple[Metadata, int]:
+def _metadata_fast(data: bytes, pos: int) -> tuple[Metadata, int]:
     metadata: Metadata = {}
     (count,) = U32.unpack_from(data, pos)
     pos += 4
     for _ in range(count):
-        key, pos = _text_fast(data, pos, known)
-        tag = data[pos]
-        pos += 1
+        end = pos + 5 + data[pos]
+        key, tag = _key_and_tag(data[pos:end])
         if tag == META_STRING:
-            start = pos + 4
-            pos = start + _short(data, pos)
-            metadata[key] = data[start:pos].decode()
+            (size,) = U32.unpack_from(data, end)
+            if size > MAX_FAST_TEXT:
+                raise IndexError
+            pos = end + 4 + size
+            metadata[key] = data[end + 4 : pos].decode()
         elif tag == META_INTEGER:
-            metadata[key] = I64.unpack_from(data, pos)[0]
-            pos += 8
+            pos = end + 8
+            (metadata[key],) = I64.unpack_from(data, end)
         elif tag == META_FLOAT:
-            metadata[key] = F64.unpack_from(data, pos)[0]
-            pos += 8
+            pos = end + 8
+            (metadata[key],) = F64.unpack_from(data, end)
         elif tag == META_BOOLEAN:
-            metadata[key] = BOOLEANS[data[pos]]
-            pos += 1
+            pos = end + 1
+            metadata[key] = BOOLEANS[data[end]]
         elif tag == META_NULL:
+            pos = end
             metadata[key] = None
         else:
             raise IndexError
     if len(metadata) != count:
         raise IndexError
     return metadata, pos
+
+
+# A store has few keys, and each stands in nearly every message.
+@lru_cache(maxsize=4096)
+def _key_and_tag(head: bytes) -> tuple[str, int]:
+    """What an entry begins with, when its key is shorter than 256 bytes."""
+    (size,) = U32.unpack_from(head)
+    if size + 5 != len(head):
+        raise IndexError
+    return head[4:-1].decode(), head[-1]
 
 
 def encode_metadata(metadata: Metadata) -> bytes:
