@@ -55,6 +55,15 @@ def scene() -> Scene:
     return Scene(AT_LEAST_ONCE)
 
 
+def test_a_later_message_that_is_due_sooner_is_so_in_a_store_opened_again(scene: Scene) -> None:
+    late = [scene.send(metadata={"await_ms": 60_000 - number}) for number in range(5)]
+    soon = scene.send()
+    scene.reopened()
+    assert scene.after(10.1) == []
+    assert scene.state(soon) is DeliveryState.WAITING
+    assert {scene.state(number) for number in late} == {DeliveryState.DELIVERED}
+
+
 def test_the_backoff_schedule_of_the_guide(scene: Scene) -> None:
     sent = scene.send()
     assert scene.after(9.9) == []
