@@ -233,9 +233,9 @@ def _best(work: Callable[[], object]) -> float:
 
 def _ratio(ours_s: float, floor_s: float) -> dict[str, float]:
     return {
-        "seconds": round(ours_s, 5),
-        "floor_seconds": round(floor_s, 5),
-        "ratio_to_floor": round(ours_s / floor_s, 2),
+        "seconds": round(ours_s, 7),
+        "floor_seconds": round(floor_s, 7),
+        "ratio_to_floor": round(ours_s / floor_s, 3),
     }
 
 
