@@ -10,11 +10,16 @@ from collections import Counter
 from collections.abc import Sequence
 
 from relay.comm.model import ChannelType, StoreFile
-from relay.errors import FormatError
+from relay.errors import FormatError, SealedStore
 
 
 def check(file: StoreFile) -> None:
-    """Errors: FormatError naming the first id or name that breaks an invariant."""
+    """Errors: FormatError naming the first id or name that breaks an invariant.
+
+    SealedStore for sealed contents: written again, they would pass for plain ones.
+    """
+    if file.encrypted:
+        raise SealedStore("the store is encrypted, and was not opened with its key")
     _unique("channel", [channel.id for channel in file.channels])
     _unique("channel", [channel.name for channel in file.channels])
     messages = (*file.messages, *file.dead_letters, *file.archive)

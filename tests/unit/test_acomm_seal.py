@@ -16,6 +16,7 @@ from relay.comm.message_record import MAX_CONTENT_BYTES
 from relay.comm.seal import seal, unseal
 from relay.comm.verify import verify
 from relay.errors import FormatError, SealedStore
+from tests.fakes import FakeClock
 from tests.unit.acomm_support import FIXTURES, STEADY, STORES, golden, message, small_store
 
 SEALED = FIXTURES.parent / "sealed"
@@ -94,6 +95,12 @@ def test_without_its_key_nothing_is_read() -> None:
     short = msgspec.structs.replace(sealed, messages=(message(content=bytes(27)),))
     with pytest.raises(FormatError, match="message 1 to have 28 bytes of content and more"):
         unseal(short, KEY, "it")
+
+
+def test_sealed_contents_are_never_taken_for_plain_ones() -> None:
+    with pytest.raises(SealedStore, match="was not opened with its key"):
+        CommStore.load(FakeClock(), seal(STORE, KEY))
+    assert CommStore.load(FakeClock(), STORE).snapshot().values.messages == STORE.messages
 
 
 def test_a_plain_store_needs_no_key_and_takes_any() -> None:
