@@ -15,6 +15,7 @@ from relay.audit.acomm_columns import SECTIONS
 from relay.checksums import sha256_hex
 from relay.comm import acomm
 from relay.comm.engine_state import EngineState
+from relay.comm.message_record import SEAL_BYTES
 from relay.comm.model import (
     Channel,
     ChannelConfig,
@@ -31,6 +32,7 @@ from relay.comm.model import (
     StoreFile,
     Subscription,
 )
+from relay.comm.seal import seal
 from relay.errors import RelayError
 from tests.audit.homes import START_NS, START_S, stored_message
 
@@ -163,6 +165,13 @@ def test_messages_with_every_column(read, path: str) -> None:
         "retry_count": 2**32 - 1,
         "signature": b"\x01\x02",
     }
+
+
+def test_an_encrypted_file_is_read_with_its_contents_sealed(read, path: str) -> None:
+    acomm.write(path, seal(STORE, bytes(32)))
+    row = one(read(path), sender="alice")
+    assert (row["sealed"], row["content_size"], row["checksum"]) == (True, 6, None)
+    assert (len(row["content"]), row["relay_id"]) == (6 + SEAL_BYTES, "1-full")
 
 
 def test_what_a_message_lacks_is_null_and_so_is_a_time_without_end(read, path: str) -> None:

@@ -51,6 +51,13 @@ def test_many_messages_read_as_one_by_one(messages: list[model.Message]) -> None
     assert list(read_messages(Reader(data, "it"), len(messages))) == one_by_one == messages
 
 
+def test_long_texts_are_read_as_short_ones() -> None:
+    long = "é" * 3000
+    whole = message(correlation_id=long, metadata={long: long, "k" * 256: 1, "short": long})
+    store = model.StoreFile(0, 0, messages=(whole, message(2)))
+    assert acomm.decode(acomm.encode(store)) == store
+
+
 def test_records_are_put_in_order() -> None:
     one, two, three = message(7, created_at=1), message(2, created_at=2), message(3, created_at=2)
     store = model.StoreFile(0, 0, messages=(three, one, two), archive=(two, one))
