@@ -27,6 +27,7 @@ from relay.comm import acomm
 from relay.comm.container import Flag
 from relay.comm.engine import CommStore
 from relay.comm.flush import Flusher, FlushPolicy
+from relay.comm.store_file import PREVIOUS
 from relay.config import Config
 from relay.config import decode as decode_config
 from relay.dispatch import Dispatcher
@@ -204,7 +205,8 @@ def store_key(home: Home, config: Config, *, make: bool) -> bytes | None:
     if not config.store.encrypt:
         return None
     path = home.path(config.store.key_file)
-    if not os.path.lexists(path) and not _is_encrypted(home.path(STORE)):
+    files = (home.path(STORE), home.path(STORE) + PREVIOUS)
+    if not os.path.lexists(path) and not any(map(_is_encrypted, files)):
         return keyfile.create(path) if make else None
     return keyfile.load(path)
 

@@ -90,6 +90,16 @@ def test_a_lost_or_changed_key_stops_the_relay_and_writes_nothing(home: Path) ->
     assert SECRET in found(home)
 
 
+def test_no_key_is_made_where_the_file_before_waits_for_its_own(home: Path) -> None:
+    run_and_send(home)
+    (home / "store" / "relay.acomm").rename(home / "store" / "relay.acomm.prev")
+    (home / "store.key").unlink()
+    up = relay("up", home=home)
+    assert up.returncode == 5
+    assert "No such file" in up.stderr
+    assert not (home / "store.key").exists()
+
+
 def test_an_encrypted_store_with_encryption_off_is_refused(home: Path) -> None:
     run_and_send(home)
     configure(home, encrypt=False)
