@@ -16,6 +16,7 @@ import msgspec
 
 from relay.comm import duties, invariants
 from relay.comm.engine_state import DeadNote, DuplicateKey, EngineState, Snapshot
+from relay.comm.message_index import MessageIndex
 from relay.comm.model import (
     Channel,
     ChannelSettings,
@@ -28,7 +29,6 @@ from relay.comm.model import (
     Subscription,
 )
 from relay.comm.pending import Pending
-from relay.comm.query import MessageIndex
 from relay.comm.topics import TopicTrie
 
 _by_time = attrgetter("created_at", "id")

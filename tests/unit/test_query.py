@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from relay.comm import query, topics
 from relay.comm.engine import CommStore
+from relay.comm.message_index import MessageIndex
 from relay.comm.model import (
     ChannelType,
     Message,
@@ -20,7 +21,6 @@ from relay.comm.model import (
     SortField,
     SortOrder,
 )
-from relay.comm.query import MessageIndex
 from relay.errors import QueryTimeout, ValidationFailed
 from tests.fakes import FakeClock
 
