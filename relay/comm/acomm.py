@@ -34,7 +34,14 @@ from relay.comm.container import (
 from relay.comm.indexes import Indexes
 from relay.comm.model import StoreFile
 from relay.comm.reader import Reader
-from relay.comm.sections import check_counts, check_size, decode_sections, encode_sections, split
+from relay.comm.sections import (
+    check_counts,
+    check_size,
+    decode_sections,
+    encode_sections,
+    read_blocks,
+    split,
+)
 from relay.comm.writer import u64
 from relay.errors import FormatError, UnsafePath
 from relay.fsio import write_atomic
@@ -140,6 +147,24 @@ def peek_indexes(path: str) -> Indexes:
                 file.seek(entry.offset)
                 return indexes.decode(Reader(file.read(entry.length), path, base=entry.offset))
     return Indexes()
+
+
+def read_aids(path: str) -> tuple[Indexes, dict[int, bytes]]:
+    """The indexes and the blocks of section 256 of a file that was verified; no message is read.
+
+    Errors: those of ``read``.
+    """
+    data = read_bytes(path)
+    header, table = container.open_frame(data, path)
+    aids: dict[int, Reader] = {
+        entry.kind: Reader(data, path, entry.offset, entry.offset + entry.length) for entry in table
+    }
+    found = aids.get(SectionType.INDEXES)
+    try:
+        blocks = read_blocks(aids.get(SectionType.ENGINE_STATE))
+        return (indexes.decode(found) if found else Indexes()), blocks
+    except FormatError as exc:
+        raise container.of_version(header, exc) from None
 
 
 def write(path: str, store: StoreFile, compress: bool = True) -> None:

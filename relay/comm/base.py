@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from relay.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.comm import events
+from relay.comm.archives import Archives
 from relay.comm.engine_state import Snapshot
 from relay.comm.limits import DEFAULT_LIMITS, Limits
 from relay.comm.model import Channel, ChannelSettings
@@ -29,6 +30,8 @@ class StoreBase:
         # False: its owner delivers by other means, and says so; see ``DueCommands``.
         self.delivers_itself = True
         self.give_up_after_s = 86_400  # a day: what is not acknowledged by then is a dead letter
+        self.archives: Archives | None = None  # what was rolled out is found there
+        self._copies: list[tuple[int, str]] = []
         self.limits = limits
         self.warn: Callable[[str], object] = _warn
         self.file_bytes = 0  # of its file, when that was last written
@@ -66,6 +69,16 @@ class StoreBase:
     def bytes_sent(self) -> int:
         """About how many bytes of records were sent since the store was opened."""
         return self.state.bytes_sent
+
+    def take_copies(self) -> list[tuple[int, str]]:
+        """(message id, recipient) of sticky copies for an owner that delivers; each once."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def wants_flush(self, message_id: int) -> bool:
+        """True when the message's channel asks to be written at once."""
+        message = self.state.messages.get(message_id) if self.state.settings else None
+        return message is not None and self.get_settings(message.channel_id).flush == "immediate"
 
     def note_file(self, size: int, sequence: int, bytes_sent: int) -> None:
         """Its file was written: its size, and what it covers."""

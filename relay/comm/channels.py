@@ -210,7 +210,10 @@ class ChannelCommands(PressureCommands):
             return
         numbers = tuple(message.id for message in earlier)
         self.apply(events.DeliveriesAdded(participant, numbers, self._now_s()))
-        for message in earlier if self.delivers_itself else ():
+        if not self.delivers_itself:
+            self._copies += [(number, participant) for number in numbers]
+            return
+        for message in earlier:
             if not self.holds(message.id):
                 self.deliver(message.id, [participant])
 

@@ -9,6 +9,9 @@
                       expires ms u64
     tag 5 SETTINGS    count u64; each: channel id u64, max pending u64 (0 none), flush u8
     tag 6 HELD        count u64; each: message id u64
+    tag 7 ARCHIVES    count u64; each: name str, then 7 u64: messages, first id, last id, first at,
+                      last at, archived, size
+    tag 8 LEAVING     count u64; each: message id u64
 
 ``sequence`` counts the events of the store's whole life; a file covers the events up to its
 own. A file without these blocks opens all the same. Table: docs/formats/acomm.md.
@@ -16,14 +19,20 @@ own. A file without these blocks opens all the same. Table: docs/formats/acomm.m
 
 from __future__ import annotations
 
-import struct
 from struct import Struct, pack
 from struct import error as StructError
 from typing import NamedTuple
 
 import msgspec
 
-from relay.comm.model import FLUSH_MODES, ChannelSettings, Delivery, DeliveryState, StoreFile
+from relay.comm.model import (
+    FLUSH_MODES,
+    ArchiveNote,
+    ChannelSettings,
+    Delivery,
+    DeliveryState,
+    StoreFile,
+)
 from relay.errors import FormatError
 
 COUNTERS = 1
@@ -32,11 +41,14 @@ DEAD = 3
 DUPLICATES = 4
 SETTINGS = 5
 HELD = 6
+ARCHIVES = 7
+LEAVING = 8
 _COUNTERS = Struct("<4Q")
 _DELIVERY = Struct("<BIQBI")
 _DEAD = Struct("<QQ")
 _SETTING = Struct("<QQB")
 assert (_COUNTERS.size, _DELIVERY.size, _DEAD.size, _SETTING.size) == (32, 18, 16, 17)
+_NOTE = Struct("<7Q")
 _COUNT = Struct("<Q")
 _LENGTH = Struct("<I")
 _STATES = tuple(DeliveryState)
@@ -64,6 +76,8 @@ class EngineState(NamedTuple):
     duplicates: dict[DuplicateKey, int] = {}  # noqa: RUF012 - key -> expiry, Unix ms
     settings: dict[int, ChannelSettings] = {}  # noqa: RUF012 - by channel
     held: tuple[int, ...] = ()  # messages, ascending
+    archives: tuple[ArchiveNote, ...] = ()
+    leaving: tuple[int, ...] = ()  # messages of the last archive that are still in the file
 
     def encode(self) -> dict[int, bytes]:
         """The blocks by tag; same values, same bytes."""
@@ -78,7 +92,11 @@ class EngineState(NamedTuple):
         if self.settings:
             blocks[SETTINGS] = _encode_settings(self.settings)
         if self.held:
-            blocks[HELD] = struct.pack(f"<{len(self.held) + 1}Q", len(self.held), *self.held)
+            blocks[HELD] = _encode_numbers(self.held)
+        if self.archives:
+            blocks[ARCHIVES] = _encode_archives(self.archives)
+        if self.leaving:
+            blocks[LEAVING] = _encode_numbers(self.leaving)
         return blocks
 
     @classmethod
@@ -102,6 +120,8 @@ class EngineState(NamedTuple):
                 _Cursor(blocks.get(DUPLICATES, nothing)).duplicates(),
                 _Cursor(blocks.get(SETTINGS, nothing)).settings(),
                 _Cursor(blocks.get(HELD, nothing)).numbers(),
+                _Cursor(blocks.get(ARCHIVES, nothing)).archives(),
+                _Cursor(blocks.get(LEAVING, nothing)).numbers(),
             )
         except (StructError, IndexError, UnicodeDecodeError) as exc:
             raise FormatError("section 256", 0, "whole blocks of ENGINE_STATE", exc) from exc
@@ -167,6 +187,18 @@ def _encode_settings(settings: dict[int, ChannelSettings]) -> bytes:
     )
 
 
+def _encode_numbers(numbers: tuple[int, ...]) -> bytes:
+    return pack(f"<{len(numbers) + 1}Q", len(numbers), *numbers)
+
+
+def _encode_archives(notes: tuple[ArchiveNote, ...]) -> bytes:
+    parts = [_COUNT.pack(len(notes))]
+    for note in notes:
+        name, *numbers = msgspec.structs.astuple(note)
+        parts.append(_text(name) + _NOTE.pack(*numbers))
+    return b"".join(parts)
+
+
 def _text(value: str) -> bytes:
     data = value.encode()
     return _LENGTH.pack(len(data)) + data
@@ -228,6 +260,14 @@ class _Cursor:
         found = tuple(self._number() for _ in range(self._number()))
         self._end()
         return found
+
+    def archives(self) -> tuple[ArchiveNote, ...]:
+        found = []
+        for _ in range(self._number()):
+            name = self._text()
+            found.append(ArchiveNote(name, *self._unpack(_NOTE)))
+        self._end()
+        return tuple(found)
 
     def _unpack(self, struct: Struct) -> tuple[int, ...]:
         values = struct.unpack_from(self._data, self._at)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from relay.comm.model import (
+    ArchiveNote,
     Channel,
     ChannelConfig,
     ChannelSettings,
@@ -153,6 +154,21 @@ class ArchiveDropped(_Event, frozen=True):
     at: int
 
 
+class Rolled(_Event, frozen=True):
+    """An archive file counts from now on; its messages are leaving the store."""
+
+    note: ArchiveNote
+    message_ids: tuple[int, ...]
+    at: int
+
+
+class TakenOut(_Event, frozen=True):
+    """The first so many of the messages that are leaving have left."""
+
+    count: int
+    at: int
+
+
 class DuplicateNoted(_Event, frozen=True):
     """An exactly-once delivery happened: until it expires it does not happen again."""
 
@@ -183,6 +199,8 @@ Event = (
     | DeadLetterDiscarded
     | MessagesArchived
     | ArchiveDropped
+    | Rolled
+    | TakenOut
     | DuplicateNoted
     | DuplicatesForgotten
 )

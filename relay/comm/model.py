@@ -210,6 +210,19 @@ class ChannelSettings(msgspec.Struct, frozen=True):
     flush: str | None = None  # one of FLUSH_MODES; None: as the store
 
 
+class ArchiveNote(msgspec.Struct, frozen=True):
+    """One archive file that a store lists: where it is, and what is in it."""
+
+    name: str  # below the archive folder: 2026-01-31/000001.acomm
+    messages: int
+    first_id: int
+    last_id: int
+    first_at: int  # created_at of the oldest, Unix seconds
+    last_at: int
+    archived: int  # of its messages, those with status Archived
+    size: int  # bytes
+
+
 class Channel(msgspec.Struct, frozen=True):
     """A named context of communication."""
 

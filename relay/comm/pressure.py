@@ -124,11 +124,14 @@ class PressureCommands(RetentionCommands):
         return is_news
 
     def _relieve(self) -> None:
-        """Archive what is final, once it is in the file. Errors: StoreFull when nothing helped."""
+        """Archive what is final, once it is in the file. Errors: StoreFull when nothing helped.
+
+        A store that is rolled has its room made by that, beside its owner's work.
+        """
         state, most = self.state, self.limits.active_messages
         # A look at every message is dear: one that found little is not repeated for a while.
-        if state.sequence >= self._next_relief:
-            final = [m.id for m in state.messages.values() if self._is_final(m)]
+        if self.archives is None and state.sequence >= self._next_relief:
+            final = [m.id for m in state.messages.values() if self.is_final(m)]
             if final:
                 self.flush()
                 self._archive(final)

@@ -89,9 +89,14 @@ def find(
 def select(messages: Iterable[Message], wanted: MessageFilter) -> QueryResult:
     """The page of ``messages`` that a filter asks for. Errors: as ``find``."""
     found = find(messages, wanted)
+    return page(found, wanted, len(found))
+
+
+def page(found: list[Message], wanted: MessageFilter, total: int) -> QueryResult:
+    """The page of what matched, ``total`` in all; ``found`` has at least those that are on it."""
     found.sort(key=_SORT_KEYS[wanted.sort_by], reverse=wanted.sort_order is SortOrder.DESCENDING)
     end = wanted.offset + wanted.limit
-    return QueryResult(found[wanted.offset : end], len(found), len(found) > end)
+    return QueryResult(found[wanted.offset : end], total, total > end)
 
 
 def _with_content(messages: Iterable[Message], pattern: str, limit_s: float) -> Iterator[Message]:

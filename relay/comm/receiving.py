@@ -186,8 +186,12 @@ class ReceiveCommands(StoreBase):
         return owes_ack(channel, message.message_type, message.metadata)
 
     def recipients(self, message_id: int) -> tuple[str, ...]:
-        """Who the message was routed to."""
-        return tuple(self.state.deliveries.get(message_id, ()))
+        """Who the message was routed to; of one that was rolled out, too."""
+        known = self.state.deliveries.get(message_id)
+        if known is None and self.archives is not None:
+            found = self.archives.get(self.state.archives, message_id)
+            known = found.deliveries if found else None
+        return tuple(known or ())
 
     def get_message(self, message_id: int) -> Message | None:
         """The message of that number, live or a dead letter."""
@@ -197,6 +201,17 @@ class ReceiveCommands(StoreBase):
         """The message that came through the relay under this id; an archived one, too."""
         number = self.state.relay_ids.get(relay_id)
         return None if number is None else self._kept(number)
+
+    def ever_by_relay_id(self, relay_id: str) -> Message | None:
+        """The same, and if it was rolled out: its archive is read then.
+
+        Errors: FormatError, OSError for an archive that is damaged or gone.
+        """
+        found = self.by_relay_id(relay_id)
+        if found is None and self.archives is not None:
+            archived = self.archives.find(self.state.archives, relay_id)
+            found = archived.message if archived else None
+        return found
 
     def _kept(self, message_id: int) -> Message | None:
         return self.get_message(message_id) or self.state.archive.get(message_id)
@@ -286,7 +301,9 @@ class ReceiveCommands(StoreBase):
     def query_messages(self, filter: MessageFilter | None = None) -> QueryResult:
         """Messages by every given criterion, newest first by default; dead letters included.
 
-        Errors: ValidationFailed for a pattern that is none; QueryTimeout.
+        Archives are looked into as far as their indexes say that it is worth it.
+        Errors: ValidationFailed for a pattern that is none; QueryTimeout; FormatError, OSError
+        for an archive that is damaged or gone.
         """
         wanted = filter or MessageFilter()
         state = self.state
@@ -294,7 +311,11 @@ class ReceiveCommands(StoreBase):
         found += state.dead_letters.values()
         if wanted.include_archived:
             found += [state.archive[number] for number in state.archive_index.candidates(wanted)]
-        return select(found, wanted)
+        if self.archives is None or not state.archives:
+            return select(found, wanted)
+        leaving = state.archives[-1] if state.leaving else None
+        here = state.messages.keys() | state.archive.keys() if leaving else ()
+        return self.archives.select(state.archives, found, wanted, leaving, here)
 
     def search(self, pattern: str, limit: int = 100) -> list[Message]:
         """Messages whose content matches a regular expression, newest first."""
@@ -302,7 +323,21 @@ class ReceiveCommands(StoreBase):
         return self.query_messages(wanted).messages
 
     def get_thread(self, correlation_id: str) -> list[Message]:
-        """The messages of a thread, oldest first, archived ones included."""
+        """The messages of a thread, oldest first, archived ones included.
+
+        Errors: FormatError, OSError for an archive that is damaged or gone.
+        """
+        here = self.thread_here(correlation_id)
+        if self.archives is None:
+            return here
+        known = {message.id for message in here}
+        rolled = self.archives.thread(self.state.archives, correlation_id)
+        return sorted(
+            [*here, *(m for m in rolled if m.id not in known)], key=lambda message: message.id
+        )
+
+    def thread_here(self, correlation_id: str) -> list[Message]:
+        """Those of a thread that were not rolled out, oldest first."""
         state = self.state
         live = [state.messages[n] for n in state.index.thread(correlation_id)]
         archived = [state.archive[n] for n in state.archive_index.thread(correlation_id)]

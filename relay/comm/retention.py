@@ -41,12 +41,12 @@ class RetentionCommands(ReceiveCommands):
             raise ValidationFailed("archive", "give a message's id, or before=, and not both")
         if message_id is None:
             messages = self.state.messages.values()
-            old = [m.id for m in messages if m.created_at < (before or 0) and self._is_final(m)]
+            old = [m.id for m in messages if m.created_at < (before or 0) and self.is_final(m)]
             return self._archive(old)
         message = self.state.messages.get(message_id)
         if message is None:
             raise MessageNotFound(f"there is no live message {message_id}")
-        if not self._is_final(message):
+        if not self.is_final(message):
             raise ValidationFailed(
                 "message_id", f"message {message_id} has a delivery that is open, or was given up"
             )
@@ -54,7 +54,7 @@ class RetentionCommands(ReceiveCommands):
 
     def evict(self) -> int:
         """Archive every message that has no open delivery; how many there were."""
-        return self._archive([m.id for m in self.state.messages.values() if self._is_final(m)])
+        return self._archive([m.id for m in self.state.messages.values() if self.is_final(m)])
 
     def retain(self) -> int:
         """Archive what is past the retention of its channel; how many there were."""
@@ -81,7 +81,7 @@ class RetentionCommands(ReceiveCommands):
                 or (kind is RetentionKind.DURATION and message.created_at <= oldest_kept)
             ):
                 break
-            if self._is_final(message):
+            if self.is_final(message):
                 past.append(message_id)
                 number -= 1
                 size -= len(message.content)
@@ -95,7 +95,7 @@ class RetentionCommands(ReceiveCommands):
             self.apply(events.MessagesArchived(tuple(message_ids), self._now_s()))
         return len(message_ids)
 
-    def _is_final(self, message: Message) -> bool:
+    def is_final(self, message: Message) -> bool:
         """True when nobody waits for the message any more."""
         deliveries = self.state.deliveries.get(message.id, {}).values()
         channel = self.state.channels[message.channel_id]

@@ -141,7 +141,7 @@ def decode_sections(path: str, header: Header, sections: dict[int, Reader]) -> S
         ),
         dead_letters=messages(kind.DEAD_LETTERS),
         archive=messages(kind.ARCHIVE),
-        engine_state=_read_blocks(sections.pop(kind.ENGINE_STATE, None)),
+        engine_state=read_blocks(sections.pop(kind.ENGINE_STATE, None)),
         encrypted=bool(header.flags & Flag.ENCRYPTED),
     )
     _compare_counts(store, header, path)
@@ -180,7 +180,8 @@ def _all(read: Callable[[Reader], T]) -> Callable[[Reader, int], tuple[T, ...]]:
     return lambda reader, count: tuple([read(reader) for _ in range(count)])
 
 
-def _read_blocks(reader: Reader | None) -> dict[int, bytes]:
+def read_blocks(reader: Reader | None) -> dict[int, bytes]:
+    """The blocks of section 256 by tag; none without the section. Errors: FormatError."""
     blocks: dict[int, bytes] = {}
     while reader is not None and reader.pos < reader.end:
         start = reader.pos

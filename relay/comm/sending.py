@@ -147,7 +147,7 @@ class SendCommands(ChannelCommands):
         """What an answer might answer; other types do not look at their thread."""
         if message_type not in duties.ANSWERS or correlation_id is None:
             return []
-        return self.get_thread(correlation_id)
+        return self.thread_here(correlation_id) or self.get_thread(correlation_id)
 
     def route(self, channel: Channel, message: Message) -> tuple[str, ...]:
         """Stage 3: who receives a message in the channel. Source: guide, "Route"."""
@@ -165,8 +165,11 @@ class SendCommands(ChannelCommands):
     def announce(self, topic: str, text: str, also: Iterable[str] = ()) -> None:
         """A Notification on the system's channel, for its subscribers and those in ``also``.
 
-        Where that channel takes nothing it is not sent: whatever it speaks of goes on.
+        Where that channel takes nothing it is not sent: whatever it speaks of goes on. An owner
+        that delivers has its own way to say such things.
         """
+        if not self.delivers_itself:
+            return
         with contextlib.suppress(CommError):
             channel = self.get_channel_by_name(SYSTEM)
             if channel is None:

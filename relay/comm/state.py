@@ -209,6 +209,20 @@ class State(Tables):
             self._forget(message)
         self.modified_at = event.at
 
+    def _rolled(self, event: events.Rolled) -> None:
+        self.archives += (event.note,)
+        self.leaving = event.message_ids
+        self.modified_at = event.at
+
+    def _taken_out(self, event: events.TakenOut) -> None:
+        out, self.leaving = self.leaving[: event.count], self.leaving[event.count :]
+        gone = self._drop_live([number for number in out if number in self.messages])
+        archived = [self.archive.pop(number) for number in out if number in self.archive]
+        self.archive_index.remove(archived)
+        for message in (*gone, *archived):
+            self._forget(message)
+        self.modified_at = event.at
+
     def _duplicate_noted(self, event: events.DuplicateNoted) -> None:
         self.duplicates[event.key] = event.expires_ms
         if self.next_forget_ms is None or event.expires_ms < self.next_forget_ms:
@@ -274,6 +288,8 @@ _APPLY: dict[type, Callable[..., None]] = {
     events.DeadLetterDiscarded: State._dead_letter_discarded,
     events.MessagesArchived: State._messages_archived,
     events.ArchiveDropped: State._archive_dropped,
+    events.Rolled: State._rolled,
+    events.TakenOut: State._taken_out,
     events.DuplicateNoted: State._duplicate_noted,
     events.DuplicatesForgotten: State._duplicates_forgotten,
 }

@@ -18,6 +18,7 @@ from relay.comm import duties, invariants
 from relay.comm.engine_state import DeadNote, DuplicateKey, EngineState, Snapshot
 from relay.comm.message_index import MessageIndex
 from relay.comm.model import (
+    ArchiveNote,
     Channel,
     ChannelSettings,
     Delivery,
@@ -70,7 +71,16 @@ class Tables:
         self.archive_index = MessageIndex()
         self._archive_is_sorted = True
         self._archive_end = (0, 0)  # (created_at, id) of the last one
+        self.archives: tuple[ArchiveNote, ...] = ()  # files of what was rolled, oldest first
+        self.leaving: tuple[int, ...] = ()  # messages of the last of them that are still here
         self.next_channel = self.next_message = self.next_subscription = 1
+
+    @property
+    def next_archive(self) -> int:
+        """The number of the next archive file."""
+        if not self.archives:
+            return 1
+        return int(self.archives[-1].name.rpartition("/")[2].partition(".")[0]) + 1
 
     @classmethod
     def load(cls, file: StoreFile) -> Self:
@@ -99,7 +109,9 @@ class Tables:
                 state.pending.hold(state.messages[number])
         for channel_id, settings in kept.settings.items():
             state._set_settings(channel_id, settings)
-        numbers = (*state.messages, *state.dead_letters, *state.archive)
+        state.archives, state.leaving = kept.archives, kept.leaving
+        rolled = (note.last_id for note in kept.archives)
+        numbers = (*state.messages, *state.dead_letters, *state.archive, *rolled)
         state.next_channel = max([kept.next_channel - 1, *state.channels]) + 1
         state.next_message = max([kept.next_message - 1, *numbers]) + 1
         state.next_subscription = max([kept.next_subscription - 1, *state.subscriptions]) + 1
@@ -151,6 +163,8 @@ class Tables:
                 self.duplicates.copy(),
                 self.settings.copy(),
                 tuple(self.pending.held),
+                self.archives,
+                self.leaving,
             ),
         )
 
@@ -282,7 +296,9 @@ class Tables:
     def _forget(self, message: Message) -> None:
         """What was kept of a message that is gone for good."""
         self.record_bytes -= len(message.content) + RECORD_BYTES
-        self.deliveries.pop(message.id, None)
+        for recipient, delivery in self.deliveries.pop(message.id, {}).items():
+            if delivery.queued:
+                self.queues[recipient].pop(message.id, None)
         relay_id = (message.metadata or {}).get("relay_id")
         if isinstance(relay_id, str) and self.relay_ids.get(relay_id) == message.id:
             del self.relay_ids[relay_id]
