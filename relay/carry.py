@@ -138,6 +138,8 @@ class Carrier:
                 reached = self._deliver_posting(dirs, work, posting)
                 written.extend((posting.message_id, recipient) for recipient in reached)
                 self._store.deliver(posting.engine_id, reached, posting.attempt)
+                if self._store.wants_flush(posting.engine_id):
+                    self._finisher.hurry()
         now = self._clock.now_ns()
         obeyed = [(work.message_id, ORCHESTRATOR) for work in works if work.control]
         due = now + self._retry.first_s * NS_PER_S

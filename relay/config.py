@@ -51,6 +51,10 @@ class Store(Section, frozen=True):
     # A flush rewrites the file: it starts no sooner than this many times the last one took,
     # so a large store costs 5 % of a core and not all of it.
     flush_pause_factor: NotNegative = 20
+    # What is final leaves the live store for store/archive: memory and start follow what is live.
+    roll_after_s: Positive = 3600  # most answers have come by then
+    roll_messages: Positive = 10_000  # fewer wait, up to a day: small archives are many files
+    active_messages: Positive = 100_000  # the guide's threshold; from half of it on, what is final
     compress: bool = True  # a third of the size for 12 ms of CPU a megabyte
     encrypt: bool = False  # inbox and archive stay plain: agents read files
     key_file: str = "store.key"  # in the home, or an absolute path: best not on the backup's disk

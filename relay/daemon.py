@@ -17,22 +17,25 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 import structlog
 
 from relay import fsio, keyfile, recovery
 from relay.clock import NS_PER_S, Clock
 from relay.comm import acomm
+from relay.comm.archives import Archives
 from relay.comm.container import Flag
 from relay.comm.engine import CommStore
 from relay.comm.flush import Flusher, FlushPolicy
+from relay.comm.limits import DEFAULT_LIMITS
+from relay.comm.rolling import Roller, RollPolicy
 from relay.comm.store_file import PREVIOUS
 from relay.config import Config
 from relay.config import decode as decode_config
 from relay.dispatch import Dispatcher
 from relay.errors import AlreadyRunning, LedgerError, RelayError, UnsafePath
-from relay.home import LEDGER, LOCK, STORE, Home
+from relay.home import ARCHIVES, LEDGER, LOCK, STORE, Home
 from relay.ledger import Ledger
 from relay.roster import Roster
 from relay.watcher import Wake, Watcher, make_watcher
@@ -161,8 +164,9 @@ class Daemon:
                 key,
             )
             roster = Roster(self._home, watcher, config.lead, self._log)
+            roller = make_roller(store, config, self._clock, executor, watcher.wake)
             dispatcher = Dispatcher(
-                config, self._home, ledger, store, flusher, roster, self._clock, self._log
+                config, self._home, ledger, store, flusher, roller, roster, self._clock, self._log
             )
             dispatcher.feed(feed)
             deadline = dispatcher.tick(Wake(agents_changed=True, scan=True))
@@ -231,14 +235,38 @@ def open_store(
     path = home.path(STORE)
     if os.path.islink(path):
         raise UnsafePath(f"{path} is a link")
-    store = CommStore.load_path(path, clock, warn=warn, key=key, keep=warn is None)
+    limits = DEFAULT_LIMITS._replace(active_messages=config.store.active_messages)
+    store = CommStore.load_path(path, clock, limits, warn, key, keep=warn is None)
     if store is None:
-        store = CommStore(clock)
+        store = CommStore(clock, None, limits)
+    store.archives = Archives(home.path(ARCHIVES), key)
+    if warn is not None:
+        state = store.state
+        for name in store.archives.set_strays_aside(state.archives, state.next_archive):
+            warn(f"An archive that the store does not list was set aside: {name}")
     store.warn = warn or store.warn
     store.delivers_itself = False  # a file in an inbox is what counts
     store.ack_timeout_s = config.delivery.ack_timeout_s
     store.give_up_after_s = config.delivery.give_up_after_s
     return store
+
+
+def make_roller(
+    store: CommStore,
+    config: Config,
+    clock: Clock,
+    executor: Executor,
+    wake: Callable[[], None] = lambda: None,
+) -> Roller:
+    """What moves final messages of a relay's store into its archives."""
+    assert store.archives is not None
+    settings = config.store
+    policy = RollPolicy(
+        after_s=settings.roll_after_s,
+        messages=settings.roll_messages,
+        live_messages=settings.active_messages // 2,
+    )
+    return Roller(store, store.archives, policy, clock, executor, wake)
 
 
 def lock_holder(home: Home) -> int | None:

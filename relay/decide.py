@@ -8,7 +8,7 @@ files. Nothing here touches disk. Source: DESIGN, "How a message flows".
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 
 from relay import control, router
 from relay.checksums import sha256_hex
@@ -28,12 +28,15 @@ from relay.delivery import render_delivered
 from relay.errors import CommError, StoreCapacity, StoreFull
 from relay.found import Found
 from relay.intake import Accepted
-from relay.ledger import own_message
+from relay.ledger import FileFacts
 from relay.message import Kind, MessageFile
 from relay.names import ORCHESTRATOR, derived_id, direct_channel_name, shown
 from relay.router import Bounce, Directory, Route
-from relay.work import Acknowledged, Posting, Work
+from relay.work import Acknowledged, Later, Posting, Work
 
+HELD_BACK = "held back: the channel has as many pending messages as max_pending allows"
+HELD_BACK_NS = 60 * NS_PER_S  # it is let go as soon as it may, and looked at this often
+STICKY = "sent before it joined"
 MAX_NOTE = 500  # characters of a status that the agents table keeps
 ACK_WORD = re.compile(r"\s*(received|in_progress|completed)\b")
 
@@ -50,13 +53,13 @@ class Decider:
         work: Work,
         accepted: Accepted,
         agents: Set[str],
-        known: Set[str] | None,
+        known: Mapping[str, str] | None,
         now_ns: int,
     ) -> None:
         """Decide on a message that has a row.
 
-        ``known``: recipients whose deliveries the ledger has already, from before a crash;
-        they were decided then and have their files, or will be tried again by themselves.
+        ``known``: recipients whose deliveries the ledger has already, and their states, from
+        before a crash; they have their files, or will be tried again by themselves.
         """
         message = accepted.message
         ttl_s = message.ttl_s
@@ -80,13 +83,13 @@ class Decider:
             return
         if route.answers is not None:
             work.acknowledged = self._acknowledge(message, work.agent, route.answers)
-        recipients = known if known else self._store.recipients(stored.id)
+        recipients = tuple(known) if known else self._store.recipients(stored.id)
         if not recipients and route.channel_type is not ChannelType.PUB_SUB:
             self._answer(work, Kind.NACK, f"nobody else takes part in {route.channel}", stored)
         if ORCHESTRATOR in recipients:
             work.control = True
             self._obey(work, message, stored)
-        self._post(work, accepted, stored, route, recipients, agents, known or frozenset())
+        self._post(work, accepted, stored, route, recipients, agents, known or {})
 
     def refuse(self, work: Work, reason: str) -> None:
         """Refuse a file: its sender is told why, and what to do."""
@@ -141,10 +144,12 @@ class Decider:
             self._post_own(work, notice, notice_id, stored.id, targets, SYSTEM)
 
     def _send(
-        self, work: Work, message: MessageFile, route: Route, known: Set[str] | None
+        self, work: Work, message: MessageFile, route: Route, known: Mapping[str, str] | None
     ) -> Message:
         """The engine's message: numbered now, or the one it numbered before a crash."""
         stored = self._store.by_relay_id(work.message_id)
+        if stored is None and work.again:  # a crash came before its row was completed
+            stored = self._store.ever_by_relay_id(work.message_id)
         if stored is not None:
             return stored
         channel = self._channel(route)
@@ -163,7 +168,8 @@ class Decider:
             signature=fields.signature,
         )
         if known:
-            self._store.deliver(stored.id, known)
+            there = [name for name, state in known.items() if state not in ("held", "staged")]
+            self._store.deliver(stored.id, there)
         return stored
 
     def _channel(self, route: Route) -> Channel:
@@ -198,6 +204,11 @@ class Decider:
                 self._answer(work, kind, said.content.decode().removesuffix("\n"), stored)
                 return
         answer = control.handle(message, work.agent, self._store, self._lead())
+        for number, recipient in self._store.take_copies():
+            copied = self._store.get_message(number)
+            relay_id = (copied.metadata or {}).get("relay_id") if copied else None
+            if relay_id is not None:
+                work.later.append(Later(str(relay_id), recipient, STICKY, work.seen_at))
         self._store.deliver(stored.id, [ORCHESTRATOR])
         if self._store.expects_ack(stored):
             self._store.move_deliveries(stored.id, [ORCHESTRATOR], DeliveryState.ACKNOWLEDGED)
@@ -215,9 +226,9 @@ class Decider:
         accepted: Accepted,
         stored: Message,
         route: Route,
-        recipients: Set[str] | tuple[str, ...],
+        recipients: tuple[str, ...],
         agents: Set[str],
-        known: Set[str],
+        known: Mapping[str, str],
     ) -> None:
         """The message for those who have an inbox; the others bounce, and the sender hears it."""
         targets = tuple(r for r in recipients if r in agents and r not in known)
@@ -229,7 +240,10 @@ class Decider:
             self._store.move_deliveries(stored.id, gone, DeliveryState.BOUNCED)
             text = f"{', '.join(gone)}: no longer an agent, did not get {work.found.file_name}"
             self._answer(work, Kind.NACK, text, stored)
-        if targets:
+        if self._store.holds(stored.id):
+            due = work.seen_at + HELD_BACK_NS
+            work.later += [Later(work.message_id, name, HELD_BACK, due) for name in targets]
+        elif targets:
             data = render_delivered(
                 accepted.message,
                 work.message_id,
@@ -262,7 +276,7 @@ class Decider:
     ) -> None:
         """A message of the orchestrator's into inboxes, with a row of its own."""
         at, checksum = work.discovered_at, sha256_hex(message.body)
-        facts = own_message(message_id, message.body, checksum, str(message.kind), message.to, at)
+        facts = _own_facts(message_id, message.body, checksum, str(message.kind), message.to, at)
         data = render_delivered(message, message_id, ORCHESTRATOR, at, checksum, channel)
         work.postings.append(Posting(message_id, engine_id, data, targets, facts))
 
@@ -300,4 +314,14 @@ def _answer_id(work: Work, kind: Kind) -> str:
         work.agent,
         work.message_id if work.has_row else work.found,
         work.notice or kind,
+    )
+
+
+def _own_facts(
+    message_id: str, content: bytes, checksum: str, kind: str, to: str, now_ns: int
+) -> FileFacts:
+    """The facts of a message of the orchestrator's own, which has no file in an outbox."""
+    path = f"{ORCHESTRATOR}/{message_id}.msg"
+    return FileFacts(
+        message_id, ORCHESTRATOR, path, len(content), now_ns, None, checksum, kind, to, now_ns
     )

@@ -9,7 +9,7 @@ and the ledger's deliveries say who has it already. States and what a crash leav
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping
 
 from relay import attachments, delivery
 from relay.admission import Admission
@@ -17,6 +17,7 @@ from relay.carry import Carrier
 from relay.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.comm.engine import CommStore
 from relay.comm.flush import Flusher
+from relay.comm.rolling import Roller
 from relay.config import Config
 from relay.decide import Decider
 from relay.errors import StoreCapacity, StoreFull, UnsafePath
@@ -44,6 +45,7 @@ class Dispatcher:
         ledger: Ledger,
         store: CommStore,
         flusher: Flusher,
+        roller: Roller,
         roster: Roster,
         clock: Clock,
         log: Log,
@@ -53,6 +55,8 @@ class Dispatcher:
         self._ledger = ledger
         self._store = store
         self._flusher = flusher
+        self._roller = roller
+        self._last_roll_error = ""
         self._roster = roster
         self._clock = clock
         self._log = log
@@ -92,6 +96,7 @@ class Dispatcher:
             self._retry_held(dirs)
             self._overdue.retry_due(dirs, self._roster.agents)
             self._finish(dirs)
+            self._roll()
         return self._next_due()
 
     def drain(self) -> None:
@@ -201,7 +206,8 @@ class Dispatcher:
             if isinstance(look, Accepted) and not recipients:  # who has it already keeps it
                 work.failure = work.failure or _missing_attachments(dirs, look)
             try:
-                self._decide(work, look, recipients.keys() if recipients else None)
+                states = {name: one.state for name, one in (recipients or {}).items()}
+                self._decide(work, look, states or None)
             except (StoreFull, StoreCapacity) as exc:  # it passes
                 self._postpone(work, str(exc))
                 continue
@@ -213,7 +219,7 @@ class Dispatcher:
         if batch:
             self._carry_out(dirs, batch)
 
-    def _decide(self, work: Work, look: Look, known: Set[str] | None) -> None:
+    def _decide(self, work: Work, look: Look, known: Mapping[str, str] | None) -> None:
         """What is to happen with one file; a fault of ours refuses it, and stops no other."""
         try:
             if isinstance(look, Accepted) and not work.failure:
@@ -260,6 +266,15 @@ class Dispatcher:
         for found in self._finisher.finish(dirs, self._config.limits.batch_files):
             self._intake.add(found.agent, found.file_name, renamed=True)
 
+    def _roll(self) -> None:
+        self._roller.step()
+        error = self._roller.error
+        if error != self._last_roll_error:
+            self._last_roll_error = error
+            text = f"cannot be written, trying again: {error}" if error else "are written again"
+            level = "error" if error else "info"
+            self._log(f"Archives {text}", action="roll_failed", level=level)
+
     def _retry_held(self, dirs: Dirs) -> None:
         """Try what is held; where that is over, the sender is told first, then it is noted."""
         ended = self._held.retry_due(dirs, self._roster.agents, self._config.limits.batch_files)
@@ -290,7 +305,7 @@ class Dispatcher:
         due = [self._next_scan_ns]
         if self._recheck_ns is not None:
             due.append(self._recheck_ns)
-        for part in (self._intake, self._flusher, self._held, self._overdue):
+        for part in (self._intake, self._flusher, self._held, self._overdue, self._roller):
             at = part.due_ns()
             if at is not None:
                 due.append(at)

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable
 
 from relay import delivery
 from relay.clock import Clock
-from relay.comm.flush import Flusher
+from relay.comm.flush import Flusher, FlushPolicy
 from relay.errors import UnsafePath
 from relay.found import FileKey, Found
 from relay.home import Dirs
 from relay.ledger import Ledger
 from relay.work import Work
+
+IMMEDIATE = FlushPolicy(1, 0)
 
 
 class Finisher:
@@ -32,6 +34,7 @@ class Finisher:
         self.hand: set[FileKey] = set()  # files that nobody may look at again before they go
         self._waiting: deque[Work] = deque()  # in the order of their sequence
         self._last_error = ""
+        self._in_hurry = False
 
     @property
     def is_idle(self) -> bool:
@@ -45,6 +48,10 @@ class Finisher:
             self.hand.add(work.found.key)
             self._waiting.append(work)
 
+    def hurry(self) -> None:
+        """A channel wants to be written at once: ``configure_channel(flush="immediate")``."""
+        self._in_hurry = True
+
     def is_due(self) -> bool:
         """True when something can be finished now."""
         return bool(self._waiting) and self._waiting[0].sequence <= self._flusher.durable
@@ -54,7 +61,8 @@ class Finisher:
 
         Returns the files in whose place another was put meanwhile: they are to be looked at.
         """
-        durable = self._flusher.commit()
+        durable = self._flusher.commit(IMMEDIATE if self._in_hurry else None)
+        self._in_hurry = False
         self._report_flush()
         done: list[Work] = []
         while self._waiting and self._waiting[0].sequence <= durable and len(done) < limit:

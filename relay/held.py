@@ -14,6 +14,7 @@ from relay.clock import NS_PER_S, Clock
 from relay.comm.engine import CommStore
 from relay.comm.model import DeliveryState
 from relay.config import Config
+from relay.decide import HELD_BACK, HELD_BACK_NS
 from relay.delivery import DiskFull
 from relay.errors import MessageError, UnsafePath
 from relay.home import Dirs
@@ -45,6 +46,7 @@ class HeldMail:
         self._store = store
         self._config = config
         self._clock = clock
+        self._let_gone: set[int] = set()  # engine ids that were made due, and not yet delivered
 
     def due_ns(self) -> int | None:
         """When the next one is due (monotonic)."""
@@ -56,6 +58,7 @@ class HeldMail:
     def retry_due(self, dirs: Dirs, agents: Set[str], limit: int) -> list[Ended]:
         """Try those whose time has come, ``limit`` at most; those that are over, for ``end``."""
         now = self._clock.now_ns()
+        self._let_go(now)
         at = self._ledger.held_until()
         if at is None or at > now:
             return []
@@ -69,9 +72,24 @@ class HeldMail:
                     self._ledger.end(held.message_id, held.recipient, "bounced", "its row is gone")
             elif over := self._is_over(held, row, agents, now):
                 ended.append(over)
+            elif self._is_held_back(held):
+                with self._ledger.transaction():
+                    due_at = now + HELD_BACK_NS
+                    self._ledger.hold([(held.message_id, held.recipient, HELD_BACK, due_at)])
             else:
                 self._try(dirs, held, row, now)
         return ended
+
+    def _let_go(self, now: int) -> None:
+        """What ``max_pending`` held back and may go now is due now, once."""
+        ready = set(self._store.resumable())
+        fresh = ready - self._let_gone
+        self._let_gone = ready
+        if fresh:
+            messages = (self._store.get_message(number) for number in sorted(fresh))
+            ids = [str((m.metadata or {}).get("relay_id")) for m in messages if m is not None]
+            with self._ledger.transaction():
+                self._ledger.let_go(ids, now)
 
     def _is_over(self, held: Delivery, row: Row, agents: Set[str], now: int) -> Ended | None:
         stored = self._store.by_relay_id(held.message_id)
@@ -91,6 +109,12 @@ class HeldMail:
         due = self._clock.now_ns() + self._config.retry.first_s * NS_PER_S
         with self._ledger.transaction():
             self._ledger.hold((one.row.message_id, one.recipient, one.reason, due) for one in ended)
+
+    def _is_held_back(self, held: Delivery) -> bool:
+        stored = self._store.by_relay_id(held.message_id)
+        if stored is None or not self._store.holds(stored.id):
+            return False
+        return stored.id not in self._let_gone
 
     def end(self, ended: list[Ended]) -> None:
         """Give these up; their senders have been told."""

@@ -34,6 +34,7 @@ META = "meta.json"
 PENDING = ".pending"
 READ = ".read"
 STORE = "store/relay.acomm"
+ARCHIVES = "store/archive"
 
 TOP_DIRS = ("agents", "attachments", "archive", "tmp", "store", "logs")
 TOP_FILES = (LEDGER, LEDGER + "-wal", LEDGER + "-shm", CONFIG, LOCK)

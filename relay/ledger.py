@@ -19,7 +19,7 @@ from importlib import resources
 from typing import NamedTuple
 
 from relay.errors import LedgerBusy, LedgerError, VersionError
-from relay.names import ORCHESTRATOR, shown
+from relay.names import shown
 
 SCHEMA_VERSION = 1
 OUTBOX = "outbox"
@@ -269,6 +269,14 @@ class Ledger:
             [(reason, due, message_id, who) for message_id, who, reason, due in held],
         )
 
+    def let_go(self, message_ids: Iterable[str], now_ns: int) -> None:
+        """Held deliveries of these messages are due now."""
+        self._db.execute(
+            "UPDATE deliveries SET due_at = ? WHERE state = 'held' "
+            "AND message_id IN (SELECT value FROM json_each(?))",
+            (now_ns, json.dumps(list(message_ids))),
+        )
+
     def end(self, message_id: str, recipient: str, state: str, reason: str) -> None:
         """Given up, as ``expired``, ``bounced`` or ``dead``; what is acked stays so."""
         self._db.execute(
@@ -426,16 +434,6 @@ class Ledger:
                 (now_ns,),
             ).fetchall()
         ]
-
-
-def own_message(
-    message_id: str, content: bytes, checksum: str, kind: str, to: str, now_ns: int
-) -> FileFacts:
-    """The facts of a message of the orchestrator's own, which has no file in an outbox."""
-    path = f"{ORCHESTRATOR}/{message_id}.msg"
-    return FileFacts(
-        message_id, ORCHESTRATOR, path, len(content), now_ns, None, checksum, kind, to, now_ns
-    )
 
 
 def schema_sql() -> str:

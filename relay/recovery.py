@@ -21,6 +21,8 @@ from collections.abc import Callable
 from relay import delivery, fsio
 from relay.clock import Clock, iso_date
 from relay.comm.engine import CommStore
+from relay.comm.model import DeliveryState
+from relay.decide import STICKY
 from relay.errors import UnsafePath
 from relay.home import PENDING, Dirs, Home
 from relay.ledger import Ledger, Row
@@ -41,7 +43,7 @@ def recover(
     with home.dirs() as dirs:
         delivered = _finish_deliveries(dirs, ledger, store, now)
         removed = _remove_strays(dirs, home, ledger)
-        _catch_up(ledger, store)
+        _catch_up(ledger, store, now)
         rows = ledger.open_rows()
         feed = _settle_rows(dirs, ledger, store, rows, now)
     if rows or delivered or removed:
@@ -78,14 +80,28 @@ def _finish_deliveries(dirs: Dirs, ledger: Ledger, store: CommStore, now: int) -
     return len(staged)
 
 
-def _catch_up(ledger: Ledger, store: CommStore) -> None:
-    """Deliveries that the ledger has and the store's last flush had not."""
+def _catch_up(ledger: Ledger, store: CommStore, now: int) -> None:
+    """Deliveries that the ledger has and the store's last flush had not; and the other way round.
+
+    What the store owes a newcomer to a sticky channel, and the ledger does not know, is held,
+    and due now.
+    """
     behind = store.unsettled()
     known = ledger.deliveries(behind)
     for relay_id, number in behind.items():
         for one in known.get(relay_id, {}).values():
             if one.state in DELIVERED:
                 store.deliver(number, [one.recipient], one.attempt)
+    rows = ledger.rows(behind)
+    owed = [
+        (relay_id, recipient, "held", now, STICKY, now)
+        for relay_id, number in behind.items()
+        if relay_id in rows and rows[relay_id].status in ("completed", "archived")
+        for recipient, one in store.state.deliveries[number].items()
+        if one.state is DeliveryState.SENT and recipient not in known.get(relay_id, {})
+    ]
+    with ledger.transaction():
+        ledger.stage(owed)
 
 
 def _remove_strays(dirs: Dirs, home: Home, ledger: Ledger) -> int:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from relay.checksums import uuid4_of
 from relay.comm.engine import CommStore
 from relay.comm.model import ChannelType, Message, MessageType, Metadata, Priority
+from relay.errors import FormatError
 from relay.message import ANSWERS, SIGNATURE_PREFIX, Kind, MessageFile
 from relay.names import (
     DIRECT_PREFIX,
@@ -198,7 +199,10 @@ def find_original(message: MessageFile, sender: str, store: CommStore) -> Messag
     """What an answer answers: RE names it, or it is the one in THREAD that awaits this agent."""
     relay_id = message.headers.get("RE")
     if relay_id is not None:
-        original = store.by_relay_id(relay_id)
+        try:
+            original = store.ever_by_relay_id(relay_id)
+        except (OSError, FormatError) as exc:
+            return Bounce(f"RE {relay_id} cannot be looked up: {exc}")
         if original is None:
             return Bounce(f"RE {relay_id} names no message that the relay knows")
         if sender not in store.recipients(original.id):
@@ -207,7 +211,7 @@ def find_original(message: MessageFile, sender: str, store: CommStore) -> Messag
     thread = message.headers["THREAD"]
     asked = [
         candidate
-        for candidate in store.get_thread(uuid4_of(thread))
+        for candidate in store.thread_here(uuid4_of(thread)) or store.get_thread(uuid4_of(thread))
         if sender in store.recipients(candidate.id) and store.expects_ack(candidate)
     ]
     # What is acknowledged as received may be completed later: it counts when nothing else waits.

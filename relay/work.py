@@ -20,6 +20,15 @@ class Posting(NamedTuple):
     attempt: int = 0  # of a delivery that is made again; 0 for the first
 
 
+class Later(NamedTuple):
+    """A delivery that is not made with its batch: it is held, and tried when due."""
+
+    message_id: str
+    recipient: str
+    reason: str
+    due_at: int  # Unix nanoseconds
+
+
 class Acknowledged(NamedTuple):
     """What an answer says of the message that it answers."""
 
@@ -41,6 +50,7 @@ class Work:
         "found",
         "has_row",
         "held",
+        "later",
         "message_id",
         "notice",
         "postings",
@@ -63,6 +73,7 @@ class Work:
         self.control = False  # the orchestrator itself was the recipient
         self.bounced: tuple[str, ...] = ()  # recipients that are no longer there
         self.postings: list[Posting] = []
+        self.later: list[Later] = []
         self.held: dict[tuple[str, str], str] = {}  # (message id, recipient) -> why
         self.status_note: str | None = None  # what the sender says of itself
         self.acknowledged: Acknowledged | None = None
@@ -97,6 +108,10 @@ class Work:
         rows.extend(
             (self.message_id, name, "bounced", now_ns, "no longer an agent", None)
             for name in self.bounced
+        )
+        rows.extend(
+            (one.message_id, one.recipient, "held", now_ns, one.reason, one.due_at)
+            for one in self.later
         )
         if self.control:
             rows.append((self.message_id, ORCHESTRATOR, "staged", now_ns, None, None))

@@ -18,7 +18,7 @@ from relay.comm import acomm
 from relay.comm.engine import CommStore
 from relay.comm.flush import Flusher, FlushPolicy, Inline
 from relay.config import Config, encode
-from relay.daemon import open_store
+from relay.daemon import make_roller, open_store
 from relay.dispatch import Dispatcher
 from relay.home import LEDGER, STORE, Home
 from relay.ledger import Ledger
@@ -45,7 +45,9 @@ class Box:
     def open(self) -> None:
         """What the daemon does at its start, up to the first turn."""
         self.ledger = Ledger.open(self.home.path(LEDGER))
-        self.store: CommStore = open_store(self.home, self.clock, self.config)
+        self.store: CommStore = open_store(
+            self.home, self.clock, self.config, warn=lambda text: self._log(text)
+        )
         feed = recovery.recover(self.home, self.ledger, self.store, self.clock, self._log)
         detection = self.config.detection
         self.watcher: Watcher = make_watcher(
@@ -61,6 +63,7 @@ class Box:
             self.ledger,
             self.store,
             self.flusher,
+            make_roller(self.store, self.config, self.clock, Inline()),
             self.roster,
             self.clock,
             self._log,

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from relay.clock import Clock, iso_date
-from relay.comm.engine import CommStore
 from relay.comm.flush import Flusher, FlushPolicy
 from relay.config import Config
+from relay.daemon import make_roller, open_store
 from relay.dispatch import Dispatcher
 from relay.home import LEDGER, STORE, Home
 from relay.ledger import Ledger
@@ -84,15 +84,17 @@ def _ours(root: Path, agents: int, files: int, ledger_rows: int) -> float:
     sync()
     clock = Clock()
     ledger = Ledger.open(home.path(LEDGER))
-    store = CommStore(clock)
-    store.delivers_itself = False
+    store = open_store(home, clock, Config())
     watcher = InotifyWatcher(home)
     roster = Roster(home, watcher, "", _silent)
     with ThreadPoolExecutor(1) as executor:
         config = Config()
         policy = FlushPolicy(pause_factor=config.store.flush_pause_factor)
         flusher = Flusher(store, home.path(STORE), policy, clock, executor, watcher.wake)
-        dispatcher = Dispatcher(config, home, ledger, store, flusher, roster, clock, _silent)
+        roller = make_roller(store, config, clock, executor, watcher.wake)
+        dispatcher = Dispatcher(
+            config, home, ledger, store, flusher, roller, roster, clock, _silent
+        )
         began = time.perf_counter()
         dispatcher.tick(Wake(agents_changed=True, scan=True))
         while dispatcher.backlog:

@@ -174,6 +174,29 @@ def test_a_damaged_store_is_named_and_left_as_it_is(home: Path) -> None:
     assert store.read_bytes() == b"ACOMM001" + b"\0" * 200
 
 
+def test_a_damaged_store_falls_back_to_the_file_before(home: Path) -> None:
+    store = home / "store" / "relay.acomm"
+    relay("register", "bob", home=home)
+    for text in ("first", "second"):
+        assert relay("up", home=home).returncode == 0
+        relay("send", "bob", text, home=home)
+        waiting = 1 if text == "first" else 2
+        until(lambda: len(list((home / "agents/bob/inbox").glob("*.msg"))) == waiting)  # noqa: B023
+        relay("down", home=home)
+    store.write_bytes(store.read_bytes()[:-1])
+    looked = relay("history", "--json", home=home)
+    assert "first" in looked.stdout and "second" not in looked.stdout
+    assert store.exists()  # who only looks changes nothing
+    assert relay("up", home=home).returncode == 0
+    try:
+        assert "the damaged file is now" in (home / "logs" / "relay.log").read_text()
+        assert (home / "store" / "relay.bad").exists()
+        relay("send", "bob", "third", home=home)
+        until(lambda: len(list((home / "agents/bob/inbox").glob("*.msg"))) == 3)
+    finally:
+        relay("down", home=home)
+
+
 def test_help_is_light() -> None:
     loaded = subprocess.run(
         [

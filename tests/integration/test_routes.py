@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+from relay.config import Config, Store
 from tests.box import Box
 
 
@@ -257,3 +259,25 @@ def test_a_group_of_one_is_told_that_nobody_hears_it(box: Box) -> None:
     box.send("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
     box.send("alice", "TO: #team\n\nanybody?")
     assert box.nacks("alice") == ["nobody else takes part in team\n"]
+
+
+def test_a_full_store_lets_the_file_wait(tmp_path: Path) -> None:
+    config = Config(store=Store(active_messages=4))
+    box = Box(tmp_path / "home", "alice", "bob", config=config)
+    sent = [box.send("alice", f"TO: bob\nKIND: command\n\n{number}") for number in range(5)]
+    assert len(box.inbox("bob")) == 4
+    row = box.row(sent[4])
+    assert (row["status"], row["last_error"]) == (
+        "pending",
+        "4 active messages, the store takes 4",
+    )
+    assert box.outbox("alice")[-1] == f"{sent[4]}.msg"
+    assert box.nacks("alice") == []
+    for one in sent[:4]:
+        box.send("bob", f"TO: alice\nKIND: ack\nRE: {one}\n\ncompleted")
+    box.flush()
+    for _ in range(5):
+        box.clock.advance(61)
+        box.tick(6)
+    assert box.states(sent[4]) == {"bob": "written"}
+    box.close()

@@ -36,7 +36,7 @@ class Table:
         text: str,
         sender: str = "alice",
         agents: Set[str] = AGENTS,
-        known: Set[str] | None = None,
+        known: dict[str, str] | None = None,
         number: int | None = None,
         late_s: int = 0,
     ) -> Work:
@@ -234,7 +234,7 @@ def test_too_late_it_is_refused_and_said_so(table: Table) -> None:
     work = table.decide(text, late_s=31)
     assert work.failure == "its TTL of 30 s passed before it could be delivered"
     assert work.failure in said(work)
-    known = table.decide(text, late_s=31, known=frozenset({"bob"}))
+    known = table.decide(text, late_s=31, known=dict.fromkeys({"bob"}, "written"))
     assert known.failure == ""  # it was delivered in time
 
 
@@ -283,7 +283,7 @@ def test_decided_again_with_the_engine_knowing_it_there_is_no_second_event(table
 
 
 def test_who_has_it_already_is_not_posted_to_again(table: Table) -> None:
-    work = table.decide("TO: *\n\nhi", known=frozenset({"bob", "carol"}))
+    work = table.decide("TO: *\n\nhi", known=dict.fromkeys({"bob", "carol"}, "written"))
     assert work.postings == []
     stored = table.store.by_relay_id(work.message_id)
     assert stored and stored.status is MessageStatus.DELIVERED
@@ -291,7 +291,7 @@ def test_who_has_it_already_is_not_posted_to_again(table: Table) -> None:
 
 
 def test_a_way_that_is_gone_since_is_gone_again(table: Table) -> None:
-    work = table.decide("TO: dave\n\nhi", known=frozenset({"dave"}))
+    work = table.decide("TO: dave\n\nhi", known=dict.fromkeys({"dave"}, "written"))
     assert work.failure == ""
     assert table.store.by_relay_id(work.message_id)
 
@@ -366,7 +366,7 @@ def test_obeyed_again_after_a_crash_the_answer_is_the_same_file(table: Table) ->
     text = "TO: __orchestrator__\nKIND: leave\n\nCHANNEL: team"
     first = table.decide(text, number=50)
     sequence = table.store.sequence
-    again = table.decide(text, number=50, known=frozenset({ORCHESTRATOR}))
+    again = table.decide(text, number=50, known=dict.fromkeys({ORCHESTRATOR}, "written"))
     assert [p.message_id for p in again.postings] == [p.message_id for p in first.postings]
     assert table.store.sequence == sequence
 

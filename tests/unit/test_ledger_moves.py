@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relay.errors import LedgerError
-from relay.ledger import Ledger, own_message
+from relay.ledger import FileFacts, Ledger
 from tests.unit.ledger_support import NOW, Look, facts, message_id, record
 
 STATES = ["pending", "processing", "completed", "failed", "archived"]
@@ -230,7 +230,18 @@ def test_a_refused_file_keeps_its_status_when_it_moves(ledger: Ledger, look: Loo
 
 
 def test_the_orchestrators_own_are_claimed_from_the_start(ledger: Ledger, look: Look) -> None:
-    own = own_message(message_id(1), b"not delivered", "c" * 64, "nack", "alice", NOW)
+    own = FileFacts(
+        message_id(1),
+        "__orchestrator__",
+        f"__orchestrator__/{message_id(1)}.msg",
+        13,
+        NOW,
+        None,
+        "c" * 64,
+        "nack",
+        "alice",
+        NOW,
+    )
     for _ in range(2):  # decided again after a crash
         with ledger.transaction():
             ledger.record([own], own=True)

@@ -1,0 +1,108 @@
+"""What a channel keeps back, and what it hands to newcomers, through files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.box import Box
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    opened = Box(tmp_path / "home", "alice", "bob", "carol")
+    for agent in ("alice", "bob"):
+        opened.send(agent, "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    yield opened
+    opened.close()
+
+
+def configure(box: Box, *settings: str) -> None:
+    """As the owner of the channel."""
+    lines = "\n".join(("ACTION: channel.config", "CHANNEL: team", *settings))
+    before = set(box.inbox("alice"))
+    box.send("alice", f"TO: __orchestrator__\nKIND: command\n\n{lines}")
+    (answer,) = (m for name, m in box.inbox("alice").items() if name not in before)
+    assert answer.kind == "ack", answer.body
+
+
+def from_team(box: Box, agent: str) -> list[str]:
+    return [m.body.decode() for m in box.inbox(agent).values() if m.headers.get("CHANNEL")]
+
+
+def test_beyond_max_pending_messages_wait_and_go_on_in_order(box: Box) -> None:
+    configure(box, "max_pending: 2")
+    sent = [box.send("alice", f"TO: #team\nKIND: command\n\n{number}") for number in range(4)]
+    assert from_team(box, "bob") == ["0", "1"]
+    assert box.states(sent[2]) == {"bob": "held"}
+    ((error,),) = box.sql("SELECT last_error FROM deliveries WHERE message_id = ?", sent[2])
+    assert error == "held back: the channel has as many pending messages as max_pending allows"
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent[0]}\n\ncompleted")
+    assert from_team(box, "bob") == ["0", "1", "2"]
+    assert box.states(sent[2]) == {"bob": "written"}
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent[1]}\n\ncompleted")
+    assert from_team(box, "bob") == ["0", "1", "2", "3"]
+    assert box.nacks("alice") == []
+
+
+def test_what_waits_survives_a_restart(box: Box) -> None:
+    configure(box, "max_pending: 1")
+    sent = [box.send("alice", f"TO: #team\nKIND: command\n\n{number}") for number in range(2)]
+    box.kill()
+    box.open()
+    assert from_team(box, "bob") == ["0"]
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent[0]}\n\ncompleted")
+    assert from_team(box, "bob") == ["0", "1"]
+    box.flush()
+    assert {box.row(one)["status"] for one in sent} == {"archived"}
+
+
+def test_a_long_wait_does_not_spin(box: Box) -> None:
+    configure(box, "max_pending: 1")
+    for number in range(2):
+        box.send("alice", f"TO: #team\nKIND: command\n\n{number}")
+    box.clock.advance(59)
+    box.tick(2)
+    box.clock.advance(2)
+    box.tick(2)
+    assert from_team(box, "bob") == ["0"]
+    assert box.deadline > box.clock.monotonic_ns()
+
+
+def test_a_newcomer_gets_what_a_sticky_channel_has(box: Box) -> None:
+    configure(box, "sticky_messages: true")
+    sent = box.send("alice", "TO: #team\n\nwelcome, whoever comes")
+    box.flush()
+    box.send("carol", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    assert from_team(box, "carol") == ["welcome, whoever comes"]
+    assert box.states(sent) == {"bob": "written", "carol": "written"}
+    box.send("carol", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    assert from_team(box, "carol") == ["welcome, whoever comes"]
+
+
+def test_a_copy_owed_before_a_crash_is_delivered_after_it(box: Box) -> None:
+    configure(box, "sticky_messages: true")
+    box.send("alice", "TO: #team\n\nwelcome")
+    box.flush()
+    channel = box.store.get_channel_by_name("team")
+    assert channel is not None
+    box.store.join_channel(channel.id, "carol")  # in the store's file, nothing else is done
+    box.flusher.flush()
+    box.kill()
+    box.open()
+    box.tick(2)
+    assert from_team(box, "carol") == ["welcome"]
+
+
+def test_a_channel_that_is_written_at_once(box: Box) -> None:
+    configure(box, "flush: immediate")
+    box.flush()
+    sent = box.send("alice", "TO: #team\n\nimportant")
+    box.tick()
+    assert sent in box.stored()
+    assert box.row(sent)["status"] == "archived"
+    other = box.send("alice", "TO: bob\n\nnot so important")
+    box.tick()
+    assert other not in box.stored()

@@ -1,0 +1,131 @@
+"""The relay's live store holds what is active; the rest is found in store/archive."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.config import Config, Store
+from tests.box import Box
+
+CONFIG = Config(store=Store(roll_after_s=60, roll_messages=3))
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    opened = Box(tmp_path / "home", "alice", "bob", config=CONFIG)
+    yield opened
+    opened.close()
+
+
+def rolled(box: Box) -> None:
+    """An hour later: everything that is final has left."""
+    box.flush()
+    for _ in range(3):
+        box.clock.advance(100)
+        box.tick(8)
+    box.flush()
+
+
+def archives(box: Box) -> list[str]:
+    return sorted(path.name for path in box.path("store", "archive").glob("*/*"))
+
+
+def relay(box: Box, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "relay.cli", "--home", str(box.root), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_final_messages_leave_and_are_found(box: Box) -> None:
+    for number in range(4):
+        box.send("alice", f"TO: bob\nTHREAD: t-1\n\nmessage {number}")
+    command = box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    rolled(box)
+    assert archives(box) == ["000001.acomm"]
+    assert set(box.store.state.relay_ids) >= {command}
+    assert len(box.store) == 1
+    listed = relay(box, "history", "--json")
+    assert len(listed.splitlines()) == 5
+    assert len(relay(box, "thread", "t-1", "--json").splitlines()) == 4
+    assert "message 2" in relay(box, "search", "message 2")
+
+
+def test_a_late_answer_finds_what_it_answers(box: Box) -> None:
+    asked = box.send("alice", "TO: bob\nKIND: command\n\nlong work")
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\nreceived")
+    for number in range(3):
+        box.send("alice", f"TO: bob\n\n{number}")
+    rolled(box)
+    assert box.store.by_relay_id(asked) is None
+    done = box.send("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\ncompleted at last")
+    assert box.inbox("alice")[done].body == b"completed at last"
+    assert box.nacks("bob") == []
+    assert box.sql(
+        "SELECT ack_status FROM deliveries WHERE message_id = ? AND recipient = 'bob'", asked
+    ) == [("completed",)]
+
+
+def test_an_unread_text_is_rolled_and_read_later(box: Box) -> None:
+    sent = [box.send("alice", f"TO: bob\n\n{number}") for number in range(3)]
+    rolled(box)
+    assert len(box.store) == 0
+    box.take("bob", sent[0])
+    box.tick()
+    assert box.states(sent[0]) == {"bob": "read"}
+
+
+def test_a_damaged_archive_refuses_the_answer_that_needs_it_and_nothing_else(box: Box) -> None:
+    asked = box.send("alice", "TO: bob\nKIND: command\n\nwork")
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\nreceived")
+    for number in range(3):
+        box.send("alice", f"TO: bob\n\n{number}")
+    rolled(box)
+    (path,) = box.path("store", "archive").glob("*/*.acomm")
+    os.truncate(path, 100)
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\ncompleted")
+    (nack,) = box.nacks("bob")
+    assert "cannot be looked up" in nack and "000001.acomm" in nack
+    box.send("alice", "TO: bob\n\nstill here")
+    assert "still here" in box.bodies("bob")
+
+
+def test_killed_before_the_store_lists_it_the_archive_is_set_aside(box: Box) -> None:
+    for number in range(3):
+        box.send("alice", f"TO: bob\n\n{number}")
+    box.flush()
+    box.clock.advance(100)
+    box.tick(4)
+    assert box.store.state.archives  # in memory, and not in the store's file
+    box.kill()
+    box.open()
+    assert archives(box) == ["000001.acomm.stray"]
+    assert len(box.store) == 3
+    rolled(box)
+    assert archives(box) == ["000001.acomm", "000001.acomm.stray"]
+    assert len(box.store) == 0
+
+
+def test_a_message_fed_again_is_known_though_it_was_rolled(box: Box) -> None:
+    sent = [box.send("alice", f"TO: bob\n\n{number}") for number in range(3)]
+    box.clock.advance(100)
+    for _ in range(8):  # rolled and in the store's file, its row not completed
+        box.dispatcher._roller.step()
+    box.flusher.flush()
+    assert len(box.store) == 0
+    box.kill()
+    box.open()
+    rolled(box)
+    assert {box.row(one)["status"] for one in sent} == {"archived"}
+    assert box.store.query_messages().total_count == 3
+    assert box.bodies("bob") == ["0", "1", "2"]
