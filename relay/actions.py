@@ -117,14 +117,15 @@ def _create(command: Command, store: CommStore) -> str:
         )
     _check_agent("OWNER", owner)
     settings = _settings(command)
-    trial = _make(CommStore(), name, TYPES[word], owner, settings)  # a refusal leaves nothing
+    trials = CommStore()
+    trial = _make(trials, name, TYPES[word], owner, settings)  # a refusal leaves nothing
     known = store.get_channel_by_name(name)
     if known is None:
         _make(store, name, TYPES[word], owner, settings)
         return f"made the {trial.channel_type.label} channel {name}, its owner is {owner}"
     same = (known.channel_type, known.owner) == (trial.channel_type, owner)
     if settings:
-        same = same and _shape(known) == _shape(trial)
+        same = same and _shape(known, store) == _shape(trial, trials)
     if not same or known.state is ChannelState.CLOSED:
         raise Refused(
             f"there is a channel {name} already: {known.channel_type.label}, "
@@ -140,8 +141,8 @@ def _make(
     return store.configure_channel(channel.id, **settings) if settings else channel
 
 
-def _shape(channel: Channel) -> tuple[object, ...]:
-    return channel.config, channel.description, channel.tags
+def _shape(channel: Channel, store: CommStore) -> tuple[object, ...]:
+    return channel.config, channel.description, channel.tags, store.get_settings(channel.id)
 
 
 def _join(command: Command, store: CommStore) -> str:

@@ -118,7 +118,11 @@ def _facts(store: CommStore, found: Channel) -> dict[str, Any]:
             for one in store.state.subscriptions.values()
             if one.channel_id == found.id
         ],
-        "settings": {name: _plain(getattr(config, name)) for name in config.__struct_fields__},
+        "settings": {
+            name: _plain(getattr(values, name))
+            for values in (config, store.get_settings(found.id))
+            for name in values.__struct_fields__
+        },
     }
 
 

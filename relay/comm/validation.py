@@ -213,9 +213,9 @@ def check_kind(message_type: int, priority: int) -> tuple[MessageType, Priority]
 def _check_channel(
     channel: Channel, takes_part: bool, sender: str, message_type: MessageType
 ) -> None:
-    # what a draining channel has delivered must still be answered, or it would die
-    drains = channel.state is ChannelState.DRAINING and message_type in ANSWERS
-    if channel.state is not ChannelState.ACTIVE and not drains:
+    # what a paused or draining channel has delivered must still be answered, or it would die
+    answers = channel.state is not ChannelState.CLOSED and message_type in ANSWERS
+    if channel.state is not ChannelState.ACTIVE and not answers:
         raise ChannelUnavailable(f"channel {channel.name} is {channel.state.label}")
     if not takes_part:
         raise NotParticipant(f"{sender} does not take part in channel {channel.name}")

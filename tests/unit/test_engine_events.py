@@ -15,6 +15,7 @@ from relay.comm import acomm, events
 from relay.comm.engine import CommStore
 from relay.comm.events import Event
 from relay.comm.model import (
+    ArchiveNote,
     Channel,
     ChannelState,
     ChannelType,
@@ -72,6 +73,20 @@ def tidy(store: CommStore) -> object:
     return received, store.archive(before=NOW_S + 30), store.evict()
 
 
+def roll(store: CommStore) -> object:
+    """What is leaving has left; what nobody waits for begins to leave, and one has left."""
+    state = store.state
+    store.apply(events.TakenOut(len(state.leaving), NOW_S))
+    final = [m.id for m in (*state.messages.values(), *state.archive.values()) if store.is_final(m)]
+    if not final:
+        return 0
+    name = f"2026-01-31/{state.next_archive:06d}.acomm"
+    note = ArchiveNote(name, len(final), min(final), max(final), NOW_S, NOW_S, 0, 1)
+    store.apply(events.Rolled(note, tuple(final), NOW_S))
+    store.apply(events.TakenOut(1, NOW_S))
+    return len(final)
+
+
 @st.composite
 def operations(draw: st.DrawFn) -> Operation:
     """Any call that changes a store, or is refused."""
@@ -125,7 +140,7 @@ def operations(draw: st.DrawFn) -> Operation:
             numbered(store, name), retention=Retention(RetentionKind(limit or 0), 2)
         ),
         lambda store: store.archive(number),
-        tidy,
+        lambda store: (tidy(store), roll(store)),
         lambda store: (tidy(store), store.compact()),
         lambda store: [store.receive_messages(None, one) for one in "abcd"],
         lambda store: store.acknowledge_message(number, who, "received"),

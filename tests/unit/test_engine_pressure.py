@@ -72,8 +72,8 @@ def test_a_store_that_is_full_does_not_look_at_everything_each_time(clock: FakeC
     for _ in range(1000):
         send(store, channel, "a")
     looks: list[int] = []
-    is_final = store._is_final
-    store._is_final = lambda m: looks.append(m.id) or is_final(m)  # type: ignore[method-assign,func-returns-value]
+    is_final = store.is_final
+    store.is_final = lambda m: looks.append(m.id) or is_final(m)  # type: ignore[method-assign,func-returns-value]
     for _ in range(50):
         refused(store, lambda: send(store, channel, "a"), StoreFull)
     assert len(looks) == 1000

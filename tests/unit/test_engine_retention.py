@@ -124,14 +124,14 @@ def test_a_dead_letter_of_somebody_is_not_archived(store: CommStore, clock: Fake
 def test_what_is_stuck_does_not_make_each_send_dear(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.GROUP, "a", "b", retention=kept(RetentionKind.COUNT, 1))
     looked = 0
-    is_final = store._is_final
+    is_final = store.is_final
 
     def counting(message: Message) -> bool:
         nonlocal looked
         looked += 1
         return is_final(message)
 
-    store._is_final = counting  # type: ignore[method-assign]
+    store.is_final = counting  # type: ignore[method-assign]
     for _ in range(2000):
         send(store, channel, "a")
     assert looked < 2000 * 32

@@ -10,16 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relay.comm.engine_state import (
+    ARCHIVES,
     COUNTERS,
     DEAD,
     DELIVERIES,
     DUPLICATES,
     HELD,
+    LEAVING,
     SETTINGS,
     DeadNote,
     EngineState,
 )
-from relay.comm.model import FLUSH_MODES, ChannelSettings, Delivery, DeliveryState
+from relay.comm.model import FLUSH_MODES, ArchiveNote, ChannelSettings, Delivery, DeliveryState
 from relay.errors import FormatError
 
 U64 = st.integers(0, 2**64 - 1)
@@ -63,6 +65,8 @@ STATES = st.builds(
         max_size=3,
     ),
     st.lists(U64, max_size=4).map(tuple),
+    st.lists(st.builds(ArchiveNote, st.text(max_size=9), *[U64] * 7), max_size=3).map(tuple),
+    st.lists(U64, max_size=4).map(tuple),
 )
 ONE = EngineState(
     3,
@@ -80,6 +84,8 @@ ONE = EngineState(
     {("c", 7, "bob"): 10},
     {2: ChannelSettings(5, "immediate"), 1: ChannelSettings(None, "manual")},
     (7, 9),
+    (ArchiveNote("d/000001.acomm", 2, 3, 4, 50, 60, 1, 700),),
+    (3,),
 )
 
 
@@ -105,6 +111,8 @@ ONE_BYTES = {
     + struct.pack("<Q", 10),
     5: struct.pack("<Q", 2) + struct.pack("<QQB", 1, 0, 3) + struct.pack("<QQB", 2, 5, 1),
     6: struct.pack("<3Q", 2, 7, 9),
+    7: struct.pack("<Q", 1) + text("d/000001.acomm") + struct.pack("<7Q", 2, 3, 4, 50, 60, 1, 700),
+    8: struct.pack("<2Q", 1, 3),
 }
 
 
@@ -151,7 +159,7 @@ def test_counters_of_another_size(size: int) -> None:
     broken({COUNTERS: bytes(size)})
 
 
-@pytest.mark.parametrize("tag", [DELIVERIES, DEAD, DUPLICATES, SETTINGS, HELD])
+@pytest.mark.parametrize("tag", [DELIVERIES, DEAD, DUPLICATES, SETTINGS, HELD, ARCHIVES, LEAVING])
 def test_a_block_cut_short_anywhere(tag: int) -> None:
     for size in range(len(ONE_BYTES[tag])):
         broken({tag: ONE_BYTES[tag][:size]})
@@ -200,7 +208,7 @@ def test_messages_that_stand_alike_share_one_list() -> None:
 @settings(max_examples=500)
 @given(st.binary(max_size=80), st.binary(max_size=40))
 def test_any_bytes_are_a_state_or_a_fault(deliveries: bytes, counters: bytes) -> None:
-    for tag in (DELIVERIES, DEAD, DUPLICATES, SETTINGS, HELD):
+    for tag in (DELIVERIES, DEAD, DUPLICATES, SETTINGS, HELD, ARCHIVES, LEAVING):
         blocks = {tag: deliveries, COUNTERS: counters}
         with contextlib.suppress(FormatError):
             EngineState.decode(blocks)
