@@ -54,13 +54,14 @@ class ChannelCommands(PressureCommands):
     ) -> Channel:
         """A new channel whose owner is its first participant.
 
-        Errors: ValidationFailed for its name, owner, settings or words; DuplicateChannel;
+        Errors: ValidationFailed for its name, type, owner, settings or words; DuplicateChannel;
         StoreCapacity when the store has as many channels as it takes.
         """
         validation.check_channel_name(name)
         validation.check_participant("owner", owner)
         if name in self.state.names:
             raise DuplicateChannel(f"there is a channel {name} already")
+        channel_type = validation.check_member("channel_type", channel_type, ChannelType)
         config = validation.check_config(config or ChannelConfig())
         words = validation.check_words(description, tags)
         self._check_room("channels", len(self.state.channels), self.limits.channels)
@@ -164,7 +165,7 @@ class ChannelCommands(PressureCommands):
             if known.subscriber == subscriber:
                 return known
         if filter is not None:
-            check_filter(filter)
+            filter = check_filter(filter)
         count = len(self.state.subscriptions)
         self._check_room("subscriptions", count, self.limits.subscriptions)
         self.join_channel(channel_id, subscriber)
@@ -274,9 +275,11 @@ class ChannelCommands(PressureCommands):
     def set_channel_state(self, channel_id: int, state: ChannelState) -> Channel:
         """Pause, drain, close or resume a channel. Closed is final.
 
-        Errors: ChannelNotFound, ChannelUnavailable when it is closed.
+        Errors: ChannelNotFound; ValidationFailed for what is no state; ChannelUnavailable when
+        it is closed.
         """
         channel = self.get_channel(channel_id)
+        state = validation.check_member("state", state, ChannelState)
         if channel.state is ChannelState.CLOSED and state is not ChannelState.CLOSED:
             raise ChannelUnavailable(f"channel {channel.name} is Closed, and that is final")
         if channel.state is state:

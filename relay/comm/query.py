@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import regex
 
-from relay.comm import topics
+from relay.comm import topics, validation
 from relay.comm.model import (
     Message,
     MessageFilter,
@@ -24,6 +24,7 @@ from relay.comm.model import (
 from relay.errors import QueryTimeout, ValidationFailed
 
 REGEX_LIMIT_S = 2.0  # for one query, however many messages it looks at
+_SHOWN = 200  # characters of a pattern in an error
 FILTER_LIMIT_S = 0.1  # for one message and one subscriber's filter: a publisher waits for it
 
 
@@ -35,12 +36,25 @@ class QueryResult(NamedTuple):
     has_more: bool
 
 
-def check_filter(wanted: MessageFilter) -> None:
-    """Errors: ValidationFailed for a topic pattern or a content pattern that is none."""
+def check_filter(wanted: MessageFilter) -> MessageFilter:
+    """The filter itself, when a subscription in a file can have it.
+
+    Errors: ValidationFailed for a value that is none, and for a pattern that is none.
+    """
+    values = validation.fields_of(wanted)
+    numbers = [(name, values[name]) for name in ("limit", "offset", "after", "before")]
+    numbers += [("channel_ids", number) for number in values["channel_ids"] or ()]
+    for name, number in numbers:
+        if number is not None and not 0 <= number < 2**64:
+            raise ValidationFailed(name, f"{number} is not a number from 0 to {2**64 - 1}")
+    for name in ("sender", "correlation_id", "topic_pattern", "content_pattern"):
+        if values[name] is not None:
+            validation.check_text(name, values[name])
     if wanted.topic_pattern is not None:
         topics.match_mode(wanted.topic_pattern)
     if wanted.content_pattern is not None:
         _compiled(wanted.content_pattern)
+    return MessageFilter(**values)
 
 
 def matching(wanted: MessageFilter) -> Callable[[Message], bool]:
@@ -76,10 +90,10 @@ def find(
 ) -> list[Message]:
     """Those of ``messages`` that match, in their order, without limit and offset.
 
-    Errors: ValidationFailed for a bad pattern; QueryTimeout when the content pattern takes
-    longer than ``limit_s`` (REGEX_LIMIT_S) in all.
+    ``wanted`` is one that ``check_filter`` takes.
+    Errors: QueryTimeout when the content pattern takes longer than ``limit_s``
+    (REGEX_LIMIT_S) in all.
     """
-    check_filter(wanted)
     found = list(filter(matching(wanted), messages))
     if wanted.content_pattern is not None:
         found = list(_with_content(found, wanted.content_pattern, limit_s or REGEX_LIMIT_S))
@@ -87,7 +101,11 @@ def find(
 
 
 def select(messages: Iterable[Message], wanted: MessageFilter) -> QueryResult:
-    """The page of ``messages`` that a filter asks for. Errors: as ``find``."""
+    """The page of ``messages`` that a filter asks for.
+
+    Errors: those of ``check_filter`` and ``find``.
+    """
+    wanted = check_filter(wanted)
     found = find(messages, wanted)
     return page(found, wanted, len(found))
 
@@ -118,8 +136,9 @@ def _with_content(messages: Iterable[Message], pattern: str, limit_s: float) -> 
 def _compiled(pattern: str) -> regex.Pattern[str]:
     try:
         return regex.compile(pattern)
-    except regex.error as exc:
-        raise ValidationFailed("content_pattern", f"{pattern!r}: {exc}", len(pattern)) from exc
+    except (regex.error, RecursionError) as exc:
+        shown = pattern if len(pattern) <= _SHOWN else pattern[:_SHOWN] + "…"
+        raise ValidationFailed("content_pattern", f"{shown!r}: {exc}", len(pattern)) from exc
 
 
 # Ties are broken by id, so that a page is the same each time it is asked for.

@@ -254,7 +254,7 @@ class ReceiveCommands(StoreBase):
             if not self.takes_part(channel_id, participant):
                 raise NotParticipant(f"{participant} does not take part in channel {channel.name}")
         if filter is not None:
-            check_filter(filter)
+            filter = check_filter(filter)
         waiting = [
             message
             for number in self.state.queues.get(participant, ())

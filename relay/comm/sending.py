@@ -82,9 +82,16 @@ class SendCommands(ChannelCommands):
             channel, self.takes_part(channel_id, sender), sender, message_type, body, topic, ttl
         )
         if type(priority) is not Priority or type(message_type) is not MessageType:
-            message_type, priority = validation.check_kind(message_type, priority)
+            message_type = validation.check_member("message_type", message_type, MessageType)
+            priority = validation.check_member("priority", priority, Priority)
         validation.check_metadata(metadata)
+        if signature is not None:
+            validation.check_signature(signature)
         metadata = None if metadata is None else dict(metadata)  # the caller keeps its own
+        if recipients is not None:
+            recipients = self._checked("recipients", channel_id, recipients)
+        if also:
+            also = self._checked("also", channel_id, also)
         is_answer = message_type in duties.ANSWERS
         if is_answer or correlation_id is not None:
             asked = self._asked(message_type, correlation_id)
@@ -123,7 +130,7 @@ class SendCommands(ChannelCommands):
         if recipients is None:
             routed = routing.route(state, channel, message, self._warn_of_filter)
         else:
-            routed = tuple(dict.fromkeys(recipients))
+            routed = tuple(recipients)
         if also:
             routed = tuple(dict.fromkeys((*routed, *also)))
         held = (
@@ -136,6 +143,15 @@ class SendCommands(ChannelCommands):
         if is_near_full:
             self._warn_of_capacity()
         return message
+
+    def _checked(self, field: str, channel_id: int, names: Iterable[str]) -> tuple[str, ...]:
+        """Each name once; those that do not take part are checked like participants' ids."""
+        members = self.state.members[channel_id]
+        names = tuple(dict.fromkeys(names))
+        for name in names:
+            if name not in members:
+                validation.check_participant(field, name)
+        return names
 
     def _is_pending_full(self, channel_id: int) -> bool:
         """True when the channel has as many pending messages as it may, or holds some back."""

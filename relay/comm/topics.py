@@ -21,11 +21,11 @@ ANY = "*"
 
 def check_topic(topic: str) -> None:
     """Errors: ValidationFailed when a message cannot carry this topic."""
-    if not topic or len(topic.encode()) > MAX_TOPIC_BYTES or not TOPIC.fullmatch(topic):
+    if not TOPIC.fullmatch(topic) or len(topic) > MAX_TOPIC_BYTES:
         raise ValidationFailed(
             "topic",
             f"{topic!r} is no topic like build.front.ok of at most {MAX_TOPIC_BYTES} bytes",
-            len(topic.encode()),
+            len(topic.encode(errors="replace")),
         )
 
 
@@ -38,12 +38,12 @@ def match_mode(pattern: str) -> MatchMode:
     segments = pattern.split(".")
     last = segments[-1]
     rest = segments[:-1] if last == MULTI else segments
-    if len(pattern.encode()) > MAX_TOPIC_BYTES or not all(_SEGMENT.fullmatch(s) for s in rest):
+    if len(pattern) > MAX_TOPIC_BYTES or not all(_SEGMENT.fullmatch(s) for s in rest):
         raise ValidationFailed(
             "topic_pattern",
             f"{pattern!r}: segments between dots are letters, digits, _ and -, or *; "
             f"# stands only last; {MAX_TOPIC_BYTES} bytes at most",
-            len(pattern.encode()),
+            len(pattern.encode(errors="replace")),
         )
     if last == MULTI:
         return MatchMode.MULTI_LEVEL

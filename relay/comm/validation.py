@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from enum import IntEnum
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,7 +25,6 @@ from relay.comm.model import (
     ChannelType,
     MessageType,
     Metadata,
-    Priority,
     Retention,
     RetentionKind,
 )
@@ -40,6 +41,8 @@ MAX_TAG_BYTES = 64
 PARTICIPANT_ID = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 UUID4 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.I)
 _MOST = 2**32 - 1  # what a file has room for
+MAX_SIGNATURE_BYTES = 64  # Ed25519
+Member = TypeVar("Member", bound=IntEnum)
 _CONFIG_NUMBERS = {
     "max_message_size": (1, MAX_CONTENT_BYTES),
     "max_participants": (1, _MOST),
@@ -51,10 +54,8 @@ _CONFIG_NUMBERS = {
 
 def check_participant(field: str, name: str) -> None:
     """A participant's id: 1-128 of letters, digits, _ and -."""
-    if not PARTICIPANT_ID.fullmatch(name):
-        raise ValidationFailed(
-            field, f"{name!r}: 1-128 of letters, digits, _ and -", len(name.encode())
-        )
+    if not (isinstance(name, str) and PARTICIPANT_ID.fullmatch(name)):
+        raise ValidationFailed(field, f"{name!r}: 1-128 of letters, digits, _ and -", _length(name))
 
 
 def check_channel_name(name: str) -> None:
@@ -63,27 +64,37 @@ def check_channel_name(name: str) -> None:
         raise ValidationFailed(
             "name",
             f"{name!r}: letters, digits, _ and -, parts joined by /, 128 bytes at most",
-            len(name.encode()),
+            _length(name),
         )
 
 
 def check_config(config: ChannelConfig) -> ChannelConfig:
     """The settings themselves, when every value is one that a channel can have."""
-    values = {}
-    for field in msgspec.structs.fields(ChannelConfig):
-        value = getattr(config, field.name)
-        try:
-            values[field.name] = msgspec.convert(value, field.type)  # a number is its enum
-        except msgspec.ValidationError as exc:
-            raise ValidationFailed(field.name, f"{value!r}: {exc}") from None
-        least, most = _CONFIG_NUMBERS.get(field.name, (0, None))
-        if most is not None and value is not None and not least <= value <= most:
-            raise ValidationFailed(field.name, f"{value!r} is not a number from {least} to {most}")
+    values = fields_of(config)
+    for name, (least, most) in _CONFIG_NUMBERS.items():
+        value = values[name]
+        if value is not None and not least <= value <= most:
+            raise ValidationFailed(name, f"{value!r} is not a number from {least} to {most}")
     if not 0 <= config.retention.amount < 2**64:
         raise ValidationFailed("retention", f"{config.retention.amount} does not fit 64 bits")
     if values["retention"].kind is RetentionKind.FOREVER:
         values["retention"] = Retention()  # a file has no amount for it
     return ChannelConfig(**values)
+
+
+def fields_of(values: msgspec.Struct) -> dict[str, Any]:
+    """Every field by name, as the type that it has in a file: a number is its enum.
+
+    Errors: ValidationFailed for the first that is of another type.
+    """
+    found = {}
+    for field in msgspec.structs.fields(type(values)):
+        value = getattr(values, field.name)
+        try:
+            found[field.name] = msgspec.convert(value, field.type)
+        except msgspec.ValidationError as exc:
+            raise ValidationFailed(field.name, f"{value!r}: {exc}") from None
+    return found
 
 
 def check_settings(settings: ChannelSettings) -> ChannelSettings:
@@ -98,12 +109,12 @@ def check_settings(settings: ChannelSettings) -> ChannelSettings:
 
 def check_words(description: object, tags: object) -> tuple[str | None, tuple[str, ...]]:
     """A channel's description and tags: 1,024 characters; 100 tags of 64 bytes."""
-    if description is not None and len(_text("description", description)) > MAX_DESCRIPTION:
+    if description is not None and len(check_text("description", description)) > MAX_DESCRIPTION:
         length = len(str(description))
         raise ValidationFailed("description", f"at most {MAX_DESCRIPTION} characters", length)
     if isinstance(tags, str) or not isinstance(tags, Iterable):
         raise ValidationFailed("tags", f"{tags!r} is no list of tags")
-    found = tuple(_text("tags", tag) for tag in tags)
+    found = tuple(check_text("tags", tag) for tag in tags)
     if len(found) > MAX_TAGS:
         raise ValidationFailed("tags", f"{len(found)} tags, at most {MAX_TAGS}", len(found))
     for tag in found:
@@ -113,7 +124,8 @@ def check_words(description: object, tags: object) -> tuple[str | None, tuple[st
     return str(description) if description else None, found
 
 
-def _text(field: str, value: object) -> str:
+def check_text(field: str, value: object) -> str:
+    """The text itself, when it is one that UTF-8 can hold."""
     if not isinstance(value, str):
         raise ValidationFailed(field, f"{value!r} is no text")
     try:
@@ -199,15 +211,23 @@ def check_message(
         raise ValidationFailed("ttl", f"{ttl} does not fit 64 bits")
 
 
-def check_kind(message_type: int, priority: int) -> tuple[MessageType, Priority]:
-    """Both as members of their enums: a file holds no others."""
-    for field, value, kinds in (
-        ("message_type", message_type, MessageType),
-        ("priority", priority, Priority),
-    ):
-        if value not in list(kinds):
-            raise ValidationFailed(field, f"{value!r} is not a number from 0 to {len(kinds) - 1}")
-    return MessageType(message_type), Priority(priority)
+def check_member(field: str, value: int, kind: type[Member]) -> Member:
+    """The value as a member of its enum: a file holds no others."""
+    if value not in list(kind):
+        raise ValidationFailed(field, f"{value!r} is not a number from 0 to {len(kind) - 1}")
+    return kind(value)
+
+
+def check_signature(signature: object) -> None:
+    """At most the 64 bytes of an Ed25519 signature."""
+    if not isinstance(signature, bytes):
+        raise ValidationFailed("signature", f"{signature!r} is no bytes")
+    if len(signature) > MAX_SIGNATURE_BYTES:
+        raise ValidationFailed("signature", f"at most {MAX_SIGNATURE_BYTES} bytes", len(signature))
+
+
+def _length(name: object) -> int:
+    return len(str(name).encode(errors="replace"))
 
 
 def _check_channel(
@@ -238,7 +258,9 @@ def check_correlation(
 
     ``thread``: type and "expects an acknowledgment" of each message that has this id.
     """
-    if correlation_id is not None and not UUID4.fullmatch(correlation_id):
+    if correlation_id is not None and not (
+        isinstance(correlation_id, str) and UUID4.fullmatch(correlation_id)
+    ):
         raise ValidationFailed("correlation_id", f"{correlation_id!r} is no UUID v4")
     if message_type is MessageType.RESPONSE:
         if not any(kind is MessageType.QUERY for kind, _ in thread):
