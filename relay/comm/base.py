@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from relay.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.comm import events
@@ -91,6 +92,10 @@ class StoreBase:
         """Write what a command did in a channel that is flushed at once. Errors: as ``flush``."""
         if self.state.settings and self.get_settings(channel_id).flush == "immediate":
             self.flush()
+
+    def as_one(self, channel_id: int) -> AbstractContextManager[None]:
+        """A block whose events go into the file together, where the store writes one."""
+        return nullcontext()
 
     def flush(self) -> None:
         """Write everything now, where the store writes a file of its own."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from relay.clock import NS_PER_S, Clock
@@ -46,6 +46,7 @@ class CommStore(DueCommands):
         super().__init__(clock or Clock(), state, limits)
         self._flusher: Flusher | None = None
         self._policy = FlushPolicy()
+        self._is_gathering = False  # in ``as_one``
         self._held = contextlib.ExitStack()
 
     @classmethod
@@ -151,8 +152,19 @@ class CommStore(DueCommands):
         A flush that is due and fails is tried again with backoff; ``flush`` says why.
         """
         super().apply(event)
-        if self._flusher is not None:
+        if self._flusher is not None and not self._is_gathering:
             self._flusher.commit(self._policy_of(event) if self.state.settings else None)
+
+    @contextlib.contextmanager
+    def as_one(self, channel_id: int) -> Iterator[None]:
+        """A block whose events go into the file with one flush, as the channel's policy says."""
+        self._is_gathering = True
+        try:
+            yield
+        finally:
+            self._is_gathering = False
+            if self._flusher is not None:
+                self._flusher.commit(self._policy_in(channel_id))
 
     def tick(self, now_ns: int | None = None) -> list[Redelivery]:
         """What is due: see DueCommands; then retention, what was held back, and the flush."""
@@ -181,12 +193,16 @@ class CommStore(DueCommands):
         self.resume()
 
     def _policy_of(self, event: events.Event) -> FlushPolicy | None:
-        """How soon the event's channel wants it written; None: as soon as the store does."""
+        """How soon the event's channel wants it written."""
         if isinstance(event, events.MessageSent):
             channel_id = event.message.channel_id
         else:
             message = self.state.messages.get(getattr(event, "message_id", 0))
             channel_id = message.channel_id if message else getattr(event, "channel_id", 0)
+        return self._policy_in(channel_id)
+
+    def _policy_in(self, channel_id: int) -> FlushPolicy | None:
+        """How soon a channel wants things written; None: as soon as the store does."""
         settings = self.state.settings.get(channel_id)
         if settings is None or settings.flush in (None, "immediate"):  # ``settle`` sees to that
             return None

@@ -42,12 +42,16 @@ class SendCommands(ChannelCommands):
     ) -> Message:
         """The whole pipeline: the message stands in its recipients' queues when this returns.
 
-        Unless ``holds`` says that its channel has too many pending ones. ``fields`` are those of
-        ``accept``. Errors: as there; nothing is kept then. In a channel that is flushed at once
-        also those of ``flush``: then it is kept, and written as soon as the file can be.
+        Unless ``holds`` says that its channel has too many pending ones. An answer goes to those
+        alone whom it answers in this channel, and acknowledges what they sent. ``fields`` are
+        those of ``accept``. Errors: as there; nothing is kept then. In a channel that is flushed
+        at once also those of ``flush``: then it is kept, and written as soon as the file can be.
         """
-        message = self.accept(channel_id, sender, message_type, content, **fields)  # type: ignore[arg-type]
         is_routed = "recipients" not in fields and "also" not in fields
+        if is_routed and message_type in duties.ANSWERS:
+            originals = self._originals(channel_id, message_type, fields.get("correlation_id"))
+            return self._answer(channel_id, sender, message_type, content, originals, **fields)
+        message = self.accept(channel_id, sender, message_type, content, **fields)  # type: ignore[arg-type]
         self.hand_over_new(message, is_routed)
         if self.state.settings:
             self.settle(channel_id)
@@ -217,24 +221,11 @@ class SendCommands(ChannelCommands):
     ) -> Message:
         """Answer a query; the response goes to who asked, and acknowledges it.
 
-        Errors: ValidationFailed when no query has this correlation id.
+        Errors: ValidationFailed when no query of this channel has this correlation id.
         """
-        queries = [
-            m for m in self.get_thread(correlation_id) if m.message_type is MessageType.QUERY
-        ]
-        response = self.accept(
-            channel_id,
-            sender,
-            MessageType.RESPONSE,
-            content,
-            correlation_id=correlation_id,
-            recipients=[query.sender for query in queries if query.sender != sender],
+        return self.send_message(
+            channel_id, sender, MessageType.RESPONSE, content, correlation_id=correlation_id
         )
-        self.hand_over_new(response)
-        for query in queries:
-            self.move_deliveries(query.id, [sender], DeliveryState.ACKNOWLEDGED)
-        self.settle(channel_id)
-        return self.state.messages[response.id]
 
     def publish(
         self, channel_id: int, sender: str, topic: str, content: str | bytes, **fields: object
@@ -268,16 +259,59 @@ class SendCommands(ChannelCommands):
             raise ValidationFailed("message_id", f"message {message_id} expects no acknowledgment")
         if participant not in self.recipients(message_id):
             raise NotParticipant(f"message {message_id} was not sent to {participant}")
-        ack = self.accept(
+        return self._answer(
             original.channel_id,
             participant,
             MessageType.ACKNOWLEDGMENT,
             f"{status}\n{text}" if text else status,
+            [original],
             correlation_id=original.correlation_id,
             metadata={"ack_status": status, "answers": original.id},
-            recipients=[original.sender],
         )
-        self.hand_over_new(ack)
-        self.move_deliveries(message_id, [participant], DeliveryState.ACKNOWLEDGED)
-        self.settle(original.channel_id)
-        return self.state.messages[ack.id]
+
+    def _originals(
+        self, channel_id: int, message_type: MessageType, correlation_id: object
+    ) -> list[Message]:
+        """What an answer in this channel answers. Errors: ValidationFailed when it is nothing."""
+        thread = self.get_thread(correlation_id) if isinstance(correlation_id, str) else []
+        is_response = message_type == MessageType.RESPONSE
+        originals = [
+            m
+            for m in thread
+            if m.channel_id == channel_id
+            and (m.message_type is MessageType.QUERY if is_response else self.expects_ack(m))
+        ]
+        if thread and not originals:
+            channel = self.get_channel(channel_id)
+            raise ValidationFailed(
+                "correlation_id", f"nothing in channel {channel.name} asks for this answer"
+            )
+        return originals
+
+    def _answer(
+        self,
+        channel_id: int,
+        sender: str,
+        message_type: MessageType,
+        content: str | bytes,
+        originals: list[Message],
+        **fields: object,
+    ) -> Message:
+        """Send an answer to those who asked, alone; its sender owes them nothing any more.
+
+        Both are in the file with the same flush, or a crash would have it asked for again.
+        """
+        with self.as_one(channel_id):
+            answer = self.accept(
+                channel_id,
+                sender,
+                message_type,
+                content,
+                recipients=[one.sender for one in originals],
+                **fields,  # type: ignore[arg-type]
+            )
+            self.hand_over_new(answer)
+            for one in originals:
+                self.move_deliveries(one.id, [sender], DeliveryState.ACKNOWLEDGED)
+        self.settle(channel_id)
+        return self.state.messages[answer.id]

@@ -34,6 +34,7 @@ from relay.comm.topics import TopicTrie
 
 _by_time = attrgetter("created_at", "id")
 _NO_SETTINGS = ChannelSettings()
+_KEPT_BACK = frozenset({DeliveryState.SENT, DeliveryState.ACKNOWLEDGED})
 RECORD_BYTES = 160  # about what a message's record takes beside its content
 
 
@@ -192,7 +193,11 @@ class Tables:
         if limited.held or limited.pending:
             message = self.messages.get(message_id)
             if message is not None:
-                if any(one.state is not DeliveryState.SENT for one in moved.values()):
+                # who acknowledges what was not let go yet does not let it go for the others
+                everybody = self.deliveries[message_id].values()
+                if any(one.state not in _KEPT_BACK for one in moved.values()) or not any(
+                    one.state is DeliveryState.SENT for one in everybody
+                ):
                     self.pending.release(message)
                 self._note_pending(message)
 
