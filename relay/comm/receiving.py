@@ -349,7 +349,7 @@ class ReceiveCommands(StoreBase):
 
 
 def _may_move(before: Delivery, after: DeliveryState, attempt: int) -> bool:
-    if before.state is DeliveryState.DEAD:
+    if before.state in (DeliveryState.DEAD, DeliveryState.EXPIRED):
         return after is DeliveryState.ACKNOWLEDGED
     if before.state is DeliveryState.ACKNOWLEDGED:
         return False

@@ -135,6 +135,8 @@ class State(Tables):
         self._set_status(event.message_id, event.at)
         if event.attempt:
             self._note_retries(event.message_id, moved[event.recipients[0]])
+        if event.message_id in self.dead:
+            self._note_end(event.message_id)
 
     def _message_received(self, event: events.MessageReceived) -> None:
         known = self.deliveries.get(event.message_id, {})
@@ -166,11 +168,7 @@ class State(Tables):
             event.at, event.last_error, (*earlier.recipients, *event.recipients)
         )
         self.modified_at = event.at
-        if min(d.state for d in self.deliveries[event.message_id].values()) in _HOPELESS:
-            message = self._drop_live([event.message_id])[0]
-            self.dead_letters[message.id] = msgspec.structs.replace(
-                message, status=MessageStatus.DEAD_LETTER
-            )
+        self._note_end(event.message_id)
 
     def _dead_letter_replayed(self, event: events.DeadLetterReplayed) -> None:
         note = self.dead.pop(event.message_id)
@@ -232,6 +230,15 @@ class State(Tables):
         self.duplicates = {k: at for k, at in self.duplicates.items() if at > event.at_ms}
         self.next_forget_ms = min(self.duplicates.values(), default=None)
 
+    def _note_end(self, message_id: int) -> None:
+        """A message given up for somebody is a dead letter once nobody else will have it."""
+        states = [one.state for one in self.deliveries[message_id].values()]
+        if message_id in self.messages and min(states) in _HOPELESS:
+            message = self._drop_live([message_id])[0]
+            self.dead_letters[message_id] = msgspec.structs.replace(
+                message, status=MessageStatus.DEAD_LETTER
+            )
+
     def _return_to_life(self, message_id: int) -> None:
         """A message that was dead for all is live again, where it stood before."""
         message = self.dead_letters.pop(message_id, None)
@@ -259,8 +266,10 @@ class State(Tables):
         """The message's status, as its deliveries stand now."""
         self.modified_at = at
         message = self.messages.get(message_id)
-        lowest = min(delivery.state for delivery in self.deliveries[message_id].values())
-        status = _STATUS_OF.get(lowest)
+        states = {delivery.state for delivery in self.deliveries[message_id].values()}
+        status = _STATUS_OF.get(min(states))
+        if status is MessageStatus.ACKNOWLEDGED and DeliveryState.DEAD in states:
+            status = MessageStatus.DELIVERED  # one who owes an acknowledgment never gave it
         if (
             message is not None
             and status is not None

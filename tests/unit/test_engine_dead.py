@@ -140,3 +140,52 @@ def test_after_a_restart_dead_letters_are_replayed_and_purged_alike(
         assert one.purge_dead_letters(older_than_s=50) == 1
         assert one.dead_letters() == []
     assert opened.snapshot() == store.snapshot()
+
+
+@pytest.mark.parametrize("first", ["acknowledged", "dead"])
+def test_in_either_order_one_has_answered_and_the_other_is_dead(
+    store: CommStore, clock: FakeClock, first: str
+) -> None:
+    number = send(store, one_attempt(store, "other"), "lead").id
+    if first == "acknowledged":
+        store.acknowledge_message(number, "other", "completed")
+    store.give_up(number, ["worker"], "it is gone")
+    if first == "dead":
+        store.acknowledge_message(number, "other", "completed")
+    message = store.get_message(number)
+    assert message is not None and message.status is MessageStatus.DELIVERED
+    assert [letter.recipients for letter in store.dead_letters()] == [("worker",)]
+    store.acknowledge_message(number, "worker", "completed")  # late
+    message = store.get_message(number)
+    assert message is not None and message.status is MessageStatus.ACKNOWLEDGED
+    reopened(store, clock)
+
+
+@pytest.mark.parametrize("first", ["bounced", "dead"])
+def test_in_either_order_nobody_is_left_and_it_is_a_dead_letter(
+    store: CommStore, clock: FakeClock, first: str
+) -> None:
+    number = send(store, one_attempt(store, "other"), "lead").id
+    if first == "bounced":
+        store.move_deliveries(number, ["other"], DeliveryState.BOUNCED)
+    store.give_up(number, ["worker"], "it is gone")
+    if first == "dead":
+        store.move_deliveries(number, ["other"], DeliveryState.BOUNCED)
+    message = store.get_message(number)
+    assert message is not None and message.status is MessageStatus.DEAD_LETTER
+    assert len(store) == 0
+    reopened(store, clock)
+
+
+def test_who_received_it_before_its_ttl_passed_may_say_so_later(
+    store: CommStore, clock: FakeClock
+) -> None:
+    number = send(store, one_attempt(store), "lead", ttl=5).id
+    assert len(store.receive_messages(None, "worker")) == 1
+    assert overdue(store, clock) == []
+    assert standing(store, number) == {"worker": DeliveryState.EXPIRED}
+    store.acknowledge_message(number, "worker", "completed")
+    assert standing(store, number) == {"worker": DeliveryState.ACKNOWLEDGED}
+    message = store.get_message(number)
+    assert message is not None and message.status is MessageStatus.ACKNOWLEDGED
+    reopened(store, clock)
