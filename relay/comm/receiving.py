@@ -292,11 +292,11 @@ class ReceiveCommands(StoreBase):
     def _is_past(self, message: Message) -> bool:
         return self._now_ns() >= (message.created_at + (message.ttl or 0)) * NS_PER_S
 
-    def _delivery_order(self, message: Message) -> tuple[int, int, int]:
-        """Priority where the channel heeds it, then first come, first served."""
+    def _delivery_order(self, message: Message) -> tuple[int, int]:
+        """Priority where the channel heeds it, then first come, first served, by no clock."""
         heeds = self.state.channels[message.channel_id].config.priority_ordering
         priority = message.priority if heeds else Priority.NORMAL
-        return (priority, message.created_at, message.id)
+        return (priority, message.id)
 
     def query_messages(self, filter: MessageFilter | None = None) -> QueryResult:
         """Messages by every given criterion, newest first by default; dead letters included.

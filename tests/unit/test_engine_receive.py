@@ -228,3 +228,13 @@ def test_what_a_sender_asks_for_always_fits_a_file(
     with pytest.raises(ValidationFailed) as caught:
         send(store, channel, "lead", ttl=2**64)
     assert caught.value.field == "ttl"
+
+
+def test_a_clock_that_was_set_back_changes_no_order(store: CommStore, clock: FakeClock) -> None:
+    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    first = send(store, channel, "a")
+    clock.jump(-100)
+    second = send(store, channel, "a")
+    opened = CommStore.load(clock, store.snapshot().file())
+    for one in (store, opened):
+        assert [m.id for m in one.receive_messages(None, "b")] == [first.id, second.id]
