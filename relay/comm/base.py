@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
+import msgspec
+
 from relay.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.comm import events
 from relay.comm.archives import Archives
@@ -109,11 +111,13 @@ class StoreBase:
         return self.state.snapshot()
 
     def get_channel(self, channel_id: int) -> Channel:
-        """Errors: ChannelNotFound."""
+        """The channel as it is now, its message count included. Errors: ChannelNotFound."""
         try:
-            return self.state.channels[channel_id]
+            channel = self.state.channels[channel_id]
         except KeyError:
             raise ChannelNotFound(f"there is no channel {channel_id}") from None
+        # the state counts beside its channels: sending need not make a new one each time
+        return msgspec.structs.replace(channel, message_count=self.state.counts[channel_id])
 
     def get_settings(self, channel_id: int) -> ChannelSettings:
         """What the channel was told beside its config. Errors: ChannelNotFound."""
@@ -121,7 +125,7 @@ class StoreBase:
 
     def takes_part(self, channel_id: int, participant: str) -> bool:
         """True when ``participant`` is one of the channel's."""
-        return participant in self.state.members[channel_id]
+        return participant in self.state.members.get(channel_id, ())
 
     def _now_ns(self) -> int:
         return self._clock.now_ns()

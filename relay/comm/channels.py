@@ -86,21 +86,22 @@ class ChannelCommands(PressureCommands):
     def get_channel_by_name(self, name: str) -> Channel | None:
         """The channel of that name, if there is one."""
         channel_id = self.state.names.get(name)
-        return None if channel_id is None else self.state.channels[channel_id]
+        return None if channel_id is None else self.get_channel(channel_id)
 
     def list_channels(self) -> list[Channel]:
         """Every channel, by id."""
-        return list(self.state.channels.values())
+        return [self.get_channel(channel_id) for channel_id in self.state.channels]
 
     def message_count(self, channel_id: int) -> int:
-        """How many messages the channel has had."""
-        return self.state.counts[channel_id]
+        """How many messages the channel has had. Errors: ChannelNotFound."""
+        return self.get_channel(channel_id).message_count
 
     def join_channel(self, channel_id: int, participant: str) -> Channel:
-        """Take part in a channel, in a broadcast channel as observer; again changes nothing.
+        """Take part in a channel, in a broadcast channel as observer, its owner as owner.
 
-        Who joins a sticky channel gets what was sent before and is still live, oldest first.
-        Errors: ValidationFailed when a direct channel has two, or max_participants are there.
+        Again changes nothing. Who joins a sticky channel gets what was sent before and is
+        still live, oldest first. Errors: ValidationFailed when a direct channel has two, or
+        max_participants are there.
         """
         channel = self.get_channel(channel_id)
         if self.takes_part(channel_id, participant):
@@ -115,11 +116,13 @@ class ChannelCommands(PressureCommands):
             )
         observes = channel.channel_type is ChannelType.BROADCAST
         role = ParticipantRole.OBSERVER if observes else ParticipantRole.MEMBER
+        if participant == channel.owner:  # it had left
+            role = ParticipantRole.OWNER
         now = self._now_s()
         self.apply(events.ParticipantJoined(channel_id, Participant(participant, role, now), now))
         if channel.config.sticky_messages and channel.channel_type is not ChannelType.PUB_SUB:
             self._catch_up(channel, participant, lambda _: True)
-        return self.state.channels[channel_id]
+        return self.get_channel(channel_id)
 
     def leave_channel(self, channel_id: int, participant: str) -> Channel:
         """No longer take part: what waits there for ``participant`` bounces, unless it is owed
@@ -138,7 +141,7 @@ class ChannelCommands(PressureCommands):
                     and not duties.still_owed(channel, message)
                 ):
                     self.move_deliveries(number, [participant], DeliveryState.BOUNCED)
-        return self.state.channels[channel_id]
+        return self.get_channel(channel_id)
 
     def subscribe(
         self,
@@ -303,7 +306,7 @@ class ChannelCommands(PressureCommands):
             events.ChannelChanged(channel.id, state, config, now, settings, description, tags)
         )
         self.resume()
-        return self.state.channels[channel.id]
+        return self.get_channel(channel.id)
 
 
 def _check_participants(channel: Channel, config: ChannelConfig) -> None:

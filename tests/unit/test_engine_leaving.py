@@ -172,3 +172,13 @@ def test_every_call_is_there_and_says_what_it_does(name: str) -> None:
 def test_the_public_names_are_in_order() -> None:
     assert sorted(relay.comm.__all__) == relay.comm.__all__
     assert all(hasattr(relay.comm, name) for name in relay.comm.__all__)
+
+
+def test_an_owner_who_comes_back_is_its_owner(store: CommStore) -> None:
+    channel = channel_of(store, ChannelType.BROADCAST, "boss", "w")
+    store.leave_channel(channel.id, "boss")
+    back = store.join_channel(channel.id, "boss")
+    assert [(p.id, p.role.label) for p in back.participants] == [
+        ("w", "Observer"),
+        ("boss", "Owner"),
+    ]

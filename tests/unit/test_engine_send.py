@@ -18,6 +18,7 @@ from relay.comm.model import (
     ParticipantRole,
     Priority,
 )
+from relay.errors import ChannelNotFound
 from tests.fakes import FakeClock
 from tests.unit.comm_support import (
     AT_LEAST_ONCE,
@@ -262,6 +263,11 @@ def test_numbers_grow_and_are_counted(store: CommStore) -> None:
     assert (store.message_count(one.id), store.message_count(two.id)) == (2, 1)
     assert (len(store), store.messages_sent) == (3, 3)
     assert [channel.message_count for channel in store.snapshot().values.channels] == [2, 1]
+    assert [channel.message_count for channel in store.list_channels()] == [2, 1]
+    for found in (store.get_channel(1), store.get_channel_by_name("one")):
+        assert found is not None and found.message_count == 2
+    with pytest.raises(ChannelNotFound):
+        store.message_count(3)
 
 
 def test_sent_it_is_delivered_when_the_call_returns(store: CommStore, clock: FakeClock) -> None:
