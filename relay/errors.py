@@ -212,6 +212,12 @@ class StoreLocked(CommError):
     hint = "readers need no lock; a second writer waits for the first to end"
 
 
+class StoreClosed(CommError):
+    """The store was closed: what it took now would be in no file."""
+
+    hint = "open it again"
+
+
 class SealedStore(CommError):
     """The store is encrypted, and there is no key or another one."""
 

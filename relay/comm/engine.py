@@ -28,7 +28,7 @@ from relay.comm.limits import DEFAULT_LIMITS, Limits
 from relay.comm.model import DeliveryState, StoreFile
 from relay.comm.seal import unseal
 from relay.comm.state import State
-from relay.errors import RelayError
+from relay.errors import RelayError, StoreClosed
 
 _BATCH = FlushPolicy()
 _MANUAL = FlushPolicy(None, None)
@@ -47,6 +47,7 @@ class CommStore(DueCommands):
         self._flusher: Flusher | None = None
         self._policy = FlushPolicy()
         self._is_gathering = False  # in ``as_one``
+        self._is_closed = False
         self._held = contextlib.ExitStack()
 
     @classmethod
@@ -150,7 +151,10 @@ class CommStore(DueCommands):
         """Change the store as the event says, and write it when the policy says so.
 
         A flush that is due and fails is tried again with backoff; ``flush`` says why.
+        Errors: StoreClosed, and nothing has changed.
         """
+        if self._is_closed:
+            raise StoreClosed("the store is closed")
         super().apply(event)
         if self._flusher is not None and not self._is_gathering:
             self._flusher.commit(self._policy_of(event) if self.state.settings else None)
@@ -209,10 +213,11 @@ class CommStore(DueCommands):
         return _MANUAL if settings.flush == "manual" else _BATCH
 
     def close(self) -> None:
-        """Flush, and let the lock go."""
+        """Flush, and let the lock go: from now on nothing is taken, for it would be in no file."""
         try:
             self.flush()
         finally:
+            self._is_closed = self._is_closed or self._flusher is not None
             self._flusher = None
             self._held.close()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relay.comm import ChannelType, CommStore, FlushPolicy, MessageType
-from relay.errors import FormatError, RelayError, StoreLocked
+from relay.errors import FormatError, RelayError, StoreClosed, StoreLocked
 from tests.fakes import FakeClock
 from tests.procs import environment, until
 
@@ -104,3 +104,22 @@ def test_a_damaged_file_is_refused_and_left_and_the_lock_is_free_again(tmp_path:
         with pytest.raises(FormatError, match="expected"):
             CommStore.open(str(path))
     assert path.read_bytes() == b"ACOMM001" + b"\0" * 300
+
+
+def test_a_store_that_was_closed_takes_nothing_that_would_be_lost(tmp_path: Path) -> None:
+    path = tmp_path / "s.acomm"
+    with CommStore.open(str(path)) as store:
+        channel = store.create_channel("c", ChannelType.GROUP, "a")
+        store.join_channel(channel.id, "b")
+        store.send_message(channel.id, "a", MessageType.TEXT, "hello")
+    before = path.read_bytes()
+    for change in (
+        lambda: store.send_message(channel.id, "a", MessageType.TEXT, "lost"),
+        lambda: store.receive_messages(None, "b"),
+        lambda: store.join_channel(channel.id, "c"),
+    ):
+        with pytest.raises(StoreClosed, match="the store is closed"):
+            change()
+    store.close()  # again, and nothing happens
+    assert len(store.query_messages().messages) == 1
+    assert path.read_bytes() == before
