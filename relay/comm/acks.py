@@ -227,6 +227,9 @@ class DueCommands(SendCommands):
         if reason:
             return Overdue(message, recipient, Verdict.DEAD, attempt, reason)
         pause_ms = self._config(message).retry_backoff_ms << (attempt - delivery.spent - 1)
+        if self._happened(message, recipient, now_ms):
+            # it outlives the attempt that it is to stop, and the wait before the next one
+            self._note_exactly_once(message, [recipient], now_ms + pause_ms)
         self.wait(message_id, recipient, now_ms + pause_ms)
         return None
 

@@ -53,7 +53,7 @@ class ReceiveCommands(StoreBase):
                 message_id, recipients, DeliveryState.DELIVERED, due_ms, attempt
             )
             if owes:
-                self._note_exactly_once(message, moved)
+                self._note_exactly_once(message, moved, now_ms)
 
     def _config(self, message: Message) -> ChannelConfig:
         return self.state.channels[message.channel_id].config
@@ -65,8 +65,8 @@ class ReceiveCommands(StoreBase):
             return min(asked_ms, _LONGEST_MS)
         return (self._config(message).ack_timeout or self.ack_timeout_s) * 1000
 
-    def _note_exactly_once(self, message: Message, recipients: Iterable[str]) -> None:
-        """Remember an exactly-once delivery for twice its ack timeout."""
+    def _note_exactly_once(self, message: Message, recipients: Iterable[str], now_ms: int) -> None:
+        """Remember an exactly-once delivery for twice its ack timeout from now on."""
         asked = (message.metadata or {}).get("delivery")
         mode = self._config(message).delivery
         if asked == "exactly-once" or mode is DeliveryMode.EXACTLY_ONCE:
@@ -349,7 +349,7 @@ class ReceiveCommands(StoreBase):
 
 
 def _may_move(before: Delivery, after: DeliveryState, attempt: int) -> bool:
-    if before.state in (DeliveryState.DEAD, DeliveryState.EXPIRED):
+    if before.state > DeliveryState.ACKNOWLEDGED:  # given up
         return after is DeliveryState.ACKNOWLEDGED
     if before.state is DeliveryState.ACKNOWLEDGED:
         return False

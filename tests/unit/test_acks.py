@@ -267,8 +267,25 @@ def test_exactly_once_is_not_delivered_again(scene: Scene) -> None:
     assert scene.state(sent) is DeliveryState.RECEIVED
     scene.reopened()  # the set survives
     assert len(scene.store.state.duplicates) == 1
-    scene.after(9)  # 20 s after the delivery it has expired
+    scene.store.acknowledge_message(sent, "worker", "completed")
+    scene.after(9)  # 20 s after the delivery, 10 s after the attempt that it has stopped
+    assert len(scene.store.state.duplicates) == 1
+    scene.after(12)
     assert scene.store.state.duplicates == {}
+
+
+@pytest.mark.parametrize("ack_timeout", [1, 10, 60])
+def test_exactly_once_no_retry_delivers_it_again(ack_timeout: int) -> None:
+    mode = DeliveryMode.EXACTLY_ONCE
+    scene = Scene(ChannelConfig(delivery=mode, ack_timeout=ack_timeout))
+    sent = scene.send()
+    assert len(scene.store.receive_messages(None, "worker")) == 1
+    while not scene.store.dead_letters():
+        assert scene.after(0.5) == []
+        assert scene.store.receive_messages(None, "worker") == []
+        scene.reopened()
+    (letter,) = scene.store.dead_letters()
+    assert (letter.message.id, letter.message.retry_count) == (sent, 3)
 
 
 def test_a_replay_is_not_stopped_by_exactly_once() -> None:

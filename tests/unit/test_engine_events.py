@@ -55,6 +55,14 @@ def later(store: CommStore) -> object:
     return len(store.dead_letters())
 
 
+def once(store: CommStore) -> object:
+    """What is to be delivered once is received, and nobody ever acknowledges it."""
+    number = numbered(store, "Group")
+    store.configure_channel(number, delivery=DeliveryMode(2))
+    sent = store.send_message(number, "a", MessageType.TEXT, "hi")
+    return sent.id, later(store)
+
+
 def all_join(store: CommStore, number: int) -> object:
     """The channel becomes sticky, and everybody comes."""
     store.configure_channel(number, sticky_messages=True, tags=["x"], description="what for")
@@ -129,7 +137,7 @@ def operations(draw: st.DrawFn) -> Operation:
         lambda store: store.configure_channel(
             numbered(store, name), delivery=DeliveryMode(1), ack_timeout=5
         ),
-        lambda store: store.configure_channel(numbered(store, name), delivery=DeliveryMode(2)),
+        once,
         lambda store: store.set_channel_state(numbered(store, name), channel_state),
         lambda store: all_join(store, numbered(store, name)),
         lambda store: all_join(store, numbered(store, "Group")),
