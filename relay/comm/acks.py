@@ -35,6 +35,7 @@ NO_ACK = "no acknowledgment within {timeout_s} s, {attempts} attempts"
 TOO_OLD = "no acknowledgment for {age_s} s, {attempts} attempts"
 TTL_OVER = "its TTL of {ttl} s passed without an acknowledgment"
 BATCH = 256  # deliveries that ``due`` hands out at once
+FORGET_A_MS = 16  # entries of the exactly-once set; so much rest for each of them gone through
 
 
 class Verdict(Enum):
@@ -69,6 +70,8 @@ class DueCommands(SendCommands):
     ``tick`` does everything itself. Who delivers by other means, as the relay does by files,
     asks ``due``, does it, and says so by ``deliver``, ``expire``, ``give_up`` or ``wait``.
     """
+
+    _next_forget_ms = 0  # before that the exactly-once set is not gone through again
 
     def next_due_ms(self) -> int | None:
         """When ``tick`` has something to do next (Unix ms)."""
@@ -113,8 +116,7 @@ class DueCommands(SendCommands):
         done.
         """
         now_ms = (self._now_ns() if now_ns is None else now_ns) // NS_PER_MS
-        if self.state.next_forget_ms is not None and self.state.next_forget_ms <= now_ms:
-            self.apply(events.DuplicatesForgotten(now_ms))
+        self._forget_duplicates(now_ms)
         found: dict[tuple[int, int, str], Overdue] = {}  # a timer may stand in the heap twice
         while len(found) < limit:
             due_ms = self.next_due_ms()
@@ -199,6 +201,13 @@ class DueCommands(SendCommands):
         if note is None or message is None:
             raise MessageNotFound(f"there is no dead letter {message_id}")
         return DeadLetter(message, note.recipients, note.last_error, note.at)
+
+    def _forget_duplicates(self, now_ms: int) -> None:
+        """Drop what has expired; a large set is gone through the more rarely."""
+        first_ms = self.state.next_forget_ms
+        if first_ms is not None and max(first_ms, self._next_forget_ms) <= now_ms:
+            self.apply(events.DuplicatesForgotten(now_ms))
+            self._next_forget_ms = now_ms + len(self.state.duplicates) // FORGET_A_MS
 
     def _is_current(self, due_ms: int, message_id: int, recipient: str) -> bool:
         """False for a timer whose delivery has moved on since."""

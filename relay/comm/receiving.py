@@ -70,7 +70,7 @@ class ReceiveCommands(StoreBase):
         asked = (message.metadata or {}).get("delivery")
         mode = self._config(message).delivery
         if asked == "exactly-once" or mode is DeliveryMode.EXACTLY_ONCE:
-            expires_ms = self._now_ms() + 2 * self._ack_timeout_ms(message)
+            expires_ms = now_ms + 2 * self._ack_timeout_ms(message)
             for recipient in recipients:
                 key = (message.correlation_id or "", message.id, recipient)
                 self.apply(events.DuplicateNoted(key, expires_ms))
@@ -308,7 +308,7 @@ class ReceiveCommands(StoreBase):
         wanted = filter or MessageFilter()
         state = self.state
         found = [state.messages[number] for number in state.index.candidates(wanted)]
-        found += state.dead_letters.values()
+        found += [state.dead_letters[number] for number in state.dead_index.candidates(wanted)]
         if wanted.include_archived:
             found += [state.archive[number] for number in state.archive_index.candidates(wanted)]
         if self.archives is None or not state.archives:
@@ -341,7 +341,7 @@ class ReceiveCommands(StoreBase):
         state = self.state
         live = [state.messages[n] for n in state.index.thread(correlation_id)]
         archived = [state.archive[n] for n in state.archive_index.thread(correlation_id)]
-        dead = [m for m in state.dead_letters.values() if m.correlation_id == correlation_id]
+        dead = [state.dead_letters[n] for n in state.dead_index.thread(correlation_id)]
         return sorted([*archived, *live, *dead], key=lambda message: message.id)
 
     def __len__(self) -> int:

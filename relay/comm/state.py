@@ -183,15 +183,15 @@ class State(Tables):
             tried = known.get(recipient, _SENT).attempt
             due[recipient] = Delivery(DeliveryState.WAITING, tried, event.at * 1000, False, tried)
         self._set_deliveries(event.message_id, known, due)
-        for key in [k for k in self.duplicates if k[1] == event.message_id]:
-            if key[2] in note.recipients:
-                del self.duplicates[key]  # a replay is meant to be delivered again
+        for recipient in note.recipients:  # a replay is meant to be delivered again
+            self.duplicates.pop((message.correlation_id or "", message.id, recipient), None)
         self.modified_at = event.at
 
     def _dead_letter_discarded(self, event: events.DeadLetterDiscarded) -> None:
         del self.dead[event.message_id]
         gone = self.dead_letters.pop(event.message_id, None)
         if gone is not None:
+            self.dead_index.remove([gone])
             self._forget(gone)
         self.modified_at = event.at
 
@@ -235,16 +235,17 @@ class State(Tables):
         states = [one.state for one in self.deliveries[message_id].values()]
         if message_id in self.messages and min(states) in _HOPELESS:
             message = self._drop_live([message_id])[0]
-            self.dead_letters[message_id] = msgspec.structs.replace(
-                message, status=MessageStatus.DEAD_LETTER
-            )
+            dead = msgspec.structs.replace(message, status=MessageStatus.DEAD_LETTER)
+            self.dead_letters[message_id] = dead
+            self.dead_index.add(dead)
 
     def _return_to_life(self, message_id: int) -> None:
         """A message that was dead for all is live again, where it stood before."""
         message = self.dead_letters.pop(message_id, None)
         if message is not None:
+            self.dead_index.remove([message])
             self._add_message(message)
-            self.messages = dict(sorted(self.messages.items()))
+            self._live_is_sorted = False
 
     def _answered_after_all(self, message_id: int, recipients: tuple[str, ...]) -> None:
         """An acknowledgment of what was given up: for these it is dead no longer."""

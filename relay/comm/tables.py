@@ -66,10 +66,12 @@ class Tables:
         self.timers: list[tuple[int, int, str]] = []  # heap of (due ms, message, recipient)
         self.dead: dict[int, DeadNote] = {}  # what was given up, by message
         self.dead_letters: dict[int, Message] = {}  # those given up for all: no longer live
+        self.dead_index = MessageIndex()
         self.duplicates: dict[DuplicateKey, int] = {}  # the exactly-once set: key -> expiry ms
         self.next_forget_ms: int | None = None  # when the first of them expires
         self.archive: dict[int, Message] = {}
         self.archive_index = MessageIndex()
+        self._live_is_sorted = True
         self._archive_is_sorted = True
         self._archive_end = (0, 0)  # (created_at, id) of the last one
         self.archives: tuple[ArchiveNote, ...] = ()  # files of what was rolled, oldest first
@@ -128,6 +130,7 @@ class Tables:
         self.messages = {message.id: message for message in live}
         self.index = MessageIndex(live)
         self.dead_letters = {message.id: message for message in dead}
+        self.dead_index = MessageIndex(dead)
         for message in (*live, *dead):
             self.record_bytes += len(message.content) + RECORD_BYTES
             if message.metadata is not None:
@@ -141,6 +144,9 @@ class Tables:
 
     def snapshot(self) -> Snapshot:
         """Everything as immutable values, in O(messages) pointer copies."""
+        if not self._live_is_sorted:  # a dead letter is back among them
+            self.messages = dict(sorted(self.messages.items()))
+            self._live_is_sorted = True
         return Snapshot(
             StoreFile(
                 self.created_at,
