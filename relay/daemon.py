@@ -129,6 +129,7 @@ class Daemon:
 
     def _session(self, ready: Callable[[], None]) -> None:
         """Open everything, recover, serve until told to stop, close everything."""
+        gc.unfreeze()  # what a session before left is nobody's any more
         with contextlib.ExitStack() as stack:
             config = self._config
             for name in self._home.secure():
