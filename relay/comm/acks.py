@@ -76,7 +76,7 @@ class DueCommands(SendCommands):
     def next_due_ms(self) -> int | None:
         """When ``tick`` has something to do next (Unix ms)."""
         timers = self.state.timers
-        while timers and not self._is_current(*timers[0]):
+        while timers and not self.state.is_current(timers[0]):
             heappop(timers)
         return timers[0][0] if timers else None
 
@@ -208,13 +208,6 @@ class DueCommands(SendCommands):
         if first_ms is not None and max(first_ms, self._next_forget_ms) <= now_ms:
             self.apply(events.DuplicatesForgotten(now_ms))
             self._next_forget_ms = now_ms + len(self.state.duplicates) // FORGET_A_MS
-
-    def _is_current(self, due_ms: int, message_id: int, recipient: str) -> bool:
-        """False for a timer whose delivery has moved on since."""
-        delivery = self.state.deliveries.get(message_id, {}).get(recipient)
-        return (
-            delivery is not None and delivery.due_ms == due_ms and message_id in self.state.messages
-        )
 
     def _is_over(self, message: Message, now_ms: int) -> bool:
         return message.ttl is not None and now_ms >= (message.created_at + message.ttl) * 1000

@@ -34,6 +34,7 @@ from relay.comm.topics import TopicTrie
 
 _by_time = attrgetter("created_at", "id")
 _NO_SETTINGS = ChannelSettings()
+MANY_TIMERS = 4096  # from here on those that mean nothing any more are looked for
 _KEPT_BACK = frozenset({DeliveryState.SENT, DeliveryState.ACKNOWLEDGED})
 RECORD_BYTES = 160  # about what a message's record takes beside its content
 
@@ -64,6 +65,7 @@ class Tables:
         self.subscriptions: dict[int, Subscription] = {}
         self.topics: dict[int, TopicTrie] = {}  # channel -> its subscriptions by pattern
         self.timers: list[tuple[int, int, str]] = []  # heap of (due ms, message, recipient)
+        self._most_timers = MANY_TIMERS
         self.dead: dict[int, DeadNote] = {}  # what was given up, by message
         self.dead_letters: dict[int, Message] = {}  # those given up for all: no longer live
         self.dead_index = MessageIndex()
@@ -191,6 +193,8 @@ class Tables:
         for recipient, delivery in moved.items():
             if delivery.due_ms:
                 heappush(self.timers, (delivery.due_ms, message_id, recipient))
+                if len(self.timers) > self._most_timers:
+                    self._drop_stale_timers()
             if delivery.queued:
                 self.queues.setdefault(recipient, {})[message_id] = None
             elif recipient in self.queues:
@@ -206,6 +210,18 @@ class Tables:
                 ):
                     self.pending.release(message)
                 self._note_pending(message)
+
+    def is_current(self, timer: tuple[int, int, str]) -> bool:
+        """False for a timer whose delivery has moved on since."""
+        due_ms, message_id, recipient = timer
+        delivery = self.deliveries.get(message_id, {}).get(recipient)
+        return delivery is not None and delivery.due_ms == due_ms and message_id in self.messages
+
+    def _drop_stale_timers(self) -> None:
+        """Acknowledged in time, a timer would stay until it is due, however late that is."""
+        self.timers = [timer for timer in self.timers if self.is_current(timer)]
+        heapify(self.timers)
+        self._most_timers = max(MANY_TIMERS, 2 * len(self.timers))
 
     def _set_settings(self, channel_id: int, settings: ChannelSettings) -> None:
         """Keep a channel's settings; what is pending is counted where that has a limit alone."""
@@ -310,6 +326,8 @@ class Tables:
         for recipient, delivery in self.deliveries.pop(message.id, {}).items():
             if delivery.queued:
                 self.queues[recipient].pop(message.id, None)
+            if self.duplicates:
+                self.duplicates.pop((message.correlation_id or "", message.id, recipient), None)
         relay_id = (message.metadata or {}).get("relay_id")
         if isinstance(relay_id, str) and self.relay_ids.get(relay_id) == message.id:
             del self.relay_ids[relay_id]

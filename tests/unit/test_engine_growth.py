@@ -8,6 +8,7 @@ from relay.comm.acks import FORGET_A_MS
 from relay.comm.engine import CommStore
 from relay.comm.events import DuplicatesForgotten, Event
 from relay.comm.model import Channel, ChannelType, MessageFilter, MessageStatus, MessageType
+from relay.comm.tables import MANY_TIMERS
 from tests.fakes import FakeClock
 from tests.unit.comm_support import EXACTLY_ONCE, channel_of, reopened, send
 
@@ -84,3 +85,29 @@ def test_a_large_exactly_once_set_is_gone_through_rarely(
         store.tick()
     assert store.state.duplicates == {}
     assert sum(walks) < many / 16
+
+
+def test_a_long_run_leaves_no_timer_behind(store: CommStore, clock: FakeClock) -> None:
+    channel = channel_of(store, ChannelType.GROUP, "lead", "worker", ack_timeout=50_000)
+    waits = send(store, channel, "lead", MessageType.COMMAND).id
+    for _ in range(3 * MANY_TIMERS):
+        number = send(store, channel, "lead", MessageType.COMMAND).id
+        store.acknowledge_message(number, "worker", "completed")
+    assert len(store.state.timers) <= MANY_TIMERS
+    clock.advance(50_001)
+    store.tick()
+    clock.advance(1)
+    assert [again.message.id for again in store.tick()] == [waits]
+
+
+def test_what_is_gone_for_good_leaves_nothing_behind(store: CommStore) -> None:
+    channel = channel_of(
+        store, ChannelType.GROUP, "lead", "worker", delivery=EXACTLY_ONCE, ack_timeout=10**6
+    )
+    store.acknowledge_message(send(store, channel, "lead").id, "worker", "completed")
+    store.delivers_itself = False  # what is written is final, whether it was received or not
+    store.evict()
+    store.compact()
+    state = store.state
+    assert (state.messages, state.archive, state.deliveries) == ({}, {}, {})
+    assert (state.duplicates, list(filter(None, state.queues.values()))) == ({}, [])
