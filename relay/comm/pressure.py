@@ -97,8 +97,9 @@ class PressureCommands(RetentionCommands):
         return max(self.file_bytes + state.bytes_sent - self._sent_in_file, state.record_bytes)
 
     def _make_room(self, size: int, is_answer: bool) -> bool:
-        """Room for ``size`` bytes of content; True when the file comes near its limit just now.
+        """Room for ``size`` bytes of content and metadata.
 
+        True when the file comes near its limit just now.
         Errors: StoreFull, StoreCapacity when there is none.
         """
         state, limits = self.state, self.limits

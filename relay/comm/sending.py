@@ -23,6 +23,7 @@ from relay.comm.model import (
     RetentionKind,
 )
 from relay.comm.receiving import SYSTEM
+from relay.comm.tables import variable_bytes
 from relay.errors import CommError, MessageNotFound, NotParticipant, ValidationFailed
 
 ACK_STATUSES = ("received", "in_progress", "completed", "failed")
@@ -106,11 +107,12 @@ class SendCommands(ChannelCommands):
             correlation_id = uuid4_of(str(key))  # its answer must find it
         state = self.state
         is_near_full = False
+        size = variable_bytes(body, metadata)
         if (
-            state.bytes_sent + len(body) >= self._roomy_until
+            state.bytes_sent + size >= self._roomy_until
             or len(state.messages) >= self.limits.active_messages
         ):
-            is_near_full = self._make_room(len(body), is_answer)
+            is_near_full = self._make_room(size, is_answer)
         if channel.config.retention.kind is not RetentionKind.FOREVER:
             self._retain(channel, 1, len(body))
         message = Message(

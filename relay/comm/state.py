@@ -18,7 +18,7 @@ from relay.comm.model import (
     MessageStatus,
     with_status,
 )
-from relay.comm.tables import RECORD_BYTES, Tables
+from relay.comm.tables import Tables, record_bytes
 
 # What a delivery's state means for its message, once every delivery is at least there.
 _STATUS_OF = {
@@ -101,7 +101,7 @@ class State(Tables):
         self.counts[message.channel_id] += 1
         self.messages_sent += 1
         self.next_message = max(self.next_message, message.id + 1)
-        size = len(message.content) + RECORD_BYTES
+        size = record_bytes(message)
         self.bytes_sent += size
         self.record_bytes += size
         self.deliveries[message.id] = dict.fromkeys(event.recipients, _SENT)

@@ -25,6 +25,7 @@ from relay.comm.model import (
     DeliveryState,
     Message,
     MessageStatus,
+    Metadata,
     RetentionKind,
     StoreFile,
     Subscription,
@@ -36,7 +37,20 @@ _by_time = attrgetter("created_at", "id")
 _NO_SETTINGS = ChannelSettings()
 MANY_TIMERS = 4096  # from here on those that mean nothing any more are looked for
 _KEPT_BACK = frozenset({DeliveryState.SENT, DeliveryState.ACKNOWLEDGED})
-RECORD_BYTES = 160  # about what a message's record takes beside its content
+RECORD_BYTES = 160  # about what a message's record takes beside its content and metadata
+
+
+def variable_bytes(content: bytes, metadata: Metadata | None) -> int:
+    """About how many bytes of a record are those of its content and metadata."""
+    if not metadata:
+        return len(content)
+    texts = (len(value.encode()) if isinstance(value, str) else 0 for value in metadata.values())
+    return len(content) + sum(map(len, metadata)) + sum(texts)
+
+
+def record_bytes(message: Message) -> int:
+    """About how many bytes a message's record takes."""
+    return variable_bytes(message.content, message.metadata) + RECORD_BYTES
 
 
 class Tables:
@@ -134,14 +148,14 @@ class Tables:
         self.dead_letters = {message.id: message for message in dead}
         self.dead_index = MessageIndex(dead)
         for message in (*live, *dead):
-            self.record_bytes += len(message.content) + RECORD_BYTES
+            self.record_bytes += record_bytes(message)
             if message.metadata is not None:
                 self._note_relay_id(message)
         for message in live if self.sizes else ():
             if message.channel_id in self.sizes:
                 self.sizes[message.channel_id] += len(message.content)
         for message in archived:
-            self.record_bytes += len(message.content) + RECORD_BYTES
+            self.record_bytes += record_bytes(message)
             self._add_archived(message)
 
     def snapshot(self) -> Snapshot:
@@ -322,7 +336,7 @@ class Tables:
 
     def _forget(self, message: Message) -> None:
         """What was kept of a message that is gone for good."""
-        self.record_bytes -= len(message.content) + RECORD_BYTES
+        self.record_bytes -= record_bytes(message)
         for recipient, delivery in self.deliveries.pop(message.id, {}).items():
             if delivery.queued:
                 self.queues[recipient].pop(message.id, None)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from relay.comm import acomm
 from relay.comm.engine import CommStore
 from relay.comm.limits import Limits
 from relay.comm.model import ChannelType, DeliveryState, MessageStatus, MessageType
@@ -135,6 +136,21 @@ def test_one_large_message_does_not_slip_past_the_limit(clock: FakeClock) -> Non
     channel = channel_of(store, ChannelType.GROUP, "a", "b")
     send(store, channel, "a")
     refused(store, lambda: send(store, channel, "a", content="x" * 9_000), StoreCapacity)
+
+
+def test_metadata_counts_as_what_it_takes(clock: FakeClock) -> None:
+    store = limited(clock, **SMALL)
+    store.warn = lambda _: None
+    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    with pytest.raises(StoreCapacity):
+        while True:
+            send(store, channel, "a", metadata={"k" * 100: "é" * 200})
+    assert 8_000 < len(acomm.encode(store.snapshot().file(), compress=False)) < 10_000
+    store.receive_messages(None, "b")
+    assert reopened(store, clock).used_bytes() == store.state.record_bytes
+    store.evict()
+    store.compact()
+    assert store.state.record_bytes == 0
 
 
 # -- counts --------------------------------------------------------------------------------
