@@ -5,6 +5,7 @@ Source: data-structures.txt "Channel", "Participant", "Subscription".
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -25,7 +26,7 @@ from relay.comm.model import (
     Subscription,
 )
 from relay.comm.pressure import PressureCommands
-from relay.comm.query import check_filter
+from relay.comm.query import FILTER_LIMIT_S, REGEX_LIMIT_S, check_filter
 from relay.errors import (
     ChannelUnavailable,
     DuplicateChannel,
@@ -184,16 +185,22 @@ class ChannelCommands(PressureCommands):
         )
         self.apply(events.SubscriptionAdded(subscription))
         if channel.config.sticky_messages:
-            self._catch_up(
-                channel,
-                subscriber,
-                lambda message: (
-                    message.topic is not None
-                    and topics.matches(message.topic, pattern)
-                    and routing.wants(subscription, message, self._warn_of_filter)
-                ),
-            )
+            self._catch_up(channel, subscriber, self._wanted_by(subscription))
         return subscription
+
+    def _wanted_by(self, subscription: Subscription) -> Callable[[Message], bool]:
+        """Whether a subscription wants an earlier message; there may be very many of them."""
+        end_s = time.monotonic() + REGEX_LIMIT_S  # for its filter, in all
+
+        def is_wanted(message: Message) -> bool:
+            limit_s = min(FILTER_LIMIT_S, end_s - time.monotonic())
+            return (
+                message.topic is not None
+                and topics.matches(message.topic, subscription.topic_pattern)
+                and routing.wants(subscription, message, self._warn_of_filter, limit_s)
+            )
+
+        return is_wanted
 
     def _catch_up(
         self, channel: Channel, participant: str, is_wanted: Callable[[Message], bool]
@@ -222,12 +229,12 @@ class ChannelCommands(PressureCommands):
                 self.deliver(message.id, [participant])
 
     def _warn_of_filter(self, subscription: Subscription) -> None:
-        """Say once that a subscription's filter is too slow, and so matches nothing."""
+        """Say once that a subscription's filter is none or too slow, and so matches nothing."""
         if subscription.id not in self._slow:
             self._slow.add(subscription.id)
             self.warn(
                 f"subscription {subscription.id} of {subscription.subscriber}: its content "
-                "pattern takes too long, so it does not match"
+                "pattern is none, or takes too long, so it does not match"
             )
 
     def _check_room(self, what: str, count: int, most: int) -> None:

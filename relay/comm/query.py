@@ -96,7 +96,8 @@ def find(
     """
     found = list(filter(matching(wanted), messages))
     if wanted.content_pattern is not None:
-        found = list(_with_content(found, wanted.content_pattern, limit_s or REGEX_LIMIT_S))
+        limit_s = REGEX_LIMIT_S if limit_s is None else limit_s
+        found = list(_with_content(found, wanted.content_pattern, limit_s))
     return found
 
 

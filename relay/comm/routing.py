@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from relay.comm.model import Channel, ChannelType, Message, Subscription
 from relay.comm.query import FILTER_LIMIT_S, find
 from relay.comm.state import State
-from relay.errors import QueryTimeout
+from relay.errors import QueryTimeout, ValidationFailed
 
 Slow = Callable[[Subscription], object]
 
@@ -30,15 +30,20 @@ def route(state: State, channel: Channel, message: Message, slow: Slow) -> tuple
     return tuple(reached)
 
 
-def wants(subscription: Subscription, message: Message, slow: Slow) -> bool:
-    """True when an active subscription, whose pattern matches, lets the message through."""
+def wants(
+    subscription: Subscription, message: Message, slow: Slow, limit_s: float = FILTER_LIMIT_S
+) -> bool:
+    """True when an active subscription, whose pattern matches, lets the message through.
+
+    A filter that takes longer than ``limit_s``, or that a file had though it is none, does not.
+    """
     if not subscription.active:
         return False
     if subscription.filter is None:
         return True
     try:
-        return bool(find([message], subscription.filter, FILTER_LIMIT_S))
-    except QueryTimeout:
+        return bool(find([message], subscription.filter, limit_s))
+    except (QueryTimeout, ValidationFailed):
         slow(subscription)
         return False
 

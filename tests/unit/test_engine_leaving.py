@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 
+import msgspec
 import pytest
 
 import relay.comm
@@ -119,6 +120,35 @@ def test_a_subscribers_slow_filter_holds_up_no_publisher(store: CommStore) -> No
     assert len(said) == 1 and re.search(r"subscription 1 of slow: .* too long", said[0])
     sent = store.publish(channel.id, "a", "t", "aaa")
     assert set(store.recipients(sent.id)) == {"slow", "quick"}
+
+
+def test_a_slow_filter_holds_up_its_own_subscriber_for_a_while_at_most(store: CommStore) -> None:
+    channel = channel_of(store, ChannelType.PUB_SUB, "a", sticky_messages=True)
+    for _ in range(100):
+        store.publish(channel.id, "a", "t", "a" * 5000 + "c")
+    store.publish(channel.id, "a", "t", "aaa")
+    store.warn = lambda _: None
+    began = time.process_time()
+    store.subscribe(channel.id, "slow", "#", MessageFilter(content_pattern="(a|a?)+$"))
+    assert time.process_time() - began < 4
+
+
+def test_a_filter_that_a_file_had_and_is_none_matches_nothing(
+    store: CommStore, clock: FakeClock
+) -> None:
+    channel = channel_of(store, ChannelType.PUB_SUB, "a")
+    store.subscribe(channel.id, "odd", "#")
+    store.subscribe(channel.id, "quick", "#")
+    file = store.snapshot().file()
+    odd, quick = file.subscriptions
+    odd = msgspec.structs.replace(odd, filter=MessageFilter(content_pattern="("))
+    opened = CommStore.load(clock, msgspec.structs.replace(file, subscriptions=(odd, quick)))
+    said: list[str] = []
+    opened.warn = said.append
+    for _ in range(2):
+        sent = opened.publish(channel.id, "a", "t", "x")
+        assert opened.recipients(sent.id) == ("quick",)
+    assert len(said) == 1 and "subscription 1 of odd: its content pattern is none" in said[0]
 
 
 # -- values that no file could hold --------------------------------------------------------
