@@ -10,6 +10,7 @@ Source: DESIGN, "How a message flows", steps 7, 9 and 11.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 
@@ -89,9 +90,10 @@ def _create(dirs: Dirs, recipient: str, name: str, data: bytes) -> None:
 
 
 def unstage(dirs: Dirs, message_id: str, recipients: Iterable[str]) -> None:
-    """Take staged files back; those that are gone are fine."""
+    """Take staged files back; those that are gone are fine, and one out of reach stops no other."""
     for recipient in recipients:
-        fsio.remove(message_id + MSG_SUFFIX, dirs.get("agents", recipient, "inbox", PENDING))
+        with contextlib.suppress(OSError, UnsafePath):
+            fsio.remove(message_id + MSG_SUFFIX, dirs.get("agents", recipient, "inbox", PENDING))
 
 
 def deliver(dirs: Dirs, message_id: str, recipient: str, *, again: bool = False) -> str:
