@@ -108,7 +108,8 @@ class Admission:
 
     def _put_away(self, dirs: Dirs, found: Found, row: Row) -> None:
         """The same message again: archived, not delivered again."""
-        is_late = row.status == "completed"  # a crash, or a fault, came before its archive
+        # A crash, or a fault, came before its archive; or recovery found the outbox out of reach.
+        is_late = row.status == "completed" or row.file_path == found.path
         day_ns = row.discovered_at if is_late else self._clock.now_ns()
         kind = "" if is_late else delivery.DUPLICATES
         try:
@@ -123,6 +124,7 @@ class Admission:
             return
         if is_late:
             self._ledger.archive([(row.message_id, path)])
+            self._ledger.set_path([(row.message_id, path)] if path else [])
             return
         self._log(
             "Put a duplicate away, not delivered again",
