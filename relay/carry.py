@@ -16,11 +16,12 @@ from typing import NamedTuple
 from relay import delivery
 from relay.clock import NS_PER_S, Clock
 from relay.comm.engine import CommStore
+from relay.comm.model import DeliveryState
 from relay.config import Retry
 from relay.delivery import DiskFull
 from relay.finish import Finisher
 from relay.home import Dirs
-from relay.ledger import Ledger
+from relay.ledger import HAS_IT, Ledger
 from relay.names import ORCHESTRATOR
 from relay.work import Posting, Work
 
@@ -95,6 +96,8 @@ class Carrier:
         if new or posting.message_id == work.message_id:
             return posting.recipients
         known = self._ledger.deliveries([posting.message_id]).get(posting.message_id, {})
+        has_it = [one.recipient for one in known.values() if one.state in HAS_IT]
+        self._store.deliver(posting.engine_id, has_it)
         return tuple(recipient for recipient in posting.recipients if recipient not in known)
 
     def _commit(self, works: list[Work]) -> None:
@@ -134,6 +137,9 @@ class Carrier:
         """Rename what is staged; note what stands in the inboxes, in one transaction."""
         written: list[tuple[str, str]] = []
         for work in works:
+            bounced = self._store.by_relay_id(work.message_id) if work.bounced else None
+            if bounced is not None:
+                self._store.move_deliveries(bounced.id, work.bounced, DeliveryState.BOUNCED)
             for posting in work.postings:
                 reached = self._deliver_posting(dirs, work, posting)
                 written.extend((posting.message_id, recipient) for recipient in reached)

@@ -99,11 +99,15 @@ class Decider:
         self._answer(work, Kind.NACK, f"not delivered: {text}", None)
 
     def tell(self, agent: str, message_id: str, at_ns: int, key: str, text: str) -> Work:
-        """Work that tells an agent what became of a message of its own, once for each ``key``."""
+        """Work that tells an agent what became of a message of its own, once for each ``key``.
+
+        Nobody is told where ``agent`` is empty.
+        """
         work = Work(Found(agent, "", None, 0, 0, 0), message_id, at_ns)
         work.has_row = False
         work.notice = f"{message_id} {key}"
-        self._answer(work, Kind.NACK, text, self._store.by_relay_id(message_id))
+        if agent:
+            self._answer(work, Kind.NACK, text, self._store.by_relay_id(message_id))
         return work
 
     def announce_dead(self, work: Work, text: str, agents: Set[str]) -> None:
@@ -237,7 +241,6 @@ class Decider:
         )
         if gone:
             work.bounced = gone
-            self._store.move_deliveries(stored.id, gone, DeliveryState.BOUNCED)
             text = f"{', '.join(gone)}: no longer an agent, did not get {work.found.file_name}"
             self._answer(work, Kind.NACK, text, stored)
         if self._store.holds(stored.id):

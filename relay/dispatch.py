@@ -27,7 +27,7 @@ from relay.home import Dirs, Home
 from relay.intake import Accepted, Intake, Look
 from relay.ledger import Ledger
 from relay.names import MSG_SUFFIX, message_id_of
-from relay.overdue import OverdueMail
+from relay.overdue import Over, OverdueMail
 from relay.roster import Roster
 from relay.watcher import Wake
 from relay.work import Work
@@ -73,6 +73,7 @@ class Dispatcher:
         self._next_poll_ns = 0
         self._recheck_ns: int | None = None
         self._last_now_ns = 0
+        self._is_new = True
 
     @property
     def backlog(self) -> int:
@@ -89,6 +90,10 @@ class Dispatcher:
         self._watch_clock()
         with self._home.dirs() as dirs:
             self._hear(wake)
+            if self._is_new:
+                self._is_new = False
+                behind = self._ledger.deliveries(self._store.unsettled())
+                self._overdue.catch_up(dirs, self._roster.agents, behind)
             limit = self._config.limits.batch_files
             looks = self._intake.take(dirs, limit, self._finisher.hand)
             if looks:
@@ -218,6 +223,8 @@ class Dispatcher:
                 batch, deliveries = [], 0
         if batch:
             self._carry_out(dirs, batch)
+        if known:
+            self._overdue.catch_up(dirs, self._roster.agents, known)
 
     def _decide(self, work: Work, look: Look, known: Mapping[str, str] | None) -> None:
         """What is to happen with one file; a fault of ours refuses it, and stops no other."""
@@ -293,13 +300,12 @@ class Dispatcher:
 
     def _notice(self, one: Ended) -> Work | None:
         """What the sender of a held delivery that is over is told, when it is there."""
-        row = one.row
-        if row.agent_name not in self._roster.agents:
+        stored = self._store.by_relay_id(one.row.message_id)
+        if stored is None:  # an answer that a crash took from the store: it answers nothing
             return None
-        text = f"not delivered to {one.recipient}: {one.reason}"
-        return self._decider.tell(
-            row.agent_name, row.message_id, row.discovered_at, one.recipient, text
-        )
+        message_id, attempt = one.row.message_id, one.delivery.attempt
+        over = Over(stored.id, message_id, one.recipient, one.state, attempt, one.reason)
+        return self._overdue.tell(over, one.row, self._roster.agents)
 
     def _next_due(self) -> int:
         due = [self._next_scan_ns]

@@ -23,6 +23,7 @@ from relay.names import shown
 
 SCHEMA_VERSION = 1
 OUTBOX = "outbox"
+HAS_IT = frozenset({"written", "read", "acked"})  # states of a delivery
 
 PRAGMAS = """
 PRAGMA journal_mode = WAL;
@@ -282,8 +283,8 @@ class Ledger:
         self._db.execute(
             "UPDATE deliveries SET state = ?, last_error = ?, due_at = NULL "
             "WHERE message_id = ? AND recipient = ? "
-            "AND state IN ('staged', 'held', 'written', 'read')",
-            (state, reason, message_id, recipient),
+            "AND state IN ('staged', 'held', 'written', 'read', 'dead') AND state <> ?",
+            (state, reason, message_id, recipient, state),
         )
 
     def read(self, taken: Iterable[tuple[str, str]], now_ns: int) -> None:
@@ -299,7 +300,7 @@ class Ledger:
         self._db.execute(
             "UPDATE deliveries SET state = 'acked', acked_at = ?, ack_status = ?, "
             "read_at = coalesce(read_at, ?) WHERE message_id = ? AND recipient = ? "
-            "AND state IN ('written', 'read', 'acked', 'expired', 'dead')",
+            "AND state <> 'staged'",
             (now_ns, status, now_ns, message_id, recipient),
         )
 
@@ -368,11 +369,6 @@ class Ledger:
             "INSERT OR IGNORE INTO rejections VALUES (?, ?, ?, ?, ?, ?, ?)",
             (agent, shown(file_name), inode, mtime_ns, reason, nack_id, now_ns),
         )
-
-    def is_stray(self, nack_id: str) -> bool:
-        """True for the answer to a file without a row: nothing feeds it again."""
-        found = self._db.execute("SELECT 1 FROM rejections WHERE nack_id = ?", (nack_id,))
-        return found.fetchone() is not None
 
     def security_event(
         self, kind: str, agent: str | None, path: str | None, detail: str, now_ns: int

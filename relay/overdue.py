@@ -7,7 +7,8 @@ time is harmless. Source: message-engine.txt, "Retry Semantics"; FORMATS 4, stat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
+from typing import NamedTuple
 
 from relay.carry import Carrier
 from relay.clock import NS_PER_MS, NS_PER_S, Clock
@@ -20,16 +21,27 @@ from relay.errors import MessageError, StoreCapacity, StoreFull
 from relay.found import Found
 from relay.held import GONE
 from relay.home import Dirs
-from relay.ledger import Ledger, Row
+from relay.ledger import HAS_IT, Delivery, Ledger, Row
 from relay.originals import render_again
 from relay.work import Posting, Work
 
-STATES = {
-    Verdict.EXPIRED: DeliveryState.EXPIRED,
-    Verdict.DEAD: DeliveryState.DEAD,
-    Verdict.AGAIN: DeliveryState.BOUNCED,  # its recipient is gone
-}
 WHAT_NOW = "`relay dead replay {id}` tries it again, `relay dead discard {id}` lets it go"
+ENDED = {
+    "expired": DeliveryState.EXPIRED,
+    "bounced": DeliveryState.BOUNCED,
+    "dead": DeliveryState.DEAD,
+}
+
+
+class Over(NamedTuple):
+    """A delivery that nobody waits for any longer."""
+
+    number: int  # of its message, in the store
+    message_id: str
+    recipient: str
+    state: DeliveryState  # EXPIRED, BOUNCED or DEAD
+    attempt: int  # the last that was made
+    reason: str
 
 
 class OverdueMail:
@@ -70,17 +82,59 @@ class OverdueMail:
         if not due:
             return
         rows = self._ledger.rows({_relay_id(one) for one in due})
+        known = self._ledger.deliveries(rows)
         again: list[Overdue] = []
-        over: list[Overdue] = []
+        over: list[Over] = []
         for one in due:
-            if one.verdict is Verdict.AGAIN and one.recipient in agents and _relay_id(one) in rows:
+            made = known.get(_relay_id(one), {}).get(one.recipient)
+            if one.verdict is not Verdict.AGAIN:
+                over.append(_over(one, DeliveryState[one.verdict.name]))
+            elif made is not None and made.attempt >= one.attempt:  # a replay, before a crash
+                self._note(one.message.id, made)
+            elif one.recipient in agents and _relay_id(one) in rows:
                 again.append(one)
-            elif one.verdict is Verdict.AGAIN:
-                over.append(one._replace(reason=GONE))
             else:
-                over.append(one)
+                gone = one._replace(attempt=one.attempt - 1, reason=GONE)
+                over.append(_over(gone, DeliveryState.BOUNCED))
         self._deliver_again(dirs, again, rows)
         self._end(dirs, over, rows, agents)
+
+    def catch_up(
+        self, dirs: Dirs, agents: Set[str], known: Mapping[str, Mapping[str, Delivery]]
+    ) -> None:
+        """After a crash: what the ledger knows of deliveries, and the store's file had not."""
+        over: list[Over] = []
+        for message_id, deliveries in known.items():
+            message = self._store.by_relay_id(message_id)
+            if message is None:
+                continue
+            for one in deliveries.values():
+                self._note(message.id, one)
+                before = self._store.state.deliveries[message.id].get(one.recipient)
+                is_open = before is not None and before.state < DeliveryState.ACKNOWLEDGED
+                if before and is_open and one.state in ENDED and before.spent < one.attempt:
+                    state, reason = ENDED[one.state], one.last_error or ""
+                    over.append(
+                        Over(message.id, message_id, one.recipient, state, one.attempt, reason)
+                    )
+        if over:
+            self._end(dirs, over, self._ledger.rows({one.message_id for one in over}), agents)
+
+    def _note(self, number: int, one: Delivery) -> None:
+        """What the ledger knows of a delivery; the same again changes nothing."""
+        before = self._store.state.deliveries.get(number, {}).get(one.recipient)
+        if before is None:
+            return
+        is_behind = one.attempt > before.attempt and before.state < DeliveryState.ACKNOWLEDGED
+        if one.state in HAS_IT and (is_behind or before.state is DeliveryState.SENT):
+            self._store.deliver(number, [one.recipient], one.attempt)
+        if one.state == "read":
+            self._store.receive(number, one.recipient)
+        elif one.state == "acked":
+            acked, attempt = DeliveryState.ACKNOWLEDGED, max(one.attempt, before.attempt)
+            self._store.move_deliveries(number, [one.recipient], acked, attempt=attempt)
+        elif one.state == "held" and is_behind:
+            self._store.hold(number, one.recipient, one.attempt)
 
     def _deliver_again(self, dirs: Dirs, again: list[Overdue], rows: dict[str, Row]) -> None:
         groups: dict[tuple[int, int], list[Overdue]] = {}
@@ -100,22 +154,32 @@ class OverdueMail:
             recipients = tuple(one.recipient for one in group)
             work.postings.append(Posting(row.message_id, number, data, recipients, attempt=attempt))
             works.append(work)
-            self._log(
-                f"Delivering again, attempt {attempt}: no acknowledgment",
-                action="deliver_again",
-                message_id=row.message_id,
-                recipients=list(recipients),
-            )
-        if works and (put_off := self._carrier.carry_out(dirs, works)):
+        put_off = self._carrier.carry_out(dirs, works) if works else []
+        if put_off:
             self._pause(put_off[0].reason)
+        waits = {id(one.work) for one in put_off}
+        for work in works:
+            if id(work) not in waits:
+                self._log_again(work)
 
-    def _end(self, dirs: Dirs, over: list[Overdue], rows: dict[str, Row], agents: Set[str]) -> None:
+    def _log_again(self, work: Work) -> None:
+        (posting,) = work.postings
+        reached = [r for r in posting.recipients if (posting.message_id, r) not in work.held]
+        if reached:
+            self._log(
+                f"Delivered again, attempt {posting.attempt}: no acknowledgment",
+                action="deliver_again",
+                message_id=posting.message_id,
+                recipients=reached,
+            )
+
+    def _end(self, dirs: Dirs, over: list[Over], rows: dict[str, Row], agents: Set[str]) -> None:
         """Tell the senders, then note it, then let the engine know."""
-        told: list[tuple[Overdue, Work | None]] = []
+        told: list[tuple[Over, Work | None]] = []
         for one in over:
-            row = rows.get(_relay_id(one))
+            row = rows.get(one.message_id)
             try:
-                told.append((one, row and self._tell(one, row, agents)))
+                told.append((one, row and self.tell(one, row, agents)))
             except (StoreFull, StoreCapacity) as exc:
                 self._pause(str(exc))
                 break
@@ -126,38 +190,53 @@ class OverdueMail:
         done = [one for one, work in told if id(work) not in waits]
         with self._ledger.transaction():
             for one in done:
-                state = STATES[one.verdict].label.lower()
-                self._ledger.end(_relay_id(one), one.recipient, state, one.reason)
+                state = one.state.label.lower()
+                self._ledger.end(one.message_id, one.recipient, state, one.reason)
         for one in done:
             self._end_in_engine(one)
 
-    def _end_in_engine(self, one: Overdue) -> None:
-        number = one.message.id
-        if one.verdict is Verdict.DEAD:
-            self._store.give_up(number, [one.recipient], one.reason)
+    def _end_in_engine(self, one: Over) -> None:
+        if one.state is DeliveryState.DEAD:
+            self._store.give_up(one.number, [one.recipient], one.reason)
         else:
-            self._store.move_deliveries(number, [one.recipient], STATES[one.verdict])
+            self._store.move_deliveries(one.number, [one.recipient], one.state)
         self._log(
             f"Gave up a delivery to {one.recipient}: {one.reason}",
             action="give_up",
             level="warning",
-            message_id=_relay_id(one),
+            message_id=one.message_id,
             recipient=one.recipient,
         )
 
-    def _tell(self, one: Overdue, row: Row, agents: Set[str]) -> Work | None:
-        """What the sender hears, and who listens on the system's topic."""
-        text = f"not acknowledged by {one.recipient}: {one.reason}"
-        if one.verdict is Verdict.DEAD:
+    def tell(self, one: Over, row: Row, agents: Set[str]) -> Work | None:
+        """What the sender hears, and who listens on the system's topic; the same again as before.
+
+        None when neither is there to hear it. Errors: StoreFull, StoreCapacity.
+        """
+        verb = "acknowledged by" if self._was_delivered(one) else "delivered to"
+        text = f"not {verb} {one.recipient}: {one.reason}"
+        if one.state is DeliveryState.DEAD:
             text += f"; {WHAT_NOW.format(id=row.message_id)}"
-        if row.agent_name not in agents:
-            return None
-        key = f"{one.verdict.name} {one.recipient} {one.attempt}"
-        work = self._decider.tell(row.agent_name, row.message_id, row.discovered_at, key, text)
-        if one.verdict is Verdict.DEAD:
+        key = f"{one.state.name} {one.recipient} {one.attempt}"
+        work = self._decider.tell(
+            row.agent_name if row.agent_name in agents else "",
+            row.message_id,
+            row.discovered_at,
+            key,
+            text,
+        )
+        if one.state is DeliveryState.DEAD:
             about = f"message {row.message_id} from {row.agent_name} to {one.recipient} is dead"
             self._decider.announce_dead(work, f"{about}: {one.reason}", agents)
-        return work
+        return work if work.postings else None
+
+    def _was_delivered(self, one: Over) -> bool:
+        """True when an acknowledgment is what is missing."""
+        message = self._store.get_message(one.number)
+        known = self._store.state.deliveries.get(one.number, {}).get(one.recipient)
+        if message is None or known is None or not self._store.expects_ack(message):
+            return False
+        return one.attempt > 1 or known.state is not DeliveryState.SENT
 
     def _pause(self, reason: str) -> None:
         """Neither disk nor store takes anything now: look again in a while, not at once."""
@@ -167,6 +246,10 @@ class OverdueMail:
             action="postpone",
             level="warning",
         )
+
+
+def _over(one: Overdue, state: DeliveryState) -> Over:
+    return Over(one.message.id, _relay_id(one), one.recipient, state, one.attempt, one.reason)
 
 
 def _relay_id(one: Overdue) -> str:

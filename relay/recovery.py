@@ -29,7 +29,6 @@ from relay.ledger import Ledger, Row
 from relay.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
 
 DISAPPEARED = "file_disappeared"
-DELIVERED = frozenset({"written", "read", "acked"})
 
 
 def recover(
@@ -43,7 +42,7 @@ def recover(
     with home.dirs() as dirs:
         delivered = _finish_deliveries(dirs, ledger, store, now)
         removed = _remove_strays(dirs, home, ledger)
-        _catch_up(ledger, store, now)
+        _owe_copies(ledger, store, now)
         rows = ledger.open_rows()
         feed = _settle_rows(dirs, ledger, store, rows, now)
     if rows or delivered or removed:
@@ -80,22 +79,13 @@ def _finish_deliveries(dirs: Dirs, ledger: Ledger, store: CommStore, now: int) -
     return len(staged)
 
 
-def _catch_up(ledger: Ledger, store: CommStore, now: int) -> None:
-    """Deliveries that the ledger has and the store's last flush had not; and the other way round.
-
-    What the store owes a newcomer to a sticky channel, and the ledger does not know, is held,
-    and due now.
-    """
-    behind = store.unsettled()
-    known = ledger.deliveries(behind)
-    for relay_id, number in behind.items():
-        for one in known.get(relay_id, {}).values():
-            if one.state in DELIVERED:
-                store.deliver(number, [one.recipient], one.attempt)
-    rows = ledger.rows(behind)
+def _owe_copies(ledger: Ledger, store: CommStore, now: int) -> None:
+    """What the store owes a newcomer to a sticky channel, and the ledger does not know: held."""
+    unsettled = store.unsettled()
+    known, rows = ledger.deliveries(unsettled), ledger.rows(unsettled)
     owed = [
         (relay_id, recipient, "held", now, STICKY, now)
-        for relay_id, number in behind.items()
+        for relay_id, number in unsettled.items()
         if relay_id in rows and rows[relay_id].status in ("completed", "archived")
         for recipient, one in store.state.deliveries[number].items()
         if one.state is DeliveryState.SENT and recipient not in known.get(relay_id, {})
@@ -134,7 +124,8 @@ def _settle_rows(
         name = row.message_id + MSG_SUFFIX
         path = _archived_path(dirs, row)
         if row.agent_name == ORCHESTRATOR:
-            if store.by_relay_id(row.message_id) is not None or ledger.is_stray(row.message_id):
+            # Delivered, it is at its end; what it answers makes it again where the store lacks it.
+            if row.message_id in reached or store.by_relay_id(row.message_id) is not None:
                 own.append(row.message_id)
         elif _in_outbox(dirs, row.agent_name, name):
             if row.status != "completed":

@@ -217,12 +217,12 @@ class ReceiveCommands(StoreBase):
         return self.get_message(message_id) or self.state.archive.get(message_id)
 
     def unsettled(self) -> dict[str, int]:
-        """Relay id -> number of each message that somebody has not got, or has not acknowledged."""
+        """Relay id -> number of each message that is not at its end for somebody, or dead."""
         return {
             relay_id: number
             for relay_id, number in self.state.relay_ids.items()
             if any(
-                delivery.state < DeliveryState.DELIVERED or delivery.due_ms
+                delivery.state in _UNSETTLED or delivery.due_ms
                 for delivery in self.state.deliveries.get(number, {}).values()
             )
         }
@@ -346,6 +346,9 @@ class ReceiveCommands(StoreBase):
 
     def __len__(self) -> int:
         return len(self.state.messages)
+
+
+_UNSETTLED = frozenset({DeliveryState.SENT, DeliveryState.WAITING, DeliveryState.DEAD})
 
 
 def _may_move(before: Delivery, after: DeliveryState, attempt: int) -> bool:
