@@ -277,7 +277,11 @@ def _value(name: str, text: str) -> object:
     if name == "tags":
         return () if text.lower() == "none" else tuple(tag.strip() for tag in text.split(","))
     words: dict[str, object] = {"none": None, "true": True, "false": False}
-    return int(text) if DIGITS.fullmatch(text) else words.get(text.lower(), text[:60])
+    if DIGITS.fullmatch(text):
+        return int(text)
+    if name != "flush" and text.lower() not in words:
+        raise Refused(f"{name}: {text[:60]!r} is no whole number, true, false or none")
+    return words.get(text.lower(), text[:60])
 
 
 def _retention(text: str) -> Retention:
