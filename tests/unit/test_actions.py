@@ -298,7 +298,7 @@ def test_none_takes_an_optional_setting_back(ci: CommStore, name: str) -> None:
         ("retention: duration 0", "is not one of forever"),
         ("retention: duration soon", "is not one of forever"),
         ("retention: forever 1", "is not one of forever"),
-        ("ack_timeout: soon", "ack_timeout: 'soon'"),
+        ("ack_timeout: soon", "ack_timeout: 'soon' is no whole number, true, false or none"),
         ("ack_timeout:", "ack_timeout: ''"),
         ("ack_timeout: -1", "ack_timeout: '-1'"),
         ("max_retries: none", "max_retries: None"),
