@@ -40,9 +40,10 @@ class MessageIndex:
             if len(chunk.gone) == chunk.held:
                 del self._chunks[number]
 
-    def channel(self, channel_id: int) -> list[int]:
-        """Ids of the messages in this channel."""
-        return [n for chunk in self._settled() for n in chunk.left(chunk.channel.get(channel_id))]
+    def channel(self, channel_id: int) -> Iterator[int]:
+        """Ids of the messages in this channel; no further than they are asked for."""
+        for chunk in self._settled():
+            yield from chunk.left(chunk.channel.get(channel_id))
 
     def thread(self, correlation_id: str) -> list[int]:
         """Ids of the messages with this correlation id."""

@@ -68,23 +68,23 @@ class RetentionCommands(ReceiveCommands):
             self._patience[channel.id] = patience - 1
             return 0
         kind, amount = channel.config.retention.kind, channel.config.retention.amount
-        number = len(self.state.index.channel(channel.id)) + more
-        size = self.state.sizes.get(channel.id, 0) + more_bytes
+        by_count = kind is RetentionKind.COUNT
+        kept = self.state.kept.get(channel.id, 0) + (more if by_count else more_bytes)
         oldest_kept = self._now_s() - amount
         past: list[int] = []
         in_vain = 0
         for message_id in self.state.index.channel(channel.id):
             message = self.state.messages[message_id]
-            if not (
-                (kind is RetentionKind.COUNT and number > amount)
-                or (kind is RetentionKind.SIZE and size > amount)
-                or (kind is RetentionKind.DURATION and message.created_at <= oldest_kept)
-            ):
+            is_past = (
+                message.created_at <= oldest_kept
+                if kind is RetentionKind.DURATION
+                else kept > amount
+            )
+            if not is_past:
                 break
             if self.is_final(message):
                 past.append(message_id)
-                number -= 1
-                size -= len(message.content)
+                kept -= 1 if by_count else len(message.content)
             else:
                 in_vain += 1
         self._patience[channel.id] = in_vain // PATIENCE

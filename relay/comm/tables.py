@@ -69,7 +69,7 @@ class Tables:
         self.messages: dict[int, Message] = {}
         self.bytes_sent = 0  # of records, since it was opened
         self.record_bytes = 0  # of every message kept, live, dead or archived
-        self.sizes: dict[int, int] = {}  # content of a channel's live messages, if it bounds that
+        self.kept: dict[int, int] = {}  # live messages or bytes, of channels that bound those
         self.pending = Pending()
         self.retained: dict[int, None] = {}  # channels that do not keep messages for ever
         self.deliveries: dict[int, dict[str, Delivery]] = {}  # inner dicts are replaced
@@ -151,9 +151,9 @@ class Tables:
             self.record_bytes += record_bytes(message)
             if message.metadata is not None:
                 self._note_relay_id(message)
-        for message in live if self.sizes else ():
-            if message.channel_id in self.sizes:
-                self.sizes[message.channel_id] += len(message.content)
+        for message in live if self.kept else ():
+            if message.channel_id in self.kept:
+                self.kept[message.channel_id] += self._weight(message)
         for message in archived:
             self.record_bytes += record_bytes(message)
             self._add_archived(message)
@@ -282,18 +282,23 @@ class Tables:
         """Keep in mind what the channel's retention goes by."""
         kind = self.channels[channel_id].config.retention.kind
         self.retained.pop(channel_id, None)
-        self.sizes.pop(channel_id, None)
+        self.kept.pop(channel_id, None)
         if kind is not RetentionKind.FOREVER:
             self.retained[channel_id] = None
-        if kind is RetentionKind.SIZE:
+        if kind in (RetentionKind.COUNT, RetentionKind.SIZE):
             numbers = self.index.channel(channel_id)
-            self.sizes[channel_id] = sum(len(self.messages[n].content) for n in numbers)
+            self.kept[channel_id] = sum(self._weight(self.messages[n]) for n in numbers)
+
+    def _weight(self, message: Message) -> int:
+        """What a message counts for in its channel's retention: one, or its bytes."""
+        kind = self.channels[message.channel_id].config.retention.kind
+        return 1 if kind is RetentionKind.COUNT else len(message.content)
 
     def _add_message(self, message: Message) -> None:
         self.messages[message.id] = message
         self.index.add(message)
-        if self.sizes and message.channel_id in self.sizes:
-            self.sizes[message.channel_id] += len(message.content)
+        if self.kept and message.channel_id in self.kept:
+            self.kept[message.channel_id] += self._weight(message)
         if message.metadata is not None:
             self._note_relay_id(message)
 
@@ -328,8 +333,8 @@ class Tables:
         gone = [self.messages.pop(message_id) for message_id in message_ids]
         self.index.remove(gone)
         for message in gone:
-            if message.channel_id in self.sizes:
-                self.sizes[message.channel_id] -= len(message.content)
+            if message.channel_id in self.kept:
+                self.kept[message.channel_id] -= self._weight(message)
             self.pending.release(message)
             self.pending.pending.get(message.channel_id, {}).pop(message.id, None)
         return gone
