@@ -81,10 +81,52 @@ class SendCommands(ChannelCommands):
         Errors: ValidationFailed, ChannelNotFound, ChannelUnavailable, NotParticipant, StoreFull,
         StoreCapacity.
         """
-        body = validation.content_bytes(content)
         channel = self.get_channel(channel_id)
+        message = self._draft(
+            channel,
+            sender,
+            message_type,
+            validation.content_bytes(content),
+            topic,
+            correlation_id,
+            priority,
+            metadata,
+            ttl,
+            signature,
+        )
+        named = None if recipients is None else self._checked("recipients", channel_id, recipients)
+        also = self._checked("also", channel_id, also) if also else ()
+        is_near_full = self._make_way(channel, message)
+        routed = self.route(channel, message) if named is None else named
+        if also:
+            routed = tuple(dict.fromkeys((*routed, *also)))
+        held = (
+            channel_id in self.state.pending.pending
+            and message.message_type not in duties.ANSWERS
+            and bool(routed)
+            and self._is_pending_full(channel_id)
+        )
+        self.apply(events.MessageSent(message, routed, held))
+        if is_near_full:
+            self._warn_of_capacity()
+        return message
+
+    def _draft(
+        self,
+        channel: Channel,
+        sender: str,
+        message_type: MessageType,
+        body: bytes,
+        topic: str | None,
+        correlation_id: str | None,
+        priority: Priority,
+        metadata: Metadata | None,
+        ttl: int | None,
+        signature: bytes | None,
+    ) -> Message:
+        """Stages 1 and 2: every rule is kept, and the message has its number and time."""
         validation.check_message(
-            channel, self.takes_part(channel_id, sender), sender, message_type, body, topic, ttl
+            channel, self.takes_part(channel.id, sender), sender, message_type, body, topic, ttl
         )
         if type(priority) is not Priority or type(message_type) is not MessageType:
             message_type = validation.check_member("message_type", message_type, MessageType)
@@ -93,33 +135,18 @@ class SendCommands(ChannelCommands):
         if signature is not None:
             validation.check_signature(signature)
         metadata = None if metadata is None else dict(metadata)  # the caller keeps its own
-        if recipients is not None:
-            recipients = self._checked("recipients", channel_id, recipients)
-        if also:
-            also = self._checked("also", channel_id, also)
-        is_answer = message_type in duties.ANSWERS
-        if is_answer or correlation_id is not None:
+        if message_type in duties.ANSWERS or correlation_id is not None:
             asked = self._asked(message_type, correlation_id)
             thread = ((m.message_type, self.expects_ack(m)) for m in asked)
             validation.check_correlation(message_type, correlation_id, thread)
         if correlation_id is None and duties.owes_ack(channel, message_type, metadata):
             key = (metadata or {}).get("relay_id", self.state.next_message)
             correlation_id = uuid4_of(str(key))  # its answer must find it
-        state = self.state
-        is_near_full = False
-        size = variable_bytes(body, metadata)
-        if (
-            state.bytes_sent + size >= self._roomy_until
-            or len(state.messages) >= self.limits.active_messages
-        ):
-            is_near_full = self._make_room(size, is_answer)
-        if channel.config.retention.kind is not RetentionKind.FOREVER:
-            self._retain(channel, 1, len(body))
-        message = Message(
+        return Message(
             self.state.next_message,
             message_type,
             sender,
-            channel_id,
+            channel.id,
             body,
             topic,
             correlation_id,
@@ -133,22 +160,22 @@ class SendCommands(ChannelCommands):
             0,
             signature,
         )
-        if recipients is None:
-            routed = routing.route(state, channel, message, self._warn_of_filter)
-        else:
-            routed = tuple(recipients)
-        if also:
-            routed = tuple(dict.fromkeys((*routed, *also)))
-        held = (
-            channel_id in state.pending.pending
-            and not is_answer
-            and bool(routed)
-            and self._is_pending_full(channel_id)
-        )
-        self.apply(events.MessageSent(message, routed, held))
-        if is_near_full:
-            self._warn_of_capacity()
-        return message
+
+    def _make_way(self, channel: Channel, message: Message) -> bool:
+        """Room for one more, by limits and by retention; True when the file is near its own.
+
+        Errors: StoreFull, StoreCapacity.
+        """
+        state, is_near_full = self.state, False
+        size = variable_bytes(message.content, message.metadata)
+        if (
+            state.bytes_sent + size >= self._roomy_until
+            or len(state.messages) >= self.limits.active_messages
+        ):
+            is_near_full = self._make_room(size, message.message_type in duties.ANSWERS)
+        if channel.config.retention.kind is not RetentionKind.FOREVER:
+            self._retain(channel, 1, len(message.content))
+        return is_near_full
 
     def _checked(self, field: str, channel_id: int, names: Iterable[str]) -> tuple[str, ...]:
         """Each name once; those that do not take part are checked like participants' ids."""
