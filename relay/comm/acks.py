@@ -88,37 +88,41 @@ class DueCommands(SendCommands):
         ``_system.message.deadletter``.
         """
         now_ns = self._now_ns() if now_ns is None else now_ns
+        now_ms = now_ns // NS_PER_MS
+        again = self._do(self.due(now_ns), now_ms)
+        while (due_ms := self.next_due_ms()) is not None and due_ms <= now_ms:
+            again += self._do(self.due(now_ns), now_ms)
+        return again
+
+    def _do(self, found: list[Overdue], now_ms: int) -> list[Redelivery]:
         again: list[Redelivery] = []
-        while found := self.due(now_ns):
-            dead: dict[tuple[int, str], list[str]] = {}
-            for one in found:
-                number = one.message.id
-                if one.verdict is Verdict.AGAIN:
-                    self.deliver(number, [one.recipient], one.attempt, now_ns // NS_PER_MS)
-                    again.append(
-                        Redelivery(self.state.messages[number], one.recipient, one.attempt)
-                    )
-                elif one.verdict is Verdict.EXPIRED:
-                    self.expire(number, one.recipient)
-                else:
-                    dead.setdefault((number, one.reason), []).append(one.recipient)
-            for (number, reason), recipients in dead.items():
-                message = self.state.messages[number]
-                self.give_up(number, recipients, reason)
-                self._tell(message, dead_letter_text(message, recipients, reason))
+        dead: dict[tuple[int, str], list[str]] = {}
+        for one in found:
+            number = one.message.id
+            if one.verdict is Verdict.AGAIN:
+                self.deliver(number, [one.recipient], one.attempt, now_ms)
+                again.append(Redelivery(self.state.messages[number], one.recipient, one.attempt))
+            elif one.verdict is Verdict.EXPIRED:
+                self.expire(number, one.recipient)
+            else:
+                dead.setdefault((number, one.reason), []).append(one.recipient)
+        for (number, reason), recipients in dead.items():
+            message = self.state.messages[number]
+            self.give_up(number, recipients, reason)
+            self._tell(message, dead_letter_text(message, recipients, reason))
         return again
 
     def due(self, now_ns: int | None = None, limit: int = BATCH) -> list[Overdue]:
-        """What is overdue and asks for something to be done, ``limit`` at most.
+        """What is overdue and asks for something to be done, of the next ``limit`` deliveries.
 
         What merely begins to wait for its next attempt does so here; so does what exactly-once
         forbids: its attempt counts, and delivers nothing. The same is found again until it is
-        done.
+        done. There may be more: ``next_due_ms`` says so.
         """
         now_ms = (self._now_ns() if now_ns is None else now_ns) // NS_PER_MS
         self._forget_duplicates(now_ms)
         found: dict[tuple[int, int, str], Overdue] = {}  # a timer may stand in the heap twice
-        while len(found) < limit:
+        for _ in range(limit):
             due_ms = self.next_due_ms()
             if due_ms is None or due_ms > now_ms:
                 break

@@ -240,6 +240,23 @@ def test_an_owner_that_delivers_by_itself_is_told_what_is_due(scene: Scene) -> N
     assert scene.state(sent) is DeliveryState.WAITING
 
 
+def test_so_many_at_a_time(scene: Scene) -> None:
+    for _ in range(10):
+        scene.send()
+    scene.clock.advance(10.1)
+    waiting = []
+    for _ in range(4):
+        scene.store.due(limit=3)
+        waiting.append(
+            sum(
+                d["worker"].state is DeliveryState.WAITING
+                for d in scene.store.state.deliveries.values()
+            )
+        )
+    assert waiting == [3, 6, 9, 10]
+    assert len(scene.after(1.1)) == 10
+
+
 def test_discard_and_purge(scene: Scene) -> None:
     first = scene.send()
     for _ in range(8):
