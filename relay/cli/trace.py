@@ -35,6 +35,9 @@ def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) 
         _show(facts)
 
 
+ENDED = ("bounced", "expired", "dead", "held")
+
+
 def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
     """What the ledger knows of one message.
 
@@ -109,7 +112,7 @@ def _show(facts: dict[str, Any]) -> None:
     click.echo(hop(facts["discovered_at"], f"discovered in the outbox of {facts['from']}"))
     for delivery in facts["deliveries"]:
         for at, text in _hops(delivery):
-            click.echo(hop(at or "not yet", text))
+            click.echo(hop(at or ("-" if delivery["state"] in ENDED else "not yet"), text))
     if not facts["deliveries"] and facts["status"] not in ("failed", "rejected"):
         click.echo(hop("-", "no recipients"))
     if facts.get("processed_at"):
@@ -123,16 +126,17 @@ def _hops(delivery: dict[str, Any]) -> list[tuple[str | None, str]]:
     name = delivery["recipient"]
     if name == ORCHESTRATOR:
         return [(delivery["read_at"], "handled by the relay itself")]
-    if delivery["state"] in ("bounced", "expired", "dead", "held"):
-        also = f", tried again at {delivery['due_at']}" if delivery["due_at"] else ""
-        return [
-            (delivery["staged_at"], f"{delivery['state']} for {name}: {delivery['error']}{also}")
-        ]
+    again = f", attempt {delivery['attempt']}" if delivery["attempt"] > 1 else ""
     hops = [
-        (delivery["staged_at"], f"accepted for {name}"),
-        (delivery["written_at"], f"written to the inbox of {name}"),
+        (delivery["staged_at"], f"accepted for {name}{again}"),
+        (delivery["written_at"], f"written to the inbox of {name}{again}"),
         (delivery["read_at"], f"read by {name}"),
     ]
+    if delivery["state"] in ENDED:
+        also = f", tried again at {delivery['due_at']}" if delivery["due_at"] else ""
+        hops = [(at, text) for at, text in hops[1:] if at]  # how far it came
+        said = f"{delivery['state']} for {name}: {delivery['error']}{also}"
+        hops.append((None if hops else delivery["staged_at"], said))
     if delivery["acked_at"]:
         hops.append((delivery["acked_at"], f"acknowledged by {name}: {delivery['ack_status']}"))
     return hops

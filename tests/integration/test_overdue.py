@@ -10,6 +10,7 @@ import pytest
 
 from relay import fsio
 from tests.box import Box
+from tests.procs import relay
 
 COMMAND = "TO: bob\nKIND: command\n\ndeploy"
 
@@ -59,6 +60,20 @@ def test_the_schedule(box: Box) -> None:
     )
     after(box, 10_000)
     assert len(box.inbox("alice")) == 1
+
+
+def test_the_trace_says_which_attempt_it_was(box: Box) -> None:
+    sent = box.send("alice", COMMAND)
+    after(box, 60)
+    after(box, 1)
+    trace = relay("trace", sent, home=box.root).stdout
+    assert "written to the inbox of bob, attempt 2" in trace
+    box.take("bob", sent)
+    until_dead(box)
+    trace = relay("trace", sent, home=box.root).stdout
+    assert "written to the inbox of bob, attempt 4" in trace
+    assert "dead for bob: no acknowledgment within 60 s, 4 attempts" in trace
+    assert "not yet" not in trace
 
 
 def test_one_that_still_stands_in_the_inbox_is_one_file(box: Box) -> None:
