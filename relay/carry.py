@@ -74,6 +74,10 @@ class Carrier:
         )
         return put_off
 
+    def write_soon(self) -> None:
+        """The store's file shall have what happened with the next flush that may begin."""
+        self._finisher.hurry()
+
     def _stage(self, dirs: Dirs, work: Work) -> str:
         """Stage everything that this work causes; why the disk takes nothing now, or nothing."""
         for number, posting in enumerate(work.postings):
@@ -145,7 +149,7 @@ class Carrier:
                 written.extend((posting.message_id, recipient) for recipient in reached)
                 self._store.deliver(posting.engine_id, reached, posting.attempt)
                 if self._store.wants_flush(posting.engine_id):
-                    self._finisher.hurry()
+                    self.write_soon()
         now = self._clock.now_ns()
         obeyed = [(work.message_id, ORCHESTRATOR) for work in works if work.control]
         due = now + self._retry.first_s * NS_PER_S

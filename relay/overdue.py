@@ -194,6 +194,8 @@ class OverdueMail:
                 self._ledger.end(one.message_id, one.recipient, state, one.reason)
         for one in done:
             self._end_in_engine(one)
+        if done:
+            self._carrier.write_soon()  # `relay dead list` reads the file
 
     def _end_in_engine(self, one: Over) -> None:
         if one.state is DeliveryState.DEAD:

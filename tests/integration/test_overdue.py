@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +59,8 @@ def test_the_schedule(box: Box) -> None:
         "not acknowledged by bob: no acknowledgment within 60 s, 4 attempts; "
         f"`relay dead replay {sent}` tries it again, `relay dead discard {sent}` lets it go\n"
     )
+    listed = relay("dead", "list", "--json", home=box.root).stdout  # it is in the file at once
+    assert [json.loads(line)["id"] for line in listed.splitlines()] == [sent]
     after(box, 10_000)
     assert len(box.inbox("alice")) == 1
 
