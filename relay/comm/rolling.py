@@ -104,6 +104,7 @@ class Roller:
     def _begin(self) -> None:
         self._pressed = self._is_pressed()
         self._next_look_ns = self._clock.monotonic_ns() + PAUSE_S * NS_PER_S
+        self._store.retain()  # what nobody sends to grows old, too
         state = self._store.state
         self._look = [*reversed(state.messages), *reversed(state.archive)]
         self._final, self._bytes = [], 0

@@ -233,6 +233,18 @@ def test_what_is_archived_by_retention_is_rolled_too(tmp_path: Path) -> None:
     assert scene.store.query_messages(everything).total_count == 8
 
 
+def test_what_is_past_its_retention_by_time_goes_though_nobody_sends(scene: Scene) -> None:
+    scene.store.configure_channel(
+        scene.channel.id, retention=Retention(RetentionKind.DURATION, 300)
+    )
+    scene.send("old")
+    scene.roll(61)
+    assert scene.store.state.archive == {}
+    scene.roll(301)
+    assert len(scene.store) == 0
+    assert [m.content for m in scene.store.state.archive.values()] == [b"old"]
+
+
 def test_an_archive_that_cannot_be_written_is_tried_again(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
