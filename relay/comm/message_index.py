@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from relay.comm.model import Message, MessageFilter
 
 CHUNK_BITS = 12
+CHUNK = 1 << CHUNK_BITS
 T = TypeVar("T", int, tuple[int, int])
 
 
@@ -29,6 +30,8 @@ class MessageIndex:
     def add(self, message: Message) -> None:
         """Note a message."""
         self._new.append(message)
+        if len(self._new) >= CHUNK:  # a little now and then, not everything when first asked
+            self._distribute()
 
     def remove(self, messages: Iterable[Message]) -> None:
         """Let messages go."""
