@@ -72,6 +72,8 @@ class Decider:
         if isinstance(route, Bounce) and known:
             route = router.route_again(work.agent, sorted(known))
         if isinstance(route, Bounce):
+            if route.answers is not None:  # who answered owes nothing, whoever is there to hear it
+                work.acknowledged = self._acknowledge(message, work.agent, route.answers)
             self.refuse(work, route.reason)
             return
         try:

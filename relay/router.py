@@ -84,6 +84,7 @@ class Bounce(NamedTuple):
     """It goes to nobody: why, and what to do."""
 
     reason: str
+    answers: Message | None = None  # what it answers all the same: its sender alone is gone
 
 
 def route(
@@ -182,7 +183,9 @@ def _route_answer(
             "message sent with DELIVERY at-least-once does"
         )
     if original.sender != ORCHESTRATOR and original.sender not in directory.agents:
-        return Bounce(f"{original.sender}, who sent it, is no longer here")
+        return Bounce(
+            f"{original.sender}, who sent it, is no longer here; it is noted as answered", original
+        )
     if not store.takes_part(channel.id, sender):  # it has left: its answer is no reason to join
         return _direct(sender, original.sender)._replace(answers=original)
     return Route(

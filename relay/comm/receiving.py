@@ -348,7 +348,11 @@ class ReceiveCommands(StoreBase):
         return len(self.state.messages)
 
 
-_UNSETTLED = frozenset({DeliveryState.SENT, DeliveryState.WAITING, DeliveryState.DEAD})
+_UNSETTLED = frozenset(DeliveryState) - {
+    DeliveryState.DELIVERED,
+    DeliveryState.RECEIVED,
+    DeliveryState.ACKNOWLEDGED,
+}
 
 
 def _may_move(before: Delivery, after: DeliveryState, attempt: int) -> bool:

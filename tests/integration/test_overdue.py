@@ -149,6 +149,19 @@ def test_to_one_who_is_gone_it_bounces(box: Box) -> None:
     assert box.nacks("alice") == ["not acknowledged by bob: no longer an agent\n"]
 
 
+def test_an_answer_to_one_who_is_gone_counts_all_the_same(box: Box) -> None:
+    sent = box.send("alice", COMMAND)
+    box.path("agents", "alice").rename(box.path("tmp", "alice"))
+    after(box, 2)
+    after(box, 2)
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted")
+    (nack,) = box.nacks("bob")
+    assert "alice, who sent it, is no longer here; it is noted as answered" in nack
+    assert box.states(sent) == {"bob": "acked"}
+    after(box, 1000)
+    assert attempt(box, "bob", sent) == "1"
+
+
 def test_a_late_ack_takes_it_back(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     until_dead(box)

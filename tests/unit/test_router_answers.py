@@ -165,7 +165,7 @@ def test_an_answer_to_one_who_has_left(talk: Talk) -> None:
     talk.ask()
     here = Directory(frozenset({"bob", "carol"}))
     assert bounce(talk.answer(Kind.ACK, directory=here, RE=ASKED)) == (
-        "alice, who sent it, is no longer here"
+        "alice, who sent it, is no longer here; it is noted as answered"
     )
 
 
