@@ -217,7 +217,10 @@ class ReceiveCommands(StoreBase):
         return self.get_message(message_id) or self.state.archive.get(message_id)
 
     def unsettled(self) -> dict[str, int]:
-        """Relay id -> number of each message that is not at its end for somebody, or dead."""
+        """Relay id -> number of each message that somebody has not got, or was given up for.
+
+        What was given up may still have been acknowledged when the ledger last saw it.
+        """
         return {
             relay_id: number
             for relay_id, number in self.state.relay_ids.items()
