@@ -131,22 +131,11 @@ def peek_header(path: str) -> Header:
     Errors: as ``read``, for magic, size, version and total_size.
     """
     with _open(path) as file:
-        return _peek(file, path)[0]
-
-
-def peek_indexes(path: str) -> Indexes:
-    """The indexes alone, to decide whether the file is needed; nothing vouches for them.
-
-    Errors: as ``peek_header``, and for the section table and section 4.
-    """
-    with _open(path) as file:
-        header, head = _peek(file, path)
-        head += file.read(header.section_count * SECTION.size)
-        for entry in container.parse_sections(head, path, header):
-            if entry.kind == SectionType.INDEXES:
-                file.seek(entry.offset)
-                return indexes.decode(Reader(file.read(entry.length), path, base=entry.offset))
-    return Indexes()
+        size = os.fstat(file.fileno()).st_size
+        head = file.read(HEADER.size)
+    container.refuse_other_format(head, path)
+    container.check_size(size if len(head) == HEADER.size else len(head), path)
+    return container.parse_header(head, path, size)
 
 
 def read_aids(path: str) -> tuple[Indexes, dict[int, bytes]]:
@@ -210,12 +199,3 @@ def _open(path: str) -> BinaryIO:
         os.close(fd)
         raise UnsafePath(f"{path} is no regular file")
     return os.fdopen(fd, "rb")
-
-
-def _peek(file: BinaryIO, path: str) -> tuple[Header, bytes]:
-    """The header, and the bytes that it came from."""
-    size = os.fstat(file.fileno()).st_size
-    head = file.read(HEADER.size)
-    container.refuse_other_format(head, path)
-    container.check_size(size if len(head) == HEADER.size else len(head), path)
-    return container.parse_header(head, path, size), head

@@ -102,8 +102,10 @@ def test_a_peek_reads_the_header_alone() -> None:
             acomm.peek_header(str(FIXTURES / "bad" / f"{name}.acomm"))
 
 
-def test_a_peek_at_the_indexes_reads_no_message() -> None:
-    found = acomm.peek_indexes(str(FIXTURES / "compressed.acomm"))
+def test_the_indexes_are_read_without_the_messages_and_verified() -> None:
+    found, _ = acomm.read_aids(str(FIXTURES / "compressed.acomm"))
+    with pytest.raises(FormatError, match="SHA-256"):
+        acomm.read_aids(str(FIXTURES / "bad" / "bit-flip-in-messages.acomm"))
     store = acomm.read(str(FIXTURES / "compressed.acomm"))
     assert found.sender is not None
     assert found.sender["alpha"] == tuple(
