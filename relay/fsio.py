@@ -92,8 +92,60 @@ def sync_file(fd: int) -> None:
     os.fsync(fd)
 
 
+def open_rw(path: str, *, new: bool = False) -> int:
+    """A descriptor of a regular file for reading and writing in place; ``new``: it must not be.
+
+    Errors: UnsafePath for a link or anything but a regular file; FileExistsError,
+    FileNotFoundError.
+    """
+    fault("create" if new else "open", path)
+    kind = os.O_CREAT | os.O_EXCL if new else 0
+    try:
+        fd = os.open(
+            path, os.O_RDWR | kind | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, FILE_MODE
+        )
+    except OSError as exc:
+        if exc.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise UnsafePath(f"{path} is no regular file") from exc
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise UnsafePath(f"{path} is no regular file")
+    return fd
+
+
+def write_at(fd: int, data: bytes | memoryview, offset: int, name: str) -> None:
+    """Write all of ``data`` at ``offset``; durable after ``sync_data``. Errors: OSError, and
+    some of it may stand there. ``name`` is for the tests' faults."""
+    fault("write", name)
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view = view[written:]
+        offset += written
+
+
+def sync_data(fd: int, name: str) -> None:
+    """Make a file's bytes and its length durable, its times not; where there is no such call, all.
+
+    Errors: OSError, and then nobody knows which bytes are: see the callers.
+    """
+    fault("sync", name)
+    if hasattr(os, "fdatasync"):
+        os.fdatasync(fd)
+    else:
+        sync_file(fd)
+
+
+def truncate(fd: int, length: int, name: str) -> None:
+    """Cut a file, or lengthen it; durable after ``sync_data``."""
+    fault("truncate", name)
+    os.ftruncate(fd, length)
+
+
 def sync_dir(path: str) -> None:
     """Make the names in a directory durable."""
+    fault("sync", path)
     fd = os.open(path, _OPEN_DIR)
     try:
         os.fsync(fd)

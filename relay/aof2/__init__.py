@@ -1,0 +1,1 @@
+"""AOF2: the append-only journal, its segments, its manifest, and its tiers."""
