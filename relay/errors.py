@@ -171,6 +171,23 @@ class IntegrityError(FormatError):
     """The file's checksum differs from its bytes."""
 
 
+class JournalError(RelayError):
+    """The journal cannot give or take what was asked of it."""
+
+
+class JournalFailed(JournalError):
+    """A write or sync of the journal failed: nobody knows what is on the disk."""
+
+    exit_code = EXIT_STATE
+    hint = "open the journal anew: it finds out what is there, and goes on behind it"
+
+
+class SegmentAway(JournalError):
+    """A segment is in a tier that this reader cannot reach."""
+
+    hint = "`relay journal hydrate` brings it back"
+
+
 class CommError(RelayError):
     """The message engine refuses a call."""
 
@@ -241,3 +258,26 @@ class StoreCapacity(CommError):
     """A size limit of the store file is reached."""
 
     hint = "archive or compact the store"
+
+
+class ObjectError(JournalError):
+    """The object store does not do what it was asked. ``reason``: a code of aof2's Reason."""
+
+    def __init__(self, message: str, reason: int, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
+
+
+class ObjectConflict(ObjectError):
+    """The object store has other content under a key: it is never overwritten."""
+
+    hint = "another stream may write there: name another prefix, or move that object away"
+
+
+class ObjectMissing(ObjectError):
+    """The object store has lost a segment, or has something else in its place."""
+
+    hint = (
+        "put the object back from a backup or an earlier version of the bucket, then run"
+        " `relay journal hydrate`: the manifest still has its size and checksum"
+    )

@@ -114,6 +114,20 @@ def open_rw(path: str, *, new: bool = False) -> int:
     return fd
 
 
+def open_read(path: str) -> int:
+    """A descriptor of a regular file for reading. Errors: UnsafePath, FileNotFoundError."""
+    try:
+        fd = os.open(path, _OPEN_READ)
+    except OSError as exc:
+        if exc.errno in (errno.ELOOP, errno.ENXIO):
+            raise UnsafePath(f"{path} is no regular file") from exc
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise UnsafePath(f"{path} is no regular file")
+    return fd
+
+
 def write_at(fd: int, data: bytes | memoryview, offset: int, name: str) -> None:
     """Write all of ``data`` at ``offset``; durable after ``sync_data``. Errors: OSError, and
     some of it may stand there. ``name`` is for the tests' faults."""
@@ -149,6 +163,26 @@ def sync_dir(path: str) -> None:
     fd = os.open(path, _OPEN_DIR)
     try:
         os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_filesystem(path: str) -> None:
+    """Make everything durable that was written to the file system that ``path`` is on.
+
+    Python has no call for it; where the C library has none, either, everything is synced.
+    """
+    import ctypes  # here: who only sends a file does without
+
+    syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    fault("syncfs", path)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if syncfs is None:
+            os.sync()
+        elif syncfs(fd) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), path)
     finally:
         os.close(fd)
 
@@ -261,6 +295,7 @@ def move(source: str, source_fd: int, target: str, target_fd: int) -> None:
 
 def remove(name: str, dir_fd: int) -> None:
     """Remove a file; one that is gone already is fine."""
+    fault("remove", name)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(name, dir_fd=dir_fd)
 
