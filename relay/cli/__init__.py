@@ -36,6 +36,8 @@ COMMANDS = {
     "acks": ("relay.cli.acks", "Show the acknowledgments that are owed."),
     "dead": ("relay.cli.dead", "Show dead letters, send them again or let them go."),
     "acomm": ("relay.cli.acomm", "Check, dump and build `.acomm` store files."),
+    "aof": ("relay.cli.aof", "Check a journal stream, print its records and its manifest."),
+    "journal": ("relay.cli.journal", "Show where the journal's segments are, and move them."),
     "audit": ("relay.cli.audit", "Account for every message, on Spark."),
     "sh": ("relay.cli.init", "Print the path of relay.sh, to be sourced by a shell."),
 }

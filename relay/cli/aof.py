@@ -1,0 +1,255 @@
+"""`relay aof`: check a journal stream, print its records and its manifest.
+
+No running relay and no home is needed, and nothing is written: all of it works beside a running
+relay. A stream is its directory, `journal/00000000000000000001` in the home; a single segment,
+manifest chunk or snapshot may be named as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from relay.cli.common import columns, printable, when
+from relay.clock import NS_PER_MS
+from relay.errors import EXIT_FINDINGS, FormatError, NotFound, RelayError
+
+if TYPE_CHECKING:
+    from relay.aof2.check import SegmentFile
+    from relay.aof2.format import ManifestRecord
+    from relay.aof2.records import Record
+
+CHECK_EXAMPLES = """\b
+Examples:
+  relay aof check ~/.agent-relay/journal/00000000000000000001
+  relay aof check segments/00000000000000000007.seg --json"""
+
+DUMP_EXAMPLES = """\b
+Examples:
+  relay aof dump ~/.agent-relay/journal/00000000000000000001
+  relay aof dump warm/00000000000000000007.seg.zst --json | jq .logical_offset"""
+
+INSPECT_EXAMPLES = """\b
+Examples:
+  relay aof manifest-inspect ~/.agent-relay/journal/00000000000000000001
+  relay aof manifest-inspect snapshot/00000000000000000001.snap --json"""
+
+_PAYLOAD_CHARS = 100  # of a payload in the table for people
+_ROW = "{:<12}  {:<27}  {:<5}  {:<7}  {}"
+_path = click.argument("path", metavar="STREAM_DIR|FILE", type=click.Path())
+_json = click.option("--json", "as_json", is_flag=True, help="JSON lines for programs.")
+
+
+@click.group(epilog="\b\nExample:\n  relay aof check journal/00000000000000000001")
+def aof() -> None:
+    """Check a journal stream, print its records and its manifest."""
+
+
+@aof.command(epilog=CHECK_EXAMPLES)
+@_path
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for programs.")
+def check(path: str, as_json: bool) -> None:
+    """Verify every manifest chunk, snapshot and segment of a stream, and that they agree.
+
+    Prints a line for each problem, then how many there are, or OK. Exits 3 when there is one.
+    No file is changed.
+    """
+    from relay.aof2.check import check as findings_of
+
+    _must_be(path)
+    problems, warnings = findings_of(path)
+    errors = len(problems)
+    if as_json:
+        row = {"errors": errors, "path": path, "problems": problems, "warnings": warnings}
+        click.echo(json.dumps(row))
+    else:
+        for warning in warnings:
+            click.echo(f"warning: {warning}", err=True)
+        for problem in problems:
+            click.echo(problem)
+        click.echo(f"{errors} errors found" if errors else "OK")
+    if errors:
+        click.get_current_context().exit(EXIT_FINDINGS)
+
+
+@aof.command(epilog=DUMP_EXAMPLES)
+@_path
+@_json
+def dump(path: str, as_json: bool) -> None:
+    """Print the records of a stream, or of one segment, in order.
+
+    What is damaged, or not in this machine, is named on stderr and stepped over; then it exits 3.
+    """
+    _must_be(path)
+    faults: list[str] = []
+    rows = _records(_segments(path), faults)
+    if as_json:
+        for record in rows:
+            _line(record_row(record))
+    else:
+        click.echo(_ROW.format("offset", "at", "flags", "bytes", "payload"))
+        for record in rows:  # line by line: a stream may be longer than the memory
+            click.echo(_ROW.format(*_record_cells(record)).rstrip())
+    _end(faults)
+
+
+@aof.command("manifest-inspect", epilog=INSPECT_EXAMPLES)
+@_path
+@_json
+def manifest_inspect(path: str, as_json: bool) -> None:
+    """Print the records of a stream's manifest, or of one chunk; a snapshot's entries.
+
+    What is damaged is named on stderr and stepped over; then it exits 3.
+    """
+    from relay.aof2.jsonl import entry_row, manifest_row, snapshot_row
+    from relay.aof2.look import kind_of, look_at_snapshot
+
+    _must_be(path)
+    if os.path.isfile(path) and kind_of(path) == "snapshot":
+        snapshot = look_at_snapshot(path, _id_of(path))
+        if as_json:
+            _line(snapshot_row(snapshot))
+        else:
+            rows = [entry_row(entry) for entry in snapshot.entries]
+            heads = list(rows[0]) if rows else ["segment_id"]
+            columns(heads, [[_cell(row[head]) for head in heads] for row in rows])
+        return
+    faults: list[str] = []
+    records = _manifest_records(path, faults)
+    if as_json:
+        for record in records:
+            _line(manifest_row(record))
+    else:
+        columns(
+            ("at", "type", "segment", "offset", "facts"),
+            [_manifest_cells(manifest_row(record)) for record in records],
+        )
+    _end(faults)
+
+
+def record_row(record: Record) -> dict[str, Any]:
+    """A segment's record as a JSON object."""
+    return {
+        "logical_offset": record.offset,
+        "append_ts_ms": record.at_ms,
+        "flags": record.flags,
+        "payload_hex": record.payload.hex(),
+    }
+
+
+def _segments(path: str) -> list[SegmentFile]:
+    """The segments of a stream, or the one that was named."""
+    from relay.aof2.check import SegmentFile, segment_files
+    from relay.aof2.look import kind_of
+
+    if os.path.isdir(path):
+        return segment_files(path)
+    if (kind := kind_of(path)) != "segment":
+        raise RelayError(f"{path} is a {kind}", hint="`relay aof manifest-inspect` prints it")
+    return [SegmentFile(_id_of(path), path, None)]
+
+
+def _records(files: list[SegmentFile], faults: list[str]) -> Iterator[Record]:
+    """The good records of segments; what is missing goes to ``faults``, once read."""
+    from relay.aof2.look import SegmentLook, problem_of
+
+    for file in files:
+        if not file.path:
+            faults.append(f"segment {file.segment_id}: no copy of it is on this machine")
+            continue
+        try:
+            with contextlib.closing(SegmentLook(file.path, file.entry)) as look:
+                yield from look.records()
+                faults += look.problems
+        except (FormatError, OSError) as exc:
+            faults.append(problem_of(exc, file.path))
+
+
+def _manifest_records(path: str, faults: list[str]) -> Iterator[ManifestRecord]:
+    """The good records of a manifest, chunk by chunk."""
+    from relay.aof2 import chunk as chunks
+    from relay.aof2.look import ChunkLook, kind_of
+
+    if os.path.isdir(path):
+        looks = (ChunkLook(chunks.path_of(path, n), n) for n in chunks.indexes(path))
+    elif (kind := kind_of(path)) != "chunk":
+        raise RelayError(f"{path} is a {kind}", hint="`relay aof dump` prints it")
+    else:
+        looks = (ChunkLook(path) for _ in range(1))
+    for look in looks:
+        yield from look.records
+        faults += look.problems
+
+
+def _record_cells(record: Record) -> list[Any]:
+    at = _time(record.at_ms)
+    return [record.offset, at, record.flags, len(record.payload), _shown(record.payload)]
+
+
+def _shown(payload: bytes) -> str:
+    """A payload for people: a msgpack map or list decoded, text as it is, or else hex."""
+    import msgspec
+
+    try:
+        value = msgspec.msgpack.decode(payload)
+        if isinstance(value, dict | list):
+            return printable(str(value), _PAYLOAD_CHARS) or ""
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        return printable(payload.decode(), _PAYLOAD_CHARS) or ""
+    except UnicodeDecodeError:
+        return printable(payload.hex(), _PAYLOAD_CHARS) or ""
+
+
+def _manifest_cells(row: dict[str, Any]) -> list[object]:
+    kind, segment, offset, at_ms = (row.pop(name) for name in list(row)[:4])
+    facts = ", ".join(f"{name} {_cell(value)}" for name, value in row.items())
+    return [_time(at_ms), kind, segment, offset, printable(facts, 2 * _PAYLOAD_CHARS)]
+
+
+def _time(at_ms: int) -> str | None:
+    """A time of the file; a number where no calendar has it."""
+    try:
+        return when(at_ms * NS_PER_MS)
+    except (OverflowError, ValueError, OSError):
+        return f"{at_ms} ms"
+
+
+def _cell(value: object) -> str:
+    text = "+".join(map(str, value)) if isinstance(value, list) else str(value)
+    return printable(text) or ""
+
+
+def _id_of(path: str) -> int:
+    """The number that a file has by its name; 0 where it has none."""
+    digits = os.path.basename(path).partition(".")[0]
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _must_be(path: str) -> None:
+    if not os.path.lexists(path):
+        raise NotFound(f"{path}: no such file or directory", hint="name a stream or a file of one")
+    if os.path.isdir(path) and not any(
+        os.path.isdir(os.path.join(path, name)) for name in ("segments", "manifest", "warm")
+    ):
+        raise RelayError(f"{path}: no segments and no manifest in it", hint="name a stream")
+
+
+def _line(row: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(row, ensure_ascii=True) + "\n")
+
+
+def _end(faults: list[str]) -> None:
+    """Name what was stepped over, and exit accordingly."""
+    sys.stdout.flush()
+    for fault in faults:
+        click.echo(fault, err=True)
+    if faults:
+        click.get_current_context().exit(EXIT_FINDINGS)

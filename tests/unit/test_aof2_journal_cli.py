@@ -1,0 +1,167 @@
+"""`relay journal`: status at any time, the rest while no relay runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from relay import fsio
+from relay.aof2.journal import Append, Journal, Policy
+from relay.aof2.orders import checkpoints
+from relay.aof2.segment import segment_path
+from relay.cli import cli
+from relay.cli.init import init
+from relay.clock import Clock
+from relay.errors import EXIT_STATE, AlreadyRunning, NotFound, RelayError
+from tests.aof2_support import payload
+
+
+def run(home: Path, *args: object) -> Result:
+    """`relay --home HOME journal …`."""
+    return CliRunner().invoke(cli, ["--home", str(home), "journal", *map(str, args)])
+
+
+def lines(result: Result) -> list[dict[str, Any]]:
+    """Of `--json`."""
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def refused(result: Result) -> RelayError:
+    """The error that ends a command; the top level prints it as one line."""
+    assert isinstance(result.exception, RelayError), result.output
+    return result.exception
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home whose journal has three sealed segments; two checkpoints cover two of them."""
+    root = tmp_path / "home"
+    assert CliRunner().invoke(init, ["--home", str(root)]).exit_code == 0
+    stream_dir = root / "journal" / f"{1:020d}"
+    stream_dir.parent.mkdir(mode=0o700, exist_ok=True)
+    warnings: list[str] = []
+    journal = Journal.open(str(stream_dir), 1, Clock(), Policy(), warnings.append)
+    for number in range(3):
+        journal.append([Append(payload(100 * number + n)) for n in range(100)])
+        journal.seal()
+        journal.cover(journal.durable)
+    journal.append([Append(b"the last")])
+    journal.commit()
+    journal.close()
+    assert warnings == []
+    return root
+
+
+def records(home: Path) -> list[bytes]:
+    """Everything in the journal, with no object store named."""
+    journal = Journal.open(str(home / "journal" / f"{1:020d}"), 1, Clock(), Policy(), print)
+    try:
+        return [record.payload for record in journal.read()]
+    finally:
+        journal.close()
+
+
+def test_status_shows_where_each_segment_is(home: Path) -> None:
+    rows = lines(run(home, "status", "--json"))
+    assert [(row["segment"], row["sealed"], row["tiers"]) for row in rows] == [
+        (0, True, [0]),
+        (1, True, [0]),
+        (2, True, [0]),
+        (3, False, [0]),
+    ]
+    assert rows[0]["end_offset"] == rows[1]["base_offset"]
+    table = run(home, "status").stdout.splitlines()
+    assert table[0].split() == ["SEGMENT", "BASE", "END", "BYTES", "COMPRESSED", "TIERS", "FAILED"]
+    assert table[4].split()[:3] == ["3", str(rows[3]["base_offset"]), "active"]
+
+
+def test_down_to_tier_2_and_back(home: Path, tmp_path: Path) -> None:
+    before = records(home)
+    store = tmp_path / "tier2"
+    store.mkdir()
+    assert run(home, "compress", 1).stdout == "compressed segment 1\n"
+    assert [row["done"] for row in lines(run(home, "compress", "--json"))] == ["compressed"] * 2
+    result = run(home, "upload", "--objects", store)
+    assert result.stdout == "".join(f"uploaded segment {n}\n" for n in range(3))
+    # The third is covered by one checkpoint alone.
+    assert run(home, "evict").stdout == "evicted segment 0\nevicted segment 1\n"
+    assert run(home, "evict", "--warm", "--objects", store).stdout.count("evicted") == 2
+    rows = lines(run(home, "status", "--json"))
+    assert [row["tiers"] for row in rows] == [[2], [2], [0, 1, 2], [0]]
+    assert rows[0]["key"] == f"{1:020d}/{0:020d}.seg.zst"
+    assert run(home, "hydrate", "--objects", store).stdout.count("hydrated segment") == 2
+    assert records(home) == before
+
+
+def test_what_fails_is_a_line_and_the_next_is_tried(home: Path) -> None:
+    path = Path(segment_path(str(home / "journal" / f"{1:020d}"), 1))
+    path.write_bytes(path.read_bytes()[:-1] + b"\7")
+    path.write_bytes(path.read_bytes()[:900] + b"\7" + path.read_bytes()[901:])
+    result = run(home, "compress")
+    assert result.stdout == "compressed segment 0\ncompressed segment 2\n"
+    assert result.stderr.startswith(f"segment 1: {path} at ") and result.stderr.count("\n") == 1
+    assert result.return_value == 1 if result.return_value is not None else True
+    (failed,) = [row["failed"] for row in lines(run(home, "status", "--json")) if row["failed"]]
+    assert failed == "CompressionFailed (codec, 1 times)"
+
+
+def test_prune_plans_first(home: Path) -> None:
+    assert len(checkpoints(str(home / "journal" / f"{1:020d}"))) == 2
+    rows = lines(run(home, "prune", "--keep-bytes", "0B", "--dry-run", "--json"))
+    assert [(row["segment"], row["would"]) for row in rows] == [(0, "prune"), (1, "prune")]
+    said = run(home, "prune", "--keep-bytes", "0B", "--dry-run").stdout.splitlines()
+    assert said[0].startswith("would prune segment 0: ") and "0 are kept" in said[0]
+    assert len(lines(run(home, "status", "--json"))) == 4
+    assert run(home, "prune", "--keep-age", "1d").stdout == ""
+    assert run(home, "prune", "--keep-bytes", "0B").stdout == "pruned segment 0\npruned segment 1\n"
+    assert [row["segment"] for row in lines(run(home, "status", "--json"))] == [2, 3]
+
+
+@pytest.mark.parametrize("text", ["1", "-1d", "xd", "1y", "", "1 d", "9999999999999999d"])
+def test_what_to_keep_needs_a_unit(home: Path, text: str) -> None:
+    result = run(home, "prune", f"--keep-age={text}")
+    assert result.exit_code == 2 and "none of 10s, 10min, 10h, 10d" in result.stderr
+
+
+def test_prune_asks_what_to_keep(home: Path) -> None:
+    result = run(home, "prune")
+    assert result.exit_code == 2 and "--keep-age or --keep-bytes" in result.stderr
+
+
+def test_seal_ends_the_active_segment(home: Path) -> None:
+    assert run(home, "seal").stdout == "sealed segment 3\n"
+    result = run(home, "seal")
+    assert (result.stdout, result.stderr) == ("", "segment 4 is empty: nothing to seal\n")
+
+
+def test_while_the_relay_runs_only_status_works(home: Path) -> None:
+    with fsio.locked(str(home / ".lock")):
+        assert len(lines(run(home, "status", "--json"))) == 4
+        for verb in (
+            ["seal"],
+            ["compress"],
+            ["upload"],
+            ["evict"],
+            ["hydrate"],
+            ["prune", "--keep-age=1d"],
+        ):
+            error = refused(run(home, *verb))
+            assert isinstance(error, AlreadyRunning) and error.exit_code == EXIT_STATE
+            assert "the relay is running" in str(error)
+
+
+def test_a_segment_that_is_not_there_is_named(home: Path) -> None:
+    assert "segment 9: the stream has none" in str(refused(run(home, "compress", 9)))
+    assert "segment 3: not sealed yet" in str(refused(run(home, "compress", 3)))
+
+
+def test_without_a_journal_it_says_so(tmp_path: Path) -> None:
+    assert CliRunner().invoke(init, ["--home", str(tmp_path / "h")]).exit_code == 0
+    for verb in ("status", "compress"):
+        error = refused(run(tmp_path / "h", verb))
+        assert isinstance(error, NotFound) and "no journal" in str(error)
