@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from relay.daemon import tune_process
-from scripts.benchmarks import drain, engine, latency
+from scripts.benchmarks import drain, engine, journal, latency
 
 DRAIN = [
     # agents, files, rows that the ledger has already
@@ -18,7 +18,8 @@ DRAIN = [
 LATENCY = [10, 100, 1_000]
 LATENCY_MESSAGES = 1_000
 ENGINE_MESSAGES = 100_000
-CASES = ("drain", "engine", "latency")
+JOURNAL_SEGMENTS = 1_000
+CASES = ("drain", "engine", "journal", "latency")
 
 
 def main() -> None:
@@ -34,6 +35,8 @@ def main() -> None:
     tune_process()
     if "engine" in cases:
         engine.run(arguments.dir, messages=ENGINE_MESSAGES)
+    if "journal" in cases:
+        journal.run(arguments.dir, segments=JOURNAL_SEGMENTS)
     if "latency" in cases:
         for agents in LATENCY:
             latency.run(arguments.dir, agents=agents, messages=LATENCY_MESSAGES)

@@ -1,0 +1,158 @@
+"""``journal``: AOF2 on records of 1 KiB, each case beside a floor of the same run.
+
+commit 1     append and commit one record; floor: the same bytes by pwrite and fdatasync into a
+             file that is zeros already. p50 of each, measured in turns
+commit 256   batches of 256; floor: one pwrite and one fdatasync a batch. Records a second;
+             zeros are written ahead before, timed apart (``prepared``)
+recover      opening on an unsealed segment; floor: reading the file and one crc32 over it
+open         opening on 1,000 sealed segments and a snapshot, in ms
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from isal.isal_zlib import crc32
+
+from relay.aof2.format import RECORD
+from relay.aof2.journal import Append, Journal, Policy
+from relay.aof2.segment import segment_path
+from relay.clock import Clock
+from scripts.benchmarks.common import BODY_BYTES, fresh_root, note, percentile, report, timed
+
+BATCH = 256
+SINGLE_COMMITS = 1_000
+BATCH_COMMITS = 120
+ZEROS = 1 << 20
+SCAN_RUNS = 5
+PAYLOAD = bytes(range(256)) * (BODY_BYTES // 256)
+RECORD_BYTES = RECORD.size + BODY_BYTES
+
+
+def run(base: str | None, *, segments: int) -> None:
+    """Run every case and print its line."""
+    root = fresh_root(base)
+    note(f"journal: records of {BODY_BYTES} bytes in {root}")
+    _commit(root, 1, SINGLE_COMMITS)
+    _commit(root, BATCH, BATCH_COMMITS)
+    _recover(root)
+    _open(root, segments)
+
+
+def _journal(root: Path, name: str, policy: Policy | None = None) -> Journal:
+    folder = root / name
+    folder.mkdir(exist_ok=True)
+    return Journal.open(str(folder / f"{1:020d}"), 1, Clock(), policy or Policy(), note)
+
+
+def _commit(root: Path, batch: int, commits: int) -> None:
+    total = commits * batch * RECORD_BYTES
+    # All the zeros at once, as the slices of idle moments would have left them; told apart.
+    began = time.perf_counter()
+    journal = _journal(root, f"commit-{batch}", Policy(slice_bytes=total))
+    prepared = time.perf_counter() - began
+    appends = [Append(PAYLOAD)] * batch
+    plain = _Plain(root / f"floor-{batch}", total, batch * RECORD_BYTES)
+    ours: list[float] = []
+    floor: list[float] = []
+
+    def commit() -> None:
+        journal.append(appends)
+        journal.commit()
+
+    for _ in range(commits):  # in turns: both have the same noise
+        ours.append(timed(commit))
+        floor.append(timed(plain.commit))
+    plain.close()
+    journal.close()
+    at_p50, floor_p50 = percentile(ours, 0.5), percentile(floor, 0.5)
+    report(
+        case=f"journal commit {batch}",
+        commits=len(ours),
+        p50_us=round(at_p50 * 1e6, 1),
+        floor_p50_us=round(floor_p50 * 1e6, 1),
+        p50_to_floor=round(at_p50 / floor_p50, 3),
+        records_per_s=round(batch * len(ours) / sum(ours)),
+        rate_to_floor=round(sum(floor) / sum(ours), 3),
+        prepared_rate_to_floor=round(sum(floor) / (sum(ours) + prepared), 3),
+    )
+
+
+class _Plain:
+    """The floor: the same bytes, one pwrite and one fdatasync, into a file of zeros."""
+
+    def __init__(self, path: Path, total: int, size: int) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        for _ in range(0, total, ZEROS):
+            os.write(self._fd, bytes(ZEROS))
+        os.fsync(self._fd)
+        self._data = PAYLOAD[:1] * size
+        self._at = 0
+
+    def commit(self) -> None:
+        os.pwrite(self._fd, self._data, self._at)
+        os.fdatasync(self._fd)
+        self._at += len(self._data)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _recover(root: Path) -> None:
+    journal = _journal(root, "recover")
+    count = (Policy().segment_bytes - 4096) // RECORD_BYTES
+    for _ in range(0, count - BATCH, BATCH):
+        journal.append([Append(PAYLOAD)] * BATCH)
+        journal.commit()
+    end = journal.durable
+    journal.close()
+    path = segment_path(str(root / "recover" / f"{1:020d}"), 0)
+
+    def floor() -> None:
+        with open(path, "rb") as file:
+            crc32(file.read())
+
+    def ours() -> None:
+        opened = _journal(root, "recover")
+        assert opened.end == end
+        opened.close()
+
+    _ratio("journal recover", ours, floor, bytes=os.path.getsize(path))
+
+
+def _ratio(case: str, ours: Callable[[], None], floor: Callable[[], None], **facts: int) -> None:
+    ours_s, floor_s = [], []
+    for _ in range(SCAN_RUNS):
+        floor_s.append(timed(floor))
+        ours_s.append(timed(ours))
+    report(
+        case=case,
+        **facts,
+        seconds=round(min(ours_s), 4),
+        floor_seconds=round(min(floor_s), 4),
+        rate_to_floor=round(min(floor_s) / min(ours_s), 3),
+    )
+
+
+def _open(root: Path, segments: int) -> None:
+    journal = _journal(root, "open", Policy(slice_bytes=4096))
+    for _ in range(segments):
+        journal.append([Append(PAYLOAD)])
+        journal.seal()
+    journal.manifest.snapshot()
+    journal.close()
+    times = []
+    for _ in range(SCAN_RUNS):
+        began = time.perf_counter()
+        opened = _journal(root, "open")
+        times.append(time.perf_counter() - began)
+        opened.close()
+    report(
+        case="journal open",
+        sealed_segments=segments,
+        ms=round(min(times) * 1e3, 2),
+        slowest_ms=round(max(times) * 1e3, 2),
+    )
