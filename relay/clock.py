@@ -8,6 +8,20 @@ NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 
 
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+def boot_id() -> str:
+    """What tells this boot of the machine from every other one."""
+    try:
+        with open(BOOT_ID) as file:
+            return file.read().strip()
+    except OSError:  # no Linux
+        import psutil
+
+        return f"booted at {int(psutil.boot_time())}"
+
+
 class Clock:
     """The machine's clock; tests pass one that stands still."""
 

@@ -35,6 +35,8 @@ class StoreBase:
         self.give_up_after_s = 86_400  # a day: what is not acknowledged by then is a dead letter
         self.archives: Archives | None = None  # what was rolled out is found there
         self._copies: list[tuple[int, str]] = []
+        # For a journal: its owner takes them and appends them. None: nobody asks for them.
+        self.fresh_events: list[events.Event] | None = None
         self.limits = limits
         self.warn: Callable[[str], object] = _warn
         self.file_bytes = 0  # of its file, when that was last written
@@ -78,11 +80,6 @@ class StoreBase:
         copies, self._copies = self._copies, []
         return copies
 
-    def wants_flush(self, message_id: int) -> bool:
-        """True when the message's channel asks to be written at once."""
-        message = self.state.messages.get(message_id) if self.state.settings else None
-        return message is not None and self.get_settings(message.channel_id).flush == "immediate"
-
     def note_file(self, size: int, sequence: int, bytes_sent: int) -> None:
         """Its file was written: its size, and what it covers."""
         self.file_bytes = size
@@ -103,8 +100,14 @@ class StoreBase:
         """Write everything now, where the store writes a file of its own."""
 
     def apply(self, event: events.Event) -> None:
-        """Change the store as the event says; a journal's records are applied like this, too."""
+        """Change the store as the event says, and keep it for the journal where there is one."""
         self.state.apply(event)
+        if self.fresh_events is not None:
+            self.fresh_events.append(event)
+
+    def note(self, event: events.Event) -> None:
+        """Put on record what the store itself has no part in."""
+        self.apply(event)
 
     def snapshot(self) -> Snapshot:
         """Everything in the store as immutable values, for any thread to read."""

@@ -21,8 +21,8 @@ from relay.comm.model import (
 )
 
 ANSWERS = frozenset({MessageType.RESPONSE, MessageType.ACKNOWLEDGMENT})
-_UNDERWAY = frozenset({DeliveryState.SENT, DeliveryState.WAITING, DeliveryState.DELIVERED})
-_NOT_WRITTEN = frozenset({DeliveryState.SENT, DeliveryState.WAITING})
+_NOT_WRITTEN = frozenset({DeliveryState.SENT, DeliveryState.STAGED, DeliveryState.WAITING})
+_UNDERWAY = _NOT_WRITTEN | {DeliveryState.DELIVERED}
 
 
 def owes_ack(channel: Channel, message_type: MessageType, metadata: Metadata | None) -> bool:

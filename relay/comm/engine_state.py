@@ -12,6 +12,7 @@
     tag 7 ARCHIVES    count u64; each: name str, then 7 u64: messages, first id, last id, first at,
                       last at, archived, size
     tag 8 LEAVING     count u64; each: message id u64
+    tag 10 JOURNAL    stream id u64, logical offset u64, boot id str: what the file covers of it
 
 ``sequence`` counts the events of the store's whole life; a file covers the events up to its
 own. A file without these blocks opens all the same. Table: docs/formats/acomm.md.
@@ -43,12 +44,14 @@ SETTINGS = 5
 HELD = 6
 ARCHIVES = 7
 LEAVING = 8
+JOURNAL = 10  # 9 is the archives'
 _COUNTERS = Struct("<4Q")
 _DELIVERY = Struct("<BIQBI")
 _DEAD = Struct("<QQ")
 _SETTING = Struct("<QQB")
 assert (_COUNTERS.size, _DELIVERY.size, _DEAD.size, _SETTING.size) == (32, 18, 16, 17)
 _NOTE = Struct("<7Q")
+_JOURNAL = Struct("<QQ")
 _COUNT = Struct("<Q")
 _LENGTH = Struct("<I")
 _STATES = tuple(DeliveryState)
@@ -62,6 +65,14 @@ class DeadNote(NamedTuple):
     at: int
     last_error: str
     recipients: tuple[str, ...]
+
+
+class Position(NamedTuple):
+    """A place in a journal: every event before it is in the store."""
+
+    stream_id: int
+    offset: int  # logical
+    boot_id: str  # of the machine, when it was there
 
 
 class EngineState(NamedTuple):
@@ -78,6 +89,7 @@ class EngineState(NamedTuple):
     held: tuple[int, ...] = ()  # messages, ascending
     archives: tuple[ArchiveNote, ...] = ()
     leaving: tuple[int, ...] = ()  # messages of the last archive that are still in the file
+    journal: Position | None = None  # what the file covers, where there is a journal
 
     def encode(self) -> dict[int, bytes]:
         """The blocks by tag; same values, same bytes."""
@@ -97,6 +109,9 @@ class EngineState(NamedTuple):
             blocks[ARCHIVES] = _encode_archives(self.archives)
         if self.leaving:
             blocks[LEAVING] = _encode_numbers(self.leaving)
+        if self.journal is not None:
+            stream_id, offset, boot_id = self.journal
+            blocks[JOURNAL] = _JOURNAL.pack(stream_id, offset) + _text(boot_id)
         return blocks
 
     @classmethod
@@ -122,6 +137,7 @@ class EngineState(NamedTuple):
                 _Cursor(blocks.get(HELD, nothing)).numbers(),
                 _Cursor(blocks.get(ARCHIVES, nothing)).archives(),
                 _Cursor(blocks.get(LEAVING, nothing)).numbers(),
+                _Cursor(blocks[JOURNAL]).position() if JOURNAL in blocks else None,
             )
         except (StructError, IndexError, UnicodeDecodeError) as exc:
             raise FormatError("section 256", 0, "whole blocks of ENGINE_STATE", exc) from exc
@@ -228,6 +244,13 @@ class _Cursor:
             state, attempt, due_ms, queued, spent = self._unpack(_DELIVERY)
             records[name] = Delivery(_STATES[state], attempt, due_ms, _BOOLS[queued], spent)
         return records
+
+    def position(self) -> Position:
+        """Where the file stands in its journal."""
+        stream_id, offset = self._unpack(_JOURNAL)
+        found = Position(stream_id, offset, self._text())
+        self._end()
+        return found
 
     def dead(self) -> dict[int, DeadNote]:
         found: dict[int, DeadNote] = {}

@@ -17,6 +17,7 @@ from relay.comm.model import (
     Delivery,
     DeliveryState,
     Message,
+    Origin,
     Participant,
     Subscription,
 )
@@ -79,6 +80,7 @@ class MessageSent(_Event, frozen=True):
     message: Message
     recipients: tuple[str, ...]
     held: bool = False  # max_pending is reached: delivered when others are done
+    origin: Origin | None = None  # where an owner that delivers got it from
 
 
 class DeliveriesAdded(_Event, frozen=True):
@@ -98,6 +100,29 @@ class DeliveriesMoved(_Event, frozen=True):
     at: int
     due_ms: int = 0  # when the acknowledgment is overdue
     attempt: int = 0  # of a delivery that was made again; 0: as it was
+    said: str = ""  # the status that an acknowledgment gives
+
+
+class DeliveriesStaged(_Event, frozen=True):
+    """An owner that delivers has these ready, the whole batch: only the last step is left.
+
+    Each is (message id, recipient, attempt).
+    """
+
+    deliveries: tuple[tuple[int, str, int], ...]
+    at: int
+
+
+class FileRefused(_Event, frozen=True):
+    """An owner that delivers refused a file; nothing in the store changes by it."""
+
+    message_id: str  # the relay's; empty where its name gives none
+    origin: Origin
+    reason: str
+    answer_id: str  # of the nack
+    has_row: bool  # False: its id is another message's
+    unsafe: bool  # no regular file
+    at: int
 
 
 class MessageReceived(_Event, frozen=True):
@@ -192,6 +217,8 @@ Event = (
     | MessageSent
     | DeliveriesAdded
     | DeliveriesMoved
+    | DeliveriesStaged
+    | FileRefused
     | MessageReceived
     | DeliveryTimed
     | DeadLettered

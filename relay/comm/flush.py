@@ -7,13 +7,15 @@ a flush that began at sequence >= n is renamed into place. Source: message-engin
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
+from relay import fsio
 from relay.clock import NS_PER_MS, Clock
 from relay.comm import store_file
-from relay.comm.engine_state import Snapshot
+from relay.comm.engine_state import Position, Snapshot
 from relay.errors import RelayError
 
 RETRY_FIRST_NS = 1_000 * NS_PER_MS
@@ -32,6 +34,10 @@ class Source(Protocol):
         """Events so far."""
 
     @property
+    def file_sequence(self) -> int:
+        """Events that its file covers."""
+
+    @property
     def messages_sent(self) -> int:
         """Messages so far."""
 
@@ -44,6 +50,16 @@ class Source(Protocol):
 
     def snapshot(self) -> Snapshot:
         """Everything, as values."""
+
+
+class Marks(Protocol):
+    """The journal of what is written: an event log."""
+
+    def mark(self) -> Position:
+        """Where the store stands now; the journal holds everything before it durably."""
+
+    def cover(self, position: Position) -> None:
+        """The file was written; it covers everything before ``position``."""
 
 
 class FlushPolicy(NamedTuple):
@@ -80,6 +96,7 @@ class _Running(NamedTuple):
 
     sequence: int  # what it covers
     bytes_sent: int
+    position: Position | None  # in the journal
     began: int  # monotonic ns
     result: Future[int]  # the file's size
 
@@ -96,6 +113,7 @@ class Flusher:
         executor: Executor,
         wake: Callable[[], None] = lambda: None,
         key: bytes | None = None,
+        journal: Marks | None = None,
     ) -> None:
         self._store = store
         self._path = path
@@ -104,7 +122,9 @@ class Flusher:
         self._executor = executor
         self._wake = wake
         self._key = key  # seals the file; None: it is plain
-        self._durable = store.sequence
+        self._journal = journal
+        # what was replayed from a journal is not in the file yet
+        self._durable = store.sequence if journal is None else store.file_sequence
         self._seen = store.messages_sent
         self._dirty: dict[FlushPolicy, _Unwritten] = {}  # by what asks for it
         self._not_before = 0
@@ -167,27 +187,39 @@ class Flusher:
         return self._durable
 
     def _start(self, now: int) -> None:
+        position = None if self._journal is None else self._journal.mark()
         snapshot = self._store.snapshot()
+        snapshot = snapshot._replace(state=snapshot.state._replace(journal=position))
         self._seen = self._store.messages_sent
         self._dirty.clear()
         sent = self._store.bytes_sent
-        future = self._executor.submit(
-            store_file.write, self._path, snapshot, self._policy.compress, self._key
-        )
-        self._running = _Running(snapshot.state.sequence, sent, now, future)
+        future = self._executor.submit(self._write, snapshot)
+        self._running = _Running(snapshot.state.sequence, sent, position, now, future)
         future.add_done_callback(lambda _: self._wake())
+
+    def _write(self, snapshot: Snapshot) -> int:
+        """Beside the owner. With a journal: what it covers has been done to files, too.
+
+        Renames and the ledger's pages are not synced one by one: all of them are, before the
+        file says that nobody need look at the events behind them again.
+        """
+        if self._journal is not None:
+            fsio.sync_filesystem(os.path.dirname(self._path))
+        return store_file.write(self._path, snapshot, self._policy.compress, self._key)
 
     def _collect(self) -> None:
         """Take the result of a flush that has ended."""
         if self._running is None or not self._running.result.done():
             return
-        sequence, sent, began, future = self._running
+        sequence, sent, position, began, future = self._running
         self._running = None
         now = self._clock.monotonic_ns()
         error = future.exception()
         if error is None:
             self._durable = sequence
             self._store.note_file(future.result(), sequence, sent)
+            if self._journal is not None and position is not None:
+                self._journal.cover(position)
             self.error = ""
             self._retry_ns = RETRY_FIRST_NS
             self._not_before = now + self._policy.pause_factor * (now - began)

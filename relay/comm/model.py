@@ -121,13 +121,14 @@ class DeliveryState(Labelled):
     """Where one recipient's copy of a message stands; in the order in which it moves."""
 
     SENT = 0  # accepted for it, not there yet
-    WAITING = 1  # its acknowledgment is overdue: it waits for the next attempt
-    DELIVERED = 2  # it stands in the recipient's inbox or queue
-    RECEIVED = 3  # the recipient has taken it
-    ACKNOWLEDGED = 4
-    BOUNCED = 5  # there is no such recipient any more
-    EXPIRED = 6  # its ttl passed first
-    DEAD = 7  # its attempts are exhausted
+    STAGED = 1  # an owner that delivers has it ready: from here on only the last step is left
+    WAITING = 2  # its acknowledgment is overdue: it waits for the next attempt
+    DELIVERED = 3  # it stands in the recipient's inbox or queue
+    RECEIVED = 4  # the recipient has taken it
+    ACKNOWLEDGED = 5
+    BOUNCED = 6  # there is no such recipient any more
+    EXPIRED = 7  # its ttl passed first
+    DEAD = 8  # its attempts are exhausted
 
 
 class SortField(Labelled):
@@ -221,6 +222,20 @@ class ArchiveNote(msgspec.Struct, frozen=True):
     last_at: int
     archived: int  # of its messages, those with status Archived
     size: int  # bytes
+
+
+class Origin(msgspec.Struct, frozen=True, gc=False):
+    """The file that a message came in: what its owner must know to find it again."""
+
+    agent: str
+    path: str  # below the home
+    size: int  # bytes
+    mtime_ns: int
+    inode: int | None
+    checksum: str | None  # SHA-256 in hex; None where it could not be parsed
+    kind: str | None
+    target: str | None
+    discovered_at: int  # Unix nanoseconds
 
 
 class Channel(msgspec.Struct, frozen=True):

@@ -82,9 +82,11 @@ class ReceiveCommands(StoreBase):
         state: DeliveryState,
         due_ms: int = 0,
         attempt: int = 0,
+        said: str = "",
     ) -> tuple[str, ...]:
         """Note what became of these recipients' deliveries; whose moved.
 
+        ``said``: the status of an acknowledgment, for the record.
         The same again changes nothing, and nothing moves back: what is acknowledged was
         delivered, whatever is noted later. What was given up can still be acknowledged.
         """
@@ -98,10 +100,25 @@ class ReceiveCommands(StoreBase):
         )
         if moved:
             now = self._now_s()
-            self.apply(events.DeliveriesMoved(message_id, moved, state, now, due_ms, attempt))
+            self.apply(events.DeliveriesMoved(message_id, moved, state, now, due_ms, attempt, said))
             if self.state.pending.held and state is not DeliveryState.DELIVERED:
                 self.resume()
         return moved
+
+    def stage(self, deliveries: Iterable[tuple[int, str, int]]) -> None:
+        """An owner that delivers has these ready: (message id, recipient, attempt), as one event.
+
+        From its commit on they count as made, unless ``hold`` says otherwise. What was settled
+        meanwhile stays so.
+        """
+        ready = tuple(
+            (number, recipient, attempt)
+            for number, recipient, attempt in deliveries
+            if (one := self.state.deliveries.get(number, {}).get(recipient)) is not None
+            and one.state < DeliveryState.ACKNOWLEDGED
+        )
+        if ready:
+            self.apply(events.DeliveriesStaged(ready, self._now_s()))
 
     def holds(self, message_id: int) -> bool:
         """True while a message is accepted, and held back by its channel's ``max_pending``."""
@@ -215,20 +232,6 @@ class ReceiveCommands(StoreBase):
 
     def _kept(self, message_id: int) -> Message | None:
         return self.get_message(message_id) or self.state.archive.get(message_id)
-
-    def unsettled(self) -> dict[str, int]:
-        """Relay id -> number of each message that somebody has not got, or was given up for.
-
-        What was given up may still have been acknowledged when the ledger last saw it.
-        """
-        return {
-            relay_id: number
-            for relay_id, number in self.state.relay_ids.items()
-            if any(
-                delivery.state in _UNSETTLED or delivery.due_ms
-                for delivery in self.state.deliveries.get(number, {}).values()
-            )
-        }
 
     def receive(self, message_id: int, participant: str) -> None:
         """``participant`` took one message; what it has acknowledged stays acknowledged."""
@@ -349,13 +352,6 @@ class ReceiveCommands(StoreBase):
 
     def __len__(self) -> int:
         return len(self.state.messages)
-
-
-_UNSETTLED = frozenset(DeliveryState) - {
-    DeliveryState.DELIVERED,
-    DeliveryState.RECEIVED,
-    DeliveryState.ACKNOWLEDGED,
-}
 
 
 def _may_move(before: Delivery, after: DeliveryState, attempt: int) -> bool:

@@ -19,6 +19,7 @@ from relay.comm.model import (
     MessageStatus,
     MessageType,
     Metadata,
+    Origin,
     Priority,
     RetentionKind,
 )
@@ -73,11 +74,12 @@ class SendCommands(ChannelCommands):
         metadata: Metadata | None = None,
         ttl: int | None = None,
         signature: bytes | None = None,
+        origin: Origin | None = None,
     ) -> Message:
         """Stages 1 to 4: the message is kept and its recipients are known, not yet reached.
 
         ``recipients`` narrows the route, as an answer goes to the original's sender alone;
-        ``also`` widens it.
+        ``also`` widens it; ``origin`` goes into the event alone.
         Errors: ValidationFailed, ChannelNotFound, ChannelUnavailable, NotParticipant, StoreFull,
         StoreCapacity.
         """
@@ -106,7 +108,7 @@ class SendCommands(ChannelCommands):
             and bool(routed)
             and self._is_pending_full(channel_id)
         )
-        self.apply(events.MessageSent(message, routed, held))
+        self.apply(events.MessageSent(message, routed, held, origin))
         if is_near_full:
             self._warn_of_capacity()
         return message

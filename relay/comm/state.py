@@ -138,6 +138,21 @@ class State(Tables):
         if event.message_id in self.dead:
             self._note_end(event.message_id)
 
+    def _deliveries_staged(self, event: events.DeliveriesStaged) -> None:
+        for message_id, recipient, attempt in event.deliveries:
+            known = self.deliveries.get(message_id, {})
+            before = known.get(recipient)
+            if before is None:
+                continue  # it was discarded meanwhile
+            staged = Delivery(DeliveryState.STAGED, attempt, 0, False, before.spent)
+            self._set_deliveries(message_id, known, {recipient: staged})
+            if message_id in self.messages:
+                self._note_retries(message_id, staged)
+        self.modified_at = event.at
+
+    def _file_refused(self, event: events.FileRefused) -> None:
+        """It is on record; the store has nothing of it."""
+
     def _message_received(self, event: events.MessageReceived) -> None:
         known = self.deliveries.get(event.message_id, {})
         before = known.get(event.participant, _SENT)
@@ -291,6 +306,8 @@ _APPLY: dict[type, Callable[..., None]] = {
     events.MessageSent: State._message_sent,
     events.DeliveriesAdded: State._deliveries_added,
     events.DeliveriesMoved: State._deliveries_moved,
+    events.DeliveriesStaged: State._deliveries_staged,
+    events.FileRefused: State._file_refused,
     events.MessageReceived: State._message_received,
     events.DeliveryTimed: State._delivery_timed,
     events.DeadLettered: State._dead_lettered,

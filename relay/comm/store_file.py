@@ -66,7 +66,7 @@ def load(
             raise
         made = _make_of_previous(path, previous, make, exc)
         said = f"{exc}; the store is that of {previous}, without what came after"
-        warn(said if keep else f"{said}, and the damaged file is now {_set_aside(path)}")
+        warn(said if keep else f"{said}, and the damaged file is now {set_aside(path)}")
         return made
 
 
@@ -83,8 +83,10 @@ def _make_of_previous(
         raise fault from None
 
 
-def _set_aside(path: str) -> str:
-    """Rename a damaged file to a name that nothing has; that name."""
+def set_aside(path: str) -> str:
+    """Rename a damaged file to a name that nothing has; that name, or none where it is gone."""
+    if not os.path.lexists(path):
+        return ""
     stem = path.removesuffix(SUFFIX) + ".bad"
     aside, number = stem, 0
     while os.path.lexists(aside):

@@ -15,7 +15,7 @@ from typing import Self
 import msgspec
 
 from relay.comm import duties, invariants
-from relay.comm.engine_state import DeadNote, DuplicateKey, EngineState, Snapshot
+from relay.comm.engine_state import DeadNote, DuplicateKey, EngineState, Position, Snapshot
 from relay.comm.message_index import MessageIndex
 from relay.comm.model import (
     ArchiveNote,
@@ -92,6 +92,7 @@ class Tables:
         self._archive_end = (0, 0)  # (created_at, id) of the last one
         self.archives: tuple[ArchiveNote, ...] = ()  # files of what was rolled, oldest first
         self.leaving: tuple[int, ...] = ()  # messages of the last of them that are still here
+        self.journal: Position | None = None  # what the file that it was loaded from covers
         self.next_channel = self.next_message = self.next_subscription = 1
 
     @property
@@ -129,6 +130,7 @@ class Tables:
         for channel_id, settings in kept.settings.items():
             state._set_settings(channel_id, settings)
         state.archives, state.leaving = kept.archives, kept.leaving
+        state.journal = kept.journal
         rolled = (note.last_id for note in kept.archives)
         numbers = (*state.messages, *state.dead_letters, *state.archive, *rolled)
         state.next_channel = max([kept.next_channel - 1, *state.channels]) + 1

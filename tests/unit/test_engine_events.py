@@ -23,6 +23,7 @@ from relay.comm.model import (
     DeliveryState,
     Message,
     MessageType,
+    Origin,
     Participant,
     Retention,
     RetentionKind,
@@ -37,6 +38,7 @@ from tests.unit.comm_support import NOW_S, UUID, channel_of, new_store, send
 PEOPLE = st.sampled_from(["a", "b", "c", "d"])
 CHANNELS = st.sampled_from(["PubSub", "Group", "Direct", "Broadcast", "new"])
 PATTERNS = st.sampled_from(["build.#", "build.*", "build.ok", "#", "bad..pattern"])
+ORIGIN = Origin("a", "agents/a/outbox/x", 1, 2, 3, None, None, None, 4)
 Operation = Callable[[CommStore], object]
 
 
@@ -134,6 +136,8 @@ def operations(draw: st.DrawFn) -> Operation:
         ),
         lambda store: store.move_deliveries(number, ["a", "b"], state),
         lambda store: store.deliver(number, store.recipients(number)),
+        lambda store: store.stage((number, one, 2) for one in store.recipients(number)),
+        lambda store: store.note(events.FileRefused("", ORIGIN, "why", "", False, False, NOW_S)),
         lambda store: store.configure_channel(
             numbered(store, name), delivery=DeliveryMode(1), ack_timeout=5
         ),

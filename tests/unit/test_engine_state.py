@@ -20,6 +20,7 @@ from relay.comm.engine_state import (
     SETTINGS,
     DeadNote,
     EngineState,
+    Position,
 )
 from relay.comm.model import FLUSH_MODES, ArchiveNote, ChannelSettings, Delivery, DeliveryState
 from relay.errors import FormatError
@@ -67,6 +68,7 @@ STATES = st.builds(
     st.lists(U64, max_size=4).map(tuple),
     st.lists(st.builds(ArchiveNote, st.text(max_size=9), *[U64] * 7), max_size=3).map(tuple),
     st.lists(U64, max_size=4).map(tuple),
+    st.none() | st.builds(Position, U64, U64, st.text(max_size=9)),
 )
 ONE = EngineState(
     3,
@@ -86,6 +88,7 @@ ONE = EngineState(
     (7, 9),
     (ArchiveNote("d/000001.acomm", 2, 3, 4, 50, 60, 1, 700),),
     (3,),
+    Position(1, 4096, "boot"),
 )
 
 
@@ -99,9 +102,9 @@ ONE_BYTES = {
         struct.pack("<QQQII", 2, 2, 7, 0, 1)
         + struct.pack("<III", 2, 0, 2)
         + text("bob")
-        + struct.pack("<BIQBI", 2, 6, 9, True, 4)
+        + struct.pack("<BIQBI", 3, 6, 9, True, 4)
         + text("é")
-        + struct.pack("<BIQBI", 5, 1, 0, False, 0)
+        + struct.pack("<BIQBI", 6, 1, 0, False, 0)
     ),
     3: struct.pack("<QQQ", 1, 7, 5) + text("why") + struct.pack("<I", 1) + text("bob"),
     4: struct.pack("<Q", 1)
@@ -113,6 +116,7 @@ ONE_BYTES = {
     6: struct.pack("<3Q", 2, 7, 9),
     7: struct.pack("<Q", 1) + text("d/000001.acomm") + struct.pack("<7Q", 2, 3, 4, 50, 60, 1, 700),
     8: struct.pack("<2Q", 1, 3),
+    10: struct.pack("<2Q", 1, 4096) + text("boot"),
 }
 
 
@@ -173,7 +177,7 @@ def test_deliveries_with_bytes_left_over_say_where() -> None:
 
 def test_a_state_outside_the_enum() -> None:
     data = bytearray(ONE_BYTES[DELIVERIES])
-    data[-18] = 8  # the last list's last state
+    data[-18] = 9  # the last list's last state
     broken({DELIVERIES: bytes(data)})
 
 
