@@ -16,14 +16,25 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
-from typing import NamedTuple
 
 from relay.errors import LedgerBusy, LedgerError, VersionError
+from relay.ledger_values import Delivery, DeliveryFacts, FileFacts, Held, Row, Written
 from relay.names import shown
+
+__all__ = [
+    "Delivery",
+    "DeliveryFacts",
+    "FileFacts",
+    "Held",
+    "Ledger",
+    "Row",
+    "Written",
+    "open_readonly",
+    "schema_sql",
+]
 
 SCHEMA_VERSION = 1
 OUTBOX = "outbox"
-HAS_IT = frozenset({"written", "read", "acked"})  # states of a delivery
 
 PRAGMAS = """
 PRAGMA journal_mode = WAL;
@@ -32,51 +43,6 @@ PRAGMA foreign_keys = ON;
 PRAGMA cache_size = -2000;
 PRAGMA temp_store = MEMORY;
 """
-
-
-class FileFacts(NamedTuple):
-    """What is recorded of one file, in the order of the INSERT below."""
-
-    message_id: str
-    agent_name: str
-    file_path: str
-    file_size: int
-    file_mtime_ns: int
-    file_inode: int | None
-    checksum: str | None
-    message_type: str | None
-    target: str | None
-    discovered_at: int
-
-
-class Row(NamedTuple):
-    """A row of ``messages``, as far as the relay reads it back."""
-
-    message_id: str
-    agent_name: str
-    file_path: str
-    checksum: str | None
-    status: str
-    discovered_at: int
-    retry_count: int
-    last_error: str | None
-    file_size: int
-    file_mtime_ns: int
-    file_inode: int | None
-    message_type: str | None
-    target: str | None
-
-
-class Delivery(NamedTuple):
-    """A row of ``deliveries`` that is not at its end."""
-
-    message_id: str
-    recipient: str
-    state: str
-    attempt: int
-    staged_at: int
-    last_error: str | None
-
 
 _ROW = (
     "SELECT message_id, agent_name, file_path, checksum, status, discovered_at, retry_count, "
@@ -245,29 +211,42 @@ class Ledger:
             deliveries,
         )
 
-    def stage_again(self, deliveries: Sequence[tuple[str, str, int]], now_ns: int) -> None:
-        """(message id, recipient, attempt): delivered before, and staged once more."""
+    def written(self, deliveries: Iterable[Written]) -> None:
+        """Files that stand in inboxes, for the first time or once more."""
         self._db.executemany(
-            f"UPDATE deliveries SET state = 'staged', attempt = ?, staged_at = {now_ns:d}, "
-            "last_error = NULL WHERE message_id = ? AND recipient = ? "
-            "AND state IN ('held', 'written', 'read', 'dead')",
-            [(attempt, message_id, recipient) for message_id, recipient, attempt in deliveries],
-        )
-
-    def written(self, deliveries: Iterable[tuple[str, str]], now_ns: int) -> None:
-        """(message id, recipient): the file stands in the inbox."""
-        self._db.executemany(
-            f"UPDATE deliveries SET state = 'written', written_at = {now_ns:d}, due_at = NULL "
-            "WHERE message_id = ? AND recipient = ? AND state IN ('staged', 'held')",
+            "INSERT INTO deliveries (message_id, recipient, state, attempt, staged_at, written_at) "
+            "VALUES (?, ?, 'written', ?, ?, ?) ON CONFLICT (message_id, recipient) DO UPDATE SET "
+            "state = 'written', attempt = excluded.attempt, staged_at = excluded.staged_at, "
+            "written_at = excluded.written_at, due_at = NULL, last_error = NULL "
+            "WHERE state IN ('staged', 'held') "
+            "OR (state IN ('written', 'read', 'dead') AND excluded.attempt > attempt)",
             deliveries,
         )
 
-    def hold(self, held: Iterable[tuple[str, str, str, int]]) -> None:
-        """(message id, recipient, error, due_at): tried again at due_at."""
+    def restore(self, deliveries: Iterable[DeliveryFacts]) -> None:
+        """Rows as the journal has them, where they are missing or behind."""
         self._db.executemany(
-            "UPDATE deliveries SET state = 'held', last_error = ?, due_at = ? "
-            "WHERE message_id = ? AND recipient = ? AND state IN ('staged', 'held')",
-            [(reason, due, message_id, who) for message_id, who, reason, due in held],
+            "INSERT INTO deliveries (message_id, recipient, state, attempt, staged_at, written_at, "
+            "read_at, acked_at, ack_status, last_error, due_at) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (message_id, recipient) "
+            "DO UPDATE SET state = excluded.state, attempt = max(attempt, excluded.attempt), "
+            "staged_at = coalesce(staged_at, excluded.staged_at), "
+            "written_at = coalesce(written_at, excluded.written_at), "
+            "read_at = coalesce(read_at, excluded.read_at), "
+            "acked_at = coalesce(acked_at, excluded.acked_at), "
+            "ack_status = coalesce(excluded.ack_status, ack_status), "
+            "last_error = coalesce(excluded.last_error, last_error), due_at = excluded.due_at "
+            "WHERE state <> excluded.state OR attempt < excluded.attempt",
+            deliveries,
+        )
+
+    def hold(self, held: Iterable[Held]) -> None:
+        """Deliveries that could not be made now."""
+        self._db.executemany(
+            "UPDATE deliveries SET state = 'held', last_error = ?, due_at = ?, attempt = ? "
+            "WHERE message_id = ? AND recipient = ? "
+            "AND state IN ('staged', 'held', 'written', 'read', 'dead')",
+            [(one.reason, one.due_at, one.attempt, *one[:2]) for one in held],
         )
 
     def let_go(self, message_ids: Iterable[str], now_ns: int) -> None:
@@ -287,11 +266,11 @@ class Ledger:
             (state, reason, message_id, recipient, state),
         )
 
-    def read(self, taken: Iterable[tuple[str, str]], now_ns: int) -> None:
-        """(message id, recipient): the file left the inbox."""
+    def read(self, taken: Iterable[tuple[str, str, int]], now_ns: int) -> None:
+        """(message id, recipient, attempt): the file left the inbox; no later attempt's did."""
         self._db.executemany(
             f"UPDATE deliveries SET state = 'read', read_at = {now_ns:d} "
-            "WHERE message_id = ? AND recipient = ? AND state = 'written'",
+            "WHERE message_id = ? AND recipient = ? AND attempt <= ? AND state = 'written'",
             taken,
         )
 
@@ -314,15 +293,6 @@ class Ledger:
         ):
             found.setdefault(row[0], {})[row[1]] = Delivery(*row)
         return found
-
-    def open_deliveries(self) -> list[Delivery]:
-        """Every delivery that is staged or held."""
-        return [
-            Delivery(*row)
-            for row in self._db.execute(
-                f"SELECT {_DELIVERY} FROM deliveries WHERE state IN ('held', 'staged')"
-            )
-        ]
 
     def held_until(self) -> int | None:
         """When the next held delivery is due (Unix nanoseconds)."""
@@ -411,6 +381,14 @@ class Ledger:
             "SELECT value FROM orchestrator_state WHERE key = ?", (key,)
         ).fetchone()
         return row[0] if row else None
+
+    def note_position(self, offset: int, now_ns: int) -> None:
+        """The ledger has everything that the journal holds before this offset."""
+        self.set_state("journal", str(offset), now_ns)
+
+    def position(self) -> int:
+        """Up to where the ledger follows the journal; 0 for a new one."""
+        return int(self.get_state("journal") or 0)
 
     def set_state(self, key: str, value: str, now_ns: int) -> None:
         """Set a value of ``orchestrator_state``."""

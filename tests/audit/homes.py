@@ -20,7 +20,7 @@ from relay.comm.model import (
     Participant,
     StoreFile,
 )
-from relay.ledger import FileFacts, Ledger
+from relay.ledger import FileFacts, Ledger, Written
 from tests.fakes import FakeClock
 
 # 2026-01-31T09:30:00Z
@@ -124,10 +124,8 @@ class HomeBuilder:
                 (message_id, name, "staged", at_ns, None, None) for name in recipients
             )
             if written_after_ms is not None:
-                self.ledger.written(
-                    [(message_id, name) for name in recipients],
-                    at_ns + int(written_after_ms * NS_PER_MS),
-                )
+                at = at_ns + int(written_after_ms * NS_PER_MS)
+                self.ledger.written(Written(message_id, name, 1, at_ns, at) for name in recipients)
 
     def finish(self, message_id: str, *, at_ns: int = START_NS) -> None:
         """The row is archived."""

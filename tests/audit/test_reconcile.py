@@ -12,6 +12,7 @@ from relay.audit import schemas
 from relay.audit.jobs import reconcile
 from relay.checksums import sha256_hex
 from relay.clock import NS_PER_S
+from relay.ledger import Held, Written
 from tests.audit.homes import START_NS, START_S, HomeBuilder, stored_message
 from tests.fakes import FakeClock
 
@@ -36,8 +37,8 @@ def plant_every_fault(home: HomeBuilder) -> None:
     home.keep("1-extra", sender="mallory", to="bob")
     home.seen("1-held")
     home.deliver("1-held", ("bob", "carol"), written_after_ms=None)
-    home.ledger.hold([("1-held", "carol", "inbox cannot be written", START_NS)])
-    home.ledger.written([("1-held", "bob")], START_NS)
+    home.ledger.hold([Held("1-held", "carol", 1, "inbox cannot be written", START_NS)])
+    home.ledger.written([Written("1-held", "bob", 1, START_NS, START_NS)])
     home.finish("1-held")
     home.keep("1-held")
     home.seen("1-staged")
@@ -58,7 +59,7 @@ def plant_every_fault(home: HomeBuilder) -> None:
             ("1-returned", "zed", "bounced", START_NS, "no longer an agent", None),
         ]
     )
-    home.ledger.written([("1-returned", "bob")], START_NS)
+    home.ledger.written([Written("1-returned", "bob", 1, START_NS, START_NS)])
     home.finish("1-returned")
     home.keep("1-returned")
     home.keep(None)  # sent through the engine alone: nobody's business here

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.ledger import Ledger, open_readonly
+from relay.ledger import Held, Ledger, Written, open_readonly
 from tests.unit.ledger_support import (
     NOW,
     Look,
@@ -75,10 +75,10 @@ def test_every_change_of_a_status_is_logged_with_old_and_new(ledger: Ledger, loo
 def test_every_move_of_a_delivery_is_logged(ledger: Ledger, look: Look) -> None:
     (one,) = record(ledger, 1)
     stage(ledger, one, "bob")
-    ledger.hold([(one, "bob", "why", NOW)])
-    ledger.hold([(one, "bob", "why", NOW)])
-    ledger.written([(one, "bob")], NOW)
-    ledger.read([(one, "bob")], NOW)
+    ledger.hold([Held(one, "bob", 1, "why", NOW)])
+    ledger.hold([Held(one, "bob", 1, "why", NOW)])
+    ledger.written([Written(one, "bob", 1, NOW, NOW)])
+    ledger.read([(one, "bob", 1)], NOW)
     ledger.acknowledge(one, "bob", "received", NOW)
     ledger.acknowledge(one, "bob", "completed", NOW)
     assert [(what, old, new) for what, old, new, _ in trail(look)[1:]] == [
@@ -191,7 +191,6 @@ Query = Callable[[Ledger], object]
 
 QUERIES: dict[str, tuple[Query, str]] = {
     "open rows": (lambda db: db.open_rows(), "messages_open"),
-    "open deliveries": (lambda db: db.open_deliveries(), "deliveries_open"),
     "when held mail is due": (lambda db: db.held_until(), "deliveries_open"),
     "held mail that is due": (lambda db: db.held_due(NOW, 256), "deliveries_open"),
     "unread of one agent": (lambda db: db.unread("bob"), "deliveries_unread"),
@@ -201,9 +200,8 @@ QUERIES: dict[str, tuple[Query, str]] = {
     "archive": (lambda db: db.archive([(message_id(1), None)]), "sqlite_autoindex_messages_1"),
     "fail": (lambda db: db.fail([(message_id(1), "x")], NOW), "sqlite_autoindex_messages_1"),
     "deliveries by id": (lambda db: db.deliveries([message_id(1)]), "PRIMARY KEY"),
-    "written": (lambda db: db.written([(message_id(1), "bob")], NOW), "PRIMARY KEY"),
-    "read": (lambda db: db.read([(message_id(1), "bob")], NOW), "PRIMARY KEY"),
-    "hold": (lambda db: db.hold([(message_id(1), "bob", "x", NOW)]), "PRIMARY KEY"),
+    "read": (lambda db: db.read([(message_id(1), "bob", 1)], NOW), "PRIMARY KEY"),
+    "hold": (lambda db: db.hold([Held(message_id(1), "bob", 1, "x", NOW)]), "PRIMARY KEY"),
     "acknowledge": (
         lambda db: db.acknowledge(message_id(1), "bob", "received", NOW),
         "PRIMARY KEY",
@@ -233,8 +231,8 @@ def test_with_statistics_of_a_long_history_it_still_is(ledger: Ledger, name: str
     ids = record(ledger, *range(2000))
     with ledger.transaction():
         ledger.stage([(one, "bob", "staged", NOW, None, None) for one in ids])
-        ledger.written([(one, "bob") for one in ids[10:]], NOW)
-        ledger.read([(one, "bob") for one in ids[20:]], NOW)
+        ledger.written(Written(one, "bob", 1, NOW, NOW) for one in ids[10:])
+        ledger.read([(one, "bob", 1) for one in ids[20:]], NOW)
         ledger.claim(ids[10:])
         ledger.complete(ids[10:], NOW)
         ledger.archive([(one, None) for one in ids[10:]])
