@@ -44,13 +44,14 @@ class Limits(Section, frozen=True):
 
 
 class Store(Section, frozen=True):
-    """When the engine's store is written."""
+    """When the engine's store is written to its file, and what is kept in it."""
 
-    flush_messages: Positive = 100  # the guide's batch: whichever of the two comes first
-    flush_ms: Positive = 5000  # the guide's, too: what a crash may leave to be fed again
+    # The journal has everything: the file is what a start need not replay. Each costs a syncfs.
+    checkpoint_messages: Positive = 10_000  # replayed in well under a second
+    checkpoint_ms: Positive = 60_000  # whichever of the two comes first
     # A flush rewrites the file: it starts no sooner than this many times the last one took,
     # so a large store costs 5 % of a core and not all of it.
-    flush_pause_factor: NotNegative = 20
+    checkpoint_pause_factor: NotNegative = 20
     # What is final leaves the live store for store/archive: memory and start follow what is live.
     roll_after_s: Positive = 3600  # most answers have come by then
     roll_messages: Positive = 10_000  # fewer wait, up to a day: small archives are many files
@@ -58,6 +59,21 @@ class Store(Section, frozen=True):
     compress: bool = True  # a third of the size for 12 ms of CPU a megabyte
     encrypt: bool = False  # inbox and archive stay plain: agents read files
     key_file: str = "store.key"  # in the home, or an absolute path: best not on the backup's disk
+
+
+class Journal(Section, frozen=True):
+    """The journal of everything that happened."""
+
+    segment_bytes: Annotated[int, msgspec.Meta(ge=4096, le=2**31 - 1)] = 64 << 20  # a minute's scan
+    segment_age_s: Positive = 86_400  # so that a quiet relay's history moves on, too
+    # What is sealed moves on: to Tier 1, compressed; to Tier 2, an object store; off the disk.
+    compress_segments: bool = True  # a fifth to a third of the size, read in place
+    compress_after_s: NotNegative = 600  # a start after a crash reads the newest segments
+    objects: str = ""  # Tier 2: a directory, or s3://bucket/prefix; none until somebody names one
+    local_mib: Positive = 2048  # of sealed segments here: a disk shared with agents' work
+    local_age_s: Positive = 30 * 86_400  # a month back is read now and then; older hardly
+    keep_mib: NotNegative = 0  # of the whole journal; 0: nothing is ever deleted
+    keep_age_s: NotNegative = 0  # the same by age
 
 
 class Retry(Section, frozen=True):
@@ -97,6 +113,7 @@ class Config(Section, frozen=True):
     limits: Limits = Limits()
     delivery: Delivery = Delivery()
     store: Store = Store()
+    journal: Journal = Journal()
     retry: Retry = Retry()
     ledger: Ledger = Ledger()
 

@@ -6,7 +6,7 @@
     agents/{name}/inbox/.read/        what the agent has taken
     agents/{name}/meta.json           pid, start time, role, public key
     attachments/{2 hex}/{sha256}      archive/{date}/{agent}/[rejected/]      tmp/
-    store/relay.acomm                 logs/
+    store/relay.acomm                 journal/                            logs/
 
 Directories are 700, files 600. Agents' files are never opened by their paths: ``Home.dirs`` walks
 from the home's descriptor, name by name, and follows no link. Ledger, store and log are opened by
@@ -35,8 +35,10 @@ PENDING = ".pending"
 READ = ".read"
 STORE = "store/relay.acomm"
 ARCHIVES = "store/archive"
+BASE = "store/base.acomm"
+JOURNAL = "journal"
 
-TOP_DIRS = ("agents", "attachments", "archive", "tmp", "store", "logs")
+TOP_DIRS = ("agents", "attachments", "archive", "tmp", "store", "journal", "logs")
 TOP_FILES = (LEDGER, LEDGER + "-wal", LEDGER + "-shm", CONFIG, LOCK)
 AGENT_DIRS = ("outbox", f"outbox/{PENDING}", "inbox", f"inbox/{PENDING}", f"inbox/{READ}")
 

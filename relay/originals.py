@@ -34,7 +34,7 @@ def render_again(dirs: Dirs, store: CommStore, row: Row, attempt: int) -> bytes:
     Errors: MessageError when neither a file nor the store holds it.
     """
     stored = store.by_relay_id(row.message_id)
-    message = _original(dirs, row)
+    message = original(dirs, row)
     if message is None and stored is None:
         raise MessageError("neither file nor store holds it", file=row.file_path)
     if message is None:
@@ -51,7 +51,7 @@ def render_again(dirs: Dirs, store: CommStore, row: Row, attempt: int) -> bytes:
     )
 
 
-def _original(dirs: Dirs, row: Row) -> MessageFile | None:
+def original(dirs: Dirs, row: Row) -> MessageFile | None:
     """The file itself, when it still says what was accepted."""
     if row.agent_name == ORCHESTRATOR:
         return None

@@ -2,13 +2,15 @@
 
 | found | done |
 |---|---|
+| delivery staged in the journal, its file in inbox/.pending | renamed now |
+| the same, no such file, the machine is still on | it was delivered: it may have been taken |
+| accepted, and never staged | held, due now |
+| file in inbox/.pending that no event staged | removed |
+| the machine was switched off since | inboxes are compared: what is missing is due once more |
+| events behind what the ledger has | their rows, as the events tell them |
 | row open, file in the outbox | pending again, fed first, in the order of discovery |
-| row open, file in the archive | completed and archived |
-| row open, file nowhere, deliveries committed | completed: they have it |
-| row open, file nowhere | failed: file_disappeared |
-| delivery staged, file in inbox/.pending | renamed now |
-| delivery staged, no such file | it was delivered: the recipient may have taken it already |
-| staged file, no such delivery | removed |
+| row open, file in the archive, or nowhere and accepted | completed and archived |
+| row open, file nowhere, never accepted | failed: file_disappeared |
 | open intent in pending_operations | rolled back |
 
 Source: relay-file-system.txt 2.4, DESIGN "After a crash".
@@ -16,97 +18,229 @@ Source: relay-file-system.txt 2.4, DESIGN "After a crash".
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from relay import delivery, fsio
-from relay.clock import Clock, iso_date
+from relay.checksums import sha256_hex
+from relay.clock import NS_PER_MS, Clock, iso_date
 from relay.comm.engine import CommStore
-from relay.comm.model import DeliveryState
-from relay.decide import STICKY
-from relay.errors import UnsafePath
-from relay.home import PENDING, Dirs, Home
+from relay.comm.model import DeliveryState, Message
+from relay.errors import MessageError, UnsafePath
+from relay.eventlog import EventLog
+from relay.home import PENDING, READ, Dirs, Home
 from relay.ledger import Ledger, Row
+from relay.message import DEFAULT_MAX_BODY_BYTES, max_file_bytes, parse_delivered, render
 from relay.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
+from relay.originals import original, rebuild
+from relay.projection import Projection
 
 DISAPPEARED = "file_disappeared"
+ACCEPTED = "accepted before a crash, and not delivered then"
+ROWS = 5_000  # looked up at once
+Log = Callable[..., object]
 
 
 def recover(
-    home: Home, ledger: Ledger, store: CommStore, clock: Clock, log: Callable[..., object]
+    home: Home,
+    ledger: Ledger,
+    store: CommStore,
+    events_log: EventLog,
+    told: Projection,
+    clock: Clock,
+    log: Log,
+    *,
+    power_cut: bool = False,
 ) -> list[tuple[str, str]]:
-    """Put right what the last daemon left; returns the files to be fed first, in order."""
+    """Put right what the last daemon left; returns the files to be fed first, in order.
+
+    ``told``: what the journal holds behind the ledger's position. ``power_cut``: the machine was
+    switched off since, so that what was renamed may not be there.
+    """
     now = clock.now_ns()
     with ledger.transaction():
         for operation in ledger.roll_back_operations(now):
             log(f"Rolled back an operation that was cut short: {operation}", action="roll_back")
     with home.dirs() as dirs:
-        delivered = _finish_deliveries(dirs, ledger, store, now)
-        removed = _remove_strays(dirs, home, ledger)
-        _owe_copies(ledger, store, now)
+        inboxes = _Inboxes(dirs, store, now // NS_PER_MS, power_cut=power_cut)
+        delivered = inboxes.finish_staged()
+        again = inboxes.check_written(told) if power_cut else 0
+        removed = inboxes.remove_strays(home)
+        for event in store.fresh_events or ():
+            told.fold(event)
+        events_log.commit()
+        remade = _tell_ledger(ledger, store, told, events_log.journal.durable, now)
+        _find_refused(dirs, ledger, told)
+        _hold_the_rest(ledger, store, now)
         rows = ledger.open_rows()
+        if power_cut:
+            _mend_originals(dirs, ledger, store, told, log)
         feed = _settle_rows(dirs, ledger, store, rows, now)
-    if rows or delivered or removed:
+    if rows or delivered or removed or again or remade:
         log(
             "Recovered what was in hand",
             action="recover",
             rows=len(rows),
             fed=len(feed),
             deliveries=delivered,
+            again=again,
+            remade=remade,
             strays=removed,
         )
     return feed
 
 
-def _finish_deliveries(dirs: Dirs, ledger: Ledger, store: CommStore, now: int) -> int:
-    """Every delivery that was committed and perhaps not renamed."""
-    staged = [held for held in ledger.open_deliveries() if held.state == "staged"]
-    written: list[tuple[str, str]] = []
-    failed: list[tuple[str, str, str, int]] = []
-    for item in staged:
-        if item.recipient == ORCHESTRATOR:
-            continue  # its message is fed again, and obeyed again
-        reason = delivery.deliver(dirs, item.message_id, item.recipient, again=True)
-        if reason:
-            failed.append((item.message_id, item.recipient, reason, now))
-        else:
-            written.append((item.message_id, item.recipient))
-            stored = store.by_relay_id(item.message_id)
-            if stored is not None:
-                store.deliver(stored.id, [item.recipient], item.attempt)
+class _Inboxes:
+    """The deliveries that the journal knows, beside the files that are there."""
+
+    def __init__(self, dirs: Dirs, store: CommStore, now_ms: int, *, power_cut: bool) -> None:
+        self._dirs = dirs
+        self._store = store
+        self._now_ms = now_ms
+        self._power_cut = power_cut
+
+    def finish_staged(self) -> int:
+        """Deliveries that were committed: rename what is there; what is not was delivered."""
+        staged = [
+            (number, recipient, one.attempt)
+            for number, deliveries in self._store.state.deliveries.items()
+            for recipient, one in deliveries.items()
+            if one.state is DeliveryState.STAGED
+        ]
+        for number, recipient, attempt in staged:
+            message = self._store.get_message(number)
+            relay_id = _relay_id(message)
+            if message is None or relay_id is None:
+                continue
+            if self._power_cut and not self._stands(message, relay_id, recipient):
+                self._store.wait(number, recipient, self._now_ms)
+                continue
+            reason = delivery.deliver(self._dirs, relay_id, recipient, again=True)
+            if reason:
+                self._store.hold(number, recipient, attempt)
+            else:
+                self._store.deliver(number, [recipient], attempt)
+        return len(staged)
+
+    def check_written(self, told: Projection) -> int:
+        """After a power cut: what was delivered lately, is not read and not there, is due again."""
+        again = 0
+        for number, recipient in sorted(told.written):
+            one = self._store.state.deliveries.get(number, {}).get(recipient)
+            message = self._store.get_message(number)
+            relay_id = _relay_id(message)
+            if one is None or message is None or relay_id is None or recipient == ORCHESTRATOR:
+                continue
+            if one.state is not DeliveryState.DELIVERED:
+                continue  # it was read, acknowledged, or is due anyhow
+            if not self._stands(message, relay_id, recipient):
+                self._store.wait(number, recipient, self._now_ms)
+                again += 1
+        return again
+
+    def remove_strays(self, home: Home) -> int:
+        """Files staged by a batch that was not committed; what was answered already goes on."""
+        removed = 0
+        for agent in list(home.agent_names()):
+            try:
+                for name in delivery.staged_files(self._dirs, agent):
+                    removed += self._remove_stray(agent, name)
+            except (OSError, UnsafePath):
+                continue  # broken, or not yet complete: the roster says so, and mends what it can
+        return removed
+
+    def _remove_stray(self, agent: str, name: str) -> int:
+        message = self._store.by_relay_id(message_id_of(name) or "")
+        known = self._store.state.deliveries.get(message.id, {}) if message else {}
+        one = known.get(agent)
+        if one is not None and one.state is DeliveryState.STAGED:
+            return 0  # its inbox is out of reach for now
+        if one is not None and one.state is DeliveryState.ACKNOWLEDGED and not self._power_cut:
+            delivery.deliver(self._dirs, name.removesuffix(MSG_SUFFIX), agent, again=True)
+            return 0
+        fsio.remove(name, self._dirs.get("agents", agent, "inbox", PENDING))
+        return 1
+
+    def _stands(self, message: Message, relay_id: str, recipient: str) -> bool:
+        """True when the delivered file is whole: staged, in the inbox, or among those read."""
+        name = relay_id + MSG_SUFFIX
+        checksum = sha256_hex(message.content)
+        for folder in ((PENDING,), (), (READ,)):
+            try:
+                inbox = self._dirs.get("agents", recipient, "inbox", *folder)
+                data, _ = fsio.read_regular(name, inbox, max_file_bytes(DEFAULT_MAX_BODY_BYTES))
+                found = parse_delivered(data, file=name)
+            except (OSError, UnsafePath, MessageError):
+                continue
+            if sha256_hex(found.content) == checksum:
+                return True
+        return False
+
+
+def _relay_id(message: Message | None) -> str | None:
+    relay_id = (message.metadata or {}).get("relay_id") if message else None
+    return relay_id if isinstance(relay_id, str) else None
+
+
+def _tell_ledger(
+    ledger: Ledger, store: CommStore, told: Projection, position: int, now: int
+) -> int:
+    """Rows as the events tell them, where the ledger lacks them; how many were missing."""
+
+    def relay_id_of(number: int) -> str | None:
+        return _relay_id(store.get_message(number))
+
+    remade = 0
+    ids = list(told.rows)
     with ledger.transaction():
-        ledger.written(written, now)
-        ledger.hold(failed)
-    return len(staged)
+        for first in range(0, len(ids), ROWS):
+            slice_ = ids[first : first + ROWS]
+            known = ledger.rows(slice_)
+            missing = [told.rows[one] for one in slice_ if one not in known]
+            ledger.record(missing, own=True)
+            remade += len(missing)
+        ledger.restore(told.deliveries(relay_id_of, now))
+        ledger.fail(told.failures, now)
+        for one in told.rejections:
+            file, name = one.origin, one.origin.path.rpartition("/")[2]
+            ledger.reject(
+                file.agent, name, file.inode or 0, file.mtime_ns, one.reason, one.answer_id, now
+            )
+        ledger.note_position(position, now)
+    return remade
 
 
-def _owe_copies(ledger: Ledger, store: CommStore, now: int) -> None:
-    """What the store owes a newcomer to a sticky channel, and the ledger does not know: held."""
-    unsettled = store.unsettled()
-    known, rows = ledger.deliveries(unsettled), ledger.rows(unsettled)
-    owed = [
-        (relay_id, recipient, "held", now, STICKY, now)
-        for relay_id, number in unsettled.items()
-        if relay_id in rows and rows[relay_id].status in ("completed", "archived")
-        for recipient, one in store.state.deliveries[number].items()
-        if one.state is DeliveryState.SENT and recipient not in known.get(relay_id, {})
-    ]
+def _find_refused(dirs: Dirs, ledger: Ledger, told: Projection) -> None:
+    """Where the files of refusals lie that the ledger had to be told of."""
+    found: list[tuple[str, str]] = []
+    for message_id, _ in told.failures:
+        facts = told.rows[message_id]
+        *_, name = facts.file_path.split("/")
+        folder = ("archive", iso_date(facts.discovered_at), facts.agent_name, delivery.REJECTED)
+        with contextlib.suppress(OSError, UnsafePath):
+            if fsio.exists(name, dirs.get(*folder)):
+                found.append((message_id, "/".join([*folder, name])))
     with ledger.transaction():
-        ledger.stage(owed)
+        ledger.set_path(found)
 
 
-def _remove_strays(dirs: Dirs, home: Home, ledger: Ledger) -> int:
-    """Files staged by a batch that never committed."""
-    expected = {(held.recipient, held.message_id) for held in ledger.open_deliveries()}
-    removed = 0
-    for agent in list(home.agent_names()):
-        try:
-            for name in delivery.staged_files(dirs, agent):
-                if (agent, message_id_of(name)) not in expected:
-                    fsio.remove(name, dirs.get("agents", agent, "inbox", PENDING))
-                    removed += 1
-        except (OSError, UnsafePath):
-            continue  # broken, or not yet complete: the roster says so, and mends what it can
-    return removed
+def _hold_the_rest(ledger: Ledger, store: CommStore, now: int) -> None:
+    """What was accepted, put off, and never staged: held from now on, and due."""
+    owed: dict[str, list[str]] = {}
+    for number, deliveries in store.state.deliveries.items():
+        for recipient, one in deliveries.items():
+            if one.state is DeliveryState.SENT and recipient != ORCHESTRATOR:
+                relay_id = _relay_id(store.get_message(number))
+                if relay_id is not None:
+                    owed.setdefault(relay_id, []).append(recipient)
+    known, rows = ledger.deliveries(owed), ledger.rows(owed)
+    with ledger.transaction():
+        ledger.stage(
+            (relay_id, recipient, "held", now, ACCEPTED, now)
+            for relay_id, recipients in owed.items()
+            for recipient in recipients
+            if relay_id in rows and recipient not in known.get(relay_id, {})
+        )
 
 
 def _settle_rows(
@@ -144,6 +278,31 @@ def _settle_rows(
         ledger.archive(archived)
         ledger.archive_own(own)
     return feed
+
+
+def _mend_originals(
+    dirs: Dirs, ledger: Ledger, store: CommStore, told: Projection, log: Log
+) -> None:
+    """Files of accepted messages that a power cut emptied or took are made again from the store."""
+    for row in ledger.rows(told.rows).values():
+        stored = store.by_relay_id(row.message_id)
+        if row.agent_name == ORCHESTRATOR or row.status == "failed" or stored is None:
+            continue
+        name = row.message_id + MSG_SUFFIX
+        folder = ["archive", iso_date(row.discovered_at), row.agent_name]
+        if _in_outbox(dirs, row.agent_name, name):
+            folder = ["agents", row.agent_name, "outbox"]
+        if original(dirs, row._replace(file_path="/".join([*folder, name]))) is not None:
+            continue
+        target = dirs.ensure(*folder)
+        fsio.remove(name, target)
+        fsio.create(name, render(rebuild(stored)), target)
+        log(
+            f"The file of an accepted message was damaged, and is made again: {row.file_path}",
+            action="mend_original",
+            level="warning",
+            message_id=row.message_id,
+        )
 
 
 def _in_outbox(dirs: Dirs, agent: str, name: str) -> bool:
