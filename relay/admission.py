@@ -15,11 +15,13 @@ from collections.abc import Callable
 
 from relay import delivery
 from relay.clock import Clock
+from relay.comm.model import Origin
 from relay.errors import UnsafePath
 from relay.found import Found
 from relay.home import Dirs
 from relay.intake import Accepted, Look, Malformed
 from relay.ledger import FileFacts, Ledger, Row
+from relay.names import shown
 from relay.work import Work
 
 
@@ -71,12 +73,13 @@ class Admission:
         if isinstance(look, Malformed):
             work.failure, work.unsafe = look.reason, look.unsafe
         row = rows.get(message_id)
+        facts = _facts(look, message_id, row.discovered_at if row else now)
+        work.origin = Origin(*facts[1:])
         if not message_id or message_id in fresh or (row and row.agent_name != found.agent):
             work.has_row = False
             work.failure = work.failure or "its id is taken: every message needs a name of its own"
             work.discovered_at = found.mtime_ns
             return work, None
-        facts = _facts(look, message_id, now)
         if row is None:
             return work, facts
         work.discovered_at = row.discovered_at
@@ -150,7 +153,7 @@ def _facts(look: Look, message_id: str, now: int) -> FileFacts:
     return FileFacts(
         message_id,
         found.agent,
-        found.path,
+        shown(found.path),
         found.size,
         found.mtime_ns,
         found.inode,

@@ -1,11 +1,11 @@
 """Steps 7 to 10: what was decided is staged, committed, delivered, and noted as such.
 
     stage     every file complete in inbox/.pending
-    commit    the deliveries in the ledger, one transaction: recovery finishes them from here on
+    commit    the events in the journal, one sync: from here on recovery finishes what it finds
     deliver   renamed into the inboxes
-    note      written, read, acked, held: one transaction
+    note      what stands where, and whose work is completed: one transaction of the ledger
 
-Source: DESIGN, "How a message flows".
+The ledger never says what the journal has not got. Source: DESIGN, "How a message flows".
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import NamedTuple
 
 from relay import delivery
 from relay.clock import NS_PER_S, Clock
+from relay.comm import events
 from relay.comm.engine import CommStore
 from relay.comm.model import DeliveryState
 from relay.config import Retry
 from relay.delivery import DiskFull
+from relay.eventlog import EventLog
 from relay.finish import Finisher
 from relay.home import Dirs
-from relay.ledger import HAS_IT, Ledger
+from relay.ledger import Held, Ledger, Written
 from relay.names import ORCHESTRATOR
 from relay.work import Posting, Work
 
@@ -40,6 +42,7 @@ class Carrier:
         self,
         ledger: Ledger,
         store: CommStore,
+        events_log: EventLog,
         finisher: Finisher,
         retry: Retry,
         clock: Clock,
@@ -47,6 +50,7 @@ class Carrier:
     ) -> None:
         self._ledger = ledger
         self._store = store
+        self._events = events_log
         self._finisher = finisher
         self._retry = retry
         self._clock = clock
@@ -62,9 +66,11 @@ class Carrier:
                 put_off.append(PutOff(work, reason))
             else:
                 works.append(work)
-        self._commit(works)
-        self._deliver(dirs, works)
-        self._finisher.take(works, self._store.sequence)
+        staged_at = self._clock.now_ns()
+        self._commit(works, staged_at)
+        written = self._deliver(dirs, works, staged_at)
+        self._note(works, written)
+        self._finisher.take(works)
         self._log(
             "Delivered a batch",
             action="deliver_batch",
@@ -74,18 +80,15 @@ class Carrier:
         )
         return put_off
 
-    def write_soon(self) -> None:
-        """The store's file shall have what happened with the next flush that may begin."""
-        self._finisher.hurry()
+    # -- 7 stage -----------------------------------------------------------------------
 
     def _stage(self, dirs: Dirs, work: Work) -> str:
         """Stage everything that this work causes; why the disk takes nothing now, or nothing."""
         for number, posting in enumerate(work.postings):
-            recipients = self._unstaged(work, posting)
-            posting = posting._replace(recipients=recipients)
+            posting = posting._replace(recipients=self._unstaged(work, posting))
             work.postings[number] = posting
             try:
-                failed = delivery.stage(dirs, posting.message_id, posting.data, recipients)
+                failed = delivery.stage(dirs, posting.message_id, posting.data, posting.recipients)
             except DiskFull as exc:
                 for earlier in work.postings[:number]:
                     delivery.unstage(dirs, earlier.message_id, earlier.recipients)
@@ -95,77 +98,79 @@ class Carrier:
         return ""
 
     def _unstaged(self, work: Work, posting: Posting) -> tuple[str, ...]:
-        """Without those who have this answer already, from before a crash."""
-        new = work.has_row and not work.again  # without a row it may have been refused before
-        if new or posting.message_id == work.message_id:
+        """Without those who have this already: it was decided before, and a crash came between."""
+        if posting.attempt:
             return posting.recipients
-        known = self._ledger.deliveries([posting.message_id]).get(posting.message_id, {})
-        has_it = [one.recipient for one in known.values() if one.state in HAS_IT]
-        self._store.deliver(posting.engine_id, has_it)
-        return tuple(recipient for recipient in posting.recipients if recipient not in known)
-
-    def _commit(self, works: list[Work]) -> None:
-        """The decisions, in one transaction: from here on recovery finishes what it finds."""
-        now = self._clock.now_ns()
-        with self._ledger.transaction():
-            ledger = self._ledger
-            own = [p.own for work in works for p in work.postings if p.own is not None]
-            if own:
-                ledger.record(own, own=True)
-            ledger.stage(row for work in works for row in work.delivery_rows(now))
-            ledger.stage_again([row for work in works for row in work.redelivery_rows()], now)
-            failures = [(w.message_id, w.failure) for w in works if w.failure and w.has_row]
-            if failures:
-                ledger.fail(failures, now)
-            for work in works:
-                if work.failure and not work.has_row:
-                    self._record_rejection(work, now)
-                if work.unsafe:
-                    ledger.security_event(
-                        "not_a_regular_file", work.agent, work.found.path, work.failure, now
-                    )
-
-    def _record_rejection(self, work: Work, now: int) -> None:
-        found = work.found
-        self._ledger.reject(
-            found.agent,
-            found.file_name,
-            found.inode,
-            found.mtime_ns,
-            work.failure,
-            work.own_ids()[0],
-            now,
+        known = self._store.state.deliveries.get(posting.engine_id, {})
+        return tuple(
+            recipient
+            for recipient in posting.recipients
+            if (one := known.get(recipient)) is None
+            or one.state is DeliveryState.SENT
+            # its answer came with the same batch
+            or (one.state is DeliveryState.ACKNOWLEDGED and not work.known)
         )
 
-    def _deliver(self, dirs: Dirs, works: list[Work]) -> None:
-        """Rename what is staged; note what stands in the inboxes, in one transaction."""
-        written: list[tuple[str, str]] = []
+    # -- 8 commit ----------------------------------------------------------------------
+
+    def _commit(self, works: list[Work], now: int) -> None:
+        """Everything decided becomes durable; the instant at which it is accepted."""
+        ready: list[tuple[int, str, int]] = []
         for work in works:
+            for posting in work.postings:
+                ready.extend(
+                    (posting.engine_id, recipient, posting.attempt or 1)
+                    for recipient in posting.recipients
+                    if (posting.message_id, recipient) not in work.held
+                )
             bounced = self._store.by_relay_id(work.message_id) if work.bounced else None
             if bounced is not None:
                 self._store.move_deliveries(bounced.id, work.bounced, DeliveryState.BOUNCED)
+            for one in work.over:
+                self._end(one.number, one.recipient, one.state, one.reason)
+            if work.failure and work.origin is not None:
+                self._store.note(self._refusal(work, now))
+        self._store.stage(ready)  # last: a batch that was cut short has staged nothing
+        self._events.commit()
+
+    def _end(self, number: int, recipient: str, state: DeliveryState, reason: str) -> None:
+        if state is DeliveryState.DEAD:
+            self._store.give_up(number, [recipient], reason)
+        else:
+            self._store.move_deliveries(number, [recipient], state)
+
+    def _refusal(self, work: Work, now: int) -> events.FileRefused:
+        assert work.origin is not None
+        answers = work.own_ids()
+        return events.FileRefused(
+            work.message_id,
+            work.origin,
+            work.failure,
+            answers[0] if answers else "",
+            work.has_row,
+            work.unsafe,
+            now // NS_PER_S,
+        )
+
+    # -- 9 deliver ---------------------------------------------------------------------
+
+    def _deliver(self, dirs: Dirs, works: list[Work], staged_at: int) -> list[Written]:
+        """Rename what is staged; what stands in the inboxes now."""
+        written: list[Written] = []
+        for work in works:
             for posting in work.postings:
                 reached = self._deliver_posting(dirs, work, posting)
-                written.extend((posting.message_id, recipient) for recipient in reached)
+                attempt = posting.attempt or 1
+                now = self._clock.now_ns()
+                written.extend(
+                    Written(posting.message_id, recipient, attempt, staged_at, now)
+                    for recipient in reached
+                )
                 self._store.deliver(posting.engine_id, reached, posting.attempt)
-                if self._store.wants_flush(posting.engine_id):
-                    self.write_soon()
-        now = self._clock.now_ns()
-        obeyed = [(work.message_id, ORCHESTRATOR) for work in works if work.control]
-        due = now + self._retry.first_s * NS_PER_S
-        held = [
-            (message_id, recipient, reason, due)
-            for work in works
-            for (message_id, recipient), reason in work.held.items()
-        ]
-        with self._ledger.transaction():
-            self._ledger.written(written + obeyed, now)
-            if obeyed:
-                self._ledger.read(obeyed, now)
-            if held:
-                self._ledger.hold(held)
-            self._note_effects(works, now)
-            self._ledger.seen({work.agent for work in works if not work.notice}, now)
+            if work.control:
+                now = self._clock.now_ns()
+                written.append(Written(work.message_id, ORCHESTRATOR, 1, staged_at, now))
+        return written
 
     def _deliver_posting(self, dirs: Dirs, work: Work, posting: Posting) -> list[str]:
         reached: list[str] = []
@@ -177,15 +182,72 @@ class Carrier:
                 reached.append(recipient)
                 continue
             work.held[posting.message_id, recipient] = reason
-            if posting.attempt:  # held mail makes this attempt now, no timer does
-                self._store.hold(posting.engine_id, recipient, posting.attempt)
+            # held mail makes this attempt now, no timer does
+            self._store.hold(posting.engine_id, recipient, posting.attempt or 1)
         return reached
 
+    # -- 10 note -----------------------------------------------------------------------
+
+    def _note(self, works: list[Work], written: list[Written]) -> None:
+        """All of it in the ledger, in one transaction."""
+        ledger, now = self._ledger, self._clock.now_ns()
+        own = [p.own for work in works for p in work.postings if p.own is not None]
+        obeyed = [(work.message_id, ORCHESTRATOR, 1) for work in works if work.control]
+        with ledger.transaction():
+            ledger.record(own, own=True)
+            ledger.written(written)
+            ledger.read(obeyed, now)
+            ledger.stage(row for work in works for row in work.undelivered_rows(now))
+            ledger.hold(self._held(works, now))
+            self._note_refusals(works, now)
+            self._note_effects(works, now)
+            done = [work.message_id for work in works if not work.failure and not work.notice]
+            ledger.complete(done + [facts.message_id for facts in own], now)
+            ledger.archive_own([facts.message_id for facts in own])
+            ledger.seen({work.agent for work in works if not work.notice}, now)
+            ledger.note_position(self._events.journal.durable, now)
+
+    def _held(self, works: list[Work], now: int) -> list[Held]:
+        held: list[Held] = []
+        for work in works if any(work.held for work in works) else ():
+            due = now + (work.pause_s or self._retry.first_s) * NS_PER_S
+            attempts = {posting.message_id: posting.attempt or 1 for posting in work.postings}
+            held += [
+                Held(message_id, recipient, attempts[message_id], reason, due)
+                for (message_id, recipient), reason in work.held.items()
+            ]
+        return held
+
+    def _note_refusals(self, works: list[Work], now: int) -> None:
+        refused = [work for work in works if work.failure and not work.notice]
+        if not refused:
+            return
+        self._ledger.fail([(w.message_id, w.failure) for w in refused if w.has_row], now)
+        for work in refused:
+            found = work.found
+            if not work.has_row:
+                self._ledger.reject(
+                    found.agent,
+                    found.file_name,
+                    found.inode,
+                    found.mtime_ns,
+                    work.failure,
+                    work.own_ids()[0],
+                    now,
+                )
+            if work.unsafe:
+                self._ledger.security_event(
+                    "not_a_regular_file", work.agent, found.path, work.failure, now
+                )
+
     def _note_effects(self, works: list[Work], now: int) -> None:
-        """What answers and status messages say of others' rows."""
+        """What answers, status messages and ends say of others' rows."""
         for work in works:
             answer = work.acknowledged
             if answer is not None:
                 self._ledger.acknowledge(answer.message_id, answer.recipient, answer.status, now)
             if work.status_note is not None:
                 self._ledger.note_status(work.agent, work.status_note, now)
+            for one in work.over:
+                state = one.state.label.lower()
+                self._ledger.end(one.message_id, one.recipient, state, one.reason)

@@ -15,29 +15,27 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 import structlog
 
-from relay import fsio, keyfile, recovery
+from relay import fsio, recovery
+from relay.aof2.tiers import TierWorker
 from relay.clock import NS_PER_S, Clock
-from relay.comm import acomm
-from relay.comm.archives import Archives
-from relay.comm.container import Flag
 from relay.comm.engine import CommStore
 from relay.comm.flush import Flusher, FlushPolicy
-from relay.comm.limits import DEFAULT_LIMITS
 from relay.comm.rolling import Roller, RollPolicy
-from relay.comm.store_file import PREVIOUS
 from relay.config import Config
 from relay.config import decode as decode_config
 from relay.dispatch import Dispatcher
-from relay.errors import AlreadyRunning, LedgerError, RelayError, UnsafePath
-from relay.home import ARCHIVES, LEDGER, LOCK, STORE, Home
+from relay.errors import AlreadyRunning, LedgerError, RelayError
+from relay.home import LEDGER, LOCK, STORE, Home
 from relay.ledger import Ledger
 from relay.roster import Roster
+from relay.stores import open_store, store_key
 from relay.watcher import Wake, Watcher, make_watcher
 
 # The thread that writes the store holds the interpreter this long at most before the loop goes on.
@@ -46,6 +44,8 @@ GC_THRESHOLDS = (100_000, 20, 100)
 LOG = "logs/relay.log"
 READY = b"ready\n"
 MOST_PAUSE_S = 60
+TIER_POLL_NS = NS_PER_S  # a step that runs is looked at so often
+TIER_NICENESS = 10  # compression takes what the loop leaves
 
 
 class Daemon:
@@ -140,14 +140,29 @@ class Daemon:
             stack.callback(ledger.close)
             epoch = self._begin_epoch(ledger)
             key = store_key(self._home, config, make=True)
-            store = open_store(self._home, self._clock, config, key, self._warn_of_store)
-            if epoch > 1 and not store.sequence:
-                self._log(
-                    "The store's file is not there: acknowledgments of older messages will bounce",
-                    action="store_missing",
-                    level="error",
-                )
-            feed = recovery.recover(self._home, ledger, store, self._clock, self._log)
+            opened = open_store(
+                self._home,
+                self._clock,
+                config,
+                key,
+                self._warn_of_store,
+                epoch=epoch,
+                ledger_position=ledger.position(),
+            )
+            store, events_log = opened.store, opened.log
+            stack.callback(events_log.close)
+            if opened.power_cut:
+                self._log("The machine was switched off since", action="power_cut")
+            feed = recovery.recover(
+                self._home,
+                ledger,
+                store,
+                events_log,
+                opened.told,
+                self._clock,
+                self._log,
+                power_cut=opened.power_cut,
+            )
             watcher = make_watcher(
                 self._home, config.detection.watcher, config.detection.poll_interval_ms
             )
@@ -163,11 +178,25 @@ class Daemon:
                 executor,
                 watcher.wake,
                 key,
+                events_log,
             )
             roster = Roster(self._home, watcher, config.lead, self._log)
             roller = make_roller(store, config, self._clock, executor, watcher.wake)
+            tier_thread = stack.enter_context(
+                ThreadPoolExecutor(1, thread_name_prefix="tiers", initializer=_be_nice)
+            )
+            tiers = TierWorker(opened.tiers, tier_thread, self._clock)
             dispatcher = Dispatcher(
-                config, self._home, ledger, store, flusher, roller, roster, self._clock, self._log
+                config,
+                self._home,
+                ledger,
+                store,
+                events_log,
+                flusher,
+                roller,
+                roster,
+                self._clock,
+                self._log,
             )
             dispatcher.feed(feed)
             deadline = dispatcher.tick(Wake(agents_changed=True, scan=True))
@@ -175,10 +204,18 @@ class Daemon:
             self._log("Ready", action="ready", epoch=epoch, watcher=watcher.name)
             ready()
             while not self._stopping:
-                timeout_ns = deadline - self._clock.monotonic_ns()
+                timeout_ns = min(deadline, self._poll(tiers)) - self._clock.monotonic_ns()
                 deadline = dispatcher.tick(watcher.wait(timeout_ns))
             dispatcher.drain()
             self._log("Stopped", action="stopped", epoch=epoch)
+
+    def _poll(self, tiers: TierWorker) -> int:
+        """Let the tiers go on beside the loop; when to look at them again (monotonic ns)."""
+        done = tiers.poll()
+        if done:
+            self._log(f"The journal: {done}", action="tier_step")
+        due = tiers.due_ns()
+        return self._clock.monotonic_ns() + TIER_POLL_NS if due is None else due
 
     def _warn_of_store(self, text: str) -> None:
         self._log(f"The store: {text}", action="store_warning", level="warning")
@@ -201,57 +238,6 @@ class Daemon:
         return epoch
 
 
-def store_key(home: Home, config: Config, *, make: bool) -> bytes | None:
-    """The key of the store's file, or None when ``store.encrypt`` is off.
-
-    With ``make`` a first start makes one; not where an encrypted store waits for its own.
-    Errors: KeyFileError; FormatError for a store file that has no header.
-    """
-    if not config.store.encrypt:
-        return None
-    path = home.path(config.store.key_file)
-    files = (home.path(STORE), home.path(STORE) + PREVIOUS)
-    if not os.path.lexists(path) and not any(map(_is_encrypted, files)):
-        return keyfile.create(path) if make else None
-    return keyfile.load(path)
-
-
-def _is_encrypted(path: str) -> bool:
-    return os.path.exists(path) and bool(acomm.peek_header(path).flags & Flag.ENCRYPTED)
-
-
-def open_store(
-    home: Home,
-    clock: Clock,
-    config: Config,
-    key: bytes | None = None,
-    warn: Callable[[str], object] | None = None,
-) -> CommStore:
-    """The store as its file holds it, or the file before it; a new one when there is neither.
-
-    Set up for a relay. Without ``warn`` it is only looked at: no file is touched.
-    Errors: FormatError when both are damaged, SealedStore for an encrypted one that is not
-    this key's; they are left as they are.
-    """
-    path = home.path(STORE)
-    if os.path.islink(path):
-        raise UnsafePath(f"{path} is a link")
-    limits = DEFAULT_LIMITS._replace(active_messages=config.store.active_messages)
-    store = CommStore.load_path(path, clock, limits, warn, key, keep=warn is None)
-    if store is None:
-        store = CommStore(clock, None, limits)
-    store.archives = Archives(home.path(ARCHIVES), key)
-    if warn is not None:
-        state = store.state
-        for name in store.archives.set_strays_aside(state.archives, state.next_archive):
-            warn(f"An archive that the store does not list was set aside: {name}")
-    store.warn = warn or store.warn
-    store.delivers_itself = False  # a file in an inbox is what counts
-    store.ack_timeout_s = config.delivery.ack_timeout_s
-    store.give_up_after_s = config.delivery.give_up_after_s
-    return store
-
-
 def make_roller(
     store: CommStore,
     config: Config,
@@ -268,6 +254,12 @@ def make_roller(
         live_messages=settings.active_messages // 2,
     )
     return Roller(store, store.archives, policy, clock, executor, wake)
+
+
+def _be_nice() -> None:
+    """On Linux a thread has a priority of its own; elsewhere nothing is changed."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), TIER_NICENESS)
 
 
 def lock_holder(home: Home) -> int | None:
@@ -330,7 +322,10 @@ def run_daemon(root: str, *, log_path: str | None, ready: Callable[[], None]) ->
 def _flush_policy(config: Config) -> FlushPolicy:
     store = config.store
     return FlushPolicy(
-        store.flush_messages, store.flush_ms, store.flush_pause_factor, store.compress
+        store.checkpoint_messages,
+        store.checkpoint_ms,
+        store.checkpoint_pause_factor,
+        store.compress,
     )
 
 

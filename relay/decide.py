@@ -8,10 +8,9 @@ files. Nothing here touches disk. Source: DESIGN, "How a message flows".
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 
 from relay import control, router
-from relay.checksums import sha256_hex
 from relay.clock import NS_PER_S
 from relay.comm.acks import DEAD_LETTER_TOPIC
 from relay.comm.engine import CommStore
@@ -26,13 +25,11 @@ from relay.comm.model import (
 from relay.comm.receiving import SYSTEM
 from relay.delivery import render_delivered
 from relay.errors import CommError, StoreCapacity, StoreFull
-from relay.found import Found
 from relay.intake import Accepted
-from relay.ledger import FileFacts
 from relay.message import Kind, MessageFile
 from relay.names import ORCHESTRATOR, derived_id, direct_channel_name, shown
 from relay.router import Bounce, Directory, Route
-from relay.work import Acknowledged, Later, Posting, Work
+from relay.work import Acknowledged, Later, Posting, Work, notice_of_message, own_facts
 
 HELD_BACK = "held back: the channel has as many pending messages as max_pending allows"
 HELD_BACK_NS = 60 * NS_PER_S  # it is let go as soon as it may, and looked at this often
@@ -53,31 +50,31 @@ class Decider:
         work: Work,
         accepted: Accepted,
         agents: Set[str],
-        known: Mapping[str, str] | None,
         now_ns: int,
     ) -> None:
-        """Decide on a message that has a row.
+        """Decide on a message that has a row; the same again after a crash.
 
-        ``known``: recipients whose deliveries the ledger has already, and their states, from
-        before a crash; they have their files, or will be tried again by themselves.
+        What the store has accepted before goes to those whom it was accepted for.
         """
         message = accepted.message
+        stored = self._known(work)
+        work.known = stored is not None
         ttl_s = message.ttl_s
-        if ttl_s and not known and now_ns > work.discovered_at + ttl_s * NS_PER_S:
+        if ttl_s and stored is None and now_ns > work.discovered_at + ttl_s * NS_PER_S:
             self.refuse(work, f"its TTL of {ttl_s} s passed before it could be delivered")
             return
         is_lead = message.to.lower() == "lead"
         directory = Directory(agents, self._lead() if is_lead else None)
         route = router.route(message, work.agent, directory, self._store)
-        if isinstance(route, Bounce) and known:
-            route = router.route_again(work.agent, sorted(known))
+        if isinstance(route, Bounce) and stored is not None:
+            route = router.route_again(work.agent, sorted(self._store.recipients(stored.id)))
         if isinstance(route, Bounce):
             if route.answers is not None:  # who answered owes nothing, whoever is there to hear it
                 work.acknowledged = self._acknowledge(message, work.agent, route.answers)
             self.refuse(work, route.reason)
             return
         try:
-            stored = self._send(work, message, route, known)
+            stored = stored or self._send(work, message, route)
         except (StoreFull, StoreCapacity):
             raise
         except CommError as exc:
@@ -85,13 +82,15 @@ class Decider:
             return
         if route.answers is not None:
             work.acknowledged = self._acknowledge(message, work.agent, route.answers)
-        recipients = tuple(known) if known else self._store.recipients(stored.id)
+        if stored.id not in self._store.state.deliveries:  # it is long done, and rolled out
+            return
+        recipients = self._store.recipients(stored.id)
         if not recipients and route.channel_type is not ChannelType.PUB_SUB:
             self._answer(work, Kind.NACK, f"nobody else takes part in {route.channel}", stored)
         if ORCHESTRATOR in recipients:
             work.control = True
             self._obey(work, message, stored)
-        self._post(work, accepted, stored, route, recipients, agents, known or {})
+        self._post(work, accepted, stored, route, recipients, agents)
 
     def refuse(self, work: Work, reason: str) -> None:
         """Refuse a file: its sender is told why, and what to do."""
@@ -105,9 +104,7 @@ class Decider:
 
         Nobody is told where ``agent`` is empty.
         """
-        work = Work(Found(agent, "", None, 0, 0, 0), message_id, at_ns)
-        work.has_row = False
-        work.notice = f"{message_id} {key}"
+        work = notice_of_message(message_id, agent, at_ns, f"{message_id} {key}")
         if agent:
             self._answer(work, Kind.NACK, text, self._store.by_relay_id(message_id))
         return work
@@ -149,15 +146,15 @@ class Decider:
             notice = MessageFile(to, Kind.NOTIFICATION, headers, body)
             self._post_own(work, notice, notice_id, stored.id, targets, SYSTEM)
 
-    def _send(
-        self, work: Work, message: MessageFile, route: Route, known: Mapping[str, str] | None
-    ) -> Message:
-        """The engine's message: numbered now, or the one it numbered before a crash."""
+    def _known(self, work: Work) -> Message | None:
+        """The message that the store numbered before a crash, or before a passing error."""
         stored = self._store.by_relay_id(work.message_id)
         if stored is None and work.again:  # a crash came before its row was completed
             stored = self._store.ever_by_relay_id(work.message_id)
-        if stored is not None:
-            return stored
+        return stored
+
+    def _send(self, work: Work, message: MessageFile, route: Route) -> Message:
+        """The engine's message, numbered now."""
         channel = self._channel(route)
         fields = router.engine_fields(message, work.message_id, work.discovered_at, route.answers)
         stored = self._store.accept(
@@ -165,17 +162,15 @@ class Decider:
             work.agent,
             fields.message_type,
             message.content,
-            recipients=sorted(known) if known else route.recipients,
+            recipients=route.recipients,
             topic=fields.topic,
             correlation_id=fields.correlation_id,
             priority=fields.priority,
             metadata=fields.metadata,
             ttl=fields.ttl,
             signature=fields.signature,
+            origin=work.origin,
         )
-        if known:
-            there = [name for name, state in known.items() if state not in ("held", "staged")]
-            self._store.deliver(stored.id, there)
         return stored
 
     def _channel(self, route: Route) -> Channel:
@@ -191,7 +186,6 @@ class Decider:
 
     def _acknowledge(self, message: MessageFile, sender: str, original: Message) -> Acknowledged:
         """What this answer says of the delivery that it answers."""
-        self._store.move_deliveries(original.id, [sender], DeliveryState.ACKNOWLEDGED)
         word = ACK_WORD.match(message.content.decode())
         if message.kind is Kind.NACK:
             status = "failed"
@@ -199,6 +193,8 @@ class Decider:
             status = "completed"
         else:
             status = word[1] if word else "received"
+        acked = DeliveryState.ACKNOWLEDGED
+        self._store.move_deliveries(original.id, [sender], acked, said=status)
         relay_id = str((original.metadata or {}).get("relay_id", ""))
         return Acknowledged(relay_id, sender, status)
 
@@ -234,12 +230,14 @@ class Decider:
         route: Route,
         recipients: tuple[str, ...],
         agents: Set[str],
-        known: Mapping[str, str],
     ) -> None:
         """The message for those who have an inbox; the others bounce, and the sender hears it."""
-        targets = tuple(r for r in recipients if r in agents and r not in known)
+        states = self._store.state.deliveries[stored.id]
+        targets = tuple(r for r in recipients if r in agents)
         gone = tuple(
-            r for r in recipients if r not in agents and r not in known and r != ORCHESTRATOR
+            r
+            for r in recipients
+            if r not in agents and r != ORCHESTRATOR and states[r].state is DeliveryState.SENT
         )
         if gone:
             work.bounced = gone
@@ -280,8 +278,9 @@ class Decider:
         channel: str | None = None,
     ) -> None:
         """A message of the orchestrator's into inboxes, with a row of its own."""
-        at, checksum = work.discovered_at, sha256_hex(message.body)
-        facts = _own_facts(message_id, message.body, checksum, str(message.kind), message.to, at)
+        at = work.discovered_at
+        facts = own_facts(message_id, message.body, str(message.kind), message.to, at)
+        checksum = facts.checksum or ""
         data = render_delivered(message, message_id, ORCHESTRATOR, at, checksum, channel)
         work.postings.append(Posting(message_id, engine_id, data, targets, facts))
 
@@ -319,14 +318,4 @@ def _answer_id(work: Work, kind: Kind) -> str:
         work.agent,
         work.message_id if work.has_row else work.found,
         work.notice or kind,
-    )
-
-
-def _own_facts(
-    message_id: str, content: bytes, checksum: str, kind: str, to: str, now_ns: int
-) -> FileFacts:
-    """The facts of a message of the orchestrator's own, which has no file in an outbox."""
-    path = f"{ORCHESTRATOR}/{message_id}.msg"
-    return FileFacts(
-        message_id, ORCHESTRATOR, path, len(content), now_ns, None, checksum, kind, to, now_ns
     )

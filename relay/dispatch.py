@@ -1,15 +1,14 @@
 """The flow of a batch: one thread, from the hint to the archive.
 
-    look, record, claim, decide, stage, commit, deliver, finish -- durable --> archive
+    look, record, claim, decide, stage, commit, deliver, note, archive
 
-A row becomes completed, and its original leaves the outbox, once the store's file holds every
-event that the message caused (``Flusher.commit``). Until then a crash feeds the original again,
-and the ledger's deliveries say who has it already. States and what a crash leaves: docs/states.md.
+Accepted is what the journal has (``EventLog.commit``), and nothing is seen outside before that:
+no file in an inbox, no word in the ledger. States and what a crash leaves: docs/states.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from relay import attachments, delivery
 from relay.admission import Admission
@@ -21,16 +20,17 @@ from relay.comm.rolling import Roller
 from relay.config import Config
 from relay.decide import Decider
 from relay.errors import StoreCapacity, StoreFull, UnsafePath
+from relay.eventlog import EventLog
 from relay.finish import Finisher
 from relay.held import Ended, HeldMail
 from relay.home import Dirs, Home
 from relay.intake import Accepted, Intake, Look
 from relay.ledger import Ledger
 from relay.names import MSG_SUFFIX, message_id_of
-from relay.overdue import Over, OverdueMail
+from relay.overdue import OverdueMail
 from relay.roster import Roster
 from relay.watcher import Wake
-from relay.work import Work
+from relay.work import Over, Work
 
 Log = Callable[..., object]
 
@@ -44,6 +44,7 @@ class Dispatcher:
         home: Home,
         ledger: Ledger,
         store: CommStore,
+        events_log: EventLog,
         flusher: Flusher,
         roller: Roller,
         roster: Roster,
@@ -54,6 +55,7 @@ class Dispatcher:
         self._home = home
         self._ledger = ledger
         self._store = store
+        self._events = events_log
         self._flusher = flusher
         self._roller = roller
         self._last_roll_error = ""
@@ -63,8 +65,8 @@ class Dispatcher:
         self._intake = Intake(config.detection, config.limits, clock, log)
         self._admission = Admission(ledger, clock, log)
         self._decider = Decider(store, roster.lead)
-        self._finisher = Finisher(ledger, flusher, clock, log)
-        self._carrier = Carrier(ledger, store, self._finisher, config.retry, clock, log)
+        self._finisher = Finisher(ledger, clock, log)
+        self._carrier = Carrier(ledger, store, events_log, self._finisher, config.retry, clock, log)
         self._held = HeldMail(ledger, store, config, clock)
         self._overdue = OverdueMail(
             ledger, store, self._decider, self._carrier, config.retry, clock, log
@@ -73,7 +75,8 @@ class Dispatcher:
         self._next_poll_ns = 0
         self._recheck_ns: int | None = None
         self._last_now_ns = 0
-        self._is_new = True
+        self._taken: list[tuple[str, str, int]] = []  # read, not yet in the ledger
+        self._last_flush_error = ""
 
     @property
     def backlog(self) -> int:
@@ -90,10 +93,6 @@ class Dispatcher:
         self._watch_clock()
         with self._home.dirs() as dirs:
             self._hear(wake)
-            if self._is_new:
-                self._is_new = False
-                behind = self._ledger.deliveries(self._store.unsettled())
-                self._overdue.catch_up(dirs, self._roster.agents, behind)
             limit = self._config.limits.batch_files
             looks = self._intake.take(dirs, limit, self._finisher.hand)
             if looks:
@@ -101,15 +100,21 @@ class Dispatcher:
             self._retry_held(dirs)
             self._overdue.retry_due(dirs, self._roster.agents)
             self._finish(dirs)
+            self._note_taken()
             self._roll()
+            self._checkpoint()
+            self._events.linger()
         return self._next_due()
 
     def drain(self) -> None:
         """The end: everything in hand is finished, the store is written."""
-        self._flusher.flush()
         with self._home.dirs() as dirs:
             while not self._finisher.is_idle:
                 self._finish(dirs)
+        self._note_taken()
+        self._events.commit()
+        self._flusher.flush()
+        self._events.commit()
 
     def _watch_clock(self) -> None:
         """Log a clock that was set back; order is order of discovery and does not mind."""
@@ -182,37 +187,45 @@ class Dispatcher:
 
     def _note_reads(self, left: Iterable[tuple[str, str]]) -> None:
         """The file left the inbox: that is the evidence of reading."""
-        taken = [
-            (message_id, agent)
-            for agent, name in left
-            if (message_id := message_id_of(name)) is not None
-        ]
-        if taken:
-            now = self._clock.now_ns()
-            with self._ledger.transaction():
-                self._ledger.read(taken, now)
-                self._ledger.seen({agent for _, agent in taken}, now)
-            for message_id, agent in taken:
-                stored = self._store.by_relay_id(message_id)
-                if stored is not None:
-                    self._store.receive(stored.id, agent)
+        for agent, name in left:
+            message_id = message_id_of(name)
+            if message_id is None:
+                continue
+            stored = self._store.by_relay_id(message_id)
+            known = self._store.state.deliveries.get(stored.id, {}) if stored else {}
+            attempt = known[agent].attempt if agent in known else 1 << 31
+            if stored is not None:
+                self._store.receive(stored.id, agent)
+            self._taken.append((message_id, agent, attempt))
+
+    def _note_taken(self) -> None:
+        """What was read goes into the ledger, once the journal has it."""
+        if not self._taken:
+            return
+        self._events.commit()
+        taken, self._taken = self._taken, []
+        now = self._clock.now_ns()
+        with self._ledger.transaction():
+            self._ledger.read(taken, now)
+            self._ledger.seen({agent for _, agent, _ in taken}, now)
+            self._ledger.note_position(self._events.journal.durable, now)
 
     # -- 2-4 look, record, claim -------------------------------------------------------
 
     def _process(self, dirs: Dirs, looks: list[Look]) -> None:
         """Take a batch of files through every step up to finish."""
         admitted = self._admission.admit(dirs, looks)
-        again = [work.message_id for work, _ in admitted if work.again]
-        known = self._ledger.deliveries(again) if again else {}
+        room = self._room_for(looks)
         batch: list[Work] = []
         deliveries = 0
         for work, look in admitted:
-            recipients = known.get(work.message_id)
-            if isinstance(look, Accepted) and not recipients:  # who has it already keeps it
+            if room:
+                self._postpone(work, room)
+                continue
+            if isinstance(look, Accepted) and not (work.again and self._is_known(work)):
                 work.failure = work.failure or _missing_attachments(dirs, look)
             try:
-                states = {name: one.state for name, one in (recipients or {}).items()}
-                self._decide(work, look, states or None)
+                self._decide(work, look)
             except (StoreFull, StoreCapacity) as exc:  # it passes
                 self._postpone(work, str(exc))
                 continue
@@ -223,15 +236,25 @@ class Dispatcher:
                 batch, deliveries = [], 0
         if batch:
             self._carry_out(dirs, batch)
-        if known:
-            self._overdue.catch_up(dirs, self._roster.agents, known)
 
-    def _decide(self, work: Work, look: Look, known: Mapping[str, str] | None) -> None:
+    def _room_for(self, looks: list[Look]) -> str:
+        """Why the journal has no room for these, or nothing."""
+        try:
+            self._events.has_room(sum(2 * look.found.size for look in looks))
+        except OSError as exc:
+            return f"journal: {exc.strerror or exc}"
+        return ""
+
+    def _is_known(self, work: Work) -> bool:
+        """True when the store has accepted it before: who has it keeps it."""
+        return self._store.ever_by_relay_id(work.message_id) is not None
+
+    def _decide(self, work: Work, look: Look) -> None:
         """What is to happen with one file; a fault of ours refuses it, and stops no other."""
         try:
             if isinstance(look, Accepted) and not work.failure:
                 now = self._clock.now_ns()
-                self._decider.decide(work, look, self._roster.agents, known, now)
+                self._decider.decide(work, look, self._roster.agents, now)
             else:
                 self._decider.refuse(work, work.failure)
         except (StoreFull, StoreCapacity):
@@ -272,6 +295,18 @@ class Dispatcher:
     def _finish(self, dirs: Dirs) -> None:
         for found in self._finisher.finish(dirs, self._config.limits.batch_files):
             self._intake.add(found.agent, found.file_name, renamed=True)
+        if not self._intake.is_busy:  # else the next batch takes it along
+            self._finisher.note()
+
+    def _checkpoint(self) -> None:
+        """Write the store's file when that is due; say once that it cannot be, and can again."""
+        self._flusher.commit()
+        error = self._flusher.error
+        if error != self._last_flush_error:
+            self._last_flush_error = error
+            text = f"cannot be written, trying again: {error}" if error else "is written again"
+            level = "error" if error else "info"
+            self._log(f"The store {text}", action="flush_failed", level=level)
 
     def _roll(self) -> None:
         self._roller.step()
@@ -284,40 +319,39 @@ class Dispatcher:
 
     def _retry_held(self, dirs: Dirs) -> None:
         """Try what is held; where that is over, the sender is told first, then it is noted."""
-        ended = self._held.retry_due(dirs, self._roster.agents, self._config.limits.batch_files)
-        if not ended:
+        agents = self._roster.agents
+        works, ended = self._held.due(dirs, agents, self._config.limits.batch_files)
+        if not works and not ended:
             return
-        untold = ended
+        endings: list[Work] = []
         try:
-            notices = [self._notice(one) for one in ended]
-            put_off = self._carrier.carry_out(dirs, [work for work in notices if work])
-            works = [one.work for one in put_off]  # the disk is full
-            untold = [one for one, work in zip(ended, notices, strict=True) if work in works]
+            endings = [self._overdue.ending(self._over(one), one.row, agents) for one in ended]
         except (StoreFull, StoreCapacity) as exc:
             self._log(f"Cannot tell a sender now: {exc}", action="postpone", level="warning")
-        self._held.put_off(untold)
-        self._held.end([one for one in ended if one not in untold])
+        put_off = {id(one.work) for one in self._carrier.carry_out(dirs, works + endings)}
+        told = [one for one, work in zip(ended, endings, strict=False) if id(work) not in put_off]
+        self._held.put_off([one for one in ended if one not in told])
+        self._held.wait([work for work in works if id(work) in put_off])
 
-    def _notice(self, one: Ended) -> Work | None:
-        """What the sender of a held delivery that is over is told, when it is there."""
+    def _over(self, one: Ended) -> Over:
+        """A held delivery that is over, for its sender to hear of."""
         stored = self._store.by_relay_id(one.row.message_id)
-        if stored is None:  # an answer that a crash took from the store: it answers nothing
-            return None
+        number = stored.id if stored else 0
         message_id, attempt = one.row.message_id, one.delivery.attempt
-        over = Over(stored.id, message_id, one.recipient, one.state, attempt, one.reason)
-        return self._overdue.tell(over, one.row, self._roster.agents)
+        return Over(number, message_id, one.recipient, one.state, attempt, one.reason)
 
     def _next_due(self) -> int:
         due = [self._next_scan_ns]
         if self._recheck_ns is not None:
             due.append(self._recheck_ns)
-        for part in (self._intake, self._flusher, self._held, self._overdue, self._roller):
+        parts = (self._intake, self._events, self._flusher, self._held, self._overdue, self._roller)
+        for part in parts:
             at = part.due_ns()
             if at is not None:
                 due.append(at)
         if self._roster.unwatched:
             due.append(self._next_poll_ns)
-        if self._finisher.is_due():
+        if not self._finisher.is_idle:
             due.append(0)
         return min(due)
 

@@ -1,7 +1,7 @@
-"""Step 11: what is delivered becomes completed and archived, once the store's file covers it.
+"""Step 11: what is completed leaves its outbox for the archive; the ledger hears where it is.
 
-Until then a crash feeds the original again, and the ledger's deliveries say who has it already.
-See docs/decisions/0001.
+Killed before the rename, the next start finds a completed row whose file is in the outbox, and
+archives it silently.
 """
 
 from __future__ import annotations
@@ -11,87 +11,60 @@ from collections.abc import Callable, Iterable
 
 from relay import delivery
 from relay.clock import Clock
-from relay.comm.flush import Flusher, FlushPolicy
 from relay.errors import UnsafePath
 from relay.found import FileKey, Found
 from relay.home import Dirs
 from relay.ledger import Ledger
 from relay.work import Work
 
-IMMEDIATE = FlushPolicy(1, 0)
-
 
 class Finisher:
-    """The works that are delivered and not yet archived. Owned by the loop."""
+    """The works that are done and not yet archived. Owned by the loop."""
 
-    def __init__(
-        self, ledger: Ledger, flusher: Flusher, clock: Clock, log: Callable[..., object]
-    ) -> None:
+    def __init__(self, ledger: Ledger, clock: Clock, log: Callable[..., object]) -> None:
         self._ledger = ledger
-        self._flusher = flusher
         self._clock = clock
         self._log = log
         self.hand: set[FileKey] = set()  # files that nobody may look at again before they go
-        self._waiting: deque[Work] = deque()  # in the order of their sequence
-        self._last_error = ""
-        self._in_hurry = False
+        self._waiting: deque[Work] = deque()
+        self._archived: list[tuple[str, str | None]] = []  # moved, not yet noted
+        self._refused: list[tuple[str, str]] = []
 
     @property
     def is_idle(self) -> bool:
         """True when nothing waits."""
-        return not self._waiting
+        return not (self._waiting or self._archived or self._refused)
 
-    def take(self, works: Iterable[Work], sequence: int) -> None:
-        """These are delivered; the store's events up to ``sequence`` hold what they caused."""
+    def take(self, works: Iterable[Work]) -> None:
+        """These are delivered, and their rows are at their end."""
         for work in works:
-            work.sequence = sequence
-            self.hand.add(work.found.key)
-            self._waiting.append(work)
-
-    def hurry(self) -> None:
-        """A channel wants to be written at once: ``configure_channel(flush="immediate")``."""
-        self._in_hurry = True
-
-    def is_due(self) -> bool:
-        """True when something can be finished now."""
-        return bool(self._waiting) and self._waiting[0].sequence <= self._flusher.durable
+            if not work.notice:  # it has a file
+                self.hand.add(work.found.key)
+                self._waiting.append(work)
 
     def finish(self, dirs: Dirs, limit: int) -> list[Found]:
-        """Complete and archive what the store's file holds by now, ``limit`` at most.
+        """Archive what is done, ``limit`` at most.
 
         Returns the files in whose place another was put meanwhile: they are to be looked at.
         """
-        durable = self._flusher.commit(IMMEDIATE if self._in_hurry else None)
-        self._in_hurry = False
-        self._report_flush()
-        done: list[Work] = []
-        while self._waiting and self._waiting[0].sequence <= durable and len(done) < limit:
-            done.append(self._waiting.popleft())
-        if not done:
-            return []
-        now = self._clock.now_ns()
-        own = [message_id for work in done for message_id in work.own_ids()]
-        good = [work for work in done if not work.failure and not work.notice]
-        with self._ledger.transaction():
-            self._ledger.complete([work.message_id for work in good] + own, now)
-        archived: list[tuple[str, str | None]] = []
-        refused: list[tuple[str, str]] = []
         replaced: list[Found] = []
-        for work in done:
-            if work.notice:
-                continue  # there is no file
+        for _ in range(min(limit, len(self._waiting))):
+            work = self._waiting.popleft()
             moved, path = self._archive(dirs, work, replaced)
             if moved and not work.failure:
-                archived.append((work.message_id, path))
+                self._archived.append((work.message_id, path))
             elif path and work.has_row:
-                refused.append((work.message_id, path))
-        with self._ledger.transaction():
-            self._ledger.archive(archived)
-            self._ledger.archive_own(own)
-            self._ledger.set_path(refused)
-        for work in done:
+                self._refused.append((work.message_id, path))
             self.hand.discard(work.found.key)
         return replaced
+
+    def note(self) -> None:
+        """Tell the ledger where the originals are: one transaction for all since the last."""
+        if self._archived or self._refused:
+            with self._ledger.transaction():
+                self._ledger.archive(self._archived)
+                self._ledger.set_path(self._refused)
+            self._archived, self._refused = [], []
 
     def _archive(self, dirs: Dirs, work: Work, replaced: list[Found]) -> tuple[bool, str | None]:
         """(is it out of the outbox?, its path in the archive: None when it is gone)."""
@@ -111,12 +84,3 @@ class Finisher:
             )
             return False, None
         return True, None
-
-    def _report_flush(self) -> None:
-        """Say once that the store cannot be written, and once that it can again."""
-        error = self._flusher.error
-        if error != self._last_error:
-            self._last_error = error
-            text = f"cannot be written, trying again: {error}" if error else "is written again"
-            level = "error" if error else "info"
-            self._log(f"The store {text}", action="flush_failed", level=level)

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import NamedTuple
 
-from relay import delivery
 from relay.clock import NS_PER_S, Clock
 from relay.comm.engine import CommStore
 from relay.comm.model import DeliveryState
 from relay.config import Config
 from relay.decide import HELD_BACK, HELD_BACK_NS
-from relay.delivery import DiskFull
 from relay.errors import MessageError, UnsafePath
 from relay.home import Dirs
-from relay.ledger import Delivery, Ledger, Row
+from relay.ledger import Delivery, Held, Ledger, Row
 from relay.originals import render_again
+from relay.work import Posting, Work, notice_of
 
 GONE = "no longer an agent"
 
@@ -55,15 +54,16 @@ class HeldMail:
             return None
         return self._clock.monotonic_ns() + max(0, at - self._clock.now_ns())
 
-    def retry_due(self, dirs: Dirs, agents: Set[str], limit: int) -> list[Ended]:
-        """Try those whose time has come, ``limit`` at most; those that are over, for ``end``."""
+    def due(self, dirs: Dirs, agents: Set[str], limit: int) -> tuple[list[Work], list[Ended]]:
+        """Those whose time has come, ``limit`` at most: to be carried out, and what is over."""
         now = self._clock.now_ns()
         self._let_go(now)
         at = self._ledger.held_until()
         if at is None or at > now:
-            return []
+            return [], []
         due = self._ledger.held_due(now, limit)
         rows = self._ledger.rows(held.message_id for held in due)
+        works: list[Work] = []
         ended: list[Ended] = []
         for held in due:
             row = rows.get(held.message_id)
@@ -75,10 +75,10 @@ class HeldMail:
             elif self._is_held_back(held):
                 with self._ledger.transaction():
                     due_at = now + HELD_BACK_NS
-                    self._ledger.hold([(held.message_id, held.recipient, HELD_BACK, due_at)])
-            else:
-                self._try(dirs, held, row, now)
-        return ended
+                    self._ledger.hold([_again(held, HELD_BACK, due_at)])
+            elif work := self._work(dirs, held, row, now):
+                works.append(work)
+        return works, ended
 
     def _let_go(self, now: int) -> None:
         """What ``max_pending`` held back and may go now is due now, once."""
@@ -108,7 +108,20 @@ class HeldMail:
         """Their senders could not be told now: due again in a while."""
         due = self._clock.now_ns() + self._config.retry.first_s * NS_PER_S
         with self._ledger.transaction():
-            self._ledger.hold((one.row.message_id, one.recipient, one.reason, due) for one in ended)
+            self._ledger.hold(_again(one.delivery, one.reason, due) for one in ended)
+
+    def wait(self, works: list[Work]) -> None:
+        """The disk took nothing of these: they are due again in a while."""
+        if works:
+            now = self._clock.now_ns()
+            with self._ledger.transaction():
+                self._ledger.hold(
+                    Held(posting.message_id, recipient, posting.attempt, "the disk is full", due)
+                    for work in works
+                    for due in (now + work.pause_s * NS_PER_S,)
+                    for posting in work.postings
+                    for recipient in posting.recipients
+                )
 
     def _is_held_back(self, held: Delivery) -> bool:
         stored = self._store.by_relay_id(held.message_id)
@@ -116,41 +129,24 @@ class HeldMail:
             return False
         return stored.id not in self._let_gone
 
-    def end(self, ended: list[Ended]) -> None:
-        """Give these up; their senders have been told."""
-        with self._ledger.transaction():
-            for one in ended:
-                state = one.state.label.lower()
-                self._ledger.end(one.row.message_id, one.recipient, state, one.reason)
-        for one in ended:
-            stored = self._store.by_relay_id(one.row.message_id)
-            if stored is None:
-                continue
-            if one.state is DeliveryState.DEAD:
-                self._store.give_up(stored.id, [one.recipient], one.reason)
-            else:
-                self._store.move_deliveries(stored.id, [one.recipient], one.state)
-
-    def _try(self, dirs: Dirs, held: Delivery, row: Row, now: int) -> None:
-        reason = self._deliver(dirs, held, row)
-        with self._ledger.transaction():
-            if reason:
-                pause_s = self._config.retry.pause_after_s((now - held.staged_at) // NS_PER_S)
-                due = now + pause_s * NS_PER_S
-                self._ledger.hold([(held.message_id, held.recipient, reason, due)])
-            else:
-                self._ledger.written([(held.message_id, held.recipient)], now)
-        stored = self._store.by_relay_id(held.message_id)
-        if not reason and stored is not None:
-            self._store.deliver(stored.id, [held.recipient], held.attempt)
-
-    def _deliver(self, dirs: Dirs, held: Delivery, row: Row) -> str:
-        """Why it did not work, or nothing."""
+    def _work(self, dirs: Dirs, held: Delivery, row: Row, now: int) -> Work | None:
+        """What delivers it; None when its file cannot be made now: it is due again later."""
+        pause_s = self._config.retry.pause_after_s((now - held.staged_at) // NS_PER_S)
         try:
             data = render_again(dirs, self._store, row, held.attempt)
-            failed = delivery.stage(dirs, held.message_id, data, [held.recipient])
-        except (OSError, UnsafePath, MessageError, DiskFull) as exc:
-            return str(exc)
-        if failed:
-            return failed[held.recipient]
-        return delivery.deliver(dirs, held.message_id, held.recipient)
+        except (OSError, UnsafePath, MessageError) as exc:
+            with self._ledger.transaction():
+                self._ledger.hold([_again(held, str(exc), now + pause_s * NS_PER_S)])
+            return None
+        stored = self._store.by_relay_id(held.message_id)
+        number = stored.id if stored else 0
+        work = notice_of(row, f"held {held.recipient}")
+        work.pause_s = pause_s
+        work.postings.append(
+            Posting(held.message_id, number, data, (held.recipient,), attempt=held.attempt)
+        )
+        return work
+
+
+def _again(held: Delivery, reason: str, due_at: int) -> Held:
+    return Held(held.message_id, held.recipient, held.attempt, reason, due_at)

@@ -83,6 +83,11 @@ class Intake:
         """Files known and not yet taken, waiting ones included."""
         return len(self._ready) + len(self._later)
 
+    @property
+    def is_busy(self) -> bool:
+        """True while files wait that can be looked at now."""
+        return bool(self._ready)
+
     def add(self, agent: str, file_name: str, *, renamed: bool) -> None:
         """A hint: look at this file. A rename outranks an earlier hint that it is being written."""
         if not file_name.endswith(MSG_SUFFIX) or file_name.startswith("."):

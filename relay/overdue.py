@@ -1,14 +1,14 @@
 """Overdue acknowledgments: delivered again with the next ATTEMPT, or given up and told so.
 
-The engine says what is due (``CommStore.due``); what is done here is done to files and ledger
-first and told to the engine last, so that a crash in between finds it due again, and the second
-time is harmless. Source: message-engine.txt, "Retry Semantics"; FORMATS 4, state ``dead``.
+The engine says what is due (``CommStore.due``); each attempt, and each end with what its sender
+is told, is carried out like any other work: staged, committed, delivered, noted. A crash before
+the commit finds it due again; the same answer has the same id.
+Source: message-engine.txt, "Retry Semantics"; FORMATS 4, state ``dead``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
-from typing import NamedTuple
+from collections.abc import Callable, Set
 
 from relay.carry import Carrier
 from relay.clock import NS_PER_MS, NS_PER_S, Clock
@@ -18,30 +18,13 @@ from relay.comm.model import DeliveryState
 from relay.config import Retry
 from relay.decide import Decider
 from relay.errors import MessageError, StoreCapacity, StoreFull
-from relay.found import Found
 from relay.held import GONE
 from relay.home import Dirs
-from relay.ledger import HAS_IT, Delivery, Ledger, Row
+from relay.ledger import Ledger, Row
 from relay.originals import render_again
-from relay.work import Posting, Work
+from relay.work import Over, Posting, Work, notice_of, notice_of_message
 
 WHAT_NOW = "`relay dead replay {id}` tries it again, `relay dead discard {id}` lets it go"
-ENDED = {
-    "expired": DeliveryState.EXPIRED,
-    "bounced": DeliveryState.BOUNCED,
-    "dead": DeliveryState.DEAD,
-}
-
-
-class Over(NamedTuple):
-    """A delivery that nobody waits for any longer."""
-
-    number: int  # of its message, in the store
-    message_id: str
-    recipient: str
-    state: DeliveryState  # EXPIRED, BOUNCED or DEAD
-    attempt: int  # the last that was made
-    reason: str
 
 
 class OverdueMail:
@@ -82,15 +65,11 @@ class OverdueMail:
         if not due:
             return
         rows = self._ledger.rows({_relay_id(one) for one in due})
-        known = self._ledger.deliveries(rows)
         again: list[Overdue] = []
         over: list[Over] = []
         for one in due:
-            made = known.get(_relay_id(one), {}).get(one.recipient)
             if one.verdict is not Verdict.AGAIN:
                 over.append(_over(one, DeliveryState[one.verdict.name]))
-            elif made is not None and made.attempt >= one.attempt:  # a replay, before a crash
-                self._note(one.message.id, made)
             elif one.recipient in agents and _relay_id(one) in rows:
                 again.append(one)
             else:
@@ -98,43 +77,6 @@ class OverdueMail:
                 over.append(_over(gone, DeliveryState.BOUNCED))
         self._deliver_again(dirs, again, rows)
         self._end(dirs, over, rows, agents)
-
-    def catch_up(
-        self, dirs: Dirs, agents: Set[str], known: Mapping[str, Mapping[str, Delivery]]
-    ) -> None:
-        """After a crash: what the ledger knows of deliveries, and the store's file had not."""
-        over: list[Over] = []
-        for message_id, deliveries in known.items():
-            message = self._store.by_relay_id(message_id)
-            if message is None:
-                continue
-            for one in deliveries.values():
-                self._note(message.id, one)
-                before = self._store.state.deliveries[message.id].get(one.recipient)
-                is_open = before is not None and before.state < DeliveryState.ACKNOWLEDGED
-                if before and is_open and one.state in ENDED and before.spent < one.attempt:
-                    state, reason = ENDED[one.state], one.last_error or ""
-                    over.append(
-                        Over(message.id, message_id, one.recipient, state, one.attempt, reason)
-                    )
-        if over:
-            self._end(dirs, over, self._ledger.rows({one.message_id for one in over}), agents)
-
-    def _note(self, number: int, one: Delivery) -> None:
-        """What the ledger knows of a delivery; the same again changes nothing."""
-        before = self._store.state.deliveries.get(number, {}).get(one.recipient)
-        if before is None:
-            return
-        is_behind = one.attempt > before.attempt and before.state < DeliveryState.ACKNOWLEDGED
-        if one.state in HAS_IT and (is_behind or before.state is DeliveryState.SENT):
-            self._store.deliver(number, [one.recipient], one.attempt)
-        if one.state == "read":
-            self._store.receive(number, one.recipient)
-        elif one.state == "acked":
-            acked, attempt = DeliveryState.ACKNOWLEDGED, max(one.attempt, before.attempt)
-            self._store.move_deliveries(number, [one.recipient], acked, attempt=attempt)
-        elif one.state == "held" and is_behind:
-            self._store.hold(number, one.recipient, one.attempt)
 
     def _deliver_again(self, dirs: Dirs, again: list[Overdue], rows: dict[str, Row]) -> None:
         groups: dict[tuple[int, int], list[Overdue]] = {}
@@ -148,9 +90,7 @@ class OverdueMail:
             except MessageError as exc:  # not while the engine knows it
                 self._store.give_up(number, [one.recipient for one in group], str(exc))
                 continue
-            work = Work(_no_file(row), row.message_id, row.discovered_at)
-            work.has_row = False
-            work.notice = f"attempt {attempt}"
+            work = notice_of(row, f"attempt {attempt}")
             recipients = tuple(one.recipient for one in group)
             work.postings.append(Posting(row.message_id, number, data, recipients, attempt=attempt))
             works.append(work)
@@ -174,34 +114,30 @@ class OverdueMail:
             )
 
     def _end(self, dirs: Dirs, over: list[Over], rows: dict[str, Row], agents: Set[str]) -> None:
-        """Tell the senders, then note it, then let the engine know."""
-        told: list[tuple[Over, Work | None]] = []
+        """Tell the senders, and note it: both with one commit."""
+        works: list[Work] = []
         for one in over:
             row = rows.get(one.message_id)
             try:
-                told.append((one, row and self.tell(one, row, agents)))
+                works.append(self.ending(one, row, agents))
             except (StoreFull, StoreCapacity) as exc:
                 self._pause(str(exc))
                 break
-        put_off = self._carrier.carry_out(dirs, [work for _, work in told if work is not None])
+        put_off = self._carrier.carry_out(dirs, works) if works else []
         if put_off:
             self._pause(put_off[0].reason)
         waits = {id(one.work) for one in put_off}
-        done = [one for one, work in told if id(work) not in waits]
-        with self._ledger.transaction():
-            for one in done:
-                state = one.state.label.lower()
-                self._ledger.end(one.message_id, one.recipient, state, one.reason)
-        for one in done:
-            self._end_in_engine(one)
-        if done:
-            self._carrier.write_soon()  # `relay dead list` reads the file
+        for work in works:
+            if id(work) not in waits:
+                self._log_end(work.over[0])
 
-    def _end_in_engine(self, one: Over) -> None:
-        if one.state is DeliveryState.DEAD:
-            self._store.give_up(one.number, [one.recipient], one.reason)
-        else:
-            self._store.move_deliveries(one.number, [one.recipient], one.state)
+    def ending(self, one: Over, row: Row | None, agents: Set[str]) -> Work:
+        """What ends a delivery, and tells who is there to hear it. Errors: as ``tell``."""
+        work = self.tell(one, row, agents) if row else notice_of_message(one.message_id)
+        work.over.append(one)
+        return work
+
+    def _log_end(self, one: Over) -> None:
         self._log(
             f"Gave up a delivery to {one.recipient}: {one.reason}",
             action="give_up",
@@ -210,10 +146,10 @@ class OverdueMail:
             recipient=one.recipient,
         )
 
-    def tell(self, one: Over, row: Row, agents: Set[str]) -> Work | None:
+    def tell(self, one: Over, row: Row, agents: Set[str]) -> Work:
         """What the sender hears, and who listens on the system's topic; the same again as before.
 
-        None when neither is there to hear it. Errors: StoreFull, StoreCapacity.
+        Errors: StoreFull, StoreCapacity.
         """
         verb = "acknowledged by" if self._was_delivered(one) else "delivered to"
         text = f"not {verb} {one.recipient}: {one.reason}"
@@ -230,7 +166,7 @@ class OverdueMail:
         if one.state is DeliveryState.DEAD:
             about = f"message {row.message_id} from {row.agent_name} to {one.recipient} is dead"
             self._decider.announce_dead(work, f"{about}: {one.reason}", agents)
-        return work if work.postings else None
+        return work
 
     def _was_delivered(self, one: Over) -> bool:
         """True when an acknowledgment is what is missing."""
@@ -256,7 +192,3 @@ def _over(one: Overdue, state: DeliveryState) -> Over:
 
 def _relay_id(one: Overdue) -> str:
     return str((one.message.metadata or {}).get("relay_id", ""))
-
-
-def _no_file(row: Row) -> Found:
-    return Found(row.agent_name, "", None, 0, 0, 0)

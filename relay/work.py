@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from relay.checksums import sha256_hex
+from relay.comm.model import DeliveryState, Origin
 from relay.found import Found
-from relay.ledger import FileFacts
+from relay.ledger import FileFacts, Row
 from relay.names import ORCHESTRATOR
 
 
@@ -29,6 +31,17 @@ class Later(NamedTuple):
     due_at: int  # Unix nanoseconds
 
 
+class Over(NamedTuple):
+    """A delivery that nobody waits for any longer."""
+
+    number: int  # of its message, in the store
+    message_id: str
+    recipient: str
+    state: DeliveryState  # EXPIRED, BOUNCED or DEAD
+    attempt: int  # the last that was made
+    reason: str
+
+
 class Acknowledged(NamedTuple):
     """What an answer says of the message that it answers."""
 
@@ -50,12 +63,15 @@ class Work:
         "found",
         "has_row",
         "held",
+        "known",
         "later",
         "message_id",
         "notice",
+        "origin",
+        "over",
+        "pause_s",
         "postings",
         "seen_at",
-        "sequence",
         "status_note",
         "unsafe",
     )
@@ -67,6 +83,7 @@ class Work:
         self.seen_at = discovered_at  # this time round
         self.has_row = True  # False: refused without a row, see the table rejections
         self.again = False  # it was recorded before: a crash or a passing error came between
+        self.known = False  # the store had it before
         self.failure = ""  # why it is refused; its file goes to rejected/
         self.unsafe = False  # no regular file
         self.notice = ""  # not a file at all: what tells one notice from another
@@ -77,7 +94,9 @@ class Work:
         self.held: dict[tuple[str, str], str] = {}  # (message id, recipient) -> why
         self.status_note: str | None = None  # what the sender says of itself
         self.acknowledged: Acknowledged | None = None
-        self.sequence = 0  # the engine's, once everything this file causes is an event
+        self.origin: Origin | None = None  # what is known of the file, where there is one
+        self.over: list[Over] = []  # deliveries that end with this
+        self.pause_s = 0  # until what is held is tried again; 0: as at first
 
     @property
     def agent(self) -> str:
@@ -97,13 +116,13 @@ class Work:
         """Files that this work puts into inboxes."""
         return sum(len(posting.recipients) for posting in self.postings)
 
-    def delivery_rows(self, now_ns: int) -> list[tuple[str, str, str, int, str | None, int | None]]:
-        """Rows for the ledger's ``stage``: every recipient, reached or not, for the first time."""
+    def undelivered_rows(
+        self, now_ns: int
+    ) -> list[tuple[str, str, str, int, str | None, int | None]]:
+        """Rows for the ledger's ``stage``: every recipient that was not reached now."""
         rows: list[tuple[str, str, str, int, str | None, int | None]] = [
-            (posting.message_id, recipient, "staged", now_ns, None, None)
-            for posting in self.postings
-            if not posting.attempt
-            for recipient in posting.recipients
+            (message_id, recipient, "held", now_ns, reason, None)
+            for (message_id, recipient), reason in self.held.items()
         ]
         rows.extend(
             (self.message_id, name, "bounced", now_ns, "no longer an agent", None)
@@ -113,15 +132,27 @@ class Work:
             (one.message_id, one.recipient, "held", now_ns, one.reason, one.due_at)
             for one in self.later
         )
-        if self.control:
-            rows.append((self.message_id, ORCHESTRATOR, "staged", now_ns, None, None))
         return rows
 
-    def redelivery_rows(self) -> list[tuple[str, str, int]]:
-        """(message id, recipient, attempt) of every delivery that is made again."""
-        return [
-            (posting.message_id, recipient, posting.attempt)
-            for posting in self.postings
-            if posting.attempt
-            for recipient in posting.recipients
-        ]
+
+def notice_of(row: Row, key: str) -> Work:
+    """A work without a file: about a message that has been taken, ``key`` says in what matter."""
+    return notice_of_message(row.message_id, row.agent_name, row.discovered_at, key)
+
+
+def notice_of_message(
+    message_id: str, agent: str = "", discovered_at: int = 0, key: str = "end"
+) -> Work:
+    """The same, where there is no row."""
+    work = Work(Found(agent, "", None, 0, 0, 0), message_id, discovered_at)
+    work.has_row = False
+    work.notice = key
+    return work
+
+
+def own_facts(message_id: str, content: bytes, kind: str, to: str, at_ns: int) -> FileFacts:
+    """The facts of a message of the orchestrator's own, which has no file in an outbox."""
+    path, checksum = f"{ORCHESTRATOR}/{message_id}.msg", sha256_hex(content)
+    return FileFacts(
+        message_id, ORCHESTRATOR, path, len(content), at_ns, None, checksum, kind, to, at_ns
+    )

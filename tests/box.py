@@ -18,12 +18,13 @@ from relay.comm import acomm
 from relay.comm.engine import CommStore
 from relay.comm.flush import Flusher, FlushPolicy, Inline
 from relay.config import Config, encode
-from relay.daemon import make_roller, open_store
+from relay.daemon import make_roller
 from relay.dispatch import Dispatcher
 from relay.home import LEDGER, STORE, Home
 from relay.ledger import Ledger
 from relay.message import MessageFile, parse_delivered
 from relay.roster import Roster
+from relay.stores import open_store, store_key
 from relay.watcher import Wake, Watcher, make_watcher
 from tests.fakes import FakeClock
 
@@ -31,10 +32,19 @@ from tests.fakes import FakeClock
 class Box:
     """One home and the daemon's parts for it, turned by hand."""
 
-    def __init__(self, root: Path, *agents: str, config: Config | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *agents: str,
+        config: Config | None = None,
+        boot: str = "boot-1",
+        seconds: int = 0,
+    ) -> None:
         self.root = root
         self.config = config or Config()
         self.clock = FakeClock()
+        self.clock.advance(seconds)
+        self.boot = boot
         self.log: list[dict[str, Any]] = []
         self._names = 0
         self.home = Home.create(str(root), encode(self.config))
@@ -45,23 +55,50 @@ class Box:
     def open(self) -> None:
         """What the daemon does at its start, up to the first turn."""
         self.ledger = Ledger.open(self.home.path(LEDGER))
-        self.store: CommStore = open_store(
-            self.home, self.clock, self.config, warn=lambda text: self._log(text)
+        self.key = store_key(self.home, self.config, make=True)
+        opened = open_store(
+            self.home,
+            self.clock,
+            self.config,
+            self.key,
+            lambda text: self._log(text),
+            ledger_position=self.ledger.position(),
+            boot=self.boot,
         )
-        feed = recovery.recover(self.home, self.ledger, self.store, self.clock, self._log)
+        self.store: CommStore = opened.store
+        self.events = opened.log
+        feed = recovery.recover(
+            self.home,
+            self.ledger,
+            self.store,
+            self.events,
+            opened.told,
+            self.clock,
+            self._log,
+            power_cut=opened.power_cut,
+        )
         detection = self.config.detection
         self.watcher: Watcher = make_watcher(
             self.home, detection.watcher, detection.poll_interval_ms
         )
         self.roster = Roster(self.home, self.watcher, self.config.lead, self._log)
         store = self.config.store
-        policy = FlushPolicy(store.flush_messages, store.flush_ms, 0, store.compress)
-        self.flusher = Flusher(self.store, self.home.path(STORE), policy, self.clock, Inline())
+        policy = FlushPolicy(100, 5000, 0, store.compress)  # a checkpoint every five seconds
+        self.flusher = Flusher(
+            self.store,
+            self.home.path(STORE),
+            policy,
+            self.clock,
+            Inline(),
+            key=self.key,
+            journal=self.events,
+        )
         self.dispatcher = Dispatcher(
             self.config,
             self.home,
             self.ledger,
             self.store,
+            self.events,
             self.flusher,
             make_roller(self.store, self.config, self.clock, Inline()),
             self.roster,
@@ -75,6 +112,7 @@ class Box:
         """Nothing is finished, nothing is written: the process is gone."""
         self.watcher.close()
         self.ledger.close()
+        self.events.close()
 
     def close(self) -> None:
         """A clean end."""

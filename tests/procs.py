@@ -35,9 +35,9 @@ def relay(*arguments: str, home: Path, stdin: str = "") -> subprocess.CompletedP
     )
 
 
-def home_of(root: Path, *agents: str, flush_ms: int = 50) -> Path:
+def home_of(root: Path, *agents: str, checkpoint_ms: int = 50) -> Path:
     """A home with these agents, whose relay writes its store's file so often."""
-    with Home.create(str(root), b'{"store": {"flush_ms": %d}}' % flush_ms) as home:
+    with Home.create(str(root), b'{"store": {"checkpoint_ms": %d}}' % checkpoint_ms) as home:
         Ledger.open(home.path(LEDGER)).close()
         for agent in agents:
             home.make_agent(agent)

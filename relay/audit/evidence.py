@@ -1,9 +1,9 @@
 """What one run looks at: the ledger as it was at one instant, then the store as it was after.
 
-The order matters. A row of the ledger is completed only once a store file holds its message, so
-every completed row of the snapshot must be found in files that are read later. What is younger
-than the snapshot is in the files and not in the ledger: an age is asked for before such a
-message is called extra.
+The order matters. A row of the ledger is completed only once the journal holds its message, so
+every completed row of the snapshot must be found in a store that is read later: the checkpoint,
+and the journal behind it. What is younger than the snapshot is in the store and not in the
+ledger: an age is asked for before such a message is called extra.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ from pyspark.sql import functions as F
 from relay.audit import acomm_source, ledger_source
 from relay.audit.ledger_source import LedgerSnapshot
 from relay.clock import NS_PER_S, Clock
-from relay.errors import HomeMissing, RelayError
-from relay.home import LEDGER, STORE
+from relay.comm import acomm
+from relay.comm.seal import seal
+from relay.config import decode
+from relay.errors import FormatError, HomeMissing, KeyFileError, RelayError, SealedStore
+from relay.home import CONFIG, JOURNAL, LEDGER, STORE, Home
+from relay.stores import look, store_key
 
 ARCHIVES = "store/archive/**/*.acomm"
 DEFAULT_GRACE_S = 30.0  # a batch is recorded within a second of its discovery
@@ -32,7 +36,7 @@ class Gathered(NamedTuple):
     home: str
     folder: str  # private to the run: holds the copies
     ledger: LedgerSnapshot
-    store_files: tuple[str, ...]  # the live store's copy, and the archives in their places
+    store_files: tuple[str, ...]  # the live store as it stood, and the archives in their places
     grace_ns: int
 
     def named(self, text: str) -> str:
@@ -41,7 +45,7 @@ class Gathered(NamedTuple):
 
 
 def gather(home: str, folder: str, clock: Clock, grace_s: float = DEFAULT_GRACE_S) -> Gathered:
-    """Take the ledger's snapshot, then the live store's copy, then the list of archives.
+    """Take the ledger's snapshot, then the live store, then the list of archives.
 
     The store before the archives: a message that moves to an archive meanwhile is seen twice,
     never not at all. A store that was never written is an empty one.
@@ -52,10 +56,29 @@ def gather(home: str, folder: str, clock: Clock, grace_s: float = DEFAULT_GRACE_
     ledger = ledger_source.take_snapshot(
         os.path.join(home, LEDGER), os.path.join(folder, LEDGER), clock
     )
-    files = _copy_store(home, folder)
+    files = _take_store(home, folder, clock)
     pattern = os.path.join(glob.escape(home), ARCHIVES)
     files += sorted(glob.glob(pattern, recursive=True))
     return Gathered(home, folder, ledger, tuple(files), int(grace_s * NS_PER_S))
+
+
+def _take_store(home: str, folder: str, clock: Clock) -> list[str]:
+    """The live store as it stands now; where it cannot be made, its file, for the jobs to judge."""
+    if not os.path.isdir(os.path.join(home, JOURNAL)) or not os.path.exists(
+        os.path.join(home, CONFIG)
+    ):
+        return _copy_store(home, folder)
+    target = os.path.join(folder, STORE)
+    try:
+        with Home(home) as opened:
+            config = decode(opened.read_config(), opened.path(CONFIG))
+            key = store_key(opened, config, make=False)
+            file = look(opened, clock, config, key).snapshot().file()
+        os.makedirs(os.path.dirname(target), mode=0o700)
+        acomm.write(target, seal(file, key))
+    except (FormatError, KeyFileError, SealedStore):
+        return _copy_store(home, folder)
+    return [target]
 
 
 def _copy_store(home: str, folder: str) -> list[str]:
@@ -65,7 +88,7 @@ def _copy_store(home: str, folder: str) -> list[str]:
             f"there is no store in {home}", hint="`relay init` completes a home; see --home"
         )
     try:
-        os.makedirs(os.path.dirname(target), mode=0o700)
+        os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
         # The file is replaced by rename: what is open stays whole.
         shutil.copyfile(source, target)
     except FileNotFoundError:

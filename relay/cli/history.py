@@ -137,10 +137,10 @@ def read_store(home: Home) -> CommStore:
     """
     from relay.clock import Clock
     from relay.config import decode
-    from relay.daemon import open_store, store_key
+    from relay.stores import look, store_key
 
     config = decode(home.read_config(), home.path("config.json"))
-    return open_store(home, Clock(), config, store_key(home, config, make=False))
+    return look(home, Clock(), config, store_key(home, config, make=False))
 
 
 def _filter(

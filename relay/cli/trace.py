@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from operator import itemgetter
 from typing import Any
 
 import click
@@ -110,13 +111,20 @@ def _show(facts: dict[str, Any]) -> None:
     click.echo(f"  {facts.get('kind') or 'unknown'} {route}: {facts['status']}")
     hop = "  {:<28} {}".format
     click.echo(hop(facts["discovered_at"], f"discovered in the outbox of {facts['from']}"))
+    came: list[tuple[str, str]] = []
+    missing: list[tuple[str, str]] = []
     for delivery in facts["deliveries"]:
         for at, text in _hops(delivery):
-            click.echo(hop(at or ("-" if delivery["state"] in ENDED else "not yet"), text))
-    if not facts["deliveries"] and facts["status"] not in ("failed", "rejected"):
-        click.echo(hop("-", "no recipients"))
+            if at:
+                came.append((at, text))
+            else:
+                missing.append(("-" if delivery["state"] in ENDED else "not yet", text))
     if facts.get("processed_at"):
-        click.echo(hop(facts["processed_at"], f"{facts['status']}, file in {facts['file']}"))
+        came.append((facts["processed_at"], f"{facts['status']}, file in {facts['file']}"))
+    if not facts["deliveries"] and facts["status"] not in ("failed", "rejected"):
+        missing.append(("-", "no recipients"))
+    for at, text in [*sorted(came, key=itemgetter(0)), *missing]:
+        click.echo(hop(at, text))
     if facts["error"]:
         click.echo(hop("why", printable(facts["error"])))
 

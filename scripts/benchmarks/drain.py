@@ -89,7 +89,7 @@ def _ours(root: Path, agents: int, files: int, ledger_rows: int) -> float:
     roster = Roster(home, watcher, "", _silent)
     with ThreadPoolExecutor(1) as executor:
         config = Config()
-        policy = FlushPolicy(pause_factor=config.store.flush_pause_factor)
+        policy = FlushPolicy(pause_factor=config.store.checkpoint_pause_factor)
         flusher = Flusher(store, home.path(STORE), policy, clock, executor, watcher.wake)
         roller = make_roller(store, config, clock, executor, watcher.wake)
         dispatcher = Dispatcher(

@@ -283,18 +283,6 @@ def test_what_is_put_off_is_not_called_delivered(box: Box, monkeypatch: pytest.M
     assert len([line for line in box.log if line.get("action") == "deliver_again"]) == 1
 
 
-def test_an_answer_that_the_store_lost_is_no_open_row_for_ever(box: Box) -> None:
-    box.send("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
-    (answer,) = box.inbox("alice")
-    (command,) = box.outbox("alice")
-    box.kill()
-    box.path("agents", "alice", "outbox", command).unlink()  # nothing makes the answer again
-    box.open()
-    box.flush()
-    assert box.states(answer) == {"alice": "written"}
-    assert box.row(answer)["status"] == "archived"
-
-
 def test_a_nack_that_stands_in_the_inbox_is_delivered_in_the_store_too(box: Box) -> None:
     box.send("alice", "TO: nobody\n\nhi")
     (nack,) = box.inbox("alice")

@@ -70,7 +70,7 @@ def test_create_is_seen_by_the_next_command(home: Path) -> None:
 
 
 def test_show_waits_for_the_store_to_be_written(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home", flush_ms=1500)
+    home = home_of(tmp_path / "home", checkpoint_ms=1500)
     assert relay("up", home=home).returncode == 0
     try:
         done(home, "create", "slow")

@@ -24,7 +24,7 @@ def home(tmp_path: Path) -> Path:
 
     The store's clock stands an hour back, so what it calls overdue is.
     """
-    root = home_of(tmp_path / "home", "alice", "bob", "carol", flush_ms=700)
+    root = home_of(tmp_path / "home", "alice", "bob", "carol", checkpoint_ms=700)
     clock = FakeClock()
     clock.advance(-3600)
     with CommStore.open(str(root / STORE), clock=clock) as store:

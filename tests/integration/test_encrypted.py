@@ -27,7 +27,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def configure(home: Path, **store: object) -> None:
-    (home / "config.json").write_text(json.dumps({"store": {"flush_messages": 1, **store}}))
+    (home / "config.json").write_text(json.dumps({"store": {"checkpoint_messages": 1, **store}}))
 
 
 def run_and_send(home: Path, body: str = SECRET) -> None:

@@ -97,10 +97,10 @@ def test_a_fault_of_ours_refuses_one_file_and_stops_no_other(
 
 
 def test_an_archive_that_cannot_be_written_is_tried_again(box: Box) -> None:
-    sent = box.send("alice", "TO: bob\n\nhi")
     archive = box.path("archive")
     shutil.rmtree(archive)
     archive.write_text("a file")
+    sent = box.send("alice", "TO: bob\n\nhi")
     box.flush()
     assert box.row(sent)["status"] == "completed"
     assert box.states(box.send("bob", "TO: carol\n\ngo on")) == {"carol": "written"}

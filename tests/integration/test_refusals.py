@@ -181,6 +181,6 @@ def test_modes_a_shell_made_too_wide_are_narrowed(box: Box) -> None:
     box.tick()
 
     assert box.states(sent) == {"bob": "written"}
-    assert path.stat().st_mode & 0o777 == 0o600
+    assert box.path(box.row(sent)["file_path"]).stat().st_mode & 0o777 == 0o600
     (delivered,) = box.path("agents", "bob", "inbox").glob("*.msg")
     assert delivered.stat().st_mode & 0o777 == 0o600

@@ -19,7 +19,7 @@ def test_a_message_reaches_its_recipient_and_every_hop_is_in_the_ledger(box: Box
     assert delivered.headers["X-TICKET"] == "42"
     assert delivered.headers["ATTEMPT"] == "1"
     assert list(box.inbox("bob")) == [sent]  # the same name as the file that was sent
-    assert box.row(sent)["status"] == "processing"
+    assert box.row(sent)["status"] == "archived"
     assert box.states(sent) == {"bob": "written"}
 
     box.flush()
@@ -132,7 +132,7 @@ def test_what_the_orchestrator_cannot_do_yet_it_says(box: Box) -> None:
     assert box.nacks("bob") == [
         "spawn is not there yet: start and stop the agent by hand for now\n"
     ]
-    assert box.row(sent)["status"] == "processing"  # handled: it was answered
+    assert box.row(sent)["status"] == "archived"  # handled: it was answered
 
 
 def test_a_bad_pattern_leaves_no_channel_behind(box: Box) -> None:

@@ -67,7 +67,7 @@ def test_the_defaults_are_the_source_documents() -> None:
     default = Config()
     assert default.detection == Detection("auto", 30, 100, 100, 5, 30)
     assert default.limits.max_body_bytes == DEFAULT_MAX_BODY_BYTES
-    assert (default.store.flush_messages, default.store.flush_ms) == (100, 5000)
+    assert (default.store.checkpoint_messages, default.store.checkpoint_ms) == (10_000, 60_000)
     assert default.ledger.busy_timeout_ms == 5000
 
 
@@ -87,7 +87,8 @@ def test_a_value_of_another_type_is_named(section: str, name: str) -> None:
 @pytest.mark.parametrize(("section", "name"), [s for s in SETTINGS if s[0]])
 def test_a_number_below_its_least_is_named(section: str, name: str) -> None:
     assert key(section, name) in refused(with_value(section, name, -1))
-    may_be_0 = {"settle_ms", "malformed_after_s", "flush_pause_factor", "busy_timeout_ms"}
+    may_be_0 = {"settle_ms", "malformed_after_s", "checkpoint_pause_factor", "busy_timeout_ms"}
+    may_be_0 |= {"compress_after_s", "keep_mib", "keep_age_s"}
     if name in may_be_0:
         decode(with_value(section, name, 0))
     else:

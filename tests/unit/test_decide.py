@@ -36,7 +36,6 @@ class Table:
         text: str,
         sender: str = "alice",
         agents: Set[str] = AGENTS,
-        known: dict[str, str] | None = None,
         number: int | None = None,
         late_s: int = 0,
     ) -> Work:
@@ -45,7 +44,7 @@ class Table:
         accepted = accept(text, sender, number or self._number)
         assert accepted.found.message_id
         work = Work(accepted.found, accepted.found.message_id, AT_NS)
-        self.decider.decide(work, accepted, agents, known, AT_NS + late_s * 10**9)
+        self.decider.decide(work, accepted, agents, AT_NS + late_s * 10**9)
         return work
 
 
@@ -230,12 +229,12 @@ def test_what_the_engine_keeps_is_the_whole_message(table: Table) -> None:
 
 def test_too_late_it_is_refused_and_said_so(table: Table) -> None:
     text = "TO: bob\nTTL: 30\n\nquick"
-    assert table.decide(text, late_s=30).failure == ""
+    assert table.decide(text, late_s=30, number=7).failure == ""
     work = table.decide(text, late_s=31)
     assert work.failure == "its TTL of 30 s passed before it could be delivered"
     assert work.failure in said(work)
-    known = table.decide(text, late_s=31, known=dict.fromkeys({"bob"}, "written"))
-    assert known.failure == ""  # it was delivered in time
+    again = table.decide(text, late_s=31, number=7)
+    assert (again.failure, again.known) == ("", True)  # it was accepted in time
 
 
 def test_a_group_of_one_is_said_so(table: Table) -> None:
@@ -282,18 +281,24 @@ def test_decided_again_with_the_engine_knowing_it_there_is_no_second_event(table
     assert again.postings == first.postings
 
 
-def test_who_has_it_already_is_not_posted_to_again(table: Table) -> None:
-    work = table.decide("TO: *\n\nhi", known=dict.fromkeys({"bob", "carol"}, "written"))
-    assert work.postings == []
-    stored = table.store.by_relay_id(work.message_id)
-    assert stored and stored.status is MessageStatus.DELIVERED
-    assert table.store.recipients(stored.id) == ("bob", "carol")
+def test_what_was_accepted_goes_to_those_it_was_accepted_for(table: Table) -> None:
+    first = table.decide("TO: *\n\nhi", number=7)
+    again = table.decide("TO: *\n\nhi", number=7, agents=AGENTS | {"newcomer"})
+    assert again.postings == first.postings
+    stored = table.store.by_relay_id(again.message_id)
+    assert stored and table.store.recipients(stored.id) == first.postings[0].recipients
 
 
-def test_a_way_that_is_gone_since_is_gone_again(table: Table) -> None:
-    work = table.decide("TO: dave\n\nhi", known=dict.fromkeys({"dave"}, "written"))
-    assert work.failure == ""
-    assert table.store.by_relay_id(work.message_id)
+def test_a_way_that_is_gone_since_bounces_for_those_alone_who_have_not_got_it(
+    table: Table,
+) -> None:
+    first = table.decide("TO: dave\n\nhi", number=7, agents=AGENTS | {"dave"})
+    again = table.decide("TO: dave\n\nhi", number=7)
+    assert (again.failure, again.bounced) == ("", ("dave",))
+    stored = table.store.by_relay_id(first.message_id)
+    assert stored
+    table.store.deliver(stored.id, ["dave"])
+    assert table.decide("TO: dave\n\nhi", number=7).bounced == ()
 
 
 # -- answers -------------------------------------------------------------------------------
@@ -366,7 +371,7 @@ def test_obeyed_again_after_a_crash_the_answer_is_the_same_file(table: Table) ->
     text = "TO: __orchestrator__\nKIND: leave\n\nCHANNEL: team"
     first = table.decide(text, number=50)
     sequence = table.store.sequence
-    again = table.decide(text, number=50, known=dict.fromkeys({ORCHESTRATOR}, "written"))
+    again = table.decide(text, number=50)
     assert [p.message_id for p in again.postings] == [p.message_id for p in first.postings]
     assert table.store.sequence == sequence
 
@@ -389,8 +394,11 @@ def test_a_status_is_noted_and_not_answered(table: Table) -> None:
 def test_the_rows_of_a_work(table: Table) -> None:
     work = table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
     (answer,) = work.own_ids()
-    assert work.delivery_rows(AT_NS) == [
-        (answer, "alice", "staged", AT_NS, None, None),
-        (work.message_id, ORCHESTRATOR, "staged", AT_NS, None, None),
+    assert work.undelivered_rows(AT_NS) == []
+    work.held[answer, "alice"] = "no inbox"
+    work.bounced = ("dave",)
+    assert work.undelivered_rows(AT_NS) == [
+        (answer, "alice", "held", AT_NS, "no inbox", None),
+        (work.message_id, "dave", "bounced", AT_NS, "no longer an agent", None),
     ]
     assert work.deliveries() == 1

@@ -11,7 +11,8 @@ import pytest
 from relay.clock import NS_PER_S
 from relay.comm.engine import CommStore
 from relay.comm.model import DeliveryState
-from relay.held import HeldMail
+from relay.held import Ended, HeldMail
+from relay.work import Work
 from tests.box import Box
 
 
@@ -39,7 +40,13 @@ def due_in_s(box: Box, held: HeldMail) -> float | None:
 
 def retry(box: Box, held: HeldMail, limit: int = 256) -> None:
     with box.home.dirs() as dirs:
-        held.end(held.retry_due(dirs, box.roster.agents, limit))
+        works, ended = held.due(dirs, box.roster.agents, limit)
+        box.dispatcher._carrier.carry_out(dirs, works + endings(box, ended))
+
+
+def endings(box: Box, ended: list[Ended]) -> list[Work]:
+    loop = box.dispatcher
+    return [loop._overdue.ending(loop._over(one), one.row, box.roster.agents) for one in ended]
 
 
 def test_with_nothing_held_nothing_is_due(box: Box, held: HeldMail) -> None:
@@ -74,8 +81,13 @@ def test_from_the_outbox_and_from_the_archive(box: Box, held: HeldMail) -> None:
         one = box.send("alice", "TO: bob\nX-Ticket: 42\n\none")
         box.flush()
         assert box.row(one)["file_path"].startswith("archive/")
+        archive = box.path("archive")
+        os.rename(archive, box.path("tmp", "archive"))
+        archive.write_text("nothing can be archived")
         two = box.send("alice", "TO: bob\n\ntwo")
         assert box.row(two)["file_path"].startswith("agents/")
+        archive.unlink()
+        os.rename(box.path("tmp", "archive"), archive)
     box.clock.advance(60)
     retry(box, held)
     delivered = box.inbox("bob")
@@ -198,14 +210,16 @@ def test_to_one_who_is_gone_it_bounces(box: Box, held: HeldMail) -> None:
         sent = box.send("alice", "TO: bob\n\nhi")
     box.clock.advance(60)
     with box.home.dirs() as dirs:
-        (ended,) = held.retry_due(dirs, {"alice"}, 256)
+        works, (ended,) = held.due(dirs, {"alice"}, 256)
+        assert works == []
         assert (ended.recipient, ended.state, ended.reason) == (
             "bob",
             DeliveryState.BOUNCED,
             "no longer an agent",
         )
-        assert box.states(sent) == {"bob": "held"}  # its sender is told first
-        held.end([ended])
+        assert box.states(sent) == {"bob": "held"}  # its sender is told with it
+        box.dispatcher._carrier.carry_out(dirs, endings(box, [ended]))
+    assert "no longer an agent" in box.nacks("alice")[0]
     assert box.states(sent) == {"bob": "bounced"}
     stored = box.store.by_relay_id(sent)
     assert stored and stored.status.label == "Failed"

@@ -25,6 +25,7 @@ TREE = [
     "archive",
     "attachments",
     "config.json",
+    "journal",
     "logs",
     "store",
     "tmp",

@@ -1,0 +1,226 @@
+"""The relay on its journal: what is made again from it, and what it is told of the machine."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from relay.eventlog import EventLog
+from relay.home import LEDGER, STORE
+from relay.stores import look
+from tests.box import Box
+
+DELIVERIES = (
+    "SELECT message_id, recipient, state, attempt, ack_status FROM deliveries ORDER BY 1, 2"
+)
+MESSAGES = (
+    "SELECT message_id, agent_name, file_path, file_size, checksum, status, message_type, target, "
+    "discovered_at, last_error FROM messages ORDER BY 1"
+)
+NAMES = (LEDGER, LEDGER + "-wal", LEDGER + "-shm")
+
+
+def busy_day(box: Box) -> None:
+    """Something of everything that a ledger keeps."""
+    first = box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    box.send("alice", "TO: *\n\nlunch")
+    box.take("carol", list(box.inbox("carol"))[-1])
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {first}\n\nin_progress halfway")
+    box.send("alice", "TO: nobody\n\nlost?")
+    box.drop("carol", "TO: bob\n\nno name", "hello.msg")
+    box.send("bob", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.tick(2)
+
+
+def restart(box: Box, boot: str = "boot-1") -> None:
+    box.kill()
+    box.clock.advance(1)
+    box.boot = boot
+    box.open()
+    box.tick(3)
+
+
+def lose_ledger(box: Box, keep: Path | None = None) -> None:
+    """The ledger is gone, or as it was when ``keep`` was copied."""
+    for name in NAMES:
+        box.path(name).unlink(missing_ok=True)
+        if keep is not None and (keep / name).exists():
+            shutil.copy(keep / name, box.path(name))
+
+
+def test_rows_that_the_ledger_lost_are_made_again(box: Box, tmp_path: Path) -> None:
+    box.send("alice", "TO: bob\n\nbefore")
+    keep = tmp_path / "ledger"
+    keep.mkdir()
+    for name in NAMES:
+        shutil.copy(box.path(name), keep / name)
+    busy_day(box)
+    deliveries, messages = box.sql(DELIVERIES), box.sql(MESSAGES)
+    rejections = box.sql("SELECT agent, file_name, reason, nack_id FROM rejections")
+    box.kill()
+    lose_ledger(box, keep)
+    box.open()
+    box.tick(3)
+    assert box.sql(DELIVERIES) == deliveries
+    assert box.sql(MESSAGES) == messages
+    assert box.sql("SELECT agent, file_name, reason, nack_id FROM rejections") == rejections
+    assert len(rejections) == 1
+
+
+def test_a_ledger_that_is_gone_is_made_again(box: Box) -> None:
+    busy_day(box)
+    deliveries, messages = box.sql(DELIVERIES), box.sql(MESSAGES)
+    box.flush()  # a checkpoint: the whole journal is needed all the same
+    box.kill()
+    lose_ledger(box)
+    box.open()
+    box.tick(3)
+    assert box.sql(DELIVERIES) == deliveries
+    assert box.sql(MESSAGES) == messages
+
+
+def test_a_store_without_a_file_is_made_again_from_the_journal(box: Box) -> None:
+    busy_day(box)
+    box.flush()
+    box.send("alice", "TO: bob\n\nlast")
+    before = box.store.snapshot().file()
+    box.kill()
+    for path in (STORE, STORE + ".prev"):
+        box.path(path).unlink(missing_ok=True)
+    box.open()
+    after = box.store.snapshot().file()
+    assert (after.messages, after.channels) == (before.messages, before.channels)
+    assert after.engine_state == before.engine_state
+    assert any("made again from the journal" in line["event"] for line in box.log)
+    assert "last" in box.bodies("bob")
+
+
+def test_damaged_checkpoints_are_set_aside_and_the_journal_has_it_all(box: Box) -> None:
+    busy_day(box)
+    box.flush()
+    box.send("alice", "TO: bob\n\nmore")
+    box.flush()
+    before = box.store.snapshot().file().messages
+    box.kill()
+    for name in (STORE, STORE + ".prev"):
+        path = box.path(name)
+        path.write_bytes(path.read_bytes()[:-7])
+    assert look(box.home, box.clock, box.config).snapshot().file().messages == before
+    box.open()
+    assert box.store.snapshot().file().messages == before
+    assert len(list(box.path("store").glob("*.bad*"))) == 2
+    assert any("the store is made again" in line["event"] for line in box.log)
+
+
+def test_a_journal_that_was_removed_begins_behind_the_checkpoint(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\n\nkept")
+    box.flush()
+    box.kill()
+    shutil.rmtree(box.path("journal"))
+    box.open()
+    box.tick()
+    assert box.store.by_relay_id(sent) is not None
+    assert any("are lost" in line["event"] for line in box.log)
+    again = box.send("alice", "TO: bob\n\non")
+    restart(box)
+    assert box.store.by_relay_id(again) is not None
+    assert box.bodies("bob") == ["kept", "on"]
+
+
+def test_after_a_power_cut_a_lost_delivery_is_made_again(box: Box) -> None:
+    lost = box.send("alice", "TO: bob\n\nlost")
+    torn = box.send("alice", "TO: bob\n\ntorn")
+    whole = box.send("alice", "TO: bob\n\nwhole")
+    read = box.send("alice", "TO: bob\n\nread")
+    box.take("bob", read)
+    box.tick()
+    inbox = box.path("agents", "bob", "inbox")
+    (inbox / f"{lost}.msg").unlink()
+    (inbox / f"{torn}.msg").write_bytes(b"")
+    box.path("agents", "bob", "inbox", ".read", f"{read}.msg").unlink()
+    box.kill()
+    box.boot = "boot-2"
+    box.open()
+    box.tick(3)
+    assert {m.body.decode(): m.headers["ATTEMPT"] for m in box.inbox("bob").values()} == {
+        "lost": "2",
+        "torn": "2",
+        "whole": "1",
+    }
+    assert [box.states(one) for one in (lost, torn, whole, read)] == [
+        {"bob": "written"},
+        {"bob": "written"},
+        {"bob": "written"},
+        {"bob": "read"},
+    ]
+    restart(box, "boot-2")  # the machine stays on: what is gone was taken
+    (inbox / f"{lost}.msg").unlink()
+    restart(box, "boot-2")
+    assert lost not in box.inbox("bob")
+
+
+def test_a_checkpoint_says_that_nothing_before_it_need_be_compared(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\n\nhi")
+    box.flush()
+    box.kill()
+    box.path("agents", "bob", "inbox", f"{sent}.msg").unlink()  # read by somebody, unseen
+    box.boot = "boot-2"
+    box.open()
+    box.tick(3)
+    assert box.inbox("bob") == {}
+    assert box.states(sent) == {"bob": "read"}
+
+
+def test_after_a_power_cut_an_empty_original_is_made_again(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nX-TICKET: 42\n\nhi")
+    path = box.path(box.row(sent)["file_path"])
+    before = path.read_bytes()
+    path.write_bytes(b"")
+    restart(box, "boot-2")
+    assert path.read_bytes() == before
+    assert any(line.get("action") == "mend_original" for line in box.log)
+
+
+def test_nothing_is_seen_outside_before_it_is_committed(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(log: EventLog) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EventLog, "commit", crash)
+        sent = box.drop("alice", "TO: bob\n\nhi")
+        with pytest.raises(KeyboardInterrupt):
+            box.tick()
+    assert box.inbox("bob") == {}
+    assert box.states(sent) == {}
+    assert box.row(sent)["status"] == "processing"
+    restart(box)
+    assert box.bodies("bob") == ["hi"]
+
+
+def test_who_looks_sees_what_happened_a_moment_ago(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\n\nhi")
+    box.clock.advance(1)
+    box.tick()  # what nobody waits for is committed soon, too
+    assert not box.path(STORE).exists()
+    seen = look(box.home, box.clock, box.config)
+    stored = seen.by_relay_id(sent)
+    assert stored is not None
+    assert seen.state.sequence == box.store.sequence
+    assert seen.state.deliveries == box.store.state.deliveries
+
+
+def test_with_encryption_the_journal_is_sealed_too(tmp_path: Path) -> None:
+    from relay.config import Config, Store
+
+    config = Config(store=Store(encrypt=True))
+    box = Box(tmp_path / "sealed", "alice", "bob", config=config)
+    box.send("alice", "TO: bob\n\nthe secret word")
+    segments = b"".join(p.read_bytes() for p in box.path("journal").glob("*/segments/*.seg"))
+    assert b"the secret word" not in segments
+    restart(box)
+    assert [m.content for m in box.store.query_messages().messages] == [b"the secret word"]
+    box.close()
