@@ -109,8 +109,9 @@ class Dispatcher:
     def drain(self) -> None:
         """The end: everything in hand is finished, the store is written."""
         with self._home.dirs() as dirs:
-            while not self._finisher.is_idle:
-                self._finish(dirs)
+            while not self._finisher.is_idle:  # what waits in the outboxes is the next start's
+                self._finisher.finish(dirs, self._config.limits.batch_files)
+                self._finisher.note()
         self._note_taken()
         self._events.commit()
         self._flusher.flush()
