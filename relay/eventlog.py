@@ -53,14 +53,26 @@ class EventLog:
         self._clock = clock
         self._boot_id = boot_id
         self._checkpoints = checkpoints
+        self._epoch = 0
+        self._begun_as = boot_id  # what the journal says of the machine
         self._since: int | None = None  # monotonic: how long the oldest fresh event waits
         store.fresh_events = []
 
-    def begin(self, epoch: int) -> None:
-        """Say that a writer begins; what comes before may lack its end."""
-        start = Start(self._boot_id, epoch, self._clock.now_ns())
+    def begin(self, epoch: int, boot_id: str = "") -> None:
+        """Say that a writer begins; what comes before may lack its end.
+
+        ``boot_id``: of the last writer, where the machine was switched off since: until ``settle``
+        the next start must find that out, too.
+        """
+        self._epoch, self._begun_as = epoch, boot_id or self._boot_id
+        start = Start(self._begun_as, epoch, self._clock.now_ns())
         self._append_control(Frame(VERSION, start=start), RecordFlag.CONTROL)
         self.commit()
+
+    def settle(self) -> None:
+        """What the last writer left is put right, durably: now this boot is the one to compare."""
+        if self._begun_as != self._boot_id:
+            self.begin(self._epoch)
 
     @property
     def is_behind(self) -> bool:

@@ -76,6 +76,7 @@ def recover(
         if power_cut:
             _mend_originals(dirs, ledger, store, told, log)
         feed = _settle_rows(dirs, ledger, store, rows, now)
+    events_log.settle()
     if rows or delivered or removed or again or remade:
         log(
             "Recovered what was in hand",

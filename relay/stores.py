@@ -127,7 +127,7 @@ def open_store(
         for name in store.archives.set_strays_aside(state.archives, state.next_archive):
             warn(f"An archive that the store does not list was set aside: {name}")
         log = EventLog(journal, codec, store, clock, boot, _Checkpoints(home, tiers, covered))
-        log.begin(epoch)
+        log.begin(epoch, past.boot)
     except BaseException:
         journal.close()
         raise
