@@ -160,8 +160,13 @@ class DueCommands(SendCommands):
         )
 
     def hold(self, message_id: int, recipient: str, attempt: int) -> None:
-        """This attempt is its owner's to make, whenever that can be: no timer runs."""
-        delivery = self.state.deliveries[message_id][recipient]
+        """This attempt is its owner's to make, whenever that can be: no timer runs.
+
+        What was settled meanwhile, or is not known here, stays as it is.
+        """
+        delivery = self.state.deliveries.get(message_id, {}).get(recipient)
+        if delivery is None or delivery.state >= DeliveryState.ACKNOWLEDGED:
+            return
         self._time(
             message_id,
             recipient,

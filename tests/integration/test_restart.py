@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from pathlib import Path
 
 import pytest
 
-from relay import recovery
+from relay import fsio, recovery
 from tests.box import Box
 
 
@@ -46,3 +48,54 @@ def test_after_a_power_cut_a_start_that_was_cut_short_is_made_good(
         "lost": "2"
     }
     box.close()
+
+
+def break_inbox(box: Box, agent: str) -> Path:
+    """Its ``.pending`` is no directory now: what comes for it is held."""
+    pending = box.path("agents", agent, "inbox", ".pending")
+    pending.rmdir()
+    pending.write_text("")
+    return pending
+
+
+def test_a_held_message_that_the_store_has_lost_stops_nobody(tmp_path: Path) -> None:
+    box = Box(tmp_path / "home", "alice", "bob", "carol")
+    pending = break_inbox(box, "bob")
+    held = box.send("alice", "TO: bob\n\nheld")
+    box.kill()
+    shutil.rmtree(box.path("journal"))  # and no checkpoint is there yet
+    box.open()
+    box.clock.advance(5)
+    box.tick()
+    assert box.states(held) == {"bob": "held"}
+    box.send("alice", "TO: carol\n\non")
+    assert box.bodies("carol") == ["on"]
+
+    pending.unlink()
+    pending.mkdir(mode=0o700)
+    box.clock.advance(60)
+    box.tick(2)
+    assert box.bodies("bob") == ["held"]
+    assert box.states(held) == {"bob": "written"}
+    box.close()
+
+
+def test_what_was_answered_stays_so_when_its_inbox_fails(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = box.drop("alice", "TO: bob\nKIND: command\n\ndo it")
+    box.drop("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\ncompleted")
+
+    def full(operation: str, name: str) -> None:
+        if operation == "rename" and name == f"{asked}.msg" and "agents" not in name:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fsio, "fault", full)
+        box.tick()
+    box.clock.advance(60)
+    box.tick(3)
+    stored = box.store.by_relay_id(asked)
+    assert stored is not None
+    assert box.states(asked) == {"bob": "acked"}
+    assert box.store.is_answered(stored.id, "bob")
