@@ -188,6 +188,12 @@ class SegmentAway(JournalError):
     hint = "`relay journal hydrate` brings it back"
 
 
+class JournalPruned(JournalError):
+    """The store cannot be made again: what it lacks was pruned from the journal."""
+
+    exit_code = EXIT_STATE
+
+
 class CommError(RelayError):
     """The message engine refuses a call."""
 

@@ -28,10 +28,10 @@ from relay.comm.archives import Archives
 from relay.comm.container import Flag
 from relay.comm.engine import CommStore
 from relay.comm.event_codec import EventCodec, Frame
-from relay.comm.limits import DEFAULT_LIMITS
+from relay.comm.limits import DEFAULT_LIMITS, Limits
 from relay.comm.store_file import PREVIOUS
 from relay.config import Config
-from relay.errors import FormatError, UnsafePath, VersionError
+from relay.errors import FormatError, JournalPruned, UnsafePath, VersionError
 from relay.eventlog import STREAM_ID, EventLog, replay
 from relay.home import ARCHIVES, BASE, JOURNAL, STORE, Home
 from relay.projection import Projection
@@ -76,8 +76,8 @@ def stream_dir(home: Home) -> str:
 def look(home: Home, clock: Clock, config: Config, key: bytes | None = None) -> CommStore:
     """The store as it stands now, to be looked at: nothing is touched, a daemon may go on.
 
-    Errors: FormatError when neither checkpoint nor journal can be read, SealedStore for an
-    encrypted one that is not this key's.
+    Errors: FormatError when neither checkpoint nor journal can be read, JournalPruned, SealedStore
+    for an encrypted one that is not this key's.
     """
     store = _load(home, clock, config, key, None)
     records = JournalReader(stream_dir(home), warn=store.warn).read(_begin(store))
@@ -99,7 +99,8 @@ def open_store(
     """The store for its daemon; files that are damaged are set aside, and ``warn`` hears of it.
 
     ``ledger_position``: up to where the ledger follows the journal. ``boot``: of the machine.
-    Errors: FormatError when neither checkpoint nor journal can be read, SealedStore; OSError.
+    Errors: FormatError when neither checkpoint nor journal can be read, JournalPruned when what
+    the store lacks was pruned, SealedStore: nothing was changed then; OSError.
     """
     boot = boot or boot_id()
     store = _load(home, clock, config, key, warn)
@@ -121,6 +122,12 @@ def open_store(
     try:
         tiers = make_tiers(home, config, journal.manifest, clock, warn)
         journal.fetch = tiers.fetch
+        _check_reach(home, store, journal.first)  # a damaged manifest did not say before
+        if ledger_position < journal.first:
+            warn(
+                f"the ledger follows the journal up to {ledger_position}, and what came before"
+                f" {journal.first} was pruned: rows of that time are not made again"
+            )
         past = _Past(state.journal.boot_id if state.journal else "", covered)
         replay(journal.read(min(covered, ledger_position)), codec, store, past.hear, warn)
         journal.raise_ext_id(state.next_message - 1)
@@ -223,26 +230,64 @@ def _load(
         raise UnsafePath(f"{path} is a link")
     limits = DEFAULT_LIMITS._replace(active_messages=config.store.active_messages)
     has_journal = os.path.isdir(stream_dir(home))
+    first = JournalReader(stream_dir(home)).first()
+
+    def accept(store: CommStore) -> None:
+        _check_reach(home, store, first)
+
+    fault: FormatError | None = None
     try:
-        store = CommStore.load_path(path, clock, limits, warn, key, keep=warn is None)
-        if store is None and has_journal and warn is not None:
-            warn(f"{path} is not there: the store is made again from the journal")
+        store = CommStore.load_path(
+            path, clock, limits, warn, key, keep=warn is None, accept=accept
+        )
     except FormatError as exc:
         if isinstance(exc, VersionError) or not has_journal:
             raise
-        store = None
-        if warn is not None:
-            aside = [store_file.set_aside(one) for one in (path, path + PREVIOUS)]
-            names = ", ".join(name for name in aside if name)
-            warn(f"{exc}; the store is made again from the journal, what was there is {names}")
+        store, fault = None, exc
     if store is None:
-        base = home.path(BASE)
-        store = CommStore.load_path(base, clock, limits, warn, key, keep=True)
-    if store is None:
-        store = CommStore(clock, None, limits)
+        store = _begin_again(home, clock, limits, key, warn)
+        accept(store)  # before anything is touched
+        if warn is not None and (fault or has_journal):
+            _say_made_again(path, fault, warn)
     store.archives = Archives(home.path(ARCHIVES), key)
     store.warn = warn or store.warn
     store.delivers_itself = False  # a file in an inbox is what counts
     store.ack_timeout_s = config.delivery.ack_timeout_s
     store.give_up_after_s = config.delivery.give_up_after_s
     return store
+
+
+def _begin_again(
+    home: Home, clock: Clock, limits: Limits, key: bytes | None, warn: Warn | None
+) -> CommStore:
+    """What stands before the first record of the journal: an empty store, unless it was pruned."""
+    try:
+        base = CommStore.load_path(home.path(BASE), clock, limits, warn, key, keep=True)
+    except FormatError as exc:
+        if isinstance(exc, VersionError):
+            raise
+        base = None  # whoever needed it is told what is missing
+    return base or CommStore(clock, None, limits)
+
+
+def _check_reach(home: Home, store: CommStore, first: int) -> None:
+    """Errors: JournalPruned when the journal does not go back to where the store stands."""
+    begin = _begin(store)
+    if begin < first:
+        found = f"covers the journal before {begin}" if begin else "can be read"
+        raise JournalPruned(
+            f"{home.path(STORE)}: the journal's records before offset {first} were pruned, and no"
+            f" store file from there on {'is left: the best one ' if begin else ''}{found}",
+            hint=f"restore {STORE}, {STORE}{PREVIOUS} or {BASE} from a backup made since"
+            " the journal was pruned; nothing was changed",
+        )
+
+
+def _say_made_again(path: str, fault: FormatError | None, warn: Warn) -> None:
+    """Set aside what is damaged, and say what the store is made of."""
+    if fault is None:
+        warn(f"{path} is not there: the store is made again from the journal")
+        return
+    aside = [store_file.set_aside(one) for one in (path, path + PREVIOUS)]
+    names = ", ".join(name for name in aside if name)
+    warn(f"{fault}; the store is made again from the journal, what was there is {names}")

@@ -67,6 +67,7 @@ class Box:
         )
         self.store: CommStore = opened.store
         self.events = opened.log
+        self.tiers = opened.tiers
         feed = recovery.recover(
             self.home,
             self.ledger,

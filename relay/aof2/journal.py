@@ -133,6 +133,11 @@ class Journal:
         """The offset behind the last record committed."""
         return self._durable
 
+    @property
+    def first(self) -> int:
+        """The offset of the first record that is left: what was before it was pruned."""
+        return min((entry.base_offset for entry in self.manifest.entries()), default=self._end)
+
     def append(self, batch: Sequence[Append]) -> list[int]:
         """Take records in, in memory; their offsets. Durable after ``commit``.
 
@@ -283,11 +288,12 @@ class Journal:
     def read(self, start: int = 0) -> Iterator[Record]:
         """The committed records from ``start`` on, up to ``durable`` as it is now.
 
-        Records that damage took are stepped over; each gap is warned of once.
+        What was pruned is stepped over in silence: ``first`` says where the stream begins. Records
+        that damage took are stepped over, too; each gap is warned of once.
         Errors: SegmentAway, where ``fetch`` is needed and not given.
         """
         base, end, path = self._active.base, self._durable, self._active.path
-        at = start
+        at = max(start, self.first)
         for entry in self.manifest.entries():
             if not entry.sealed or entry.end_offset <= at or entry.base_offset >= end:
                 continue

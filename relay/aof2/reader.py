@@ -78,13 +78,15 @@ class JournalReader:
         self._entries: list[SegmentEntry] = []
 
     def read(self, start: int = 0) -> Iterator[Record]:
-        """The records from offset ``start`` on, up to the first that is not whole.
+        """The records from offset ``start`` on, up to the first that is not whole; where the
+        stream begins behind ``start``, the rest was pruned.
 
         Following: read again from the last record's ``end``. Errors: IntegrityError, SegmentAway.
         """
         if not self._is_at_tail(start):
             self._load()
-        at, last = start, -1
+        begins = (entry.base_offset for entry in self._entries)
+        at, last = max(start, min(begins, default=0)), -1
         for entry in self._entries:
             if not entry.sealed:
                 break
@@ -95,6 +97,13 @@ class JournalReader:
                 yield from self._without_gaps(found)
                 at = entry.end_offset
         yield from self._read_behind(last, at)
+
+    def first(self) -> int:
+        """The offset of the first record that is left; 0 for an empty stream, and where a damaged
+        manifest cannot say: its writer finds out at the next open. Errors: OSError, UnsafePath."""
+        view = read_manifest(self._dir, self._warn)
+        begins = (entry.base_offset for entry in view.catalog.entries.values())
+        return 0 if view.damaged else min(begins, default=0)
 
     def _load(self) -> None:
         self._entries = list(read_manifest(self._dir, self._warn).catalog.entries.values())

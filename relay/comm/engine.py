@@ -68,17 +68,21 @@ class CommStore(DueCommands):
         key: bytes | None = None,
         *,
         keep: bool = False,
+        accept: Callable[[CommStore], object] = lambda store: None,
     ) -> CommStore | None:
         """The store in the file at ``path``, in memory; None when there is no file.
 
         A damaged file is set aside, or left where it is with ``keep``, and the one before it
-        taken; ``warn`` (default: the log) hears of it. Errors: FormatError when neither is of
-        use, SealedStore for one that ``key`` does not open; nothing was touched then.
+        taken; ``warn`` (default: the log) hears of it. ``accept`` looks at a store before anything
+        is set aside for it, and raises where it is of no use. Errors: FormatError when neither is
+        of use, SealedStore for one that ``key`` does not open; nothing was touched then.
         """
         warn = warn or logging.getLogger("relay.comm").warning
 
         def made(file: StoreFile) -> CommStore:
-            return cls.load(clock, unseal(file, key, path), limits)
+            store = cls.load(clock, unseal(file, key, path), limits)
+            accept(store)
+            return store
 
         store = store_file.load(path, made, warn, keep=keep)
         if store is not None:

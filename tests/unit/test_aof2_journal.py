@@ -225,6 +225,41 @@ def test_a_reader_names_damage_in_a_sealed_segment(stream: Stream) -> None:
     assert len(stream.warned) == 1 and "[31, 62) are lost" in stream.warned[0]
 
 
+def test_what_was_pruned_is_no_gap(stream: Stream) -> None:
+    journal = stream.open()
+    put(journal, b"one")
+    journal.seal()
+    second, _ = put(journal, b"two", b"three")
+    journal.seal()
+    for kept in (second, journal.end):
+        number = journal.manifest.entries()[0].segment_id
+        size = stream.path(number).stat().st_size
+        journal.manifest.record(
+            ManifestType.LocalEvicted, number, journal.first, reclaimed_bytes=size
+        )
+        stream.path(number).unlink()
+        reader = JournalReader(stream.folder, warn=stream.warned.append)
+        assert journal.first == reader.first() == kept
+        expected = [b"two", b"three"] if kept == second else []
+        for start in (0, kept - 1, kept):
+            assert payloads(journal, start) == payloads(reader, start) == expected
+    assert stream.warned == []
+
+
+def test_a_gap_in_the_middle_is_told_of(stream: Stream) -> None:
+    journal = stream.open()
+    put(journal, b"one")
+    journal.seal()
+    begin, _ = put(journal, b"two", b"three")
+    journal.seal()
+    put(journal, b"four")
+    journal.manifest.record(ManifestType.LocalEvicted, 1, begin, reclaimed_bytes=0)
+    stream.path(1).unlink()
+    reader = JournalReader(stream.folder, warn=stream.warned.append)
+    assert payloads(journal) == payloads(reader) == [b"one", b"four"]
+    assert [f"[{begin}, " in line and "are lost" in line for line in stream.warned] == [True] * 2
+
+
 def test_an_evicted_segment_is_fetched_or_named(stream: Stream, tmp_path: Path) -> None:
     journal = stream.open()
     put(journal, b"one")
