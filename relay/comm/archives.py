@@ -10,6 +10,7 @@ verified. Source: DESIGN, "Bounded whatever the history".
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from bisect import bisect_left
@@ -74,7 +75,8 @@ class Archives:
         """Write an archive, whole, and give its size in bytes.
 
         It counts once the store lists it; one of that name that a crash left is replaced.
-        Errors: OSError.
+        Errors: OSError, and then nothing of it is left: it would bear another day's name next
+        time, and nobody would know it for a stray.
         """
         path = os.path.join(self._folder, name)
         for folder in (self._folder, os.path.dirname(path)):
@@ -82,8 +84,13 @@ class Archives:
         file = snapshot.file()
         blocks = file.engine_state | {RELAY_IDS: _encode_relay_ids(file.messages)}
         file = msgspec.structs.replace(file, engine_state=blocks)
-        acomm.write(path, seal(file, self._key))
-        fsio.sync_dir(self._folder)
+        try:
+            acomm.write(path, seal(file, self._key))
+            fsio.sync_dir(self._folder)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
         return os.path.getsize(path)
 
     def set_strays_aside(self, notes: Iterable[ArchiveNote], next_number: int) -> list[str]:

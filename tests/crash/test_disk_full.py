@@ -1,0 +1,204 @@
+"""The disk fills up before any effect, for a moment or for long: messages wait, and go on.
+
+Every call that needs space, and every transaction of the ledger, is counted; for each of them
+there is none from there on. The relay goes on as its daemon does: what ends a session is closed,
+and opened anew, which may fail again. Once there is space the end is what it always is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relay import fsio
+from relay.errors import JournalFailed, LedgerError
+from relay.ledger import Ledger
+from tests.box import Box
+from tests.crash import test_every_step as steps
+
+NEEDS_SPACE = ("create", "write", "truncate")
+ENDS_A_SESSION = (OSError, LedgerError, JournalFailed)  # as the daemon sees it
+LONG = 1 << 30
+FILLED = {  # for how many calls, and what fails
+    "a moment": (1, (*NEEDS_SPACE, "sync")),  # a sync: where space is looked for late
+    "a while": (3, (*NEEDS_SPACE, "sync")),
+    "long": (LONG, NEEDS_SPACE),
+    "long, and syncs fail": (LONG, (*NEEDS_SPACE, "sync")),
+}
+
+
+class FullDisk:
+    """Full from the n-th call that needs space on, for so many calls; never when n is 0.
+
+    Bytes that a file has already are written over: that needs none.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self.fills_at = 0
+        self.for_calls, self.fails = LONG, NEEDS_SPACE
+        self._is_there = False  # what is being written has its place
+        write_at, transaction = fsio.write_at, Ledger.transaction
+        monkeypatch.setattr(fsio, "fault", self._call)
+
+        def placed(fd: int, data: bytes, offset: int, name: str) -> None:
+            self._is_there = offset + len(data) <= os.fstat(fd).st_size
+            try:
+                write_at(fd, data, offset, name)
+            finally:
+                self._is_there = False
+
+        @contextlib.contextmanager
+        def full(ledger: Ledger) -> Iterator[None]:
+            if self._is_full():
+                raise LedgerError("ledger.db: database or disk is full")
+            with transaction(ledger):
+                yield
+                if self._is_full():
+                    raise LedgerError("ledger.db: database or disk is full")
+
+        monkeypatch.setattr(fsio, "write_at", placed)
+        monkeypatch.setattr(Ledger, "transaction", full)
+
+    def free(self) -> None:
+        """Somebody removes what nobody needs."""
+        self.fills_at = 0
+
+    def _call(self, operation: str, name: str) -> None:
+        if operation in self.fails and not self._is_there and self._is_full():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+
+    def _is_full(self) -> bool:
+        self.count += 1
+        return bool(self.fills_at) and 0 <= self.count - self.fills_at < self.for_calls
+
+
+class SteadyBox(Box):
+    """Begins again where the daemon does."""
+
+    sessions = 0
+    runs = False
+
+    def open(self) -> None:
+        """A session, unless the disk refuses it: the next turn tries again."""
+        self.ledger = self.events = self.watcher = None  # type: ignore[assignment]
+        try:
+            super().open()
+            self.runs = True
+            self.sessions += 1
+        except ENDS_A_SESSION:
+            self.kill()
+
+    def kill(self) -> None:
+        """Let go of what is open."""
+        self.runs = False
+        for part in (self.watcher, self.ledger, self.events):
+            if part is not None:
+                part.close()
+
+    def tick(self, times: int = 1) -> None:
+        """A turn of the loop, or a try to begin again."""
+        for _ in range(times):
+            if not self.runs:
+                self.clock.advance(1)
+                self.open()
+                continue
+            try:
+                super().tick()
+            except ENDS_A_SESSION:
+                self.kill()
+
+
+COMMAND = "1000000003-03"
+
+
+def batch(box: Box) -> None:
+    """Everything a batch can hold; who is to answer does once it has what it answers."""
+    box.drop("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team", "1000000001-01.msg")
+    box.drop("bob", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team", "1000000002-02.msg")
+    box.drop("alice", "TO: bob\nKIND: command\n\ndeploy", f"{COMMAND}.msg")
+    box.drop("alice", "TO: *\n\nto all", "1000000004-04.msg")
+    box.drop("bob", "TO: #team\n\nto the team", "1000000005-05.msg")
+    box.drop("alice", "TO: nobody\n\nlost?", "1000000007-07.msg")
+    box.drop("carol", "no message at all", "1000000008-08.msg")
+    box.drop("carol", "TO: alice\n\na name of no use", "hello.msg")
+    box.tick()
+    answer(box)
+    box.tick()
+    box.flush()
+
+
+def answer(box: Box) -> None:
+    """Bob answers the command, if it stands in his inbox and he has not yet."""
+    name = "1000000006-06.msg"
+    sent = [*box.path("agents", "bob", "outbox").glob(name), *box.path("archive").rglob(name)]
+    if COMMAND in box.inbox("bob") and not sent:
+        box.drop("bob", f"TO: alice\nKIND: ack\nRE: {COMMAND}\n\ncompleted", name)
+
+
+def check_batch(box: Box) -> None:
+    """The same, whoever had to wait."""
+    answer(box)
+    box.tick()
+    box.flush()
+    steps.check(box)
+
+
+SCENARIOS = {**steps.SCENARIOS, "batch": (batch, check_batch)}
+
+
+def calls(tmp_path: Path, name: str, fails: tuple[str, ...]) -> int:
+    """How many there are when there is space; at the end everything is well."""
+    with pytest.MonkeyPatch.context() as patch:
+        box = SteadyBox(tmp_path / "whole", "alice", "bob", "carol")
+        disk = FullDisk(patch)
+        disk.fails = fails
+        act, check_end = SCENARIOS[name]
+        act(box)
+        total = disk.count
+        check_end(box)
+        assert box.sessions == 1
+        box.close()
+    return total
+
+
+def survive(root: Path, name: str, fills_at: int, filled: tuple[int, tuple[str, ...]]) -> int:
+    """Fill the disk before this call, and go on; how often a session began."""
+    with pytest.MonkeyPatch.context() as patch:
+        box = SteadyBox(root, "alice", "bob", "carol")
+        disk = FullDisk(patch)
+        disk.for_calls, disk.fails = filled
+        disk.fills_at = fills_at
+        act, check_end = SCENARIOS[name]
+        act(box)
+        box.tick(3)
+        disk.free()
+        box.tick()
+        for _ in range(3):  # longer than any pause
+            box.clock.advance(61)
+            box.tick(2)
+        box.flush()
+        assert box.runs
+        check_end(box)
+        assert box.sql("PRAGMA integrity_check") == [("ok",)]
+        box.close()
+    return box.sessions
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("filled", FILLED)
+def test_full_before_any_effect_it_ends_the_same(tmp_path: Path, name: str, filled: str) -> None:
+    for_calls, fails = FILLED[filled]
+    total = calls(tmp_path, name, fails)
+    assert total > 20
+    sessions = [
+        survive(tmp_path / f"at-{number:03d}", name, number, (for_calls, fails))
+        for number in range(1, total + 1)
+    ]
+    assert max(sessions) > 1  # it was felt
