@@ -6,7 +6,7 @@ the events, which know whole seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec.structs import astuple
@@ -15,9 +15,9 @@ from relay import router
 from relay.clock import NS_PER_S
 from relay.comm import events
 from relay.comm.events import Event
-from relay.comm.model import DeliveryState, Message
+from relay.comm.model import Delivery, DeliveryState, Message
 from relay.ledger import DeliveryFacts, FileFacts
-from relay.names import ORCHESTRATOR
+from relay.names import MSG_SUFFIX, ORCHESTRATOR
 from relay.work import own_facts
 
 _STATES = {
@@ -154,6 +154,33 @@ def _own(message: Message, relay_id: str) -> FileFacts:
         str(metadata.get("to", "")),
         at,
     )
+
+
+def facts_of(message: Message, relay_id: str) -> FileFacts:
+    """What the ledger records of an accepted message, as far as the store remembers."""
+    if message.sender == ORCHESTRATOR:
+        return _own(message, relay_id)
+    known = _own(message, relay_id)
+    path = f"agents/{message.sender}/outbox/{relay_id}{MSG_SUFFIX}"
+    return known._replace(agent_name=message.sender, file_path=path, file_mtime_ns=0)
+
+
+def deliveries_of(
+    message: Message, relay_id: str, deliveries: Mapping[str, Delivery]
+) -> list[DeliveryFacts]:
+    """What became of a message, as far as the store remembers; not what was never staged."""
+    at = message.created_at * NS_PER_S
+    return [
+        DeliveryFacts(
+            relay_id,
+            recipient,
+            "read" if recipient == ORCHESTRATOR else _STATES.get(one.state, "written"),
+            max(one.attempt, 1),
+            at,
+        )
+        for recipient, one in deliveries.items()
+        if one.state is not DeliveryState.SENT
+    ]
 
 
 _FOLD: dict[type, Callable[..., None]] = {

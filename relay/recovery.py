@@ -33,7 +33,7 @@ from relay.ledger import Ledger, Row
 from relay.message import DEFAULT_MAX_BODY_BYTES, max_file_bytes, parse_delivered, render
 from relay.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
 from relay.originals import original, rebuild
-from relay.projection import Projection
+from relay.projection import Projection, deliveries_of, facts_of
 
 DISAPPEARED = "file_disappeared"
 ACCEPTED = "accepted before a crash, and not delivered then"
@@ -70,6 +70,7 @@ def recover(
             told.fold(event)
         events_log.commit()
         remade = _tell_ledger(ledger, store, told, events_log.journal.durable, now)
+        remade += _tell_of_unsettled(ledger, store)
         _find_refused(dirs, ledger, told)
         _hold_the_rest(ledger, store, now)
         rows = ledger.open_rows()
@@ -223,6 +224,28 @@ def _find_refused(dirs: Dirs, ledger: Ledger, told: Projection) -> None:
                 found.append((message_id, "/".join([*folder, name])))
     with ledger.transaction():
         ledger.set_path(found)
+
+
+def _tell_of_unsettled(ledger: Ledger, store: CommStore) -> int:
+    """Rows for what is still to be done and neither ledger nor journal tells of; how many.
+
+    So it is when a ledger is gone, and the journal begins behind what is still underway.
+    """
+    open_ones = store.unsettled()
+    ids, remade = list(open_ones), 0
+    with ledger.transaction():
+        for first in range(0, len(ids), ROWS):
+            slice_ = ids[first : first + ROWS]
+            known = ledger.rows(slice_)
+            for relay_id in slice_:
+                message = store.get_message(open_ones[relay_id])
+                if relay_id in known or message is None:
+                    continue
+                ledger.record([facts_of(message, relay_id)], own=True)
+                reached = store.state.deliveries.get(message.id, {})
+                ledger.restore(deliveries_of(message, relay_id, reached))
+                remade += 1
+    return remade
 
 
 def _hold_the_rest(ledger: Ledger, store: CommStore, now: int) -> None:

@@ -107,7 +107,7 @@ def open_store(
     assert store.archives is not None
     state, codec = store.state, EventCodec(key)
     covered = _begin(store)
-    for folder in (home.path(JOURNAL), stream_dir(home)):
+    for folder in (os.path.dirname(home.path(STORE)), home.path(JOURNAL), stream_dir(home)):
         fsio.ensure_dir(folder)
     journal = Journal.open(
         stream_dir(home),

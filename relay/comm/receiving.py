@@ -233,6 +233,17 @@ class ReceiveCommands(StoreBase):
     def _kept(self, message_id: int) -> Message | None:
         return self.get_message(message_id) or self.state.archive.get(message_id)
 
+    def unsettled(self) -> dict[str, int]:
+        """Relay id -> number of each message that somebody has not got, or was given up for."""
+        return {
+            relay_id: number
+            for relay_id, number in self.state.relay_ids.items()
+            if any(
+                delivery.state in _UNSETTLED or delivery.due_ms
+                for delivery in self.state.deliveries.get(number, {}).values()
+            )
+        }
+
     def receive(self, message_id: int, participant: str) -> None:
         """``participant`` took one message; what it has acknowledged stays acknowledged."""
         delivery = self.state.deliveries.get(message_id, {}).get(participant)
@@ -352,6 +363,13 @@ class ReceiveCommands(StoreBase):
 
     def __len__(self) -> int:
         return len(self.state.messages)
+
+
+_UNSETTLED = frozenset(DeliveryState) - {
+    DeliveryState.DELIVERED,
+    DeliveryState.RECEIVED,
+    DeliveryState.ACKNOWLEDGED,
+}
 
 
 def _may_move(before: Delivery, after: DeliveryState, attempt: int) -> bool:

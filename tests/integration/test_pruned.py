@@ -13,7 +13,7 @@ from relay.home import BASE, STORE
 from relay.stores import look
 from tests.box import Box
 
-KEEP_LITTLE = Config(journal=Journal(segment_bytes=4096, keep_bytes=1, compress=False))
+KEEP_LITTLE = Config(journal=Journal(segment_bytes=4096, keep_age_s=1, compress_segments=False))
 FILES = (STORE, STORE + ".prev", BASE)
 
 

@@ -99,3 +99,40 @@ def test_what_was_answered_stays_so_when_its_inbox_fails(
     assert stored is not None
     assert box.states(asked) == {"bob": "acked"}
     assert box.store.is_answered(stored.id, "bob")
+
+
+def test_what_is_underway_goes_on_though_ledger_and_journal_are_gone(tmp_path: Path) -> None:
+    box = Box(tmp_path / "home", "alice", "bob", "carol")
+    asked = box.send("alice", "TO: carol\nKIND: command\n\ndo it")
+    pending = break_inbox(box, "bob")
+    held = box.send("alice", "TO: bob\n\nheld")
+    box.flush()
+    box.kill()
+    shutil.rmtree(box.path("journal"))
+    for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm"):
+        box.path(name).unlink(missing_ok=True)
+    pending.unlink()
+    pending.mkdir(mode=0o700)
+    box.open()
+    box.tick(2)
+    assert box.bodies("bob") == ["held"]
+    assert box.states(held) == {"bob": "written"}
+    assert box.row(held)["status"] == "archived"
+    assert "archive/" in box.row(held)["file_path"]
+    for seconds in (60, 1):
+        box.clock.advance(seconds)
+        box.tick(2)
+    assert box.inbox("carol")[asked].headers["ATTEMPT"] == "2"
+    assert box.states(asked) == {"carol": "written"}
+    box.close()
+
+
+def test_the_folder_of_the_store_is_made_again(box: Box) -> None:
+    box.send("alice", "TO: bob\n\nhi")
+    box.flush()
+    box.kill()
+    shutil.rmtree(box.path("store"))
+    box.open()
+    box.send("alice", "TO: bob\n\nmore")
+    box.flush()
+    assert len(box.stored()) == 2

@@ -404,6 +404,22 @@ def test_a_delivery_never_moves_back(
     assert store.sequence == sequence + onward
 
 
+def test_what_somebody_has_not_got_yet(store: CommStore) -> None:
+    channel = channel_of(store, ChannelType.GROUP, "a", "b", "c")
+    numbers = [
+        store.accept(channel.id, "a", MessageType.TEXT, "x", metadata={"relay_id": f"r-{n}"}).id
+        for n in range(3)
+    ]
+    store.accept(channel.id, "a", MessageType.TEXT, "of nobody's relay")
+    store.deliver(numbers[0], ["b", "c"])
+    store.deliver(numbers[1], ["b"])
+    assert store.unsettled() == {"r-1": numbers[1], "r-2": numbers[2]}
+    store.move_deliveries(numbers[1], ["c"], BOUNCED)  # and may still be acknowledged
+    assert store.unsettled() == {"r-1": numbers[1], "r-2": numbers[2]}
+    store.deliver(numbers[2], ["b", "c"])
+    assert store.unsettled() == {"r-1": numbers[1]}
+
+
 def test_the_same_again_or_of_a_stranger_is_no_event(store: CommStore) -> None:
     number = accepted(store, "b", "c")
     store.deliver(number, ["b", "b", "stranger"])
