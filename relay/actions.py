@@ -1,8 +1,9 @@
-"""What a command to the orchestrator does: channels made and changed, dead letters sent again.
+"""What a command to the orchestrator does: channels made and changed, dead letters sent again,
+the journal's segments moved.
 
 Each ACTION is done whole, or refused with nothing changed and one line that says why; done again
 it changes nothing. Who may: anybody for itself; for others and on a channel its owner, the
-operator and the lead; on dead letters the operator and the lead. The fields of each are in
+operator and the lead; on dead letters and the journal the operator and the lead. Fields:
 docs/formats/msg.md. Source: DESIGN "Control"; message-engine.txt "Dead Letter Handling".
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from relay.aof2.plan import PRUNE, SEAL, VERBS, Order
 from relay.comm import topics
 from relay.comm.engine import CommStore
 from relay.comm.model import (
@@ -74,14 +76,15 @@ class Command(NamedTuple):
 class Action(NamedTuple):
     """What one ACTION needs, may have besides, and does."""
 
-    do: Callable[[Command, CommStore], str]
+    do: Callable[[Command, CommStore], str | Order]
     needs: tuple[str, ...] = ("CHANNEL",)
     takes: tuple[str, ...] = ()
     has_settings: bool = False
 
 
-def obey(fields: dict[str, str], sender: str, lead: str | None, store: CommStore) -> str:
-    """Do what a command asks; says in a line what is so now.
+def obey(fields: dict[str, str], sender: str, lead: str | None, store: CommStore) -> str | Order:
+    """Do what a command asks; says in a line what is so now, or gives the order for the journal
+    that is to be carried out beside the loop.
 
     ``lead`` is the agent that has the role, where that is known.
     Errors: Refused and CommError, with nothing changed.
@@ -98,7 +101,7 @@ def obey(fields: dict[str, str], sender: str, lead: str | None, store: CommStore
     unknown = sorted(given.keys() - {*action.needs, *action.takes})
     if unknown and not action.has_settings:
         there_are = _list((*action.needs, *action.takes))
-        raise Refused(f"{name} takes no {unknown[0]}: its lines are {there_are}")
+        raise Refused(f"{name} takes no {unknown[0]}: its lines are {there_are or 'ACTION alone'}")
     return action.do(Command(name, given, sender, lead), store)
 
 
@@ -330,6 +333,22 @@ def _dead_letter(command: Command, store: CommStore) -> DeadLetter:
     raise Refused(f"{wanted[:60]!r} is no dead letter: `relay dead list` shows those there are")
 
 
+# -- the journal -----------------------------------------------------------------------------
+
+
+def _order(command: Command, store: CommStore) -> Order:
+    """The order that a command is: carried out by who has the journal."""
+    _check_governs(command)
+    verb = command.action.removeprefix(JOURNAL)
+    words = command.fields.get("SEGMENTS", "").split()
+    numbers = {name: command.fields[name] for name in KEEPS if name in command.fields}
+    for name, text in [("SEGMENTS", word) for word in words] + list(numbers.items()):
+        if not DIGITS.fullmatch(text) or len(text) > MOST_DIGITS:
+            raise Refused(f"{name} {text[:60]!r} is no whole number")
+    age, size = (int(numbers[name]) if name in numbers else None for name in KEEPS)
+    return Order(verb, tuple(map(int, words)), age, size)
+
+
 def _check_governs(command: Command) -> None:
     if not command.governs:
         raise Refused(
@@ -341,6 +360,10 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
+JOURNAL = "journal."
+KEEPS = ("KEEP_AGE", "KEEP_BYTES")
+MOST_DIGITS = 15
+_FIELDS = {SEAL: (), PRUNE: KEEPS}
 _PATTERN = ("CHANNEL", "PATTERN")
 ACTIONS = {
     "channel.create": Action(_create, ("CHANNEL", "TYPE"), ("OWNER",), has_settings=True),
@@ -353,4 +376,5 @@ ACTIONS = {
     "dead.replay": Action(_replay, ("ID",)),
     "dead.discard": Action(_discard, ("ID",)),
     "dead.purge": Action(_purge, ("OLDER_THAN",)),
+    **{JOURNAL + verb: Action(_order, (), _FIELDS.get(verb, ("SEGMENTS",))) for verb in VERBS},
 }

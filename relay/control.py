@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from relay import actions
+from relay.aof2.plan import Order
 from relay.comm import topics
 from relay.comm.engine import CommStore
 from relay.comm.model import Channel, ChannelType
@@ -17,6 +18,7 @@ from relay.message import Kind, MessageFile, command_fields, control_fields
 from relay.names import DIRECT_PREFIX, EVERYONE_CHANNEL, is_channel_name
 
 CHANNEL_KINDS = frozenset({Kind.JOIN, Kind.LEAVE, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE})
+ASKED = "journal.{} is asked for; `relay journal status` shows what became of it"
 NOT_YET = frozenset({Kind.SPAWN, Kind.RELEASE, Kind.CONTINUITY})
 
 
@@ -25,6 +27,7 @@ class Answer(NamedTuple):
 
     ok: bool | None
     text: str = ""
+    order: Order | None = None  # for the journal: to be carried out by who has it
 
 
 def handle(message: MessageFile, sender: str, store: CommStore, lead: str | None = None) -> Answer:
@@ -37,9 +40,12 @@ def handle(message: MessageFile, sender: str, store: CommStore, lead: str | None
         return Answer(None)
     if message.kind is Kind.COMMAND:
         try:
-            return Answer(True, actions.obey(command_fields(message), sender, lead, store))
+            done = actions.obey(command_fields(message), sender, lead, store)
         except (CommError, MessageError, Refused) as exc:
             return Answer(False, str(exc))
+        if isinstance(done, Order):
+            return Answer(True, ASKED.format(done.verb), done)
+        return Answer(True, done)
     if message.kind in NOT_YET:
         return Answer(
             False, f"{message.kind} is not there yet: start and stop the agent by hand for now"

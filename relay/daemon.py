@@ -36,6 +36,7 @@ from relay.home import LEDGER, LOCK, STORE, Home
 from relay.ledger import Ledger
 from relay.roster import Roster
 from relay.stores import open_store, store_key
+from relay.upkeep import obey
 from relay.watcher import Wake, Watcher, make_watcher
 
 # The thread that writes the store holds the interpreter this long at most before the loop goes on.
@@ -206,6 +207,8 @@ class Daemon:
             while not self._stopping:
                 timeout_ns = min(deadline, self._poll(tiers)) - self._clock.monotonic_ns()
                 deadline = dispatcher.tick(watcher.wait(timeout_ns))
+                for order in dispatcher.take_orders():
+                    obey(self._home, opened, self._clock, order)
             dispatcher.drain()
             self._log("Stopped", action="stopped", epoch=epoch)
 

@@ -206,6 +206,8 @@ class Decider:
                 self._answer(work, kind, said.content.decode().removesuffix("\n"), stored)
                 return
         answer = control.handle(message, work.agent, self._store, self._lead())
+        if answer.order is not None:
+            work.orders.append(answer.order)
         for number, recipient in self._store.take_copies():
             copied = self._store.get_message(number)
             relay_id = (copied.metadata or {}).get("relay_id") if copied else None

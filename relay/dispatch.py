@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from relay import attachments, delivery
 from relay.admission import Admission
+from relay.aof2.plan import Order
 from relay.carry import Carrier
 from relay.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.comm.engine import CommStore
@@ -77,6 +78,7 @@ class Dispatcher:
         self._last_now_ns = 0
         self._taken: list[tuple[str, str, int]] = []  # read, not yet in the ledger
         self._last_flush_error = ""
+        self._orders: list[Order] = []
 
     @property
     def backlog(self) -> int:
@@ -105,6 +107,11 @@ class Dispatcher:
             self._checkpoint()
             self._events.linger()
         return self._next_due()
+
+    def take_orders(self) -> list[Order]:
+        """What was asked of the journal since the last time; not repeated after a crash."""
+        orders, self._orders = self._orders, []
+        return orders
 
     def drain(self) -> None:
         """The end: everything in hand is finished, the store is written."""
@@ -273,6 +280,8 @@ class Dispatcher:
     def _carry_out(self, dirs: Dirs, batch: list[Work]) -> None:
         for work, reason in self._carrier.carry_out(dirs, batch):
             self._postpone(work, reason)
+        # One that was put off is not decided again: its answer is known by then.
+        self._orders += [order for work in batch for order in work.orders]
 
     def _postpone(self, work: Work, reason: str) -> None:
         """A passing error: the file stays in the outbox and is tried again."""

@@ -142,6 +142,11 @@ class EventLog:
         frame = Frame(VERSION, checkpoint=Checkpoint(position.offset, self._store.sequence))
         self._append_control(frame, RecordFlag.SNAPSHOT_BOUNDARY)
 
+    def seal(self) -> None:
+        """Commit, and seal the active segment where it holds anything. Errors: as ``commit``."""
+        self.commit()
+        self.journal.seal()
+
     def close(self) -> None:
         """Let the files go; what was not committed is lost."""
         self._store.fresh_events = None

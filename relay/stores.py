@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ from relay.home import ARCHIVES, BASE, JOURNAL, STORE, Home
 from relay.projection import Projection
 
 Warn = Callable[[str], object]
+_keeping = threading.Lock()  # a checkpoint and a prune may both be at the base
 
 
 class Opened(NamedTuple):
@@ -113,7 +115,7 @@ def open_store(
         stream_dir(home),
         STREAM_ID,
         clock,
-        _policy(config),
+        journal_policy(config),
         warn,
         epoch=epoch,
         at_least=covered,
@@ -182,9 +184,9 @@ class _Past:
 def keep_base(previous: str, base: str) -> None:
     """Give a checkpoint the name from which a store is made again when both others are lost."""
     temp = base + ".tmp"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temp)
-    with contextlib.suppress(FileNotFoundError):
+    with _keeping, contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temp)
         os.link(previous, temp, follow_symlinks=False)
         os.rename(temp, base)
         fsio.sync_dir(os.path.dirname(base))
@@ -216,7 +218,8 @@ def make_tiers(home: Home, config: Config, manifest: Manifest, clock: Clock, war
     return Tiers(manifest, STREAM_ID, tier_policy(home, config), clock, warn)
 
 
-def _policy(config: Config) -> Policy:
+def journal_policy(config: Config) -> Policy:
+    """When the journal's segments roll."""
     settings = config.journal
     return Policy(settings.segment_bytes, settings.segment_age_s)
 

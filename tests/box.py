@@ -25,6 +25,7 @@ from relay.ledger import Ledger
 from relay.message import MessageFile, parse_delivered
 from relay.roster import Roster
 from relay.stores import open_store, store_key
+from relay.upkeep import obey
 from relay.watcher import Wake, Watcher, make_watcher
 from tests.fakes import FakeClock
 
@@ -66,6 +67,7 @@ class Box:
             boot=self.boot,
         )
         self.store: CommStore = opened.store
+        self.opened = opened
         self.events = opened.log
         self.tiers = opened.tiers
         feed = recovery.recover(
@@ -125,6 +127,8 @@ class Box:
         """Let the loop run: what inotify has told, and what is due."""
         for _ in range(times):
             self.deadline = self.dispatcher.tick(self.watcher.wait(0))
+            for order in self.dispatcher.take_orders():
+                obey(self.home, self.opened, self.clock, order)
 
     def flush(self) -> None:
         """Five seconds later the store is written, and the originals go to the archive."""

@@ -5,7 +5,7 @@ The same functions serve the command line, when no relay runs, and a relay that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -14,19 +14,11 @@ from relay.aof2 import chunk as chunks
 from relay.aof2 import plan
 from relay.aof2.catalog import Residency, SegmentEntry
 from relay.aof2.format import CHECKPOINT_WRITTEN, ManifestType
-from relay.aof2.plan import Job, JobKind
+from relay.aof2.plan import Done, Job, JobKind
 from relay.aof2.tiers import Tiers
 from relay.errors import FormatError, JournalError, RelayError
 
 ASKED = "asked for"
-
-
-class Done(NamedTuple):
-    """What became of an order for one segment."""
-
-    segment_id: int
-    what: str  # compressed, uploaded …; empty when it failed
-    error: RelayError | OSError | None = None
 
 
 class _Order(NamedTuple):
@@ -43,11 +35,7 @@ def order(tiers: Tiers, verb: str, segment_ids: Sequence[int] = ()) -> Iterator[
     """
     made = _ORDERS[verb]
     entries = {entry.segment_id: entry for entry in tiers.entries()}
-    for number in segment_ids:
-        if number not in entries:
-            raise JournalError(f"segment {number}: the stream has none", hint=_WHICH)
-        if not entries[number].sealed:
-            raise JournalError(f"segment {number}: not sealed yet", hint="`relay journal seal`")
+    check_segments(entries, segment_ids)
     for number in segment_ids or [n for n, e in entries.items() if made.is_due(e, tiers)]:
         try:
             made.run(tiers, entries[number])
@@ -55,6 +43,15 @@ def order(tiers: Tiers, verb: str, segment_ids: Sequence[int] = ()) -> Iterator[
             yield Done(number, "", exc)
         else:
             yield Done(number, made.done)
+
+
+def check_segments(entries: Mapping[int, SegmentEntry], segment_ids: Iterable[int]) -> None:
+    """Errors: JournalError for a segment that cannot be moved: not there, or not sealed."""
+    for number in segment_ids:
+        if number not in entries:
+            raise JournalError(f"segment {number}: the stream has none", hint=_WHICH)
+        if not entries[number].sealed:
+            raise JournalError(f"segment {number}: not sealed yet", hint="`relay journal seal`")
 
 
 def prune(tiers: Tiers, jobs: Sequence[Job]) -> Iterator[Done]:

@@ -15,8 +15,11 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from relay.aof2.catalog import Residency, SegmentEntry
+from relay.errors import RelayError
 
 _MS = 1_000
+SEAL, PRUNE = "seal", "prune"
+VERBS = (SEAL, "compress", "upload", "evict", "evict-warm", "hydrate", PRUNE)
 
 
 class TierPolicy(NamedTuple):
@@ -50,6 +53,29 @@ class Job(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kind} segment {self.entry.segment_id}: {self.why}"
+
+
+class Order(NamedTuple):
+    """What somebody asks of the journal by name."""
+
+    verb: str  # of VERBS
+    segment_ids: tuple[int, ...] = ()  # none: all that it would change
+    keep_age_s: float | None = None  # of a prune; neither: what is configured
+    keep_bytes: int | None = None
+
+
+class Done(NamedTuple):
+    """What became of an order for one segment."""
+
+    segment_id: int
+    what: str  # compressed, uploaded …; empty when it failed
+    error: RelayError | OSError | None = None
+
+    def __str__(self) -> str:
+        if self.error is None:
+            return f"{self.what} segment {self.segment_id}"
+        hint = self.error.hint if isinstance(self.error, RelayError) else ""
+        return f"segment {self.segment_id}: {self.error}{'; ' + hint if hint else ''}"
 
 
 class Times(NamedTuple):

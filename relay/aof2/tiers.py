@@ -12,6 +12,7 @@ import contextlib
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from functools import partial
@@ -23,7 +24,7 @@ from relay.aof2.copies import Copies
 from relay.aof2.format import ManifestType, Reason
 from relay.aof2.manifest import Manifest
 from relay.aof2.objects import ObjectStore, open_objects
-from relay.aof2.plan import Job, JobKind, TierPolicy, Times
+from relay.aof2.plan import Done, Job, JobKind, TierPolicy, Times
 from relay.aof2.segment import FileSource, SegmentSource
 from relay.aof2.transfer import Transfer
 from relay.aof2.warm import WarmSegment
@@ -113,6 +114,7 @@ class Tiers:
         self._transfer = Transfer(self._copies, objects, stream_id) if objects else None
         self._lock = threading.RLock()
         self._waits: dict[str, Wait] = {}
+        self._asked: deque[Iterator[Done]] = deque()  # one thread adds, the steps take
         self._read_ns: dict[int, int] = {}
         self._look_ns = 0
         self._is_woken = False  # since the step in hand began
@@ -133,8 +135,14 @@ class Tiers:
         self._waits.clear()
         self.wake()
 
+    def ask(self, order: Iterator[Done]) -> None:
+        """Have the steps do this first, a segment each; it is drawn from in their thread."""
+        self._asked.append(order)
+
     def due_ns(self) -> int:
         """When the next step is due, on the monotonic clock."""
+        if self._asked:
+            return 0
         times = [wait.due_ns for wait in tuple(self._waits.values()) if wait.due_ns]
         return min([self._look_ns, *times])
 
@@ -148,6 +156,9 @@ class Tiers:
             if not self._is_swept:
                 self._copies.sweep()
                 self._is_swept = True
+            asked = self._next_asked()
+            if asked is not None:
+                return asked
             now_ns = self._clock.monotonic_ns()
             seen = set()
             for task in self._tasks():
@@ -230,6 +241,26 @@ class Tiers:
         waiting = sorted(wait.text for wait in tuple(self._waits.values()))
         deleting = len(self._manifest.catalog.deleting)
         return TierStatus(segments, size, waiting, deleting, self.policy.objects)
+
+    def _next_asked(self) -> str | None:
+        """Do one segment of what was asked for first; a line about it, None when nothing was."""
+        while self._asked:
+            try:
+                done = next(self._asked[0])
+            except StopIteration:
+                self._asked.popleft()
+            except (RelayError, OSError) as exc:
+                self._asked.popleft()
+                hint = f"; {exc.hint}" if isinstance(exc, RelayError) and exc.hint else ""
+                text = f"asked for, and not done: {exc}{hint}"
+                self._warn(text)
+                return text
+            else:
+                text = f"asked for: {done}"
+                if done.error is not None:
+                    self._warn(text)
+                return text
+        return None
 
     def _times(self) -> Times:
         now_ms = self._clock.now_ns() // NS_PER_MS

@@ -1,7 +1,8 @@
 """``relay journal``: where the segments of the journal are, and moving them by hand.
 
-``status`` reads, whether the relay runs or not. The others write, so they take the home's lock as
-the relay does: while it runs they are refused, for it does all this by itself.
+``status`` and ``prune --dry-run`` read, whether the relay runs or not. The others write: a relay
+that runs is asked to do it; where none does they take the home's lock, as it would.
+Settings are those of config.json, where no option says otherwise.
 """
 
 from __future__ import annotations
@@ -9,21 +10,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from relay.cli import ask
 from relay.cli.common import columns, echo_json, home_option, json_option, open_home, printable
+from relay.clock import Clock
 from relay.errors import EXIT_FAILED, AlreadyRunning, NotFound
+from relay.home import CONFIG, LOCK
 
 if TYPE_CHECKING:
     from relay.aof2.journal import Journal
-    from relay.aof2.orders import Done
-    from relay.aof2.plan import TierPolicy
+    from relay.aof2.plan import Done, Order, TierPolicy
     from relay.aof2.tiers import Tiers
+    from relay.config import Config
+    from relay.home import Home
 
-F = TypeVar("F", bound=Callable[..., Any])
-STREAM_ID = 1  # a home has one stream
 _AGES = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
 _SIZES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "B": 1}
 _MOST_DIGITS = 15
@@ -33,14 +36,18 @@ _MOST_DIGITS = 15
     epilog="""\b
 Examples:
   relay journal status
-  relay journal upload --objects s3://bucket/prefix
+  relay journal upload 3 4
   relay journal prune --keep-age 90d --dry-run""",
 )
 def journal() -> None:
-    """Show where the journal's segments are, and move them."""
+    """Show where the journal's segments are, and move them.
+
+    A relay that runs is asked to move them, and does it beside its work: `status` shows what became
+    of it. Where none runs it is done here and now.
+    """
 
 
-def _segments(command: F) -> F:
+def _segments(command: Callable[..., Any]) -> Callable[..., Any]:
     """What the commands that move segments have in common."""
     for option in (
         click.argument("segment_ids", metavar="[SEGMENT]...", nargs=-1, type=click.IntRange(0)),
@@ -48,13 +55,12 @@ def _segments(command: F) -> F:
             "--objects",
             metavar="URL",
             default="",
-            help="The object store: a directory, or s3://bucket/prefix.",
+            help="The object store: a directory, or s3://bucket/prefix [journal.objects].",
         ),
-        json_option,
-        home_option,
+        ask.control_options,
     ):
         command = option(command)
-    return click.pass_context(command)  # type: ignore[return-value]
+    return command
 
 
 @journal.command(epilog="\b\nExample:\n  relay journal status --json | jq .tiers")
@@ -68,8 +74,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """
     from relay.aof2.manifest import read_manifest
 
-    stream_dir = _stream_dir(ctx, home)
-    view = read_manifest(stream_dir, lambda line: click.echo(f"warning: {line}", err=True))
+    view = read_manifest(_place(ctx, home).stream_dir, _warn)
     rows = [_facts(entry, view.catalog.failures) for entry in view.catalog.entries.values()]
     if as_json:
         for row in rows:
@@ -93,12 +98,15 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
 
 
 @journal.command(epilog="\b\nExample:\n  relay journal seal")
-@home_option
-@json_option
-@click.pass_context
-def seal(ctx: click.Context, home: str | None, as_json: bool) -> None:
+@ask.control_options
+def seal(ctx: click.Context, /, **caller: Any) -> int:
     """Seal the active segment, so that it can be compressed; an empty one stays as it is."""
-    with _opened(ctx, home) as (opened, _):
+    from relay.aof2.plan import SEAL, Order
+
+    place, as_json = _place(ctx, caller["home"]), caller["as_json"]
+    if place.is_running:
+        return _ask(ctx, Order(SEAL), caller)
+    with _opened(place) as (opened, _):
         entries = opened.manifest.entries()
         opened.seal()
         sealed = opened.manifest.entries()[len(entries) - 1].sealed
@@ -108,6 +116,7 @@ def seal(ctx: click.Context, home: str | None, as_json: bool) -> None:
         click.echo(f"sealed segment {entries[-1].segment_id}")
     else:
         click.echo(f"segment {entries[-1].segment_id} is empty: nothing to seal", err=True)
+    return 0
 
 
 @journal.command(epilog="\b\nExample:\n  relay journal compress 3 4")
@@ -146,40 +155,57 @@ def hydrate(ctx: click.Context, /, **given: Any) -> int:
 
 
 @journal.command(epilog="\b\nExample:\n  relay journal prune --keep-age 90d --dry-run")
-@home_option
+@ask.control_options
 @click.option("--keep-age", metavar="AGE", help="Keep what is younger: 30s, 10min, 2h, 90d.")
 @click.option("--keep-bytes", metavar="SIZE", help="Keep so much: 500MiB, 10GiB, uncompressed.")
-@click.option("--objects", metavar="URL", default="", help="The object store, if one is used.")
+@click.option("--objects", metavar="URL", default="", help="The object store [journal.objects].")
 @click.option("--dry-run", is_flag=True, help="Only show what would go, and why.")
-@json_option
-@click.pass_context
 def prune(
     ctx: click.Context,
-    home: str | None,
+    /,
     keep_age: str | None,
     keep_bytes: str | None,
     objects: str,
     dry_run: bool,
-    as_json: bool,
+    **caller: Any,
 ) -> int:
     """Delete the oldest segments from all tiers, for good.
 
-    Nothing goes that two checkpoints do not cover.
+    Nothing goes that two checkpoints do not cover; the older one is kept as store/base.acomm first.
+    Without --keep-age and --keep-bytes it is config.json that says what to keep; with either,
+    config.json says nothing.
     """
-    from relay.aof2 import orders
-    from relay.aof2.plan import TierPolicy
+    from relay.aof2.plan import PRUNE, Order
+    from relay.upkeep import carry_out, retention
 
-    if keep_age is None and keep_bytes is None:
-        raise click.UsageError("say what to keep: --keep-age or --keep-bytes")
-    policy = TierPolicy(
-        objects=objects,
+    place = _place(ctx, caller["home"], objects)
+    order = Order(
+        PRUNE,
         keep_age_s=None if keep_age is None else _number(keep_age, _AGES, "--keep-age"),
         keep_bytes=None if keep_bytes is None else _number(keep_bytes, _SIZES, "--keep-bytes"),
     )
-    with _opened(ctx, home, policy) as (_, tiers):
-        jobs = tiers.prunes()
-        if not dry_run:
-            return _report(orders.prune(tiers, jobs), as_json)
+    policy = place.policy()
+    if {keep_age, keep_bytes, policy.keep_age_s, policy.keep_bytes} == {None}:
+        raise click.UsageError(
+            "say what to keep: --keep-age or --keep-bytes, or journal.keep_age_s or"
+            " journal.keep_bytes in config.json"
+        )
+    if dry_run:
+        return _plan(place, retention(policy, order), caller["as_json"])
+    if place.is_running:
+        return _ask(ctx, order, caller, objects)
+    with _opened(place) as (_, tiers):
+        return _report(carry_out(place.home, tiers, place.clock, order), caller["as_json"])
+
+
+def _plan(place: _Place, policy: TierPolicy, as_json: bool) -> int:
+    """What a prune would do, read from the manifest; changes nothing."""
+    from relay import upkeep
+    from relay.aof2.manifest import read_manifest
+
+    entries = list(read_manifest(place.stream_dir, _warn).catalog.entries.values())
+    below = min(upkeep.safe_below(place.home), upkeep.prunable_below(place.home))
+    jobs = upkeep.prunes(entries, policy, place.clock, below)
     for job in jobs:
         if as_json:
             echo_json({"segment": job.entry.segment_id, "would": "prune", "why": job.why})
@@ -194,14 +220,40 @@ def _order(
     *,
     segment_ids: tuple[int, ...],
     objects: str,
-    as_json: bool,
-    home: str | None,
+    **caller: Any,
 ) -> int:
-    from relay.aof2 import orders
-    from relay.aof2.plan import TierPolicy
+    from relay.aof2.plan import Order
+    from relay.upkeep import carry_out
 
-    with _opened(ctx, home, TierPolicy(objects=objects)) as (_, tiers):
-        return _report(orders.order(tiers, verb, segment_ids), as_json)
+    place = _place(ctx, caller["home"], objects)
+    order = Order(verb, segment_ids)
+    if place.is_running:
+        _check_segments(place, segment_ids)
+        return _ask(ctx, order, caller, objects)
+    with _opened(place) as (_, tiers):
+        return _report(carry_out(place.home, tiers, place.clock, order), caller["as_json"])
+
+
+def _ask(ctx: click.Context, order: Order, caller: dict[str, Any], objects: str = "") -> int:
+    """Have the relay do it, which answers that it was asked."""
+    if objects:
+        raise click.UsageError("the relay that runs uses journal.objects of config.json")
+    fields = {
+        "SEGMENTS": " ".join(map(str, order.segment_ids)) or None,
+        "KEEP_AGE": order.keep_age_s,
+        "KEEP_BYTES": order.keep_bytes,
+    }
+    ask.order(ctx, f"journal.{order.verb}", fields, **caller)
+    return 0
+
+
+def _check_segments(place: _Place, segment_ids: Iterable[int]) -> None:
+    """Errors: JournalError for a segment that is not there, or not sealed: the relay would say
+    that in its log alone."""
+    from relay.aof2 import orders
+    from relay.aof2.manifest import read_manifest
+
+    orders.check_segments(read_manifest(place.stream_dir, _warn).catalog.entries, segment_ids)
 
 
 def _report(found: Iterable[Done], as_json: bool) -> int:
@@ -209,61 +261,92 @@ def _report(found: Iterable[Done], as_json: bool) -> int:
     failed = 0
     for done in found:
         error = printable(str(done.error)) if done.error else None
-        hint = getattr(done.error, "hint", "")
         failed += done.error is not None
         if as_json:
             echo_json({"segment": done.segment_id, "done": done.what or None, "error": error})
-        elif error is None:
-            click.echo(f"{done.what} segment {done.segment_id}")
         else:
-            text = f"segment {done.segment_id}: {error}{'; ' + hint if hint else ''}"
-            click.echo(text, err=True)
+            click.echo(printable(str(done)), err=error is not None)
     return EXIT_FAILED if failed else 0
 
 
+class _Place(NamedTuple):
+    """A home's journal, and what config.json says of it."""
+
+    home: Home
+    config: Config
+    objects: str  # in the place of what config.json names
+
+    @property
+    def stream_dir(self) -> str:
+        from relay.stores import stream_dir
+
+        return stream_dir(self.home)
+
+    @property
+    def clock(self) -> Clock:
+        return Clock()
+
+    def policy(self) -> TierPolicy:
+        """Config.json's, and --objects."""
+        from relay.stores import tier_policy
+
+        policy = tier_policy(self.home, self.config)
+        return policy._replace(objects=self.objects) if self.objects else policy
+
+    @property
+    def is_running(self) -> bool:
+        """A relay runs; another `relay journal` that has the lock is none, and cannot answer."""
+        from relay.daemon import lock_holder
+
+        holder = lock_holder(self.home)
+        if holder is None:
+            return False
+        with open(self.home.path(LOCK), encoding="ascii") as file:
+            return file.read().strip() == str(holder)
+
+
+def _place(ctx: click.Context, home: str | None, objects: str = "") -> _Place:
+    """Errors: HomeMissing, ConfigError, NotFound."""
+    from relay.config import decode
+
+    with open_home(ctx, home) as opened:
+        place = _Place(opened, decode(opened.read_config(), opened.path(CONFIG)), objects)
+    if not os.path.isdir(place.stream_dir):
+        raise NotFound(f"{place.stream_dir}: no journal", hint="`relay up` makes one")
+    return place
+
+
 @contextmanager
-def _opened(
-    ctx: click.Context, home: str | None, policy: TierPolicy | None = None
-) -> Iterator[tuple[Journal, Tiers]]:
+def _opened(place: _Place) -> Iterator[tuple[Journal, Tiers]]:
     """The journal and its tiers, with the home's lock held. Errors: AlreadyRunning."""
     from relay import fsio
     from relay.aof2 import orders
-    from relay.aof2.journal import Journal, Policy
-    from relay.aof2.plan import TierPolicy
+    from relay.aof2.journal import Journal
     from relay.aof2.tiers import Tiers
-    from relay.clock import Clock
-    from relay.home import LOCK
+    from relay.eventlog import STREAM_ID
+    from relay.stores import journal_policy
 
-    def warn(line: str) -> None:
-        click.echo(f"warning: {line}", err=True)
-
-    stream_dir = _stream_dir(ctx, home)
-    with open_home(ctx, home) as opened:
-        lock = opened.path(LOCK)
     with ExitStack() as held:
         try:
-            held.enter_context(fsio.locked(lock))
+            held.enter_context(fsio.locked(place.home.path(LOCK)))
         except BlockingIOError as exc:
             raise AlreadyRunning(
-                "the relay is running, and moves the journal's segments by itself",
-                hint="`relay journal status` works; for the rest stop it with `relay down`",
+                "another process has the journal: a relay that starts, or a `relay journal`",
+                hint="try again when it is done; `relay journal status` works meanwhile",
             ) from exc
-        covered = orders.checkpoints(stream_dir)
-        clock, newest = Clock(), covered[0] if covered else 0
-        journal = Journal.open(stream_dir, STREAM_ID, clock, Policy(), warn, covered=newest)
+        covered = orders.checkpoints(place.stream_dir)
+        clock, newest = place.clock, covered[0] if covered else 0
+        policy = journal_policy(place.config)
+        journal = Journal.open(place.stream_dir, STREAM_ID, clock, policy, _warn, covered=newest)
         held.callback(journal.close)
-        tiers = Tiers(journal.manifest, STREAM_ID, policy or TierPolicy(), clock, warn)
+        tiers = Tiers(journal.manifest, STREAM_ID, place.policy(), clock, _warn)
         tiers.cover(covered[1] if len(covered) > 1 else 0)
         journal.fetch = tiers.fetch
         yield journal, tiers
 
 
-def _stream_dir(ctx: click.Context, home: str | None) -> str:
-    with open_home(ctx, home) as opened:
-        path = opened.path("journal", f"{STREAM_ID:020d}")
-    if not os.path.isdir(path):
-        raise NotFound(f"{path}: no journal", hint="`relay up` makes one")
-    return path
+def _warn(line: str) -> None:
+    click.echo(f"warning: {printable(line)}", err=True)
 
 
 def _facts(entry: Any, failures: Any) -> dict[str, Any]:

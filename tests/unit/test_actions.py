@@ -8,6 +8,7 @@ import pytest
 
 from relay import actions
 from relay.actions import ACTIONS, SETTINGS
+from relay.aof2.plan import Order
 from relay.comm.engine import CommStore
 from relay.comm.model import (
     Channel,
@@ -93,7 +94,7 @@ def test_names_of_fields_in_any_case_and_the_action_as_a_header(store: CommStore
     assert channel(store).channel_type is ChannelType.GROUP
 
 
-@pytest.mark.parametrize("name", ACTIONS)
+@pytest.mark.parametrize("name", [n for n in ACTIONS if ACTIONS[n].needs])
 def test_what_is_missing_is_named(store: CommStore, name: str) -> None:
     needed = ACTIONS[name].needs[0]
     for body in ("", f"\n{needed}:"):
@@ -105,7 +106,8 @@ def test_what_is_missing_is_named(store: CommStore, name: str) -> None:
 def test_a_line_that_it_does_not_know_is_named(store: CommStore, name: str) -> None:
     needs = "\n".join(f"{field}: 1" for field in ACTIONS[name].needs)
     text = refused(store, f"ACTION: {name}\n{needs}\nVOLUME: 11")
-    assert text.startswith(f"{name} takes no VOLUME: its lines are {ACTIONS[name].needs[0]}")
+    first = (*ACTIONS[name].needs, *ACTIONS[name].takes, "ACTION alone")[0]
+    assert text.startswith(f"{name} takes no VOLUME: its lines are {first}")
 
 
 @pytest.mark.parametrize(
@@ -433,3 +435,22 @@ def test_dead_letters_are_for_operator_and_lead(dead: CommStore, line: str) -> N
         text = refused(dead, f"ACTION: {line}", sender)
         assert f"is for operator and the lead alone, not for {sender}" in text
     assert ask(dead, f"ACTION: {line}", "worker", lead="worker").ok
+
+
+# -- the journal ---------------------------------------------------------------------------
+
+
+def test_an_order_for_the_journal_is_handed_out(store: CommStore) -> None:
+    before = store.snapshot()
+    answer = ask(store, "ACTION: journal.compress\nSEGMENTS: 1 20")
+    assert answer.order == Order("compress", (1, 20))
+    assert ask(store, "ACTION: journal.seal", "lena", "lena").order == Order("seal")
+    pruned = ask(store, "ACTION: journal.prune\nKEEP_AGE: 60\nKEEP_BYTES: 7").order
+    assert pruned == Order("prune", (), 60, 7)
+    assert store.snapshot() == before
+
+
+@pytest.mark.parametrize("segments", ["x", "1,2", "-1", "1.5", "9" * 16])
+def test_segments_are_numbers(store: CommStore, segments: str) -> None:
+    text = refused(store, f"ACTION: journal.evict\nSEGMENTS: {segments}")
+    assert "is no whole number" in text

@@ -1,4 +1,4 @@
-"""`relay journal`: status at any time, the rest while no relay runs."""
+"""`relay journal` while no relay runs; what one is asked: tests/integration/test_journal_orders."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ from relay.aof2.segment import segment_path
 from relay.cli import cli
 from relay.cli.init import init
 from relay.clock import Clock
-from relay.errors import EXIT_STATE, AlreadyRunning, NotFound, RelayError
+from relay.config import Config, encode
+from relay.config import Journal as JournalSettings
+from relay.errors import EXIT_STATE, AlreadyRunning, ConfigError, NotFound, RelayError
+from relay.home import BASE, STORE
+from relay.upkeep import covers
 from tests.aof2_support import payload
+from tests.box import Box
 
 
 def run(home: Path, *args: object) -> Result:
@@ -110,16 +115,80 @@ def test_what_fails_is_a_line_and_the_next_is_tried(home: Path) -> None:
     assert failed == "CompressionFailed (codec, 1 times)"
 
 
-def test_prune_plans_first(home: Path) -> None:
+def configure(home: Path, **settings: Any) -> None:
+    (home / "config.json").write_bytes(encode(Config(journal=JournalSettings(**settings))))
+
+
+@pytest.fixture
+def with_store(tmp_path: Path) -> Path:
+    """The home of a relay that is down: a journal, a checkpoint and the one before."""
+    box = Box(
+        tmp_path / "box",
+        "alice",
+        "bob",
+        config=Config(journal=JournalSettings(segment_bytes=4096, compress=False)),
+    )
+    for number in range(40):
+        box.send("alice", f"TO: bob\n\nnumber {number}")
+        if number % 10 == 9:
+            box.flush()
+    box.close()
+    return tmp_path / "box"
+
+
+def test_prune_plans_first(with_store: Path) -> None:
+    home = with_store
     assert len(checkpoints(str(home / "journal" / f"{1:020d}"))) == 2
-    rows = lines(run(home, "prune", "--keep-bytes", "0B", "--dry-run", "--json"))
-    assert [(row["segment"], row["would"]) for row in rows] == [(0, "prune"), (1, "prune")]
+    before = lines(run(home, "status", "--json"))
+    with fsio.locked(str(home / ".lock")):  # a relay may run
+        rows = lines(run(home, "prune", "--keep-bytes", "0B", "--dry-run", "--json"))
+    assert [(row["segment"], row["would"]) for row in rows[:2]] == [(0, "prune"), (1, "prune")]
     said = run(home, "prune", "--keep-bytes", "0B", "--dry-run").stdout.splitlines()
     assert said[0].startswith("would prune segment 0: ") and "0 are kept" in said[0]
-    assert len(lines(run(home, "status", "--json"))) == 4
+    assert lines(run(home, "status", "--json")) == before
+    assert not (home / BASE).exists()
     assert run(home, "prune", "--keep-age", "1d").stdout == ""
-    assert run(home, "prune", "--keep-bytes", "0B").stdout == "pruned segment 0\npruned segment 1\n"
-    assert [row["segment"] for row in lines(run(home, "status", "--json"))] == [2, 3]
+    pruned = run(home, "prune", "--keep-bytes", "0B").stdout.splitlines()
+    assert pruned == [f"pruned segment {row['segment']}" for row in rows]
+    left = lines(run(home, "status", "--json"))
+    assert left == before[len(rows) :]
+    assert left[0]["base_offset"] <= covers(str(home / BASE)) < left[-1]["base_offset"] + 4096
+    assert covers(str(home / BASE)) == covers(str(home / (STORE + ".prev")))
+
+
+def test_prune_goes_no_further_than_its_base(with_store: Path) -> None:
+    for name in (STORE, STORE + ".prev"):
+        path = with_store / name
+        path.write_bytes(path.read_bytes()[:-7])
+    assert run(with_store, "prune", "--keep-bytes", "0B", "--dry-run").stdout == ""
+    assert run(with_store, "prune", "--keep-bytes", "0B").stdout == ""
+    assert not (with_store / BASE).exists()
+
+
+def test_what_is_kept_stands_in_the_configuration(with_store: Path) -> None:
+    configure(with_store, keep_bytes=1)
+    assert "would prune segment 0: " in run(with_store, "prune", "--dry-run").stdout
+    assert run(with_store, "prune", "--dry-run", "--keep-age", "1d").stdout == ""
+    configure(with_store, keep_age_s=86_400)
+    assert run(with_store, "prune", "--dry-run").stdout == ""
+    assert "would prune" in run(with_store, "prune", "--dry-run", "--keep-bytes", "0B").stdout
+
+
+def test_the_object_store_is_the_configured_one(home: Path, tmp_path: Path) -> None:
+    (home / "tier2").mkdir()
+    configure(home, objects="tier2")
+    assert run(home, "upload", 0).stdout == "uploaded segment 0\n"
+    assert (home / "tier2" / f"{1:020d}" / f"{0:020d}.seg.zst").exists()
+    other = tmp_path / "other"
+    other.mkdir()
+    assert run(home, "upload", 1, "--objects", other).stdout == "uploaded segment 1\n"
+    assert [path.name for path in other.rglob("*.zst")] == [f"{1:020d}.seg.zst"]
+
+
+def test_a_damaged_configuration_is_said_so(home: Path) -> None:
+    (home / "config.json").write_text('{"journal": {"keep_byte": 1}}')
+    error = refused(run(home, "status"))
+    assert isinstance(error, ConfigError) and "keep_byte" in str(error)
 
 
 @pytest.mark.parametrize("text", ["1", "-1d", "xd", "1y", "", "1 d", "9999999999999999d"])
@@ -139,7 +208,7 @@ def test_seal_ends_the_active_segment(home: Path) -> None:
     assert (result.stdout, result.stderr) == ("", "segment 4 is empty: nothing to seal\n")
 
 
-def test_while_the_relay_runs_only_status_works(home: Path) -> None:
+def test_while_another_process_has_the_journal_only_status_works(home: Path) -> None:
     with fsio.locked(str(home / ".lock")):
         assert len(lines(run(home, "status", "--json"))) == 4
         for verb in (
@@ -152,7 +221,7 @@ def test_while_the_relay_runs_only_status_works(home: Path) -> None:
         ):
             error = refused(run(home, *verb))
             assert isinstance(error, AlreadyRunning) and error.exit_code == EXIT_STATE
-            assert "the relay is running" in str(error)
+            assert "another process has the journal" in str(error)
 
 
 def test_a_segment_that_is_not_there_is_named(home: Path) -> None:

@@ -1,0 +1,188 @@
+"""A relay that runs is asked to move its journal's segments: by messages, by `relay journal`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.config import Config, Journal, encode
+from relay.home import BASE, STORE
+from relay.upkeep import covers
+from tests.box import Box
+from tests.procs import Relay, home_of, relay, until
+
+SMALL = Config(journal=Journal(segment_bytes=4096, compress=False))
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    """Some sealed segments, four checkpoints."""
+    made = Box(tmp_path / "home", "alice", "bob", config=SMALL)
+    for number in range(40):
+        made.send("alice", f"TO: bob\n\nnumber {number}")
+        if number % 10 == 9:
+            made.flush()
+    return made
+
+
+def ask(box: Box, body: str, sender: str = "operator") -> str:
+    """What the relay answers to a command."""
+    sent = box.send(sender, f"TO: __orchestrator__\nKIND: command\n\nACTION: {body}")
+    answers = [m.body for m in box.inbox(sender).values() if m.headers.get("RE") == sent]
+    assert len(answers) == 1
+    return answers[0].decode()
+
+
+def steps(box: Box) -> list[str]:
+    """Everything that the tiers have to do."""
+    done = []
+    while (line := box.tiers.step()) is not None:
+        done.append(line)
+    return done
+
+
+def residency(box: Box) -> list[int]:
+    return [int(entry.residency) for entry in box.tiers.entries() if entry.sealed]
+
+
+def test_seal_is_done_with_the_turn_that_takes_it(box: Box) -> None:
+    journal = box.events.journal
+    assert journal.manifest.entries()[-1].base_offset < journal.durable
+    assert ask(box, "journal.seal") == (
+        "completed journal.seal is asked for; `relay journal status` shows what became of it\n"
+    )
+    assert journal.manifest.entries()[-1].base_offset == journal.durable == journal.end
+    assert box.tiers.step() is None
+    box.send("alice", "TO: bob\n\non it goes")
+    assert box.bodies("bob")[-1] == "on it goes"
+
+
+def test_the_others_wait_for_the_tiers_thread(box: Box) -> None:
+    assert len(residency(box)) > 3
+    assert "is asked for" in ask(box, "journal.compress\nSEGMENTS: 1 2")
+    assert set(residency(box)) == {1}  # the loop has moved nothing
+    assert box.tiers.due_ns() == 0
+    assert steps(box) == ["asked for: compressed segment 1", "asked for: compressed segment 2"]
+    ask(box, "journal.compress")
+    ask(box, "journal.evict\nSEGMENTS: 0")
+    done = steps(box)
+    assert done[0] == "asked for: compressed segment 0"
+    assert done[-1] == "asked for: evicted segment 0"
+    assert residency(box)[:2] == [2, 3]
+    ask(box, "journal.hydrate\nSEGMENTS: 0")
+    assert steps(box) == ["asked for: hydrated segment 0"]
+
+
+def test_what_fails_is_said_in_the_log_and_the_next_is_done(box: Box) -> None:
+    ask(box, "journal.compress\nSEGMENTS: 99")
+    ask(box, "journal.upload\nSEGMENTS: 0")
+    ask(box, "journal.compress\nSEGMENTS: 0")
+    steps(box)
+    said = [line["event"] for line in box.log if "asked for" in line["event"]]
+    assert said[0].startswith("asked for, and not done: segment 99: the stream has none; `relay")
+    assert said[1].startswith("asked for: segment 0: a segment is in Tier 2, and no object store")
+    assert residency(box)[0] == 3
+
+
+def test_prune_keeps_the_base_first(box: Box) -> None:
+    assert not box.path(BASE).exists()
+    ask(box, "journal.prune\nKEEP_BYTES: 0")
+    done = steps(box)
+    assert done[:2] == ["asked for: pruned segment 0", "asked for: pruned segment 1"]
+    kept = covers(str(box.path(BASE)))
+    assert 0 < box.events.journal.first <= kept
+    assert kept == covers(str(box.path(STORE + ".prev")))
+
+
+def test_prune_lets_nothing_go_that_no_base_covers(box: Box) -> None:
+    data = box.path(STORE + ".prev").read_bytes()
+    box.path(STORE + ".prev").write_bytes(data[:-7])
+    ask(box, "journal.prune\nKEEP_BYTES: 0")
+    assert steps(box) == []
+    assert not box.path(BASE).exists() and box.events.journal.first == 0
+
+
+def test_prune_without_a_word_of_what_to_keep_deletes_nothing(box: Box) -> None:
+    ask(box, "journal.prune")
+    assert steps(box) == [
+        "asked for, and not done: nothing says what to keep of the journal;"
+        " journal.keep_age_s or journal.keep_bytes in config.json do, or the command"
+    ]
+
+
+def test_only_operator_and_lead_may(box: Box) -> None:
+    for verb in ("seal", "compress", "upload", "evict", "evict-warm", "hydrate", "prune"):
+        assert "is for operator and the lead alone, not for alice" in ask(
+            box, f"journal.{verb}", "alice"
+        )
+    assert "no whole number" in ask(box, "journal.compress\nSEGMENTS: 1 two")
+    assert steps(box) == []
+
+
+def test_a_command_that_is_decided_twice_is_one_order(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from relay.delivery import DiskFull
+
+    with monkeypatch.context() as patch:
+
+        def full(*_: object) -> dict[str, str]:
+            raise DiskFull("no space left")
+
+        patch.setattr("relay.delivery.stage", full)
+        sent = box.send("operator", "TO: __orchestrator__\nKIND: command\n\nACTION: journal.seal")
+    box.clock.advance(2)
+    box.tick(3)
+    assert box.states(sent) == {"__orchestrator__": "read"}
+    entries = box.events.journal.manifest.entries()
+    assert entries[-2].sealed
+    box.tick(3)
+    assert box.events.journal.manifest.entries() == entries
+
+
+# -- a relay in a process of its own -------------------------------------------------------
+
+
+def rows(home: Path) -> list[dict[str, Any]]:
+    done = relay("journal", "status", "--json", home=home)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.timeout(60)
+def test_the_command_line_asks_the_relay_that_runs(tmp_path: Path) -> None:
+    home = home_of(tmp_path / "home", "alice", "bob")
+    tier2 = tmp_path / "tier2"
+    tier2.mkdir()
+    config = Config(journal=Journal(compress=False, objects=str(tier2), keep_bytes=1 << 30))
+    (home / "config.json").write_bytes(encode(config))
+    process = Relay(home)
+    process.start()
+    try:
+        assert relay("send", "--as", "alice", "bob", "hi", home=home).returncode == 0
+        asked = relay("journal", "seal", home=home)
+        assert asked.stdout == (
+            "journal.seal is asked for; `relay journal status` shows what became of it\n"
+        )
+        until(lambda: rows(home)[0]["sealed"])
+        done = relay("journal", "upload", "0", "--json", home=home)
+        assert json.loads(done.stdout)["answer"].startswith("journal.upload is asked for")
+        until(lambda: rows(home)[0]["tiers"] == [0, 1, 2])
+        assert list(tier2.rglob("*.seg.zst"))
+
+        missing = relay("journal", "compress", "9", home=home)
+        assert missing.returncode == 1 and "segment 9: the stream has none" in missing.stderr
+        other = relay("journal", "compress", "--as", "bob", home=home)
+        assert other.returncode == 6 and "is for operator and the lead alone" in other.stderr
+        named = relay("journal", "upload", "--objects", "/elsewhere", home=home)
+        assert named.returncode == 2 and "journal.objects of config.json" in named.stderr
+
+        before = rows(home)
+        plan = relay("journal", "prune", "--keep-bytes", "0B", "--dry-run", home=home)
+        assert plan.returncode == 0, plan.stderr
+        assert rows(home) == before and not (home / BASE).exists()
+    finally:
+        assert process.stop() == 0
