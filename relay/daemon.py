@@ -43,6 +43,7 @@ from relay.watcher import Wake, Watcher, make_watcher
 SWITCH_INTERVAL_S = 0.0005
 GC_THRESHOLDS = (100_000, 20, 100)
 LOG = "logs/relay.log"
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 READY = b"ready\n"
 MOST_PAUSE_S = 60
 TIER_POLL_NS = NS_PER_S  # a step that runs is looked at so often
@@ -275,10 +276,10 @@ def make_log(level: str, path: str | None) -> Callable[..., object]:
 
     Called as ``log(sentence, action=..., level="info", **facts)``.
     """
-    stream = open(path, "a", buffering=1, opener=_no_link) if path else sys.stderr
+    descriptor = os.open(path, _APPEND, 0o600) if path else sys.stderr.fileno()
     numbers = {"debug": 10, "info": 20, "warning": 30, "error": 40}
     logger = structlog.wrap_logger(
-        structlog.WriteLogger(stream),
+        _Lines(descriptor),
         processors=[
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.add_log_level,
@@ -294,8 +295,24 @@ def make_log(level: str, path: str | None) -> Callable[..., object]:
     return log
 
 
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+class _Lines:
+    """Writes lines to a descriptor. One that a full disk does not take is dropped: what it told of
+    must not stop the relay, and a log that fails is no reason to."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._is_torn = False
+
+    def msg(self, line: str) -> None:
+        """One line; what follows one that was cut short begins on a line of its own."""
+        data = f"{chr(10) * self._is_torn}{line}\n".encode(errors="backslashreplace")
+        try:
+            written = os.write(self._descriptor, data)
+        except OSError:
+            return
+        self._is_torn = written < len(data)
+
+    debug = info = warning = error = msg
 
 
 def tune_process() -> None:
@@ -344,7 +361,8 @@ def main() -> int:
     def ready() -> None:
         nonlocal told
         told = True
-        os.write(arguments.ready_fd, READY)
+        with contextlib.suppress(OSError):  # who asked may have gone
+            os.write(arguments.ready_fd, READY)
         os.close(arguments.ready_fd)
 
     try:
@@ -354,6 +372,12 @@ def main() -> int:
             raise
         os.write(arguments.ready_fd, f"{exc.exit_code}\n{exc}\n{exc.hint}\n".encode())
         return exc.exit_code
+    except OSError as exc:
+        if told:
+            raise
+        hint = "the disk, or its rights, take nothing of the relay's now; then start it again"
+        os.write(arguments.ready_fd, f"1\n{exc}\n{hint}\n".encode(errors="backslashreplace"))
+        return 1
     return 0
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import errno
+import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from relay import fsio, recovery
+from relay.daemon import make_log
 from tests.box import Box
+from tests.procs import environment, home_of
 
 
 def test_a_stop_with_files_waiting_ends(tmp_path: Path) -> None:
@@ -136,3 +142,35 @@ def test_the_folder_of_the_store_is_made_again(box: Box) -> None:
     box.send("alice", "TO: bob\n\nmore")
     box.flush()
     assert len(box.stored()) == 2
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+def test_a_log_that_the_disk_does_not_take_stops_nothing() -> None:
+    make_log("info", "/dev/full")("Beginning again", action="begin_again", level="error")
+
+
+def test_behind_a_line_cut_short_the_next_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "relay.log"
+    log = make_log("info", str(path))
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, data: write(fd, data[:10]))
+        log("cut")
+    log("whole")
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines[1:]] == ["whole"]
+
+
+@pytest.mark.timeout(30)
+def test_a_start_that_the_disk_refuses_says_so_in_a_line(tmp_path: Path) -> None:
+    home = home_of(tmp_path / "home")
+    command = f"ulimit -f 500; {sys.executable} -m relay.cli --home {home} up"  # 250 KiB a file
+    up = subprocess.run(
+        ["sh", "-c", command], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert up.returncode == 1
+    assert "File too large" in up.stderr
+    assert len(up.stderr.splitlines()) == 1
+    assert (home / "logs" / "relay.err").read_text() == ""
