@@ -49,7 +49,7 @@ def retention(policy: TierPolicy, order: Order) -> TierPolicy:
     if policy.keep_age_s is None and policy.keep_bytes is None:
         raise JournalError(
             "nothing says what to keep of the journal",
-            hint="journal.keep_age_s or journal.keep_bytes in config.json do, or the command",
+            hint="journal.keep_age_s or journal.keep_mib in config.json do, or the command",
         )
     return policy
 

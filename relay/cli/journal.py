@@ -188,7 +188,7 @@ def prune(
     if {keep_age, keep_bytes, policy.keep_age_s, policy.keep_bytes} == {None}:
         raise click.UsageError(
             "say what to keep: --keep-age or --keep-bytes, or journal.keep_age_s or"
-            " journal.keep_bytes in config.json"
+            " journal.keep_mib in config.json"
         )
     if dry_run:
         return _plan(place, retention(policy, order), caller["as_json"])

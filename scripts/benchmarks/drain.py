@@ -14,11 +14,12 @@ from pathlib import Path
 from relay.clock import Clock, iso_date
 from relay.comm.flush import Flusher, FlushPolicy
 from relay.config import Config
-from relay.daemon import make_roller, open_store
+from relay.daemon import make_roller
 from relay.dispatch import Dispatcher
 from relay.home import LEDGER, STORE, Home
 from relay.ledger import Ledger
 from relay.roster import Roster
+from relay.stores import open_store
 from relay.watcher import InotifyWatcher, Wake
 from scripts.benchmarks.common import (
     fill,
@@ -82,18 +83,22 @@ def _ours(root: Path, agents: int, files: int, ledger_rows: int) -> float:
     _old_rows(home, ledger_rows)
     fill(home, names, files)
     sync()
-    clock = Clock()
+    clock, config = Clock(), Config()
     ledger = Ledger.open(home.path(LEDGER))
-    store = open_store(home, clock, Config())
+    opened = open_store(home, clock, config, None, note, ledger_position=ledger.position())
+    store, events = opened.store, opened.log
     watcher = InotifyWatcher(home)
     roster = Roster(home, watcher, "", _silent)
     with ThreadPoolExecutor(1) as executor:
-        config = Config()
-        policy = FlushPolicy(pause_factor=config.store.checkpoint_pause_factor)
-        flusher = Flusher(store, home.path(STORE), policy, clock, executor, watcher.wake)
-        roller = make_roller(store, config, clock, executor, watcher.wake)
+        settings = config.store
+        policy = FlushPolicy(
+            settings.checkpoint_messages, settings.checkpoint_ms, settings.checkpoint_pause_factor
+        )
+        wake, path = watcher.wake, home.path(STORE)
+        flusher = Flusher(store, path, policy, clock, executor, wake, journal=events)
+        roller = make_roller(store, config, clock, executor, wake)
         dispatcher = Dispatcher(
-            config, home, ledger, store, flusher, roller, roster, clock, _silent
+            config, home, ledger, store, events, flusher, roller, roster, clock, _silent
         )
         began = time.perf_counter()
         dispatcher.tick(Wake(agents_changed=True, scan=True))
@@ -103,6 +108,7 @@ def _ours(root: Path, agents: int, files: int, ledger_rows: int) -> float:
         taken_s = time.perf_counter() - began
     watcher.close()
     ledger.close()
+    events.close()
     _check(home, names, files)
     return taken_s
 

@@ -14,7 +14,7 @@ from relay.upkeep import covers
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 
-SMALL = Config(journal=Journal(segment_bytes=4096, compress=False))
+SMALL = Config(journal=Journal(segment_bytes=4096, compress_segments=False))
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_prune_without_a_word_of_what_to_keep_deletes_nothing(box: Box) -> None:
     ask(box, "journal.prune")
     assert steps(box) == [
         "asked for, and not done: nothing says what to keep of the journal;"
-        " journal.keep_age_s or journal.keep_bytes in config.json do, or the command"
+        " journal.keep_age_s or journal.keep_mib in config.json do, or the command"
     ]
 
 
@@ -157,7 +157,7 @@ def test_the_command_line_asks_the_relay_that_runs(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home", "alice", "bob")
     tier2 = tmp_path / "tier2"
     tier2.mkdir()
-    config = Config(journal=Journal(compress=False, objects=str(tier2), keep_bytes=1 << 30))
+    config = Config(journal=Journal(compress_segments=False, objects=str(tier2), keep_mib=1024))
     (home / "config.json").write_bytes(encode(config))
     process = Relay(home)
     process.start()
