@@ -99,27 +99,20 @@ def open_rw(path: str, *, new: bool = False) -> int:
     FileNotFoundError.
     """
     fault("create" if new else "open", path)
-    kind = os.O_CREAT | os.O_EXCL if new else 0
-    try:
-        fd = os.open(
-            path, os.O_RDWR | kind | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, FILE_MODE
-        )
-    except OSError as exc:
-        if exc.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise UnsafePath(f"{path} is no regular file") from exc
-        raise
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise UnsafePath(f"{path} is no regular file")
-    return fd
+    create = os.O_CREAT | os.O_EXCL if new else 0
+    return _open_regular(path, os.O_RDWR | create | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def open_read(path: str) -> int:
     """A descriptor of a regular file for reading. Errors: UnsafePath, FileNotFoundError."""
+    return _open_regular(path, _OPEN_READ)
+
+
+def _open_regular(path: str, flags: int) -> int:
     try:
-        fd = os.open(path, _OPEN_READ)
+        fd = os.open(path, flags, FILE_MODE)
     except OSError as exc:
-        if exc.errno in (errno.ELOOP, errno.ENXIO):
+        if exc.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
             raise UnsafePath(f"{path} is no regular file") from exc
         raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from relay.aof2.plan import TierPolicy
 from relay.comm.engine import CommStore
+from tests import tiers_support
 from tests.fakes import FakeClock
 from tests.unit.aof2_support import Stream
 from tests.unit.comm_support import NOW_S
@@ -31,3 +33,25 @@ def stream(tmp_path: Path) -> Iterator[Stream]:
     made = Stream(tmp_path)
     yield made
     made.crash()
+
+
+@pytest.fixture
+def make_stream(tmp_path: Path) -> Iterator[Callable[..., tiers_support.Stream]]:
+    """Streams that are closed at the end."""
+    made: list[tiers_support.Stream] = []
+
+    def build(
+        policy: TierPolicy = tiers_support.AT_ONCE, store: object = None
+    ) -> tiers_support.Stream:
+        made.append(tiers_support.Stream(tmp_path, policy, store))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield build
+    for stream in made:
+        stream.close()
+
+
+@pytest.fixture
+def tier2(tmp_path: Path) -> tiers_support.FaultyObjects:
+    """Tier 2 in a directory."""
+    return tiers_support.FaultyObjects(tmp_path / "tier2")

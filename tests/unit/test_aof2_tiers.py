@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,30 +24,10 @@ from tests.tiers_support import AT_ONCE, FaultyObjects, Stream
 T0, T1, T2 = Residency.TIER0, Residency.TIER1, Residency.TIER2
 
 
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., Stream]]:
-    """Streams that are closed at the end."""
-    made: list[Stream] = []
-
-    def build(policy: TierPolicy = AT_ONCE, store: object = None) -> Stream:
-        made.append(Stream(tmp_path, policy, store))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield build
-    for stream in made:
-        stream.close()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> FaultyObjects:
-    """Tier 2 in a directory."""
-    return FaultyObjects(tmp_path / "tier2")
-
-
 def test_sealed_segments_are_compressed_once_they_are_old_enough(
-    make: Callable[..., Stream],
+    make_stream: Callable[..., Stream],
 ) -> None:
-    stream = make(TierPolicy(compress_after_s=600))
+    stream = make_stream(TierPolicy(compress_after_s=600))
     stream.fill(3)
     assert stream.run() == []
     stream.clock.advance(601)
@@ -66,8 +46,10 @@ def test_sealed_segments_are_compressed_once_they_are_old_enough(
     assert stream.read() == stream.expected()
 
 
-def test_a_local_copy_leaves_by_budget_and_reading_goes_on(make: Callable[..., Stream]) -> None:
-    stream = make(AT_ONCE._replace(local_bytes=60_000))
+def test_a_local_copy_leaves_by_budget_and_reading_goes_on(
+    make_stream: Callable[..., Stream],
+) -> None:
+    stream = make_stream(AT_ONCE._replace(local_bytes=60_000))
     stream.fill(4)
     stream.run()
     assert all(t & T0 for t in stream.residency(0, 1, 2, 3))  # no checkpoint covers them
@@ -87,8 +69,8 @@ def test_a_local_copy_leaves_by_budget_and_reading_goes_on(make: Callable[..., S
     assert stream.warnings == []
 
 
-def test_what_was_read_last_stays_longest(make: Callable[..., Stream]) -> None:
-    stream = make(AT_ONCE._replace(local_bytes=0), None)
+def test_what_was_read_last_stays_longest(make_stream: Callable[..., Stream]) -> None:
+    stream = make_stream(AT_ONCE._replace(local_bytes=0), None)
     stream.fill(3)
     entry = stream.entry(0)
     stream.run()
@@ -103,9 +85,9 @@ def test_what_was_read_last_stays_longest(make: Callable[..., Stream]) -> None:
 
 
 def test_everything_goes_up_and_leaves_the_disk(
-    make: Callable[..., Stream], store: FaultyObjects
+    make_stream: Callable[..., Stream], tier2: FaultyObjects
 ) -> None:
-    stream = make(AT_ONCE._replace(local_bytes=0), store)
+    stream = make_stream(AT_ONCE._replace(local_bytes=0), tier2)
     stream.fill(3)
     stream.cover()
     stream.run()
@@ -121,7 +103,7 @@ def test_everything_goes_up_and_leaves_the_disk(
     ]
     entry = stream.entry(2)
     assert entry.key == f"{1:020d}/{2:020d}.seg.zst"
-    facts = store.head(entry.key)
+    facts = tier2.head(entry.key)
     assert facts is not None and facts.etag == entry.etag
     assert facts.metadata["records"] == "100"
     assert facts.metadata["segment-crc64"] == f"{entry.segment_crc64:016x}"
@@ -133,31 +115,31 @@ def test_everything_goes_up_and_leaves_the_disk(
 
 
 def test_what_is_there_already_is_not_sent_again(
-    make: Callable[..., Stream], store: FaultyObjects
+    make_stream: Callable[..., Stream], tier2: FaultyObjects
 ) -> None:
-    stream = make(AT_ONCE, store)
+    stream = make_stream(AT_ONCE, tier2)
     stream.fill(1)
 
     def kill(call: str, key: str) -> None:
-        if len(store.calls) > 2:  # head, put, and the answer never came
+        if len(tier2.calls) > 2:  # head, put, and the answer never came
             raise KeyboardInterrupt
 
-    store.fault = kill
+    tier2.fault = kill
     with pytest.raises(KeyboardInterrupt):
         stream.run()
     assert stream.residency(0) == [T0 | T1]
-    store.fault = lambda call, key: None
+    tier2.fault = lambda call, key: None
     stream.reopen()
-    store.calls.clear()
+    tier2.calls.clear()
     stream.run()
-    assert [call for call, _ in store.calls] == ["head"]
+    assert [call for call, _ in tier2.calls] == ["head"]
     assert stream.residency(0) == [T0 | T1 | T2]
 
 
 def test_nothing_is_evicted_or_pruned_above_the_second_checkpoint(
-    make: Callable[..., Stream],
+    make_stream: Callable[..., Stream],
 ) -> None:
-    stream = make(AT_ONCE._replace(local_bytes=0, keep_bytes=0))
+    stream = make_stream(AT_ONCE._replace(local_bytes=0, keep_bytes=0))
     stream.fill(2)
     stream.run()
     stream.tiers.cover(stream.entry(0).end_offset)
@@ -170,9 +152,9 @@ def test_nothing_is_evicted_or_pruned_above_the_second_checkpoint(
 
 
 def test_retention_takes_the_oldest_from_all_tiers(
-    make: Callable[..., Stream], store: FaultyObjects
+    make_stream: Callable[..., Stream], tier2: FaultyObjects
 ) -> None:
-    stream = make(AT_ONCE, store)
+    stream = make_stream(AT_ONCE, tier2)
     stream.fill(5)
     stream.cover()
     stream.run()
@@ -182,7 +164,7 @@ def test_retention_takes_the_oldest_from_all_tiers(
     assert "bytes of stream" in str(planned[0])
     assert stream.residency(0) == [T0 | T1 | T2]  # planning does nothing
     assert stream.run() == [str(job) for job in planned]
-    names = {path.name for path in Path(store.url).rglob("*.zst")}
+    names = {path.name for path in Path(tier2.url).rglob("*.zst")}
     assert names == {f"{n:020d}.seg.zst" for n in (2, 3, 4)} == set(stream.files("warm"))
     assert stream.files("segments") == [f"{n:020d}.seg" for n in (2, 3, 4)]
     assert stream.noted(0)[-4:] == [
@@ -197,8 +179,8 @@ def test_retention_takes_the_oldest_from_all_tiers(
     assert stream.read() == stream.expected()
 
 
-def test_retention_by_age(make: Callable[..., Stream]) -> None:
-    stream = make(AT_ONCE._replace(keep_age_s=100))
+def test_retention_by_age(make_stream: Callable[..., Stream]) -> None:
+    stream = make_stream(AT_ONCE._replace(keep_age_s=100))
     stream.fill(2)
     stream.clock.advance(90)
     stream.fill(1)
@@ -209,9 +191,9 @@ def test_retention_by_age(make: Callable[..., Stream]) -> None:
 
 
 def test_a_deletion_that_was_queued_is_finished(
-    make: Callable[..., Stream], store: FaultyObjects
+    make_stream: Callable[..., Stream], tier2: FaultyObjects
 ) -> None:
-    stream = make(AT_ONCE._replace(local_bytes=0), store)
+    stream = make_stream(AT_ONCE._replace(local_bytes=0), tier2)
     stream.fill(2)
     stream.cover()
     stream.run()
@@ -221,10 +203,10 @@ def test_a_deletion_that_was_queued_is_finished(
         if call == "delete":
             raise KeyboardInterrupt
 
-    store.fault = kill
+    tier2.fault = kill
     with pytest.raises(KeyboardInterrupt):
         stream.run()
-    store.fault = lambda call, key: None
+    tier2.fault = lambda call, key: None
     stream.reopen()  # with a policy that keeps everything
     assert stream.tiers.status().deleting == 1
     with pytest.raises(SegmentAway, match="segment 0 is being deleted from Tier 2"):
@@ -236,9 +218,9 @@ def test_a_deletion_that_was_queued_is_finished(
 
 
 def test_manifest_chunks_that_no_replay_needs_go_up(
-    make: Callable[..., Stream], store: FaultyObjects
+    make_stream: Callable[..., Stream], tier2: FaultyObjects
 ) -> None:
-    stream = make(AT_ONCE, store)
+    stream = make_stream(AT_ONCE, tier2)
     stream.fill(1)
     for _ in range(14):  # 256 KiB a chunk; a snapshot with each that begins
         stream.journal.note(77, bytes(60_000))
@@ -251,7 +233,7 @@ def test_manifest_chunks_that_no_replay_needs_go_up(
     for index in redundant:
         path = chunks.path_of(str(stream.dir), index)
         assert chunks.is_uploaded(str(stream.dir), index)
-        sent = b"".join(store.get(f"{1:020d}/manifest/{index:020d}.mlog").pieces)
+        sent = b"".join(tier2.get(f"{1:020d}/manifest/{index:020d}.mlog").pieces)
         assert sent[64:] == Path(path).read_bytes()[64:]  # but for the flag in the header
     assert stream.run() == []
     stream.reopen()
@@ -260,9 +242,9 @@ def test_manifest_chunks_that_no_replay_needs_go_up(
 
 
 def test_a_chunk_that_was_sent_and_not_marked_is_marked(
-    make: Callable[..., Stream], store: FaultyObjects, monkeypatch: pytest.MonkeyPatch
+    make_stream: Callable[..., Stream], tier2: FaultyObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = make(AT_ONCE, store)
+    stream = make_stream(AT_ONCE, tier2)
     for _ in range(14):
         stream.journal.note(77, bytes(60_000))
 
@@ -274,16 +256,16 @@ def test_a_chunk_that_was_sent_and_not_marked_is_marked(
         with pytest.raises(KeyboardInterrupt):
             stream.run()
     stream.reopen()
-    store.calls.clear()
+    tier2.calls.clear()
     first, *_ = stream.run()
-    assert first.startswith("upload manifest chunk") and store.calls[0][0] == "head"
-    assert [call for call, key in store.calls[:2]] != ["head", "put"]
+    assert first.startswith("upload manifest chunk") and tier2.calls[0][0] == "head"
+    assert [call for call, key in tier2.calls[:2]] != ["head", "put"]
 
 
 def test_a_reader_elsewhere_reads_tier_1_in_place(
-    make: Callable[..., Stream], store: FaultyObjects
+    make_stream: Callable[..., Stream], tier2: FaultyObjects
 ) -> None:
-    stream = make(AT_ONCE, store)
+    stream = make_stream(AT_ONCE, tier2)
     stream.fill(2)
     stream.cover()
     stream.run()
@@ -297,9 +279,9 @@ def test_a_reader_elsewhere_reads_tier_1_in_place(
     assert stream.residency(0) == [T2]  # a reader changes nothing
 
 
-def test_on_a_real_s3_server(make: Callable[..., Stream], tmp_path: Path) -> None:
+def test_on_a_real_s3_server(make_stream: Callable[..., Stream], tmp_path: Path) -> None:
     with s3_server() as url:
-        stream = make(AT_ONCE._replace(local_bytes=0), objects(url, tmp_path.name))
+        stream = make_stream(AT_ONCE._replace(local_bytes=0), objects(url, tmp_path.name))
         stream.fill(3)
         stream.cover()
         stream.run()
@@ -313,9 +295,9 @@ def test_on_a_real_s3_server(make: Callable[..., Stream], tmp_path: Path) -> Non
 
 
 def test_a_checkpoint_during_a_step_is_not_missed(
-    make: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch
+    make_stream: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = make()
+    stream = make_stream()
     stream.fill(1)
     stream.run()
     assert stream.tiers.due_ns() == stream.clock.monotonic_ns() + 60 * 10**9
@@ -332,8 +314,8 @@ def test_a_checkpoint_during_a_step_is_not_missed(
     assert stream.tiers.due_ns() <= stream.clock.monotonic_ns()
 
 
-def test_steps_run_beside_the_loop(make: Callable[..., Stream]) -> None:
-    stream = make()
+def test_steps_run_beside_the_loop(make_stream: Callable[..., Stream]) -> None:
+    stream = make_stream()
     stream.fill(2)
     threads: set[str] = set()
     step = stream.tiers.step

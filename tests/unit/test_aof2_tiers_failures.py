@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,47 +10,27 @@ import pytest
 from relay import fsio
 from relay.aof2.catalog import Residency
 from relay.aof2.format import ManifestType, Reason
-from relay.aof2.plan import Job, JobKind, TierPolicy
+from relay.aof2.plan import Job, JobKind
 from relay.errors import FormatError, JournalError, ObjectError
 from tests.tiers_support import AT_ONCE, FaultyObjects, Stream
 
 T0, T1, T2 = Residency.TIER0, Residency.TIER1, Residency.TIER2
 
 
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., Stream]]:
-    """Streams that are closed at the end."""
-    made: list[Stream] = []
-
-    def build(policy: TierPolicy = AT_ONCE, store: object = None) -> Stream:
-        made.append(Stream(tmp_path, policy, store))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield build
-    for stream in made:
-        stream.close()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> FaultyObjects:
-    """Tier 2 in a directory."""
-    return FaultyObjects(tmp_path / "tier2")
-
-
 def test_other_content_under_the_key_is_never_overwritten(
-    make: Callable[..., Stream], store: FaultyObjects, tmp_path: Path
+    make_stream: Callable[..., Stream], tier2: FaultyObjects, tmp_path: Path
 ) -> None:
     (tmp_path / "other").write_bytes(b"another stream's")
     key = f"{1:020d}/{0:020d}.seg.zst"
-    store.inner.put(key, str(tmp_path / "other"), {"crc64": "1"})
-    stream = make(AT_ONCE._replace(local_bytes=0), store)
+    tier2.inner.put(key, str(tmp_path / "other"), {"crc64": "1"})
+    stream = make_stream(AT_ONCE._replace(local_bytes=0), tier2)
     stream.fill(2)
     stream.cover()
     lines = stream.run()
     (told,) = stream.tiers.status().waiting
     assert told.startswith("waits for the operator: upload segment 0") and told in lines
     assert "another stream may write there" in told
-    assert b"".join(store.get(key).pieces) == b"another stream's"
+    assert b"".join(tier2.get(key).pieces) == b"another stream's"
     assert stream.residency(0, 1) == [T1, T2]  # the one is kept, the other goes its way
     assert stream.noted(0)[-2:] == ["UploadStarted", "UploadFailed"]
     assert stream.read() == stream.expected()
@@ -64,65 +44,65 @@ def test_other_content_under_the_key_is_never_overwritten(
     ],
 )
 def test_a_store_that_fails_is_tried_again_later_and_later(
-    reason: Reason, waits_s: list[int], make: Callable[..., Stream], store: FaultyObjects
+    reason: Reason, waits_s: list[int], make_stream: Callable[..., Stream], tier2: FaultyObjects
 ) -> None:
     def fail(call: str, key: str) -> None:
         raise ObjectError("no", reason)
 
-    store.fault = fail
-    stream = make(AT_ONCE, store)
+    tier2.fault = fail
+    stream = make_stream(AT_ONCE, tier2)
     stream.fill(2)
     stream.run()  # compresses both; one upload tells that the store is away, the other waits
     for wait_s in waits_s:
-        assert len(store.calls) == 1
+        assert len(tier2.calls) == 1
         (told,) = stream.tiers.status().waiting
         assert told.startswith(f"again in {wait_s} s: upload segment 0: ")
         due_ns = stream.tiers.due_ns()
         assert due_ns <= stream.clock.monotonic_ns() + wait_s * 10**9
         stream.clock.advance(wait_s - 0.01)
         assert stream.run() == []
-        store.calls.clear()
+        tier2.calls.clear()
         stream.clock.advance(0.02)
         stream.run()
     failed = stream.journal.manifest.catalog.failures[0, ManifestType.UploadFailed]
     assert (failed.reason, failed.times) == (reason, len(waits_s) + 1)
-    store.fault = lambda call, key: None
+    tier2.fault = lambda call, key: None
     stream.clock.advance(600)
     stream.run()
     assert stream.residency(0, 1) == [T0 | T1 | T2] * 2
     assert stream.tiers.status().waiting == []
-    store.fault = fail
+    tier2.fault = fail
     stream.fill(1)
     stream.run()
     assert stream.tiers.status().waiting[0].startswith(f"again in {waits_s[0]} s")  # anew
 
 
 def test_wrong_credentials_wait_for_the_operator(
-    make: Callable[..., Stream], store: FaultyObjects
+    make_stream: Callable[..., Stream], tier2: FaultyObjects
 ) -> None:
     def fail(call: str, key: str) -> None:
         raise ObjectError("403", Reason.AUTHENTICATION, hint="mend the credentials")
 
-    store.fault = fail
-    stream = make(AT_ONCE, store)
+    tier2.fault = fail
+    stream = make_stream(AT_ONCE, tier2)
     stream.fill(2)
     stream.run()
-    assert len(store.calls) == 1
+    assert len(tier2.calls) == 1
     stream.clock.advance(7 * 86_400)
     assert stream.run() == []
-    assert len(store.calls) == 1
+    assert len(tier2.calls) == 1
     (told,) = stream.tiers.status().waiting
     assert told.startswith("waits for the operator: ") and told.endswith("mend the credentials")
-    store.fault = lambda call, key: None
+    tier2.fault = lambda call, key: None
     stream.tiers.retry()
     stream.run()
     assert stream.residency(0, 1) == [T0 | T1 | T2] * 2
 
 
 def test_a_damaged_segment_is_not_compressed_and_never_evicted(
-    make: Callable[..., Stream], store: FaultyObjects
+    make_stream: Callable[..., Stream], tier2: FaultyObjects
 ) -> None:
-    stream = make(AT_ONCE._replace(local_bytes=0), store)
+    stream = make_stream(AT_ONCE._replace(local_bytes=0), tier2)
     stream.fill(2)
     stream.cover()
     path = stream.dir / "segments" / f"{0:020d}.seg"
@@ -138,9 +118,9 @@ def test_a_damaged_segment_is_not_compressed_and_never_evicted(
 
 
 def test_a_full_disk_is_tried_again(
-    make: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch
+    make_stream: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = make()
+    stream = make_stream()
     stream.fill(2)
 
     def full(operation: str, name: str) -> None:
@@ -157,8 +137,8 @@ def test_a_full_disk_is_tried_again(
     assert stream.residency(0, 1) == [T0 | T1] * 2
 
 
-def test_a_warm_copy_that_rotted_is_no_reason_to_evict(make: Callable[..., Stream]) -> None:
-    stream = make(AT_ONCE._replace(local_bytes=0))
+def test_a_warm_copy_that_rotted_is_no_reason_to_evict(make_stream: Callable[..., Stream]) -> None:
+    stream = make_stream(AT_ONCE._replace(local_bytes=0))
     stream.fill(1)
     stream.run()
     path = stream.dir / "warm" / f"{0:020d}.seg.zst"
@@ -173,14 +153,14 @@ def test_a_warm_copy_that_rotted_is_no_reason_to_evict(make: Callable[..., Strea
 
 
 def test_an_object_that_went_is_no_reason_to_evict(
-    make: Callable[..., Stream], store: FaultyObjects
+    make_stream: Callable[..., Stream], tier2: FaultyObjects
 ) -> None:
-    stream = make(AT_ONCE, store)
+    stream = make_stream(AT_ONCE, tier2)
     stream.fill(1)
     stream.cover()
     stream.run()
     stream.tiers.do(Job(JobKind.EVICT_TIER0, stream.entry(0), "asked"))
-    store.inner.delete(stream.entry(0).key)
+    tier2.inner.delete(stream.entry(0).key)
     with pytest.raises(ObjectError, match="no such object"):
         stream.tiers.do(Job(JobKind.EVICT_TIER1, stream.entry(0), "asked"))
     assert stream.files("warm") == [f"{0:020d}.seg.zst"]
@@ -189,9 +169,9 @@ def test_an_object_that_went_is_no_reason_to_evict(
 
 @pytest.mark.parametrize("fault", ["missing", "truncated", "flipped", "other"])
 def test_an_object_that_is_not_the_segment_is_an_error_with_a_hint(
-    fault: str, make: Callable[..., Stream], store: FaultyObjects, tmp_path: Path
+    fault: str, make_stream: Callable[..., Stream], tier2: FaultyObjects, tmp_path: Path
 ) -> None:
-    stream = make(AT_ONCE._replace(local_bytes=0), store)
+    stream = make_stream(AT_ONCE._replace(local_bytes=0), tier2)
     stream.fill(2)
     stream.cover()
     stream.run()
@@ -216,9 +196,9 @@ def test_an_object_that_is_not_the_segment_is_an_error_with_a_hint(
 
 
 def test_a_damaged_warm_file_is_read_from_tier_2(
-    make: Callable[..., Stream], store: FaultyObjects
+    make_stream: Callable[..., Stream], tier2: FaultyObjects
 ) -> None:
-    stream = make(AT_ONCE, store)
+    stream = make_stream(AT_ONCE, tier2)
     stream.fill(1)
     stream.cover()
     stream.run()
@@ -229,8 +209,8 @@ def test_a_damaged_warm_file_is_read_from_tier_2(
     assert len(stream.warnings) == 2  # read from another copy; and it was Tier 2
 
 
-def test_hydrating_by_hand_mends_tier_0(make: Callable[..., Stream]) -> None:
-    stream = make()
+def test_hydrating_by_hand_mends_tier_0(make_stream: Callable[..., Stream]) -> None:
+    stream = make_stream()
     stream.fill(1)
     stream.run()
     assert stream.tiers.hydrate(0) is False
@@ -247,9 +227,9 @@ def test_hydrating_by_hand_mends_tier_0(make: Callable[..., Stream]) -> None:
 
 
 def test_tier_2_without_a_store_is_one_clear_line(
-    make: Callable[..., Stream], store: FaultyObjects
+    make_stream: Callable[..., Stream], tier2: FaultyObjects
 ) -> None:
-    stream = make(AT_ONCE._replace(local_bytes=0), store)
+    stream = make_stream(AT_ONCE._replace(local_bytes=0), tier2)
     stream.fill(1)
     stream.cover()
     stream.run()
