@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from relay.aof2.format import ARCHIVE_ROLLED, RecordFlag
+from relay.aof2.format import ARCHIVE_ROLLED, RECORD, RecordFlag
 from relay.aof2.journal import Append, Journal, Record
 from relay.clock import NS_PER_MS, Clock
 from relay.comm import events
@@ -97,12 +97,16 @@ class EventLog:
 
     def _append(self, fresh: list[events.Event]) -> None:
         """Encode a batch; the numbers of the events end with the store's own."""
-        sequence = self._store.sequence - len(fresh)
-        encode, append = self._codec.encode_event, self.journal.append
+        sequence, offset = self._store.sequence - len(fresh), self.journal.end
+        encode, head_bytes = self._codec.encode_event, RECORD.size
+        batch: list[Append] = []
         for event in fresh:
             ext_id = event.message.id if type(event) is events.MessageSent else 0
-            append([Append(encode(sequence, event, self.journal.end), 0, ext_id)])
+            payload = encode(sequence, event, offset)
+            batch.append(Append(payload, 0, ext_id))
             sequence += 1
+            offset += head_bytes + len(payload)
+        self.journal.append(batch)
 
     def _append_control(self, frame: Frame, flag: RecordFlag) -> None:
         payload = self._codec.encode(frame, self.journal.end)
