@@ -40,6 +40,7 @@ def main() -> None:
     if "latency" in cases:
         for agents in LATENCY:
             latency.run(arguments.dir, agents=agents, messages=LATENCY_MESSAGES)
+        latency.run_with_tiers(arguments.dir, agents=LATENCY[0], messages=LATENCY_MESSAGES)
     if "drain" in cases:
         for agents, files, rows in DRAIN:
             drain.run(arguments.dir, agents=agents, files=files, ledger_rows=rows)

@@ -3,6 +3,9 @@
 Floor: a bare loop in a process of its own that waits on inotify, reads the file, creates one
 in the recipient's .pending and renames it. Both are measured from outside by the same eyes: an
 inotify watch on the inbox. ``nack``: the same for a message to nobody, until its refusal.
+
+``with tiers``: the same while a backlog of sealed segments is compressed and uploaded beside it,
+to a run without one right before it: what the acknowledgment of a message pays for the tiers.
 """
 
 from __future__ import annotations
@@ -17,13 +20,25 @@ from pathlib import Path
 
 from watchdog.observers.inotify_c import InotifyConstants, InotifyFD
 
-from relay.home import Home
+from relay import config
+from relay.aof2.catalog import Residency
+from relay.aof2.journal import Append
+from relay.aof2.manifest import read_manifest
+from relay.clock import Clock
+from relay.comm.event_codec import VERSION, EventCodec, Frame, Start
+from relay.home import CONFIG, Home
 from relay.names import new_message_id
+from relay.stores import open_store, stream_dir
 from scripts.benchmarks.common import fresh_root, make_home, message, note, percentile, report, sync
 
 PACE_S = 0.010
 WARM_UP = 20
 PATIENCE_MS = 5000
+TIERED = config.Config(
+    journal=config.Journal(segment_bytes=1 << 20, compress_after_s=0, objects="objects")
+)
+BACKLOG = 250  # segments: the tiers compress them all, then upload; about as long as it takes
+FRAME_BYTES = 16 << 10
 
 
 def run(base: str | None, *, agents: int, messages: int) -> None:
@@ -48,6 +63,63 @@ def run(base: str | None, *, agents: int, messages: int) -> None:
             floor_p99_ms=_ms(floor, 0.99),
             ratio_to_floor_p50=round(percentile(taken, 0.5) / percentile(floor, 0.5), 2),
         )
+
+
+def run_with_tiers(base: str | None, *, agents: int, messages: int) -> None:
+    """Latency while the tiers work, beside latency while they have nothing to do."""
+    root = fresh_root(base)
+    note(f"latency with tiers: {messages} messages, {agents} agents, {BACKLOG} MiB in {root}")
+    taken: list[list[float]] = []
+    moved = (0, 0)
+    for name, backlog in (("without", 0), ("with", BACKLOG)):
+        (root / name).mkdir()
+        home, names = make_home(root / name, agents)
+        with open(home.path(CONFIG), "wb", opener=_private) as file:
+            file.write(config.encode(TIERED))
+        os.mkdir(home.path(TIERED.journal.objects))
+        _prepare(home, backlog)
+        with _Relay(home):
+            taken.append(_measure(home, names[0], names[1], message(names[1]), messages))
+            moved = _moved(home)
+    without, beside = taken
+    if not all(moved):
+        raise SystemExit(f"latency: {moved} of {BACKLOG} segments were compressed, uploaded")
+    report(
+        case="latency with tiers",
+        agents=agents,
+        messages=len(beside),
+        segments_compressed=moved[0],
+        segments_uploaded=moved[1],
+        p50_ms=_ms(beside, 0.5),
+        p99_ms=_ms(beside, 0.99),
+        max_ms=_ms(beside, 1),
+        without_p50_ms=_ms(without, 0.5),
+        without_p99_ms=_ms(without, 0.99),
+        ratio_p50=round(percentile(beside, 0.5) / percentile(without, 0.5), 2),
+        ratio_p99=round(percentile(beside, 0.99) / percentile(without, 0.99), 2),
+    )
+
+
+def _prepare(home: Home, segments: int) -> None:
+    """Sealed segments that a relay finds: records that say nothing, of bytes half of which pack."""
+    log = open_store(home, Clock(), TIERED, None, note).log
+    codec = EventCodec()
+    for number in range(segments):
+        frames = [
+            Frame(VERSION, start=Start(os.urandom(FRAME_BYTES // 2).hex(), 0, number))
+            for _ in range((TIERED.journal.segment_bytes - (64 << 10)) // FRAME_BYTES)
+        ]
+        log.journal.append([Append(codec.encode(frame, 0)) for frame in frames])
+        log.journal.seal()
+    log.begin(0)  # the machine's real start again: nothing was switched off
+    log.close()
+
+
+def _moved(home: Home) -> tuple[int, int]:
+    """How many segments are compressed, and how many uploaded."""
+    entries = read_manifest(stream_dir(home), note).catalog.entries.values()
+    compressed = sum(bool(one.residency & Residency.TIER1) for one in entries)
+    return compressed, sum(bool(one.residency & Residency.TIER2) for one in entries)
 
 
 def _ms(taken: list[float], share: float) -> float:
