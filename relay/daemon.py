@@ -46,6 +46,7 @@ LOG = "logs/relay.log"
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 READY = b"ready\n"
 MOST_PAUSE_S = 60
+TROUBLE_CHARACTERS = 500
 TIER_POLL_NS = NS_PER_S  # a step that runs is looked at so often
 TIER_NICENESS = 10  # compression takes what the loop leaves
 
@@ -60,6 +61,7 @@ class Daemon:
         self._config = config
         self._watcher: Watcher | None = None  # the running session's
         self._stopping = False
+        self._lock_fd = -1
 
     def run(self, ready: Callable[[], None]) -> None:
         """Serve until a signal says stop.
@@ -74,10 +76,17 @@ class Daemon:
                     f"a relay runs for {self._home.root} already, "
                     f"its pid is {lock_holder(self._home) or 'not known'}"
                 ) from exc
-            os.ftruncate(lock_fd, 0)
-            os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+            self._lock_fd = lock_fd
+            self._note_trouble("")
             self._serve(ready)
             os.ftruncate(lock_fd, 0)
+
+    def _note_trouble(self, text: str) -> None:
+        """Leave word beside the pid of why there is no session now: no ledger may be at hand."""
+        note = " ".join(text.split())[:TROUBLE_CHARACTERS]
+        data = f"{os.getpid()}\n{note}\n".encode(errors="backslashreplace")
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._lock_fd, os.pwrite(self._lock_fd, data, 0))
 
     def stop(self) -> None:
         """End the loop after the batch in hand; safe in a signal handler."""
@@ -100,6 +109,7 @@ class Daemon:
         def begin() -> None:
             nonlocal began, served
             served = True
+            self._note_trouble("")
             if not began:
                 began = True
                 ready()
@@ -114,6 +124,7 @@ class Daemon:
                     raise
                 pause_s = 1 if served else min(2 * pause_s, MOST_PAUSE_S)
                 served = False
+                self._note_trouble(str(exc) or repr(exc))
                 self._log(
                     f"Beginning again in {pause_s} s: {exc}",
                     action="begin_again",
@@ -269,6 +280,14 @@ def _be_nice() -> None:
 def lock_holder(home: Home) -> int | None:
     """The pid of the relay that runs for this home, or None when none does; asks the kernel."""
     return fsio.lock_owner(home.path(LOCK))
+
+
+def trouble(home: Home) -> str:
+    """Why the relay that runs serves nobody now and begins again; empty when it serves."""
+    with contextlib.suppress(OSError):
+        data, _ = fsio.read_regular(home.path(LOCK), None, 4 * TROUBLE_CHARACTERS)
+        return "".join(data.decode(errors="replace").splitlines()[1:2])
+    return ""
 
 
 def make_log(level: str, path: str | None) -> Callable[..., object]:

@@ -127,7 +127,11 @@ def write_at(fd: int, data: bytes | memoryview, offset: int, name: str) -> None:
     fault("write", name)
     view = memoryview(data)
     while view:
-        written = os.pwrite(fd, view, offset)
+        try:
+            written = os.pwrite(fd, view, offset)
+        except OSError as exc:
+            exc.filename = name  # a full disk: of several, people want to know which
+            raise
         view = view[written:]
         offset += written
 

@@ -142,7 +142,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
 
 
 def _facts(home: Home) -> dict[str, Any]:
-    from relay.daemon import lock_holder
+    from relay.daemon import lock_holder, trouble
     from relay.ledger import open_readonly
 
     pid = lock_holder(home) if os.path.exists(home.path(LOCK)) else None
@@ -159,6 +159,7 @@ def _facts(home: Home) -> dict[str, Any]:
         "home": home.root,
         "running": pid is not None,
         "pid": pid,
+        "trouble": trouble(home) if pid is not None else "",
         "rss_bytes": _memory(pid),
         "started_at": when(int(state["started_at"])) if "started_at" in state else None,
         "starts": int(state.get("epoch", 0)),
@@ -201,6 +202,8 @@ def _show(facts: dict[str, Any]) -> None:
         rss = facts["rss_bytes"]
         memory = f", {rss // 1_000_000} MB" if rss else ""
         click.echo(f"the relay runs, pid {facts['pid']}{memory}, since {facts['started_at']}")
+        if facts["trouble"]:
+            click.echo(f"it serves nobody now, and begins again and again: {facts['trouble']}")
     else:
         click.echo("no relay runs; start one with `relay up`")
     click.echo(f"home {facts['home']}")

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from relay import fsio, recovery
-from relay.daemon import make_log
+from relay.daemon import make_log, trouble
+from relay.home import Home
 from tests.box import Box
-from tests.procs import environment, home_of
+from tests.procs import Relay, environment, home_of, relay, until
 
 
 def test_a_stop_with_files_waiting_ends(tmp_path: Path) -> None:
@@ -174,3 +175,23 @@ def test_a_start_that_the_disk_refuses_says_so_in_a_line(tmp_path: Path) -> None
     assert "File too large" in up.stderr
     assert len(up.stderr.splitlines()) == 1
     assert (home / "logs" / "relay.err").read_text() == ""
+
+
+@pytest.mark.timeout(30)
+def test_status_says_why_a_relay_serves_nobody(tmp_path: Path) -> None:
+    home = home_of(tmp_path / "home", "alice", "bob")
+    (home / "config.json").write_text('{"detection": {"scan_interval_s": 1}}')
+    running = Relay(home)
+    running.start()
+    (home / "ledger.db").rename(home / "away")
+    (home / "ledger.db").mkdir()
+    opened = Home(str(home))
+    until(lambda: "ledger.db" in trouble(opened))
+    (home / "ledger.db").rmdir()
+    (home / "away").rename(home / "ledger.db")
+    said = relay("status", home=home).stdout.splitlines()
+    assert said[1].startswith("it serves nobody now, and begins again and again: ")
+    until(lambda: not trouble(opened))
+    opened.close()
+    assert "it serves nobody" not in relay("status", home=home).stdout
+    assert running.stop() == 0
