@@ -74,7 +74,9 @@ class Admission:
             work.failure, work.unsafe = look.reason, look.unsafe
         row = rows.get(message_id)
         facts = _facts(look, message_id, row.discovered_at if row else now)
-        work.origin = Origin(*facts[1:])
+        # A name that is no message's may be no text, either; what an event says is.
+        path = found.path if message_id else shown(found.path)
+        work.origin = Origin(facts.agent_name, path, *facts[3:])
         if not message_id or message_id in fresh or (row and row.agent_name != found.agent):
             work.has_row = False
             work.failure = work.failure or "its id is taken: every message needs a name of its own"

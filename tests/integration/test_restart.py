@@ -195,3 +195,24 @@ def test_status_says_why_a_relay_serves_nobody(tmp_path: Path) -> None:
     opened.close()
     assert "it serves nobody" not in relay("status", home=home).stdout
     assert running.stop() == 0
+
+
+def test_a_name_that_is_no_text_is_refused_and_stops_nobody(box: Box) -> None:
+    outbox = os.fsencode(str(box.path("agents", "alice", "outbox")))
+    for name in (b"\xff\xfe.msg", b"1234567890-\xff.msg"):
+        with open(outbox + b"/.pending/" + name, "wb") as file:
+            file.write(b"TO: bob\n\nhi")
+        os.rename(outbox + b"/.pending/" + name, outbox + b"/" + name)
+    box.tick(2)
+    names = "SELECT file_name FROM rejections ORDER BY 1"
+    told = sorted(box.nacks("alice"))
+    assert len(told) == 2 and all("is no name of a message" in one for one in told)
+    before = box.sql(names)
+    assert len(before) == 2
+    box.kill()
+    for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm"):
+        box.path(name).unlink(missing_ok=True)
+    box.open()
+    assert box.sql(names) == before
+    box.send("alice", "TO: bob\n\non")
+    assert box.bodies("bob") == ["on"]
