@@ -466,6 +466,7 @@ def _translated(path: str) -> Iterator[None]:
     except sqlite3.OperationalError as exc:
         if "locked" in str(exc) or "busy" in str(exc):
             raise LedgerBusy(f"{path}: {exc}") from exc
-        raise LedgerError(f"{path}: {exc}") from exc
+        hint = "free some space" if "is full" in str(exc) else ""
+        raise LedgerError(f"{path}: {exc}", hint=hint) from exc
     except sqlite3.DatabaseError as exc:
         raise LedgerError(f"{path}: {exc}") from exc

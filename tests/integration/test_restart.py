@@ -14,6 +14,7 @@ import pytest
 
 from relay import fsio, recovery
 from relay.daemon import make_log, trouble
+from relay.errors import LedgerError
 from relay.home import Home
 from tests.box import Box
 from tests.procs import Relay, environment, home_of, relay, until
@@ -216,3 +217,11 @@ def test_a_name_that_is_no_text_is_refused_and_stops_nobody(box: Box) -> None:
     assert box.sql(names) == before
     box.send("alice", "TO: bob\n\non")
     assert box.bodies("bob") == ["on"]
+
+
+def test_a_full_disk_is_not_called_a_damaged_ledger(box: Box) -> None:
+    box.ledger._db.execute("PRAGMA max_page_count = 1")
+    with pytest.raises(LedgerError, match="is full") as caught, box.ledger.transaction():
+        for number in range(300):
+            box.ledger.set_state(f"key {number}", "x" * 4000, 1)
+    assert caught.value.hint.startswith("free some space")
