@@ -118,7 +118,7 @@ def open_store(
         journal_policy(config),
         warn,
         epoch=epoch,
-        at_least=covered,
+        at_least=max(covered, ledger_position),
         covered=covered,
     )
     try:

@@ -225,3 +225,17 @@ def test_a_full_disk_is_not_called_a_damaged_ledger(box: Box) -> None:
         for number in range(300):
             box.ledger.set_state(f"key {number}", "x" * 4000, 1)
     assert caught.value.hint.startswith("free some space")
+
+
+def test_store_and_journal_do_not_go_in_silence(box: Box) -> None:
+    box.send("alice", "TO: bob\n\nhi")
+    ended = box.ledger.position()
+    box.kill()
+    shutil.rmtree(box.path("journal"))
+    box.log.clear()
+    box.open()
+    assert any(f"and was {ended} long" in line["event"] for line in box.log)
+    box.send("alice", "TO: bob\n\nmore")
+    box.kill()
+    box.open()
+    assert box.bodies("bob") == ["hi", "more"]
