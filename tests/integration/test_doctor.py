@@ -1,0 +1,201 @@
+"""`relay doctor`: a fault is planted in a home, and the line that names it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from relay.aof2 import orders
+from relay.aof2.format import ManifestType, Reason
+from relay.cli import cli
+from relay.config import Config, Journal
+from relay.home import BASE, STORE
+from relay.ledger import Ledger
+from tests.box import Box
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    """A relay that was stopped after some checkpoints; its journal has several segments."""
+    config = Config(journal=Journal(segment_bytes=4096, compress=False, keep_bytes=1))
+    made = Box(tmp_path / "home", "alice", "bob", config=config)
+    for number in range(40):
+        made.send("alice", f"TO: bob\n\nnumber {number}")
+        if number % 10 == 9:
+            made.flush()
+    made.dispatcher.drain()
+    made.kill()
+    yield made
+    made.home.close()
+
+
+def doctor(box: Box) -> list[str]:
+    """The findings; both ways of printing say the same, and so does the exit code."""
+    before = {path: path.stat().st_mtime_ns for path in box.root.rglob("*.*") if path.is_file()}
+    result = CliRunner().invoke(cli, ["--home", str(box.root), "doctor"], standalone_mode=False)
+    assert result.exception is None, result.exception
+    *said, last = result.stdout.splitlines()
+    assert result.return_value == (3 if said else 0)
+    assert last == (f"{len(said)} problems found" if said else "OK")
+    result = CliRunner().invoke(
+        cli, ["--home", str(box.root), "doctor", "--json"], standalone_mode=False
+    )
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [f"{row['check']}: {row['finding']}; {row['remedy']}" for row in rows] == said
+    changed = {path for path, at in before.items() if path.stat().st_mtime_ns != at}
+    assert not {path for path in changed if "ledger" not in path.name}
+    return said
+
+
+def segment(box: Box, number: int) -> Path:
+    return box.path("journal", f"{1:020d}", "segments", f"{number:020d}.seg")
+
+
+def cut(path: Path) -> None:
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data[:-7])
+
+
+def note_position(box: Box, offset: int) -> None:
+    with contextlib.closing(Ledger.open(str(box.path("ledger.db")))) as ledger:
+        with ledger.transaction():
+            ledger.note_position(offset, 0)
+
+
+def test_a_sound_home_has_no_findings(box: Box) -> None:
+    assert doctor(box) == []
+
+
+def test_a_fresh_home_has_none_either(tmp_path: Path) -> None:
+    fresh = Box(tmp_path / "fresh", "alice")
+    assert doctor(fresh) == []  # beside a relay that runs
+    fresh.close()
+    assert doctor(fresh) == []
+
+
+def test_a_setting_that_there_is_not(box: Box) -> None:
+    box.path("config.json").write_text('{"journl": {}}')
+    (line,) = doctor(box)
+    assert line.startswith("config: ") and "journl" in line and "mend it" in line
+
+
+def test_a_damaged_checkpoint_and_what_becomes_of_it(box: Box) -> None:
+    cut(box.path(STORE))
+    (line,) = doctor(box)
+    assert line.startswith(f"store: {box.path(STORE)} at ")
+    assert line.endswith("makes the store again of relay.acomm.prev")
+    box.open()
+    box.flush()
+    box.kill()
+    (line,) = doctor(box)
+    assert line.startswith("store: relay.bad: a damaged file was set aside")
+
+
+def test_checkpoints_that_are_gone(box: Box) -> None:
+    box.path(STORE).unlink()
+    box.path(STORE + ".prev").unlink()
+    first, second = doctor(box)
+    assert first == (
+        f"store: {box.path(STORE)}: missing; the next start makes the store again from the journal"
+    )
+    assert second.startswith(f"store: {box.path(STORE)}.prev: missing; the next checkpoint")
+
+
+def test_checkpoints_without_a_journal(box: Box) -> None:
+    shutil.rmtree(box.path("journal", f"{1:020d}"))
+    cut(box.path(STORE))
+    box.path(STORE + ".prev").unlink()
+    (line,) = doctor(box)
+    assert line.endswith("the relay does not start: restore it from a backup, or move it away")
+
+
+def test_a_damaged_segment(box: Box) -> None:
+    data = bytearray(segment(box, 1).read_bytes())
+    data[900] ^= 7
+    segment(box, 1).write_bytes(data)
+    lines = doctor(box)
+    assert lines and all(line.startswith(f"journal: {segment(box, 1)}") for line in lines)
+    assert all("`relay journal hydrate SEGMENT`" in line for line in lines)
+
+
+def test_a_missing_segment(box: Box) -> None:
+    segment(box, 2).unlink()
+    (line,) = doctor(box)
+    assert f"{segment(box, 2)}: missing, and the manifest has it in tier0" in line
+
+
+def test_what_was_set_aside(box: Box) -> None:
+    for name in ("00000000000000000001.seg.torn", "00000000000000000001.seg.bad.1"):
+        segment(box, 1).with_name(name).write_bytes(b"kept")
+    bad, torn = doctor(box)
+    assert "seg.bad.1: a damaged segment was set aside" in bad and "relay aof dump" in bad
+    assert "seg.torn: a write that a crash cut short" in torn
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        (Reason.AUTHENTICATION, "mend the credentials"),
+        (Reason.MISSING, "put the object back"),
+        (Reason.CODEC, "`relay journal hydrate 1`"),
+        (Reason.UNAVAILABLE, ""),  # it is tried again
+    ],
+)
+def test_tiers_that_wait_for_the_operator(box: Box, reason: Reason, remedy: str) -> None:
+    box.open()
+    manifest = box.events.journal.manifest
+    manifest.record(ManifestType.UploadFailed, 1, 0, key="k", reason_code=int(reason))
+    box.kill()
+    lines = doctor(box)
+    if not remedy:
+        assert lines == []
+        return
+    (line,) = lines
+    assert line.startswith(f"tiers: segment 1: UploadFailed, {reason.name.lower()}, 1 times; ")
+    assert remedy in line
+
+
+def test_a_journal_that_ends_before_store_and_ledger(box: Box) -> None:
+    shutil.rmtree(box.path("journal", f"{1:020d}"))
+    box.path("journal", f"{1:020d}", "segments").mkdir(parents=True)
+    lines = doctor(box)
+    assert any(line.startswith("journal: it ends at 0, and the store covers") for line in lines)
+    assert any(line.startswith("ledger: it follows the journal up to") for line in lines)
+
+
+def test_a_pruned_journal(box: Box) -> None:
+    box.open()
+    assert list(orders.prune(box.tiers, box.tiers.prunes())) == []  # no two checkpoints yet
+    box.send("alice", "TO: bob\n\nmore")
+    box.flush()
+    assert list(orders.prune(box.tiers, box.tiers.prunes()))
+    box.kill()
+    assert doctor(box) == []
+    note_position(box, 1)
+    (line,) = doctor(box)
+    assert line.startswith("ledger: it follows the journal up to 1, and what came before ")
+    note_position(box, 1 << 20)
+    box.path(BASE).unlink()
+    journal, ledger_line = doctor(box)
+    assert "store/base.acomm does not cover what was pruned before" in journal
+    assert "and that ends at" in ledger_line
+    for name in (STORE, STORE + ".prev"):
+        cut(box.path(name))
+    assert any("no store file covers what was pruned before" in line for line in doctor(box))
+
+
+def test_a_ledger_that_is_gone_or_is_none(box: Box) -> None:
+    for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm"):
+        box.path(name).unlink(missing_ok=True)
+    (line,) = doctor(box)
+    assert line.startswith("ledger: there is no ledger at ")
+    box.path("ledger.db").write_bytes(b"no database" * 100)
+    (line,) = doctor(box)
+    assert line.startswith("ledger: ") and "pragma integrity_check" in line
