@@ -85,9 +85,7 @@ def _store(home: Home) -> Iterator[Finding]:
     if wrong and (written or os.path.lexists(path)):
         remedy = f"the next start makes the store again of {os.path.basename(previous)}"
         if wrong_before:
-            remedy = "the next start makes the store again from the journal"
-            if not os.path.isdir(stream_dir(home)):
-                remedy = "the relay does not start: restore it from a backup, or move it away"
+            remedy = _without_checkpoints(home)
         yield Finding("store", wrong, remedy)
     if wrong_before and (written > 1 or os.path.lexists(previous)):
         yield Finding("store", wrong_before, "the next checkpoint replaces it")
@@ -98,6 +96,17 @@ def _store(home: Home) -> Iterator[Finding]:
         if ".bad" in name:
             found = f"{name}: a damaged file was set aside, the store was made without it"
             yield Finding("store", found, "`relay acomm check` says what it has; remove it then")
+
+
+def _without_checkpoints(home: Home) -> str:
+    """What the next start does when both are damaged or gone."""
+    folder = stream_dir(home)
+    if not os.path.isdir(folder):
+        return "the relay does not start: restore it from a backup, or move it away"
+    first = JournalReader(folder).first()
+    if covers(home.path(BASE)) < first:
+        return "the relay does not start: restore it from a backup"
+    return f"the next start makes the store again from the journal{f' and {BASE}' if first else ''}"
 
 
 def _fault(path: str) -> str:

@@ -185,6 +185,55 @@ def test_the_object_store_is_the_configured_one(home: Path, tmp_path: Path) -> N
     assert [path.name for path in other.rglob("*.zst")] == [f"{1:020d}.seg.zst"]
 
 
+def damage(path: Path) -> bytes:
+    """One byte of it; what it was."""
+    data = path.read_bytes()
+    path.write_bytes(data[:900] + bytes([data[900] ^ 7]) + data[901:])
+    return data
+
+
+def test_a_damaged_segment_is_mended_from_another_tier(home: Path) -> None:
+    assert run(home, "compress", 1).stdout == "compressed segment 1\n"
+    path = Path(segment_path(str(home / "journal" / f"{1:020d}"), 1))
+    whole = damage(path)
+    assert run(home, "hydrate", 1).stdout == "hydrated segment 1\n"
+    assert path.read_bytes() == whole
+
+
+def test_a_segment_is_restored_by_hand(home: Path, tmp_path: Path) -> None:
+    before = records(home)
+    folder = home / "journal" / f"{1:020d}"
+    tier2 = tmp_path / "tier2"
+    tier2.mkdir()
+    configure(home, objects=str(tier2))
+    assert run(home, "upload").stdout.count("uploaded") == 3
+    warm = folder / "warm" / f"{1:020d}.seg.zst"
+    backup, whole = warm.read_bytes(), Path(segment_path(str(folder), 1)).read_bytes()
+    # Both local copies and the object are damaged: the backup goes to warm/.
+    (object_,) = tier2.rglob(warm.name)
+    for path in (Path(segment_path(str(folder), 1)), warm, object_):
+        path.write_bytes(path.read_bytes()[:100])
+    result = run(home, "hydrate", 1)
+    assert result.stdout == "" and "segment 1: " in result.stderr
+    warm.write_bytes(backup)
+    assert run(home, "hydrate", 1).stdout == "hydrated segment 1\n"
+    assert Path(segment_path(str(folder), 1)).read_bytes() == whole
+    # In Tier 2 alone, and the object is gone: it is put back under its key.
+    object_.write_bytes(backup)
+    assert run(home, "evict", 0, 1).stdout.count("evicted") == 2
+    assert run(home, "evict", "--warm", 0, 1).stdout.count("evicted") == 2
+    object_.unlink()
+    result = run(home, "hydrate", 1)
+    assert "put the object back" in result.stderr
+    object_.write_bytes(backup)
+    assert run(home, "hydrate").stdout == "hydrated segment 0\nhydrated segment 1\n"
+    assert records(home) == before
+    # A copy of the segment file itself.
+    Path(segment_path(str(folder), 1)).unlink()
+    Path(segment_path(str(folder), 1)).write_bytes(whole)
+    assert records(home) == before
+
+
 def test_a_damaged_configuration_is_said_so(home: Path) -> None:
     (home / "config.json").write_text('{"journal": {"keep_byte": 1}}')
     error = refused(run(home, "status"))
