@@ -124,7 +124,8 @@ def open_store(
     try:
         tiers = make_tiers(home, config, journal.manifest, clock, warn)
         journal.fetch = tiers.fetch
-        _check_reach(home, store, journal.first)  # a damaged manifest did not say before
+        # A damaged manifest did not say before.
+        _check_reach(home, store, journal.first, touched=True)
         if ledger_position < journal.first:
             warn(
                 f"the ledger follows the journal up to {ledger_position}, and what came before"
@@ -273,7 +274,7 @@ def _begin_again(
     return base or CommStore(clock, None, limits)
 
 
-def _check_reach(home: Home, store: CommStore, first: int) -> None:
+def _check_reach(home: Home, store: CommStore, first: int, *, touched: bool = False) -> None:
     """Errors: JournalPruned when the journal does not go back to where the store stands."""
     begin = _begin(store)
     if begin < first:
@@ -282,7 +283,7 @@ def _check_reach(home: Home, store: CommStore, first: int) -> None:
             f"{home.path(STORE)}: the journal's records before offset {first} were pruned, and no"
             f" store file from there on {'is left: the best one ' if begin else ''}{found}",
             hint=f"restore {STORE}, {STORE}{PREVIOUS} or {BASE} from a backup made since"
-            " the journal was pruned; nothing was changed",
+            f" the journal was pruned{'' if touched else '; nothing was changed'}",
         )
 
 

@@ -33,13 +33,16 @@ def carry_out(home: Home, tiers: Tiers, clock: Clock, order: Order) -> Iterator[
 
     Errors: JournalError for a segment that is not there, and where nothing says what to keep.
     """
-    tiers.cover(safe_below(home))
-    if order.verb != plan.PRUNE:
+    is_prune = order.verb == plan.PRUNE
+    policy = retention(tiers.policy, order) if is_prune else tiers.policy
+    below = safe_below(home)
+    if policy.keep_age_s is not None or policy.keep_bytes is not None:
+        below = min(below, keep_first(home))  # where anything is ever pruned, by whomever
+    tiers.cover(below)
+    if is_prune:
+        yield from orders.prune(tiers, prunes(tiers.entries(), policy, clock, below))
+    else:
         yield from orders.order(tiers, order.verb, order.segment_ids)
-        return
-    policy = retention(tiers.policy, order)
-    below = min(keep_first(home), tiers.safe_below)
-    yield from orders.prune(tiers, prunes(tiers.entries(), policy, clock, below))
 
 
 def retention(policy: TierPolicy, order: Order) -> TierPolicy:

@@ -105,6 +105,22 @@ def test_prune_lets_nothing_go_that_no_base_covers(box: Box) -> None:
     assert not box.path(BASE).exists() and box.events.journal.first == 0
 
 
+def test_an_order_lets_retention_go_no_further_than_a_base(box: Box) -> None:
+    box.kill()
+    box.config = Config(journal=Journal(segment_bytes=4096, compress=False, keep_bytes=1))
+    whole = box.path(STORE + ".prev").read_bytes()
+    box.path(STORE + ".prev").write_bytes(whole[:-7])
+    box.open()
+    ask(box, "journal.compress\nSEGMENTS: 3")
+    assert steps(box) == ["asked for: compressed segment 3"]
+    assert box.events.journal.first == 0 and not box.path(BASE).exists()
+    box.path(STORE + ".prev").write_bytes(whole)
+    ask(box, "journal.compress\nSEGMENTS: 4")
+    assert steps(box)[1].startswith("prune segment 0")
+    assert box.events.journal.first <= covers(str(box.path(BASE)))
+    box.close()
+
+
 def test_prune_without_a_word_of_what_to_keep_deletes_nothing(box: Box) -> None:
     ask(box, "journal.prune")
     assert steps(box) == [
