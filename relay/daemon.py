@@ -198,7 +198,7 @@ class Daemon:
             tier_thread = stack.enter_context(
                 ThreadPoolExecutor(1, thread_name_prefix="tiers", initializer=_be_nice)
             )
-            tiers = TierWorker(opened.tiers, tier_thread, self._clock)
+            tiers = TierWorker(opened.tiers, tier_thread, self._clock, watcher.wake)
             dispatcher = Dispatcher(
                 config,
                 self._home,

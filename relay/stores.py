@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from relay import fsio, keyfile
@@ -22,12 +22,14 @@ from relay.aof2.journal import Journal, Policy
 from relay.aof2.manifest import Manifest
 from relay.aof2.plan import TierPolicy
 from relay.aof2.reader import JournalReader
+from relay.aof2.records import Record
 from relay.aof2.tiers import Tiers
 from relay.clock import Clock, boot_id
 from relay.comm import acomm, store_file
 from relay.comm.archives import Archives
 from relay.comm.container import Flag
 from relay.comm.engine import CommStore
+from relay.comm.engine_state import Position
 from relay.comm.event_codec import EventCodec, Frame
 from relay.comm.limits import DEFAULT_LIMITS, Limits
 from relay.comm.store_file import PREVIOUS
@@ -108,9 +110,11 @@ def open_store(
     store = _load(home, clock, config, key, warn)
     assert store.archives is not None
     state, codec = store.state, EventCodec(key)
-    covered = _begin(store)
     for folder in (os.path.dirname(home.path(STORE)), home.path(JOURNAL), stream_dir(home)):
         fsio.ensure_dir(folder)
+    if ledger_position > _begin(store) and _is_gone(stream_dir(home)):
+        _go_on_from(home, store, Position(STREAM_ID, ledger_position, boot), config, key)
+    covered = _begin(store)
     journal = Journal.open(
         stream_dir(home),
         STREAM_ID,
@@ -131,8 +135,12 @@ def open_store(
                 f"the ledger follows the journal up to {ledger_position}, and what came before"
                 f" {journal.first} was pruned: rows of that time are not made again"
             )
-        past = _Past(state.journal.boot_id if state.journal else "", covered)
-        replay(journal.read(min(covered, ledger_position)), codec, store, past.hear, warn)
+        past = _Past(state.journal.boot_id if state.journal else "", covered, ledger_position)
+        begin = min(covered, ledger_position)
+        replay(journal.read(begin), codec, store, past.hear, warn)
+        is_cut = past.boot not in ("", boot)
+        if is_cut:  # then inboxes are compared with all that was delivered since
+            past.tell_all(journal.read(begin), codec)
         journal.raise_ext_id(state.next_message - 1)
         for name in store.archives.set_strays_aside(state.archives, state.next_archive):
             warn(f"An archive that the store does not list was set aside: {name}")
@@ -141,7 +149,25 @@ def open_store(
     except BaseException:
         journal.close()
         raise
-    return Opened(store, log, tiers, past.told, past.boot not in ("", boot))
+    return Opened(store, log, tiers, past.told, is_cut)
+
+
+def _is_gone(folder: str) -> bool:
+    """True when there is no file of a stream: somebody removed it, or there never was one."""
+    return not any(files for _, _, files in os.walk(folder))
+
+
+def _go_on_from(
+    home: Home, store: CommStore, position: Position, config: Config, key: bytes | None
+) -> None:
+    """The stream is gone, and the ledger followed it further than any store file: what happened
+    in between is lost, which the journal says when it is opened. A checkpoint of what is left
+    covers it, so that the next start does not look for it in the journal. Errors: OSError."""
+    store.state.journal = position
+    snapshot = store.snapshot()
+    snapshot = snapshot._replace(state=snapshot.state._replace(journal=position))
+    store_file.write(home.path(STORE), snapshot, config.store.compress, key)
+    store.note_file(os.path.getsize(home.path(STORE)), store.sequence, 0)
 
 
 class _Checkpoints:
@@ -169,17 +195,24 @@ class _Checkpoints:
 class _Past:
     """What the journal says of the time before."""
 
-    def __init__(self, boot: str, covered: int) -> None:
+    def __init__(self, boot: str, covered: int, ledger_position: int) -> None:
         self.told = Projection()
         self.boot = boot  # of the machine, when it was last written
         self._covered = covered
+        self._ledger_position = ledger_position
 
     def hear(self, frame: Frame, offset: int) -> None:
         """One frame of the journal."""
         if frame.start is not None:
             self.boot = frame.start.boot_id
-        if frame.event is not None:
+        if frame.event is not None and offset >= self._ledger_position:
             self.told.fold(frame.event, is_recent=offset >= self._covered)
+
+    def tell_all(self, records: Iterable[Record], codec: EventCodec) -> None:
+        """Everything once more, whatever the ledger has."""
+        self.told, self._ledger_position = Projection(), 0
+        for record in records:
+            self.hear(codec.decode(record.payload, record.offset), record.offset)
 
 
 def keep_base(previous: str, base: str) -> None:

@@ -421,10 +421,18 @@ def lower_priority() -> None:
 class TierWorker:
     """Runs the steps of the tiers in an executor, one at a time, when they are due."""
 
-    def __init__(self, tiers: Tiers, executor: Executor, clock: Clock) -> None:
+    def __init__(
+        self,
+        tiers: Tiers,
+        executor: Executor,
+        clock: Clock,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``wake``: called, from the thread of the tiers, when a step is done."""
         self._tiers = tiers
         self._executor = executor
         self._clock = clock
+        self._wake = wake
         self._running: Future[str | None] | None = None
 
     def poll(self) -> str | None:
@@ -439,6 +447,7 @@ class TierWorker:
             done, self._running = self._running.result(), None
         if self._clock.monotonic_ns() >= self._tiers.due_ns():
             self._running = self._executor.submit(self._tiers.step)
+            self._running.add_done_callback(lambda _: self._wake())
         return done
 
     def due_ns(self) -> int | None:

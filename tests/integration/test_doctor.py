@@ -23,7 +23,7 @@ from tests.box import Box
 @pytest.fixture
 def box(tmp_path: Path) -> Iterator[Box]:
     """A relay that was stopped after some checkpoints; its journal has several segments."""
-    config = Config(journal=Journal(segment_bytes=4096, compress=False, keep_bytes=1))
+    config = Config(journal=Journal(segment_bytes=4096, compress_segments=False, keep_age_s=1))
     made = Box(tmp_path / "home", "alice", "bob", config=config)
     for number in range(40):
         made.send("alice", f"TO: bob\n\nnumber {number}")

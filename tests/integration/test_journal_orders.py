@@ -107,7 +107,7 @@ def test_prune_lets_nothing_go_that_no_base_covers(box: Box) -> None:
 
 def test_an_order_lets_retention_go_no_further_than_a_base(box: Box) -> None:
     box.kill()
-    box.config = Config(journal=Journal(segment_bytes=4096, compress=False, keep_bytes=1))
+    box.config = Config(journal=Journal(segment_bytes=4096, compress_segments=False, keep_age_s=1))
     whole = box.path(STORE + ".prev").read_bytes()
     box.path(STORE + ".prev").write_bytes(whole[:-7])
     box.open()

@@ -126,7 +126,7 @@ def with_store(tmp_path: Path) -> Path:
         tmp_path / "box",
         "alice",
         "bob",
-        config=Config(journal=JournalSettings(segment_bytes=4096, compress=False)),
+        config=Config(journal=JournalSettings(segment_bytes=4096, compress_segments=False)),
     )
     for number in range(40):
         box.send("alice", f"TO: bob\n\nnumber {number}")
@@ -166,9 +166,10 @@ def test_prune_goes_no_further_than_its_base(with_store: Path) -> None:
 
 
 def test_what_is_kept_stands_in_the_configuration(with_store: Path) -> None:
-    configure(with_store, keep_bytes=1)
-    assert "would prune segment 0: " in run(with_store, "prune", "--dry-run").stdout
-    assert run(with_store, "prune", "--dry-run", "--keep-age", "1d").stdout == ""
+    configure(with_store, keep_mib=1)
+    assert run(with_store, "prune", "--dry-run").stdout == ""  # it has no MiB yet
+    would = run(with_store, "prune", "--dry-run", "--keep-bytes", "1B").stdout
+    assert "would prune segment 0: " in would
     configure(with_store, keep_age_s=86_400)
     assert run(with_store, "prune", "--dry-run").stdout == ""
     assert "would prune" in run(with_store, "prune", "--dry-run", "--keep-bytes", "0B").stdout
