@@ -194,6 +194,7 @@ class Carrier:
         own = [p.own for work in works for p in work.postings if p.own is not None]
         obeyed = [(work.message_id, ORCHESTRATOR, 1) for work in works if work.control]
         with ledger.transaction():
+            self._finisher.note_within()
             ledger.record(own, own=True)
             ledger.written(written)
             ledger.read(obeyed, now)

@@ -59,12 +59,18 @@ class Finisher:
         return replaced
 
     def note(self) -> None:
-        """Tell the ledger where the originals are: one transaction for all since the last."""
+        """Tell the ledger where the originals are, where no batch takes it along."""
         if self._archived or self._refused:
             with self._ledger.transaction():
-                self._ledger.archive(self._archived)
-                self._ledger.set_path(self._refused)
-            self._archived, self._refused = [], []
+                self.note_within()
+
+    def note_within(self) -> None:
+        """The same, in the caller's transaction: a batch notes what the one before archived."""
+        if self._archived:
+            self._ledger.archive(self._archived)
+        if self._refused:
+            self._ledger.set_path(self._refused)
+        self._archived, self._refused = [], []
 
     def _archive(self, dirs: Dirs, work: Work, replaced: list[Found]) -> tuple[bool, str | None]:
         """(is it out of the outbox?, its path in the archive: None when it is gone)."""
