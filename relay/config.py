@@ -47,7 +47,7 @@ class Store(Section, frozen=True):
     """When the engine's store is written to its file, and what is kept in it."""
 
     # The journal has everything: the file is what a start need not replay. Each costs a syncfs.
-    checkpoint_messages: Positive = 10_000  # replayed in well under a second
+    checkpoint_messages: Positive = 25_000  # replayed in a second or two
     checkpoint_ms: Positive = 60_000  # whichever of the two comes first
     # A flush rewrites the file: it starts no sooner than this many times the last one took,
     # so a large store costs 5 % of a core and not all of it.

@@ -67,7 +67,7 @@ def test_the_defaults_are_the_source_documents() -> None:
     default = Config()
     assert default.detection == Detection("auto", 30, 100, 100, 5, 30)
     assert default.limits.max_body_bytes == DEFAULT_MAX_BODY_BYTES
-    assert (default.store.checkpoint_messages, default.store.checkpoint_ms) == (10_000, 60_000)
+    assert (default.store.checkpoint_messages, default.store.checkpoint_ms) == (25_000, 60_000)
     assert default.ledger.busy_timeout_ms == 5000
 
 
