@@ -76,8 +76,8 @@ class EventLog:
 
     @property
     def is_behind(self) -> bool:
-        """True while events wait for their commit."""
-        return bool(self._store.fresh_events)
+        """True while events, or a word about a checkpoint, wait for their commit."""
+        return bool(self._store.fresh_events) or self.journal.end > self.journal.durable
 
     def commit(self) -> None:
         """Make everything that happened durable: one write, one sync.
@@ -120,9 +120,8 @@ class EventLog:
         due = self.due_ns()
         if due is not None and due <= now:
             self.commit()
-        if not self.is_behind:
-            self.journal.roll_if_due()
-            self.journal.prepare()
+        self.journal.roll_if_due()
+        self.journal.prepare()  # in a backlog, too: without zeros ahead commits take far longer
 
     def due_ns(self) -> int | None:
         """When ``linger`` has something to do (monotonic)."""

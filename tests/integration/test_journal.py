@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from relay.aof2.format import RecordFlag
+from relay.aof2.reader import JournalReader
 from relay.eventlog import EventLog
 from relay.home import LEDGER, STORE
 from relay.stores import look
@@ -211,6 +213,17 @@ def test_who_looks_sees_what_happened_a_moment_ago(box: Box) -> None:
     assert stored is not None
     assert seen.state.sequence == box.store.sequence
     assert seen.state.deliveries == box.store.state.deliveries
+
+
+def test_no_tail_stays_in_memory(box: Box) -> None:
+    box.send("alice", "TO: bob\n\nhi")
+    box.flush()  # the last thing that happens is a checkpoint, and a record says so
+    for _ in range(2):
+        box.clock.advance(1)
+        box.tick()
+    assert box.events.journal.end == box.events.journal.durable
+    *_, last = JournalReader(str(box.path("journal", f"{1:020d}"))).read()
+    assert last.flags & RecordFlag.SNAPSHOT_BOUNDARY
 
 
 def test_with_encryption_the_journal_is_sealed_too(tmp_path: Path) -> None:
