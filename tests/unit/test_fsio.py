@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -38,16 +39,15 @@ def umask() -> Iterator[Callable[[int], int]]:
     os.umask(before)
 
 
-@pytest.fixture
-def no_room_above() -> Iterator[Callable[[int], None]]:
+@contextlib.contextmanager
+def no_room_above(size: int) -> Iterator[None]:
     """Writes behind this many bytes of a file fail, as on a full disk (EFBIG for ENOSPC)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def limit(size: int) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-
-    yield limit
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield  # no longer: the report of the test may go to a file, too
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, wanted: str, code: int = errno.ENOSPC) -> list[str]:
@@ -218,12 +218,11 @@ def test_the_old_file_survives_whatever_fails(
 
 
 def test_a_full_disk_is_not_filled_with_the_piece(
-    tmp_path: Path, no_room_above: Callable[[int], None]
+    tmp_path: Path,
 ) -> None:
     path = tmp_path / "f"
     fsio.write_atomic(str(path), b"old")
-    no_room_above(4096)
-    with pytest.raises(OSError):
+    with no_room_above(4096), pytest.raises(OSError):
         fsio.write_atomic(str(path), b"x" * 5000)
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["f"]
@@ -258,11 +257,8 @@ def test_create_takes_no_name_that_is_there(folder: int, tmp_path: Path) -> None
     assert sorted(os.listdir(tmp_path)) == ["f", "link"]
 
 
-def test_create_on_a_full_disk_leaves_nothing(
-    folder: int, tmp_path: Path, no_room_above: Callable[[int], None]
-) -> None:
-    no_room_above(4096)
-    with pytest.raises(OSError) as caught:
+def test_create_on_a_full_disk_leaves_nothing(folder: int, tmp_path: Path) -> None:
+    with no_room_above(4096), pytest.raises(OSError) as caught:
         fsio.create("f", b"x" * 5000, folder)
     assert caught.value.errno == errno.EFBIG
     assert os.listdir(tmp_path) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -254,30 +255,28 @@ def test_the_orchestrators_own_are_claimed_from_the_start(ledger: Ledger, look: 
 # -- a disk that takes nothing -------------------------------------------------------------
 
 
-@pytest.fixture
-def no_room_above() -> Iterator[Callable[[int], None]]:
-    """Writes behind this many bytes of a file fail, as on a full disk."""
+@contextlib.contextmanager
+def no_room_above(size: int) -> Iterator[None]:
+    """Writes behind this many bytes of a file fail, as on a full disk (EFBIG for ENOSPC)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def limit(size: int) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-
-    yield limit
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield  # no longer: the report of the test may go to a file, too
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("rows", [500, 30_000], ids=["at the commit", "in the middle"])
 def test_a_full_disk_takes_a_step_back_and_the_ledger_goes_on(
-    ledger: Ledger, path: str, rows: int, no_room_above: Callable[[int], None]
+    ledger: Ledger, path: str, rows: int
 ) -> None:
     record(ledger, 1)
     size = Path(path + "-wal").stat().st_size
-    no_room_above(size + 5000)
-    with pytest.raises(LedgerError, match=r"I/O error|full") as caught:
-        record(ledger, *range(2, rows))
+    with no_room_above(size + 5000):
+        with pytest.raises(LedgerError, match=r"I/O error|full") as caught:
+            record(ledger, *range(2, rows))
     assert "\n" not in str(caught.value)
     assert [row.message_id for row in ledger.open_rows()] == [message_id(1)]
-    no_room_above(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
     record(ledger, 2)
     assert len(ledger.open_rows()) == 2
 
