@@ -6,20 +6,26 @@ commit 256   batches of 256; floor: one pwrite and one fdatasync a batch. Record
              zeros are written ahead before, timed apart (``prepared``)
 recover      opening on an unsealed segment; floor: reading the file and one crc32 over it
 open         opening on 1,000 sealed segments and a snapshot, in ms
+warm         one record of a full segment, anywhere in it, read in place from Tier 1, in ms
 """
 
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from isal.isal_zlib import crc32
 
+from relay.aof2.dictionaries import Dictionaries
 from relay.aof2.format import RECORD
 from relay.aof2.journal import Append, Journal, Policy
-from relay.aof2.segment import segment_path
+from relay.aof2.plan import Job, JobKind, TierPolicy
+from relay.aof2.segment import FIRST, segment_path
+from relay.aof2.tiers import Tiers
+from relay.aof2.warm import WarmSegment
 from relay.clock import Clock
 from scripts.benchmarks.common import BODY_BYTES, fresh_root, note, percentile, report, timed
 
@@ -28,6 +34,7 @@ SINGLE_COMMITS = 1_000
 BATCH_COMMITS = 120
 ZEROS = 1 << 20
 SCAN_RUNS = 5
+RANDOM_READS = 500
 PAYLOAD = bytes(range(256)) * (BODY_BYTES // 256)
 RECORD_BYTES = RECORD.size + BODY_BYTES
 
@@ -40,6 +47,7 @@ def run(base: str | None, *, segments: int) -> None:
     _commit(root, BATCH, BATCH_COMMITS)
     _recover(root)
     _open(root, segments)
+    _warm(root)
 
 
 def _journal(root: Path, name: str, policy: Policy | None = None) -> Journal:
@@ -155,4 +163,32 @@ def _open(root: Path, segments: int) -> None:
         sealed_segments=segments,
         ms=round(min(times) * 1e3, 2),
         slowest_ms=round(max(times) * 1e3, 2),
+    )
+
+
+def _warm(root: Path) -> None:
+    journal = _journal(root, "warm")
+    count = (Policy().segment_bytes - 4096) // RECORD_BYTES
+    for _ in range(0, count - BATCH, BATCH):
+        texts = (os.urandom(BODY_BYTES // 2).hex().encode() for _ in range(BATCH))
+        journal.append([Append(text) for text in texts])
+        journal.commit()
+    journal.seal()
+    tiers = Tiers(journal.manifest, 1, TierPolicy(compress_after_s=0), Clock(), note)
+    tiers.do(Job(JobKind.COMPRESS, tiers.entries()[0], "bench"))
+    (path,) = (root / "warm").rglob("*.seg.zst")
+    places = random.Random(1).sample(range(count - 2 * BATCH), RANDOM_READS)
+    times: list[float] = []
+    with WarmSegment(str(path), Dictionaries(str(path.parent))) as opened:
+        for place in places:
+            began = time.perf_counter()
+            opened.read_at(FIRST + place * RECORD_BYTES, RECORD_BYTES)
+            times.append(time.perf_counter() - began)
+    journal.close()
+    report(
+        case="journal warm",
+        bytes=os.path.getsize(path),
+        reads=RANDOM_READS,
+        p50_ms=round(percentile(times, 0.5) * 1e3, 3),
+        p99_ms=round(percentile(times, 0.99) * 1e3, 3),
     )
