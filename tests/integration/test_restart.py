@@ -241,3 +241,24 @@ def test_store_and_journal_do_not_go_in_silence(box: Box) -> None:
     box.kill()
     box.open()
     assert box.bodies("bob") == ["hi", "more"]
+
+
+def test_a_sender_that_is_away_at_the_restart_loses_nothing(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\n\nhi")
+    box.kill()
+    os.rename(box.path("agents", "alice"), box.path("tmp", "alice"))
+    box.open()
+    box.tick()
+    assert box.store.by_relay_id(sent) is not None
+    assert (box.row(sent)["status"], box.bodies("bob")) == ("archived", ["hi"])
+
+
+def test_an_ack_whose_file_is_away_at_the_restart_counted(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nKIND: command\n\ngo")
+    ack = box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted")
+    box.kill()
+    os.rename(box.path("agents", "bob"), box.path("tmp", "bob"))
+    box.open()
+    box.tick()
+    assert (box.row(ack)["status"], box.states(sent)) == ("archived", {"bob": "acked"})
+    assert box.nacks("bob") == box.nacks("alice") == []
