@@ -13,6 +13,7 @@ from relay import fsio
 from relay.home import STORE
 from tests.box import Box
 
+pytestmark = pytest.mark.timeout(60)  # some take seven seconds on a quiet machine
 COMMAND = "TO: bob\nKIND: command\n\ndeploy"
 SYSTEM = "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: _system\nPATTERN: _system.#"
 

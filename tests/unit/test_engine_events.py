@@ -35,6 +35,7 @@ from relay.errors import CommError, FormatError
 from tests.fakes import FakeClock
 from tests.unit.comm_support import NOW_S, UUID, channel_of, new_store, send
 
+pytestmark = pytest.mark.timeout(60)  # some take seven seconds on a quiet machine
 PEOPLE = st.sampled_from(["a", "b", "c", "d"])
 CHANNELS = st.sampled_from(["PubSub", "Group", "Direct", "Broadcast", "new"])
 PATTERNS = st.sampled_from(["build.#", "build.*", "build.ok", "#", "bad..pattern"])
