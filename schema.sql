@@ -6,7 +6,7 @@
 -- Schema version: PRAGMA user_version. To change this file: raise it, and add the step from the
 -- version before to relay/ledger.py.
 
-PRAGMA user_version = 1;
+PRAGMA user_version = 2;
 
 -- One row for each file in an outbox, and one for each message of the orchestrator's own.
 CREATE TABLE messages (
@@ -69,8 +69,34 @@ CREATE TABLE agents (
     registered_at INTEGER NOT NULL,
     last_seen_at INTEGER,                      -- last file written or read
     pid INTEGER,
-    status TEXT DEFAULT 'active',              -- 'active' | 'inactive' | 'terminated'
-    note TEXT                                  -- what it last said of itself (KIND: status)
+    status TEXT DEFAULT 'active',              -- 'active' | 'inactive' | 'terminated' | 'retired'
+    note TEXT,                                 -- what it last said of itself (KIND: status)
+    reason TEXT,                               -- why it is not active, for who writes to it
+    changed_at INTEGER,                        -- when the status last changed
+    public_key TEXT                            -- Ed25519, 64 hex digits: its messages are checked
+);
+
+-- The processes that the relay started, one a name; relay/supervisor.py.
+CREATE TABLE processes (
+    name TEXT PRIMARY KEY,                     -- the agent's
+    state TEXT NOT NULL CHECK (state IN ('starting', 'ready', 'working', 'idle', 'stuck',
+        'exited', 'failed', 'released')),
+    pid INTEGER,                               -- the leader of its group; NULL: none runs
+    pid_start TEXT,                            -- tells it from a later process of the same pid
+    cli TEXT NOT NULL,                         -- its name in spawn.clis
+    cwd TEXT NOT NULL,
+    restart TEXT NOT NULL,                     -- 'never' | 'on-failure' | 'always'
+    requested_by TEXT NOT NULL,                -- who hears what becomes of it
+    request_id TEXT NOT NULL,                  -- the spawn message
+    restarts INTEGER NOT NULL DEFAULT 0,
+    started_at INTEGER,                        -- of the process that runs, or ran last
+    changed_at INTEGER NOT NULL,               -- of the state
+    ended_at INTEGER,
+    exit_code INTEGER,                         -- negative: the signal; NULL: not known
+    cpu_percent REAL,                          -- since the look before
+    rss_bytes INTEGER,
+    idle_s INTEGER,                            -- since it last wrote, read or used CPU
+    last_error TEXT
 );
 
 -- What the daemon must know after a crash: epoch, writer, boot_id.
@@ -88,6 +114,14 @@ CREATE TABLE pending_operations (
     created_at INTEGER NOT NULL,
     completed_at INTEGER
 );
+
+-- Which message names which attachment: what none names is nobody's.
+CREATE TABLE attachment_refs (
+    sha256 TEXT NOT NULL,
+    message_id TEXT NOT NULL,
+    at INTEGER NOT NULL,
+    PRIMARY KEY (sha256, message_id)
+) WITHOUT ROWID;
 
 -- Every change of a status, whoever makes it. Nothing in it is ever changed or removed by hand.
 CREATE TABLE audit_log (
@@ -129,16 +163,30 @@ WHEN OLD.state <> NEW.state BEGIN
         (SELECT value FROM orchestrator_state WHERE key = 'writer'));
 END;
 
-CREATE TRIGGER audit_log_keeps_rows BEFORE DELETE ON audit_log BEGIN
+-- Append-only. What retention removes is older than audit_kept_from, and goes with a row in
+-- security_events that says so.
+CREATE TRIGGER audit_log_keeps_rows BEFORE DELETE ON audit_log
+WHEN OLD.at >= coalesce((SELECT CAST(value AS INTEGER) FROM orchestrator_state
+    WHERE key = 'audit_kept_from'), 0) BEGIN
     SELECT RAISE(ABORT, 'audit_log is append-only');
 END;
 CREATE TRIGGER audit_log_keeps_values BEFORE UPDATE ON audit_log BEGIN
     SELECT RAISE(ABORT, 'audit_log is append-only');
 END;
-CREATE TRIGGER security_events_keeps_rows BEFORE DELETE ON security_events BEGIN
+CREATE TRIGGER audit_log_replaces_none BEFORE INSERT ON audit_log
+WHEN EXISTS (SELECT 1 FROM audit_log WHERE id = NEW.id) BEGIN
+    SELECT RAISE(ABORT, 'audit_log is append-only');
+END;
+CREATE TRIGGER security_events_keeps_rows BEFORE DELETE ON security_events
+WHEN OLD.at >= coalesce((SELECT CAST(value AS INTEGER) FROM orchestrator_state
+    WHERE key = 'audit_kept_from'), 0) BEGIN
     SELECT RAISE(ABORT, 'security_events is append-only');
 END;
 CREATE TRIGGER security_events_keeps_values BEFORE UPDATE ON security_events BEGIN
+    SELECT RAISE(ABORT, 'security_events is append-only');
+END;
+CREATE TRIGGER security_events_replaces_none BEFORE INSERT ON security_events
+WHEN EXISTS (SELECT 1 FROM security_events WHERE id = NEW.id) BEGIN
     SELECT RAISE(ABORT, 'security_events is append-only');
 END;
 

@@ -205,7 +205,7 @@ class Carrier:
             done = [work.message_id for work in works if not work.failure and not work.notice]
             ledger.complete(done + [facts.message_id for facts in own], now)
             ledger.archive_own([facts.message_id for facts in own])
-            ledger.seen({work.agent for work in works if not work.notice}, now)
+            ledger.registry.seen({work.agent for work in works if not work.notice}, now)
             ledger.note_position(self._events.journal.durable, now)
 
     def _held(self, works: list[Work], now: int) -> list[Held]:
@@ -237,7 +237,7 @@ class Carrier:
                     now,
                 )
             if work.unsafe:
-                self._ledger.security_event(
+                self._ledger.registry.security_event(
                     "not_a_regular_file", work.agent, found.path, work.failure, now
                 )
 
@@ -248,7 +248,7 @@ class Carrier:
             if answer is not None:
                 self._ledger.acknowledge(answer.message_id, answer.recipient, answer.status, now)
             if work.status_note is not None:
-                self._ledger.note_status(work.agent, work.status_note, now)
+                self._ledger.registry.note_status(work.agent, work.status_note, now)
             for one in work.over:
                 state = one.state.label.lower()
                 self._ledger.end(one.message_id, one.recipient, state, one.reason)

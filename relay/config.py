@@ -17,6 +17,30 @@ NotNegative = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 WATCHERS = ("auto", "inotify", "scan")
+RESTARTS = ("never", "on-failure", "always")
+
+# How each program is given its first instructions and left to work without a person.
+PRESETS: dict[str, tuple[str, ...]] = {
+    "claude": ("claude", "-p", "{prompt}"),
+    "codex": ("codex", "exec", "{prompt}"),
+    "gemini": ("gemini", "-p", "{prompt}"),
+    "sh": ("sh", "-c", "{prompt}"),
+    "python": ("python3", "-c", "{prompt}"),
+}
+ENV_DENY = (
+    "AGENT_RELAY_*",
+    "BASH_ENV",
+    "DYLD_*",
+    "ENV",
+    "IFS",
+    "LD_*",
+    "NODE_OPTIONS",
+    "PATH",
+    "PERL5*",
+    "PYTHON*",
+    "RUBY*",
+    "SHELLOPTS",
+)
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,6 +119,8 @@ class Ledger(Section, frozen=True):
     """The ledger's connection."""
 
     busy_timeout_ms: NotNegative = 5000  # appendix B; only a second writer makes us wait
+    wal_alert_mib: Positive = 64  # a reader that never ends keeps SQLite from starting it anew
+    wal_most_mib: Positive = 1024  # then nothing is taken in until that reader ends
 
 
 class Delivery(Section, frozen=True):
@@ -102,6 +128,91 @@ class Delivery(Section, frozen=True):
 
     ack_timeout_s: Positive = 60  # a minute; AWAIT, or the channel's ack_timeout, say otherwise
     give_up_after_s: Positive = 86_400  # a day: an agent that was away for the night finds its mail
+
+
+class Log(Section, frozen=True):
+    """logs/relay.log, JSON lines."""
+
+    max_mib: Positive = 16  # two days of a busy relay at info; then the file is rotated
+    keep_files: Positive = 5  # rotated ones; the oldest goes
+
+
+class Spawn(Section, frozen=True):
+    """Which programs may be started as agents, by whom, and how they are looked after."""
+
+    # An argv each; {prompt}, {name} and {cwd} are replaced inside a word, and nothing else is.
+    # No shell sees them, unless it is the template's own first word.
+    clis: dict[str, tuple[str, ...]] = msgspec.field(default_factory=lambda: dict(PRESETS))
+    allow_from: tuple[str, ...] = ("lead", "operator")  # `lead`: whoever has the role
+    roots: tuple[str, ...] = ()  # WORKING_DIR lies under one of these; none: anywhere
+    # Patterns of names that ENV may not set: they would change which code runs, or who it is.
+    env_deny: tuple[str, ...] = ENV_DENY
+    restart: str = "never"  # never, on-failure, always: where the message has no RESTART
+    restart_first_s: Positive = 1  # doubled with every restart in the window
+    restart_most_s: Positive = 60  # an agent that comes back within a minute is hardly missed
+    restart_times: Positive = 5  # in one window; then it is given up, and said
+    restart_window_s: Positive = 600  # a crash an hour is not a loop
+    grace_s: Positive = 10  # between SIGTERM and SIGKILL
+    idle_after_s: Positive = 60  # without a message, a read or CPU
+    stuck_after_s: Positive = 900  # owing a read or an answer: a model thinks for minutes
+    output_mib: Positive = 10  # of logs/{agent}.log; then it is rotated
+    output_files: Positive = 2  # rotated ones of each agent
+
+
+class Agents(Section, frozen=True):
+    """When an agent that says nothing counts as away."""
+
+    inactive_after_s: Positive = 7 * 86_400  # silent for a week: no broadcasts, mail still waits
+    # Whose registered process has ended: long enough for it to be started again by hand.
+    dead_after_s: Positive = 300
+
+
+class Continuity(Section, frozen=True):
+    """What agents leave for their next life."""
+
+    most_kib: Positive = 256  # of one save: a summary, not a data store
+    keep_versions: Positive = 10  # of each agent; the oldest goes
+
+
+class Security(Section, frozen=True):
+    """What the relay takes from an agent, and how much of it."""
+
+    require_signatures: bool = False  # true: a message without one is refused, too
+    rate_per_s: Positive = 200  # messages an agent may send for long; more wait in its outbox
+    rate_burst: Positive = 10_000  # and at once
+    outbox_files: Positive = 100_000  # waiting in one outbox; what is over it waits, and is told
+    outbox_mib: Positive = 1024  # the same in bytes
+
+
+class Admin(Section, frozen=True):
+    """Health, metrics and status over HTTP: on admin.sock in the home, always."""
+
+    listen: str = ""  # 127.0.0.1:9464 or [::1]:9464, loopback alone; empty: the socket alone
+    stall_after_s: Positive = 15  # the loop in one step for so long is no longer healthy
+
+
+class Disk(Section, frozen=True):
+    """The disk that the home is on."""
+
+    alert_percent: Annotated[int, msgspec.Meta(ge=1, le=100)] = 90  # used; the source document's
+    low_percent: Annotated[int, msgspec.Meta(ge=1, le=100)] = 95  # used; the archive is compressed
+    floor_mib: NotNegative = 64  # free; below it nothing is taken in; 0: no floor
+    check_s: Positive = 5  # a busy relay writes some 50 MB in that
+
+
+class Retention(Section, frozen=True):
+    """How long files are kept that nobody waits for; 0: for ever."""
+
+    archive_days: NotNegative = 90  # a quarter, for those who ask what was said
+    archive_mib: NotNegative = 4096  # a disk shared with agents' work
+    read_days: NotNegative = 30  # inbox/.read: the archive has them, too
+    read_mib: NotNegative = 1024  # of all agents together
+    rejected_days: NotNegative = 30  # the sender was told at once
+    output_days: NotNegative = 30  # logs of agents that are no more
+    attachments_days: NotNegative = 30  # after the last message that names one
+    attachments_mib: NotNegative = 0  # whoever needs one still has its message
+    audit_days: NotNegative = 365  # audit_log and security_events
+    every_s: Positive = 3600  # a slice at a time, beside the loop
 
 
 class Config(Section, frozen=True):
@@ -116,6 +227,14 @@ class Config(Section, frozen=True):
     journal: Journal = Journal()
     retry: Retry = Retry()
     ledger: Ledger = Ledger()
+    log: Log = Log()
+    spawn: Spawn = Spawn()
+    agents: Agents = Agents()
+    continuity: Continuity = Continuity()
+    security: Security = Security()
+    admin: Admin = Admin()
+    disk: Disk = Disk()
+    retention: Retention = Retention()
 
 
 def decode(data: bytes, path: str = "config.json") -> Config:
@@ -127,6 +246,7 @@ def decode(data: bytes, path: str = "config.json") -> Config:
     for key, value, known in (
         ("detection.watcher", config.detection.watcher, WATCHERS),
         ("log_level", config.log_level, LOG_LEVELS),
+        ("spawn.restart", config.spawn.restart, RESTARTS),
     ):
         if value not in known:
             raise ConfigError(f"{path}: {key} is {value!r}, expected one of {', '.join(known)}")

@@ -167,9 +167,9 @@ class Dispatcher:
             now = self._clock.now_ns()
             with self._ledger.transaction():
                 for name in changes.appeared:
-                    self._ledger.register(name, now)
+                    self._ledger.registry.register(name, now)
                 for name in changes.gone:
-                    self._ledger.deactivate(name)
+                    self._ledger.registry.deactivate(name)
         return changes.appeared
 
     def _scan(self, agents: Iterable[str]) -> None:
@@ -215,7 +215,7 @@ class Dispatcher:
         now = self._clock.now_ns()
         with self._ledger.transaction():
             self._ledger.read(taken, now)
-            self._ledger.seen({agent for _, agent, _ in taken}, now)
+            self._ledger.registry.seen({agent for _, agent, _ in taken}, now)
             self._ledger.note_position(self._events.journal.durable, now)
 
     # -- 2-4 look, record, claim -------------------------------------------------------

@@ -20,6 +20,7 @@ from importlib import resources
 from relay.errors import LedgerBusy, LedgerError, VersionError
 from relay.ledger_values import Delivery, DeliveryFacts, FileFacts, Held, Row, Written
 from relay.names import shown
+from relay.registry import Registry
 
 __all__ = [
     "Delivery",
@@ -33,7 +34,7 @@ __all__ = [
     "schema_sql",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 OUTBOX = "outbox"
 
 PRAGMAS = """
@@ -57,6 +58,7 @@ class Ledger:
 
     def __init__(self, connection: sqlite3.Connection, path: str) -> None:
         self._db = connection
+        self.registry = Registry(connection)
         self._path = path
         self._inode = os.stat(path).st_ino
 
@@ -340,41 +342,6 @@ class Ledger:
             (agent, shown(file_name), inode, mtime_ns, reason, nack_id, now_ns),
         )
 
-    def security_event(
-        self, kind: str, agent: str | None, path: str | None, detail: str, now_ns: int
-    ) -> None:
-        """Keep something that should not have been there."""
-        self._db.execute(
-            "INSERT INTO security_events (at, kind, agent, path, detail) VALUES (?, ?, ?, ?, ?)",
-            (now_ns, kind, agent, path and shown(path), detail),
-        )
-
-    def register(self, name: str, now_ns: int, pid: int | None = None) -> None:
-        """Add an agent, or make a known one active again."""
-        self._db.execute(
-            "INSERT INTO agents (name, registered_at, pid) VALUES (?, ?, ?) ON CONFLICT (name) "
-            "DO UPDATE SET status = 'active', pid = coalesce(excluded.pid, pid)",
-            (name, now_ns, pid),
-        )
-
-    def deactivate(self, name: str) -> None:
-        """The agent's directory is gone."""
-        self._db.execute("UPDATE agents SET status = 'inactive' WHERE name = ?", (name,))
-
-    def seen(self, names: Iterable[str], now_ns: int) -> None:
-        """These agents wrote or read something."""
-        self._db.executemany(
-            f"UPDATE agents SET last_seen_at = {now_ns:d} WHERE name = ?",
-            [(name,) for name in names],
-        )
-
-    def note_status(self, name: str, note: str, now_ns: int) -> None:
-        """What an agent says of itself (KIND: status)."""
-        self._db.execute(
-            "UPDATE agents SET note = ?, last_seen_at = ?, status = 'active' WHERE name = ?",
-            (note, now_ns, name),
-        )
-
     def get_state(self, key: str) -> str | None:
         """A value of ``orchestrator_state``."""
         row = self._db.execute(
@@ -397,17 +364,6 @@ class Ledger:
             "DO UPDATE SET value = excluded.value, updated_at = excluded.updated_at",
             (key, value, now_ns),
         )
-
-    def roll_back_operations(self, now_ns: int) -> list[str]:
-        """Close every open intent; returns what each was, for the log."""
-        return [
-            f"{kind} {payload}"
-            for kind, payload in self._db.execute(
-                "UPDATE pending_operations SET completed_at = ? WHERE completed_at IS NULL "
-                "RETURNING operation_type, payload",
-                (now_ns,),
-            ).fetchall()
-        ]
 
 
 def schema_sql() -> str:

@@ -59,7 +59,7 @@ def recover(
     """
     now = clock.now_ns()
     with ledger.transaction():
-        for operation in ledger.roll_back_operations(now):
+        for operation in ledger.registry.roll_back_operations(now):
             log(f"Rolled back an operation that was cut short: {operation}", action="roll_back")
     with home.dirs() as dirs:
         inboxes = _Inboxes(dirs, store, now // NS_PER_MS, power_cut=power_cut)

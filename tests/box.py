@@ -18,12 +18,12 @@ from relay.comm import acomm
 from relay.comm.engine import CommStore
 from relay.comm.flush import Flusher, FlushPolicy, Inline
 from relay.config import Config, encode
-from relay.daemon import make_roller
 from relay.dispatch import Dispatcher
 from relay.home import LEDGER, STORE, Home
 from relay.ledger import Ledger
 from relay.message import MessageFile, parse_delivered
 from relay.roster import Roster
+from relay.session import make_roller
 from relay.stores import open_store, store_key
 from relay.upkeep import obey
 from relay.watcher import Wake, Watcher, make_watcher

@@ -174,8 +174,33 @@ LEDGER = {
             _always("registered_at", _TIME, "first seen"),
             _maybe("last_seen_at", _TIME, "last file written or read"),
             _maybe("pid", _NUMBER, "process id"),
-            _maybe("status", _TEXT, "active, inactive, terminated"),
+            _maybe("status", _TEXT, "active, inactive, terminated, retired"),
             _maybe("note", _TEXT, "what it last said of itself"),
+            _maybe("reason", _TEXT, "why it is not active"),
+            _maybe("changed_at", _TIME, "when the status last changed"),
+            _maybe("public_key", _TEXT, "Ed25519, 64 hex"),
+        ]
+    ),
+    "processes": StructType(
+        [
+            _maybe("name", _TEXT, "of the agent"),
+            _always("state", _TEXT, "starting ... released"),
+            _maybe("pid", _NUMBER, "process id; NULL: none runs"),
+            _maybe("pid_start", _TEXT, "tells it from a later process of that pid"),
+            _always("cli", _TEXT, "its name in spawn.clis"),
+            _always("cwd", _TEXT, "its working directory"),
+            _always("restart", _TEXT, "never, on-failure, always"),
+            _always("requested_by", _TEXT, "agent"),
+            _always("request_id", _TEXT, "message_id of the spawn"),
+            _always("restarts", _NUMBER, "how often it was started again"),
+            _maybe("started_at", _TIME, "of the process that ran last"),
+            _always("changed_at", _TIME, "of the state"),
+            _maybe("ended_at", _TIME, "seen to have ended"),
+            _maybe("exit_code", _NUMBER, "negative: the signal; NULL: not known"),
+            _maybe("cpu_percent", _FLOAT, "since the look before"),
+            _maybe("rss_bytes", _NUMBER, "resident memory"),
+            _maybe("idle_s", _NUMBER, "since it last did anything, seconds"),
+            _maybe("last_error", _TEXT, "why it failed"),
         ]
     ),
     "orchestrator_state": StructType(
@@ -192,6 +217,13 @@ LEDGER = {
             _always("payload", _TEXT, "JSON"),
             _always("created_at", _TIME, "when it was meant"),
             _maybe("completed_at", _TIME, "done or rolled back"),
+        ]
+    ),
+    "attachment_refs": StructType(
+        [
+            _always("sha256", _TEXT, "of the attachment, 64 hex"),
+            _always("message_id", _TEXT, "that names it"),
+            _always("at", _TIME, "when it was accepted"),
         ]
     ),
     "audit_log": StructType(
@@ -216,7 +248,7 @@ LEDGER = {
     ),
 }
 # They have no rowid to read them by.
-LEDGER_WITHOUT_ROWID = frozenset(("deliveries", "rejections"))
+LEDGER_WITHOUT_ROWID = frozenset(("deliveries", "rejections", "attachment_refs"))
 
 # -- what jobs write -----------------------------------------------------------------------
 

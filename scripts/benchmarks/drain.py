@@ -14,11 +14,11 @@ from pathlib import Path
 from relay.clock import Clock, iso_date
 from relay.comm.flush import Flusher, FlushPolicy
 from relay.config import Config
-from relay.daemon import make_roller
 from relay.dispatch import Dispatcher
 from relay.home import LEDGER, STORE, Home
 from relay.ledger import Ledger
 from relay.roster import Roster
+from relay.session import make_roller
 from relay.stores import open_store
 from relay.watcher import InotifyWatcher, Wake
 from scripts.benchmarks.common import (

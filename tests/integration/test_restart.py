@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from relay import fsio, recovery
-from relay.daemon import make_log, trouble
+from relay.daemon import trouble
 from relay.errors import LedgerError
 from relay.home import Home
+from relay.logs import make_log
 from tests.box import Box
 from tests.procs import Relay, environment, home_of, relay, until
 

@@ -123,7 +123,9 @@ def test_nothing_in_it_is_changed_or_removed(
     ledger: Ledger, look: Look, table: str, change: str
 ) -> None:
     record(ledger, 1)
-    ledger.security_event("not_a_regular_file", "alice", "agents/alice/outbox/x", "a link", NOW)
+    ledger.registry.security_event(
+        "not_a_regular_file", "alice", "agents/alice/outbox/x", "a link", NOW
+    )
     before = look.all(f"SELECT * FROM {table}")
     assert len(before) == 1
     for db in (ledger._db, look.db):
@@ -133,7 +135,9 @@ def test_nothing_in_it_is_changed_or_removed(
 
 
 def test_a_security_event_has_all_that_is_known(ledger: Ledger, look: Look) -> None:
-    ledger.security_event("not_a_regular_file", "alice", "agents/alice/outbox/x", "a link", NOW)
+    ledger.registry.security_event(
+        "not_a_regular_file", "alice", "agents/alice/outbox/x", "a link", NOW
+    )
     assert look.all("SELECT at, kind, agent, path, detail FROM security_events") == [
         (NOW, "not_a_regular_file", "alice", "agents/alice/outbox/x", "a link")
     ]

@@ -266,37 +266,37 @@ def test_a_refusal_without_a_row_is_kept_once(ledger: Ledger, look: Look) -> Non
 
 def test_names_that_are_no_text_are_kept_with_escapes(ledger: Ledger, look: Look) -> None:
     ledger.reject("alice", "\udcff.msg", 7, NOW, "why", message_id(1), NOW)
-    ledger.security_event("not_a_regular_file", "alice", "agents/alice/\udcfe", "why", NOW)
-    ledger.security_event("x", None, None, "why", NOW)
+    ledger.registry.security_event("not_a_regular_file", "alice", "agents/alice/\udcfe", "why", NOW)
+    ledger.registry.security_event("x", None, None, "why", NOW)
     assert look.one("SELECT file_name FROM rejections") == "\\xff.msg"
     assert look.all("SELECT path FROM security_events") == [("agents/alice/\\xfe",), (None,)]
 
 
 def test_agents_come_go_and_come_back(ledger: Ledger, look: Look) -> None:
-    ledger.register("alice", NOW, 4711)
-    ledger.register("bob", NOW)
+    ledger.registry.register("alice", NOW, 4711)
+    ledger.registry.register("bob", NOW)
     active = "SELECT name FROM agents WHERE status = 'active' ORDER BY 1"
     assert look.all(active) == [("alice",), ("bob",)]
-    ledger.deactivate("alice")
+    ledger.registry.deactivate("alice")
     assert look.all(active) == [("bob",)]
-    ledger.register("alice", NOW + 5)
+    ledger.registry.register("alice", NOW + 5)
     assert look.all("SELECT registered_at, pid, status FROM agents WHERE name = 'alice'") == [
         (NOW, 4711, "active")
     ]
-    ledger.register("alice", NOW + 6, 4712)
+    ledger.registry.register("alice", NOW + 6, 4712)
     assert look.one("SELECT pid FROM agents WHERE name = 'alice'") == 4712
 
 
 def test_what_an_agent_did_and_says_of_itself(ledger: Ledger, look: Look) -> None:
-    ledger.register("alice", NOW)
-    ledger.register("bob", NOW)
-    ledger.seen(["alice", "nobody"], NOW + 1)
+    ledger.registry.register("alice", NOW)
+    ledger.registry.register("bob", NOW)
+    ledger.registry.seen(["alice", "nobody"], NOW + 1)
     assert look.all("SELECT name, last_seen_at FROM agents ORDER BY 1") == [
         ("alice", NOW + 1),
         ("bob", None),
     ]
-    ledger.deactivate("bob")
-    ledger.note_status("bob", "compiling", NOW + 2)
+    ledger.registry.deactivate("bob")
+    ledger.registry.note_status("bob", "compiling", NOW + 2)
     assert look.all("SELECT note, last_seen_at, status FROM agents WHERE name = 'bob'") == [
         ("compiling", NOW + 2, "active")
     ]
@@ -315,6 +315,6 @@ def test_an_open_intent_is_closed_and_named(ledger: Ledger, look: Look) -> None:
     ledger._db.execute(
         add + "VALUES ('spawn', '{\"name\": \"w\"}', 1, NULL), ('deliver', '{}', 1, 5)"
     )
-    assert ledger.roll_back_operations(NOW) == ['spawn {"name": "w"}']
-    assert ledger.roll_back_operations(NOW + 1) == []
+    assert ledger.registry.roll_back_operations(NOW) == ['spawn {"name": "w"}']
+    assert ledger.registry.roll_back_operations(NOW + 1) == []
     assert look.all("SELECT completed_at FROM pending_operations ORDER BY id") == [(NOW,), (5,)]

@@ -1,0 +1,218 @@
+"""One session of the relay: everything opened, recovered, served and closed again.
+
+    ledger -> store -> recovery -> watcher -> wait(tick()) ... -> drain
+
+The only place where the parts are put together. A session that fails is closed, and what it had
+in hand is found again by the next one's recovery, as after a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from types import TracebackType
+
+from relay import recovery
+from relay.aof2.tiers import TierWorker
+from relay.clock import NS_PER_S, Clock
+from relay.comm.engine import CommStore
+from relay.comm.flush import Flusher, FlushPolicy
+from relay.comm.rolling import Roller, RollPolicy
+from relay.config import Config
+from relay.dispatch import Dispatcher
+from relay.home import LEDGER, STORE, Home
+from relay.ledger import Ledger
+from relay.roster import Roster
+from relay.stores import Opened, open_store, store_key
+from relay.upkeep import obey
+from relay.watcher import Wake, Watcher, make_watcher
+
+TIER_POLL_NS = NS_PER_S  # a step that runs is looked at so often
+TIER_NICENESS = 10  # compression takes what the loop leaves
+
+
+class Session:
+    """Opened by ``with``; serves from the thread that opened it.
+
+    Errors on entering: LedgerError, FormatError, OSError when a file cannot be used.
+    """
+
+    watcher: Watcher
+    epoch: int
+    _deadline: int
+
+    def __init__(
+        self, home: Home, config: Config, clock: Clock, log: Callable[..., object]
+    ) -> None:
+        self._home = home
+        self._config = config
+        self._clock = clock
+        self._log = log
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Session:
+        gc.unfreeze()  # what a session before left is nobody's any more
+        with contextlib.ExitStack() as stack:
+            self._open(stack)
+            self._stack = stack.pop_all()
+        gc.freeze()  # what was loaded stays: no need to walk it again and again
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def serve(self, is_stopping: Callable[[], bool]) -> None:
+        """The loop, until told to stop; then what is in hand is finished."""
+        while not is_stopping():
+            timeout_ns = min(self._deadline, self._poll()) - self._clock.monotonic_ns()
+            self._deadline = self._dispatcher.tick(self.watcher.wait(timeout_ns))
+            for order in self._dispatcher.take_orders():
+                obey(self._home, self._opened, self._clock, order)
+        self._dispatcher.drain()
+        self._log("Stopped", action="stopped", epoch=self.epoch)
+
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        for name in self._home.secure():
+            self._log(f"Narrowed the mode of {name}", action="narrow_mode", file=name)
+        self._ledger = Ledger.open(
+            self._home.path(LEDGER), busy_timeout_ms=self._config.ledger.busy_timeout_ms
+        )
+        stack.callback(self._ledger.close)
+        self.epoch = begin_epoch(self._ledger, self._clock)
+        key = store_key(self._home, self._config, make=True)
+        opened = self._opened = self._open_store(key)
+        stack.callback(opened.log.close)
+        feed = recovery.recover(
+            self._home,
+            self._ledger,
+            opened.store,
+            opened.log,
+            opened.told,
+            self._clock,
+            self._log,
+            power_cut=opened.power_cut,
+        )
+        detection = self._config.detection
+        self.watcher = make_watcher(self._home, detection.watcher, detection.poll_interval_ms)
+        stack.callback(self.watcher.close)
+        self._start_dispatcher(stack, key)
+        self._start_tiers(stack)
+        self._dispatcher.feed(feed)
+        self._deadline = self._dispatcher.tick(Wake(agents_changed=True, scan=True))
+        self._log("Ready", action="ready", epoch=self.epoch, watcher=self.watcher.name)
+
+    def _open_store(self, key: bytes | None) -> Opened:
+        opened = open_store(
+            self._home,
+            self._clock,
+            self._config,
+            key,
+            self._warn_of_store,
+            epoch=self.epoch,
+            ledger_position=self._ledger.position(),
+        )
+        if opened.power_cut:
+            self._log("The machine was switched off since", action="power_cut")
+        return opened
+
+    def _start_dispatcher(self, stack: contextlib.ExitStack, key: bytes | None) -> None:
+        config, opened, wake = self._config, self._opened, self.watcher.wake
+        executor = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="flush"))
+        flusher = Flusher(
+            opened.store,
+            self._home.path(STORE),
+            _flush_policy(config),
+            self._clock,
+            executor,
+            wake,
+            key,
+            opened.log,
+        )
+        self._dispatcher = Dispatcher(
+            config,
+            self._home,
+            self._ledger,
+            opened.store,
+            opened.log,
+            flusher,
+            make_roller(opened.store, config, self._clock, executor, wake),
+            Roster(self._home, self.watcher, config.lead, self._log),
+            self._clock,
+            self._log,
+        )
+
+    def _start_tiers(self, stack: contextlib.ExitStack) -> None:
+        thread = stack.enter_context(
+            ThreadPoolExecutor(1, thread_name_prefix="tiers", initializer=_be_nice)
+        )
+        self._tiers = TierWorker(self._opened.tiers, thread, self._clock, self.watcher.wake)
+
+    def _poll(self) -> int:
+        """Let the tiers go on beside the loop; when to look at them again (monotonic ns)."""
+        done = self._tiers.poll()
+        if done:
+            self._log(f"The journal: {done}", action="tier_step")
+        due = self._tiers.due_ns()
+        return self._clock.monotonic_ns() + TIER_POLL_NS if due is None else due
+
+    def _warn_of_store(self, text: str) -> None:
+        self._log(f"The store: {text}", action="store_warning", level="warning")
+
+
+def begin_epoch(ledger: Ledger, clock: Clock) -> int:
+    """Count the start, and say who writes from now on."""
+    now = clock.now_ns()
+    with ledger.transaction():
+        epoch = int(ledger.get_state("epoch") or 0) + 1
+        for key, value in (
+            ("epoch", epoch),
+            ("writer", f"daemon {epoch}"),
+            ("pid", os.getpid()),
+            ("started_at", now),
+        ):
+            ledger.set_state(key, str(value), now)
+    return epoch
+
+
+def make_roller(
+    store: CommStore,
+    config: Config,
+    clock: Clock,
+    executor: Executor,
+    wake: Callable[[], None] = lambda: None,
+) -> Roller:
+    """What moves final messages of a relay's store into its archives."""
+    assert store.archives is not None
+    settings = config.store
+    policy = RollPolicy(
+        after_s=settings.roll_after_s,
+        messages=settings.roll_messages,
+        live_messages=settings.active_messages // 2,
+    )
+    return Roller(store, store.archives, policy, clock, executor, wake)
+
+
+def _be_nice() -> None:
+    """On Linux a thread has a priority of its own; elsewhere nothing is changed."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), TIER_NICENESS)
+
+
+def _flush_policy(config: Config) -> FlushPolicy:
+    store = config.store
+    return FlushPolicy(
+        store.checkpoint_messages,
+        store.checkpoint_ms,
+        store.checkpoint_pause_factor,
+        store.compress,
+    )
