@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from relay.daemon import tune_process
-from scripts.benchmarks import drain, engine, journal, latency
+from scripts.benchmarks import drain, engine, idle, journal, latency
 
 DRAIN = [
     # agents, files, rows that the ledger has already
@@ -19,7 +19,8 @@ LATENCY = [10, 100, 1_000]
 LATENCY_MESSAGES = 1_000
 ENGINE_MESSAGES = 100_000
 JOURNAL_SEGMENTS = 1_000
-CASES = ("drain", "engine", "journal", "latency")
+IDLE_AGENTS = 1_000
+CASES = ("drain", "engine", "idle", "journal", "latency")
 
 
 def main() -> None:
@@ -37,6 +38,8 @@ def main() -> None:
         engine.run(arguments.dir, messages=ENGINE_MESSAGES)
     if "journal" in cases:
         journal.run(arguments.dir, segments=JOURNAL_SEGMENTS)
+    if "idle" in cases:
+        idle.run(arguments.dir, agents=IDLE_AGENTS)
     if "latency" in cases:
         for agents in LATENCY:
             latency.run(arguments.dir, agents=agents, messages=LATENCY_MESSAGES)

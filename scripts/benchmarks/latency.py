@@ -48,7 +48,7 @@ def run(base: str | None, *, agents: int, messages: int) -> None:
     floor = _measure_floor(root / "floor", messages)
     (root / "ours").mkdir()
     home, names = make_home(root / "ours", agents)
-    with _Relay(home):
+    with Relay(home):
         ours = _measure(home, names[0], names[1], message(names[1]), messages)
         nacks = _measure(home, names[0], names[0], message("nobody"), messages // 4)
     for case, taken in (("latency", ours), ("nack", nacks)):
@@ -78,7 +78,7 @@ def run_with_tiers(base: str | None, *, agents: int, messages: int) -> None:
             file.write(config.encode(TIERED))
         os.mkdir(home.path(TIERED.journal.objects))
         _prepare(home, backlog)
-        with _Relay(home):
+        with Relay(home):
             taken.append(_measure(home, names[0], names[1], message(names[1]), messages))
             moved = _moved(home)
     without, beside = taken
@@ -126,13 +126,13 @@ def _ms(taken: list[float], share: float) -> float:
     return round(percentile(taken, share) * 1000, 3)
 
 
-class _Relay:
-    """The daemon in a process of its own, for the time of the block."""
+class Relay:
+    """The daemon in a process of its own, for the time of the block; gives its pid."""
 
     def __init__(self, home: Home) -> None:
         self._root = home.root
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> int:
         read_fd, write_fd = os.pipe()
         command = [sys.executable, "-m", "relay.daemon", "--home", self._root]
         self._process = subprocess.Popen(
@@ -141,7 +141,8 @@ class _Relay:
         os.close(write_fd)
         with os.fdopen(read_fd, "rb") as answer:
             if answer.readline() != b"ready\n":
-                raise SystemExit("latency: the relay did not start")
+                raise SystemExit("the relay did not start")
+        return self._process.pid
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()

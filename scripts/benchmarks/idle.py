@@ -1,0 +1,74 @@
+"""``idle``: what a relay costs that has a thousand agents and nothing to do.
+
+Its CPU time by the kernel's count over ``SECONDS`` that hold two scans, its memory, and its
+inotify watches; then the same while 20 of the agents send a message a second each.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from relay.names import new_message_id
+from scripts.benchmarks.common import fresh_root, make_home, message, note, report
+from scripts.benchmarks.latency import Relay
+
+SECONDS = 65  # two scans of every outbox and inbox, 30 s apart
+BUSY = 20
+
+
+def run(base: str | None, *, agents: int) -> None:
+    """Run the case and print its line."""
+    root = fresh_root(base)
+    note(f"idle: {agents} agents for {2 * SECONDS} s in {root}")
+    home, names = make_home(root, agents)
+    with Relay(home) as pid:
+        daemon = psutil.Process(pid)
+        time.sleep(3)  # what a start leaves behind
+        idle = _share(daemon, SECONDS, lambda: time.sleep(1))
+        watches = watches_of(pid)
+        busy = _share(daemon, SECONDS, lambda: _send(home.root, names[:BUSY]))
+        report(
+            case="idle",
+            agents=agents,
+            idle_cpu_percent=round(100 * idle, 3),
+            busy_agents=BUSY,
+            busy_cpu_percent=round(100 * busy, 3),
+            rss_mb=round(daemon.memory_info().rss / 1e6, 1),
+            watches=watches,
+            watches_an_agent=round(watches / agents, 3),
+        )
+
+
+def _share(daemon: psutil.Process, seconds: int, step: Callable[[], object]) -> float:
+    """The share of a core that it takes while ``step``, a second long, is done again and again."""
+    began, before = time.monotonic(), sum(daemon.cpu_times()[:2])
+    while time.monotonic() - began < seconds:
+        step()
+    return (sum(daemon.cpu_times()[:2]) - before) / (time.monotonic() - began)
+
+
+def _send(root: str, names: list[str]) -> None:
+    """One message of each of these, spread over a second."""
+    for number, name in enumerate(names):
+        outbox = Path(root, "agents", name, "outbox")
+        file_name = new_message_id(time.time_ns()) + ".msg"
+        pending = outbox / ".pending" / file_name
+        pending.write_bytes(message(names[(number + 1) % len(names)]))
+        os.rename(pending, outbox / file_name)
+        time.sleep(1 / len(names))
+
+
+def watches_of(pid: int) -> int:
+    """The inotify watches that a process holds, by /proc."""
+    count = 0
+    for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
+        try:
+            count += sum(line.startswith("inotify ") for line in entry.read_text().splitlines())
+        except OSError:  # closed meanwhile
+            continue
+    return count
