@@ -31,6 +31,7 @@ from relay.published import Board
 SOCKET = "admin.sock"
 MOST_PATH_BYTES = 107  # of an AF_UNIX address, on Linux; elsewhere 103
 REQUEST_TIMEOUT_S = 5  # who asks and then says nothing holds a thread no longer
+STOP_POLL_S = 0.1  # so long the end of the process may wait for a server
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -71,7 +72,7 @@ class Admin:
             return
         self._servers.append(server)
         threading.Thread(
-            target=server.serve_forever, args=(0.5,), name=f"admin {name}", daemon=True
+            target=server.serve_forever, args=(STOP_POLL_S,), name=f"admin {name}", daemon=True
         ).start()
 
     def _socket_path(self) -> str:

@@ -8,12 +8,13 @@ One process writes: the daemon, which holds the home's lock. Any of its threads 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
 
 import structlog
+
+from relay import fsio
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -55,18 +56,6 @@ def make_log(level: str, path: str | None, *, max_mib: int = 16, keep_files: int
     return Log(level, _Lines(path, max_mib * MIB, keep_files))
 
 
-def rotate(path: str, keep_files: int) -> None:
-    """Let ``path`` become ``path.1``, that one ``path.2``, and so on; the oldest goes.
-
-    From the oldest on: a crash in between leaves a gap in the numbers and loses none.
-    Errors: OSError.
-    """
-    for number in range(keep_files, 0, -1):
-        source = f"{path}.{number - 1}" if number > 1 else path
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(source, f"{path}.{number}")
-
-
 class _Lines:
     """Writes lines to a descriptor. One that a full disk does not take is dropped: what it told of
     must not stop the relay, and a log that fails is no reason to."""
@@ -102,7 +91,7 @@ class _Lines:
     def _rotate(self, path: str) -> None:
         """Go on in a new file; where that cannot be, in the old one, and try later."""
         try:
-            rotate(path, self._keep_files)
+            fsio.rotate(path, self._keep_files)
             fresh = os.open(path, _APPEND, 0o600)
         except OSError:
             self._rotates_at = self._size + TRY_AGAIN_BYTES
