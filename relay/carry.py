@@ -85,7 +85,8 @@ class Carrier:
         self._note(works, written)
         self._finisher.take(works)
         self._count(works, written)
-        self._report(works)
+        if works:
+            self._report(works)
         return put_off
 
     def _count(self, works: list[Work], written: list[Written]) -> None:

@@ -23,7 +23,7 @@ from relay.admin import Admin
 from relay.clock import NS_PER_S, Clock
 from relay.config import Config
 from relay.errors import AlreadyRunning, LedgerError, RelayError
-from relay.home import LOCK, Home
+from relay.home import FEW_DESCRIPTORS, LOCK, Home
 from relay.logs import Log, make_log
 from relay.notify import Notifier, Watchdog
 from relay.published import Board
@@ -227,14 +227,18 @@ def trouble(home: Home) -> str:
     return ""
 
 
-def tune_process() -> None:
-    """Set what the loop needs of its process: short switches, descriptors, rare collections."""
+def tune_process() -> int:
+    """Set what the loop needs of its process: short switches, descriptors, rare collections.
+
+    Returns how many descriptors there may be.
+    """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # a batch opens three directories an agent
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # the store is values without cycles: walking all of it again and again finds nothing
     gc.set_threshold(*GC_THRESHOLDS)
+    return hard
 
 
 def run_daemon(root: str, *, log_path: str | None, ready: Callable[[], None]) -> None:
@@ -242,13 +246,20 @@ def run_daemon(root: str, *, log_path: str | None, ready: Callable[[], None]) ->
 
     Errors: those of ``Daemon.run``, HomeMissing, ConfigError.
     """
-    tune_process()
+    descriptors = tune_process()
     with Home(root) as home:
         config = configuration.decode(home.read_config(), home.path("config.json"))
         settings = config.log
         log = make_log(
             config.log_level, log_path, max_mib=settings.max_mib, keep_files=settings.keep_files
         )
+        if 0 <= descriptors < FEW_DESCRIPTORS:
+            log(
+                f"The process may have {descriptors} open files: it serves, and more slowly; "
+                "raise the hard limit (`ulimit -Hn`, LimitNOFILE)",
+                action="few_descriptors",
+                level="warning",
+            )
         daemon = Daemon(home, config, log, Notifier(os.environ))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: daemon.stop())

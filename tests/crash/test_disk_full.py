@@ -230,7 +230,7 @@ def test_full_before_any_effect_it_ends_the_same(tmp_path: Path, name: str, fill
 def test_refused_for_another_reason_it_ends_the_same(tmp_path: Path, name: str, why: str) -> None:
     number, for_calls, fails = OTHERS[why]
     total = calls(tmp_path, name, fails)
-    assert total > 20
+    assert total > 10
     sessions = [
         survive(tmp_path / f"at-{at:03d}", name, at, (for_calls, fails), number)
         for at in range(1, total + 1)
