@@ -55,6 +55,7 @@ class Dispatcher:
         tally: Tally | None = None,
     ) -> None:
         self.tally = tally or Tally(clock)
+        events_log.commit_s = self.tally.commit_s
         self.paused = ""  # why nothing is taken out of the outboxes; empty when it is
         self._config = config
         self._home = home

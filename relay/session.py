@@ -175,7 +175,6 @@ class Session:
             self._log,
             self._tally,
         )
-        opened.log.commit_s = self._tally.commit_s
 
     def _start_overseer(self) -> None:
         store = self._opened.store
