@@ -180,6 +180,7 @@ class _Threads(socketserver.ThreadingMixIn):
     """A thread a request; those that linger end with the process."""
 
     daemon_threads = True
+    request_queue_size = 64  # more at once are no monitors
     block_on_close = False
 
     def get_request(self) -> Any:
@@ -197,6 +198,8 @@ class _Threads(socketserver.ThreadingMixIn):
 class _UnixServer(_Threads, socketserver.UnixStreamServer):
     """On a path; one that a killed relay left is replaced: the lock is ours."""
 
+    _is_bound = False
+
     def server_bind(self) -> None:
         path = str(self.server_address)
         with contextlib.suppress(FileNotFoundError):
@@ -204,12 +207,14 @@ class _UnixServer(_Threads, socketserver.UnixStreamServer):
                 raise ValueError(f"{path} is there, and is no socket")
             os.unlink(path)
         super().server_bind()
+        self._is_bound = True
         os.chmod(path, 0o600)
 
     def server_close(self) -> None:
         super().server_close()
-        with contextlib.suppress(OSError):
-            os.unlink(str(self.server_address))
+        if self._is_bound:  # what else may stand there is not ours
+            with contextlib.suppress(OSError):
+                os.unlink(str(self.server_address))
 
 
 class _TcpServer(_Threads, socketserver.TCPServer):
