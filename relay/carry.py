@@ -25,7 +25,10 @@ from relay.finish import Finisher
 from relay.home import Dirs
 from relay.ledger import Held, Ledger, Written
 from relay.names import ORCHESTRATOR
+from relay.tally import Tally
 from relay.work import Posting, Work
+
+SHOWN_IDS = 8  # of a batch, in its line of the log: enough to find the rest in the ledger
 
 
 class PutOff(NamedTuple):
@@ -47,10 +50,15 @@ class Carrier:
         retry: Retry,
         clock: Clock,
         log: Callable[..., object],
+        tally: Tally,
+        *,
+        debug: bool = False,
     ) -> None:
         self._ledger = ledger
         self._store = store
         self._events = events_log
+        self._tally = tally
+        self._debug = debug  # a line a message
         self._finisher = finisher
         self._retry = retry
         self._clock = clock
@@ -60,6 +68,8 @@ class Carrier:
         """Every step for every work; those that the disk takes nothing of now are returned."""
         put_off: list[PutOff] = []
         works: list[Work] = []
+        begin = self._tally.begin
+        begin("stage")
         for work in batch:
             reason = self._stage(dirs, work)
             if reason:
@@ -67,18 +77,61 @@ class Carrier:
             else:
                 works.append(work)
         staged_at = self._clock.now_ns()
+        begin("commit")
         self._commit(works, staged_at)
+        begin("deliver")
         written = self._deliver(dirs, works, staged_at)
+        begin("note")
         self._note(works, written)
         self._finisher.take(works)
+        self._count(works, written)
+        if works:
+            self._report(works)
+        return put_off
+
+    def _count(self, works: list[Work], written: list[Written]) -> None:
+        """Add a batch to the totals."""
+        tally, now = self._tally, self._clock.now_ns()
+        files = [work for work in works if not work.notice]
+        taken = [work for work in files if not work.failure]
+        tally.accepted += len(taken)
+        tally.refused += len(files) - len(taken)
+        tally.written += len(written) - sum(work.control for work in works)
+        tally.again += sum(one.attempt > 1 for one in written)
+        if files:
+            tally.batch_files.observe(len(files))
+        observe = tally.delivery_s.observe
+        for work in taken:
+            observe((now - work.found.mtime_ns) / NS_PER_S)
+        for work in works:
+            tally.held += len(work.held)
+            tally.bounced += len(work.bounced)
+            tally.acked += work.acknowledged is not None
+            for one in work.over:
+                tally.bounced += one.state is DeliveryState.BOUNCED
+                tally.expired += one.state is DeliveryState.EXPIRED
+                tally.dead += one.state is DeliveryState.DEAD
+
+    def _report(self, works: list[Work]) -> None:
+        """A line a batch; a line a message where somebody wants to know more, never its content."""
         self._log(
             "Delivered a batch",
             action="deliver_batch",
             files=sum(not work.notice for work in works),
             deliveries=sum(work.deliveries() for work in works),
             refused=sum(bool(work.failure) for work in works),
+            first_ids=[work.message_id for work in works[:SHOWN_IDS]],
         )
-        return put_off
+        for work in works if self._debug else ():
+            self._log(
+                "Refused a message" if work.failure else "Carried a message",
+                action="carry",
+                level="debug",
+                message_id=work.message_id,
+                agent=work.agent,
+                recipients=[name for one in work.postings for name in one.recipients],
+                held=[recipient for _, recipient in work.held],
+            )
 
     # -- 7 stage -----------------------------------------------------------------------
 

@@ -250,9 +250,51 @@ def decode(data: bytes, path: str = "config.json") -> Config:
     ):
         if value not in known:
             raise ConfigError(f"{path}: {key} is {value!r}, expected one of {', '.join(known)}")
+    try:
+        listen_address(config.admin.listen)
+    except ValueError as exc:
+        raise ConfigError(f"{path}: admin.listen is {config.admin.listen!r}, {exc}") from exc
     return config
+
+
+def listen_address(text: str) -> tuple[str, int] | None:
+    """(address, port) of ``admin.listen``; None where it is empty.
+
+    Errors: ValueError with the rule: a loopback address, for nobody who asks is asked who it is.
+    """
+    if not text:
+        return None
+    import ipaddress  # here: few name one
+
+    rule = "expected 127.0.0.1:PORT or [::1]:PORT, a loopback address and a port from 1 to 65535"
+    host, _, port = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    is_port = port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 1 << 16
+    if not (is_loopback and is_port):
+        raise ValueError(rule)
+    return host, int(port)
 
 
 def encode(config: Config) -> bytes:
     """The file with every setting in it, for people to edit."""
     return msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n"
+
+
+def changes(before: Config, after: Config) -> list[str]:
+    """The settings that differ, as ``section.name: old -> new``."""
+    changed: list[str] = []
+    for name in Config.__struct_fields__:
+        old, new = getattr(before, name), getattr(after, name)
+        if isinstance(old, Section):
+            changed += [
+                f"{name}.{key}: {getattr(old, key)!r} -> {getattr(new, key)!r}"
+                for key in type(old).__struct_fields__
+                if getattr(old, key) != getattr(new, key)
+            ]
+        elif old != new:
+            changed.append(f"{name}: {old!r} -> {new!r}")
+    return changed

@@ -1,7 +1,8 @@
 """The process: its lock, its signals, and one session after the other.
 
 One daemon a home: the kernel's lock on ``.lock`` decides, and a killed holder frees it at once.
-SIGTERM and SIGINT finish the batch in hand, write the store and leave.
+SIGTERM and SIGINT finish the batch in hand, write the store and leave. SIGHUP reads config.json
+again: a session with the new one follows the old session's clean end.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ import sys
 import time
 from collections.abc import Callable
 
+from relay import config as configuration
 from relay import fsio
+from relay.admin import Admin
 from relay.clock import NS_PER_S, Clock
 from relay.config import Config
-from relay.config import decode as decode_config
 from relay.errors import AlreadyRunning, LedgerError, RelayError
-from relay.home import LOCK, Home
-from relay.logs import make_log
+from relay.home import FEW_DESCRIPTORS, LOCK, Home
+from relay.logs import Log, make_log
+from relay.notify import Notifier, Watchdog
+from relay.published import Board
 from relay.session import Session
 from relay.watcher import Watcher
 
@@ -33,20 +37,24 @@ LOG = "logs/relay.log"
 READY = b"ready\n"
 MOST_PAUSE_S = 60
 TROUBLE_CHARACTERS = 500
-TIER_POLL_NS = NS_PER_S  # a step that runs is looked at so often
-TIER_NICENESS = 10  # compression takes what the loop leaves
 
 
 class Daemon:
-    """One running relay. Everything but the store's flush happens in the thread of ``run``."""
+    """One running relay. Everything happens in the thread of ``run``, but for the store's flush,
+    the journal's tiers, and answers over HTTP."""
 
-    def __init__(self, home: Home, config: Config, log: Callable[..., object]) -> None:
+    def __init__(self, home: Home, config: Config, log: Log, notifier: Notifier) -> None:
         self._home = home
         self._log = log
         self._clock = Clock()
         self._config = config
+        self._former: Config | None = None  # until a session has begun with the present one
+        self._notifier = notifier
+        self.board = Board(home.root, config, self._clock)
+        self._admin = Admin(self.board, log)
         self._watcher: Watcher | None = None  # the running session's
         self._stopping = False
+        self._asked_to_reload = False
         self._lock_fd = -1
 
     def run(self, ready: Callable[[], None]) -> None:
@@ -64,12 +72,17 @@ class Daemon:
                 ) from exc
             self._lock_fd = lock_fd
             self._note_trouble("")
+            watchdog = Watchdog(self._notifier, lambda: self.board.health().is_healthy)
+            held.callback(self._admin.end)
+            held.callback(watchdog.end)
+            self._admin.begin(self._config.admin.listen)
+            watchdog.begin()
             self._serve(ready)
             os.ftruncate(lock_fd, 0)
 
     def _note_trouble(self, text: str) -> None:
         """Leave word beside the pid of why there is no session now: no ledger may be at hand."""
-        note = " ".join(text.split())[:TROUBLE_CHARACTERS]
+        note = self.board.trouble = " ".join(text.split())[:TROUBLE_CHARACTERS]
         data = f"{os.getpid()}\n{note}\n".encode(errors="backslashreplace")
         with contextlib.suppress(OSError):
             os.ftruncate(self._lock_fd, os.pwrite(self._lock_fd, data, 0))
@@ -77,6 +90,11 @@ class Daemon:
     def stop(self) -> None:
         """End the loop after the batch in hand; safe in a signal handler."""
         self._stopping = True
+        self._wake()
+
+    def reload(self) -> None:
+        """Read config.json again after the batch in hand; safe in a signal handler."""
+        self._asked_to_reload = True
         self._wake()
 
     def _wake(self) -> None:
@@ -95,10 +113,12 @@ class Daemon:
         def begin() -> None:
             nonlocal began, served
             served = True
+            self._former = None
             self._note_trouble("")
             if not began:
                 began = True
                 ready()
+            self._notifier.say("READY=1", f"STATUS=serving {self._home.root}")
 
         pause_s = 1
         while not self._stopping:
@@ -108,6 +128,9 @@ class Daemon:
                 # A fault nobody foresaw must not take the relay from everybody, either.
                 if not began:
                     raise
+                if self._former is not None:
+                    self._take_back(exc)
+                    continue
                 pause_s = 1 if served else min(2 * pause_s, MOST_PAUSE_S)
                 served = False
                 self._note_trouble(str(exc) or repr(exc))
@@ -119,22 +142,76 @@ class Daemon:
                     exc_info=not isinstance(exc, LedgerError | OSError),
                 )
                 self._pause(pause_s)
+        self._notifier.say("STOPPING=1")
 
     def _pause(self, seconds: int) -> None:
-        """Wait, unless told to stop."""
+        """Wait, unless told to stop; a new configuration may be what was waited for."""
         deadline = self._clock.monotonic_ns() + seconds * NS_PER_S
-        while not self._stopping and self._clock.monotonic_ns() < deadline:
+        while not self._must_end() and self._clock.monotonic_ns() < deadline:
             time.sleep(0.1)
 
     def _session(self, ready: Callable[[], None]) -> None:
-        """Open everything, recover, serve until told to stop, close everything."""
-        with Session(self._home, self._config, self._clock, self._log) as session:
+        """Open everything, recover, serve until told to end, close everything."""
+        with Session(self._home, self._config, self._clock, self._log, self.board) as session:
             self._watcher = session.watcher
             try:
                 ready()
-                session.serve(lambda: self._stopping)
+                session.serve(self._must_end)
+                if self._stopping:
+                    self._notifier.say("STOPPING=1")
             finally:
                 self._watcher = None
+
+    # -- SIGHUP ------------------------------------------------------------------------
+
+    def _must_end(self) -> bool:
+        """True when the session is to end: for good, or for one with another configuration."""
+        if self._asked_to_reload and not self._stopping:
+            self._asked_to_reload = False
+            return self._read_config()
+        return self._stopping
+
+    def _read_config(self) -> bool:
+        """Read config.json again; True when it is good, and another one. It is followed then."""
+        try:
+            fresh = configuration.decode(self._home.read_config(), self._home.path("config.json"))
+        except (RelayError, OSError) as exc:
+            self._refuse_config(str(exc))
+            return False
+        self.board.config_error = ""
+        changed = configuration.changes(self._config, fresh)
+        text = f"Read config.json again: {', '.join(changed) or 'nothing changed'}"
+        self._log(text, action="reload", changed=changed)
+        if not changed:
+            return False
+        self._notifier.reloading(self._clock.monotonic_ns())
+        self._former = self._config
+        self._follow(fresh)
+        return True
+
+    def _follow(self, config: Config) -> None:
+        """Everything beside the session goes by another configuration from now on."""
+        listen_before = self._config.admin.listen
+        self._config = self.board.config = config
+        self._log.set(config.log_level, config.log.max_mib, config.log.keep_files)
+        if config.admin.listen != listen_before:
+            self._admin.end()
+            self._admin.begin(config.admin.listen)
+
+    def _take_back(self, exc: Exception) -> None:
+        """No session begins with the new configuration: the one before is followed again."""
+        assert self._former is not None
+        former, self._former = self._former, None
+        self._follow(former)
+        self._refuse_config(f"no session begins with it: {exc}")
+
+    def _refuse_config(self, why: str) -> None:
+        self.board.config_error = " ".join(why.split())[:TROUBLE_CHARACTERS]
+        self._log(
+            f"config.json is not followed, the one before is: {self.board.config_error}",
+            action="reload",
+            level="error",
+        )
 
 
 def lock_holder(home: Home) -> int | None:
@@ -150,14 +227,18 @@ def trouble(home: Home) -> str:
     return ""
 
 
-def tune_process() -> None:
-    """Set what the loop needs of its process: short switches, descriptors, rare collections."""
+def tune_process() -> int:
+    """Set what the loop needs of its process: short switches, descriptors, rare collections.
+
+    Returns how many descriptors there may be.
+    """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # a batch opens three directories an agent
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # the store is values without cycles: walking all of it again and again finds nothing
     gc.set_threshold(*GC_THRESHOLDS)
+    return hard
 
 
 def run_daemon(root: str, *, log_path: str | None, ready: Callable[[], None]) -> None:
@@ -165,43 +246,61 @@ def run_daemon(root: str, *, log_path: str | None, ready: Callable[[], None]) ->
 
     Errors: those of ``Daemon.run``, HomeMissing, ConfigError.
     """
-    tune_process()
+    descriptors = tune_process()
     with Home(root) as home:
-        config = decode_config(home.read_config(), home.path("config.json"))
-        daemon = Daemon(home, config, make_log(config.log_level, log_path))
+        config = configuration.decode(home.read_config(), home.path("config.json"))
+        settings = config.log
+        log = make_log(
+            config.log_level, log_path, max_mib=settings.max_mib, keep_files=settings.keep_files
+        )
+        if 0 <= descriptors < FEW_DESCRIPTORS:
+            log(
+                f"The process may have {descriptors} open files: it serves, and more slowly; "
+                "raise the hard limit (`ulimit -Hn`, LimitNOFILE)",
+                action="few_descriptors",
+                level="warning",
+            )
+        daemon = Daemon(home, config, log, Notifier(os.environ))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: daemon.stop())
+        signal.signal(signal.SIGHUP, lambda *_: daemon.reload())
         daemon.run(ready)
 
 
 def main() -> int:
-    """The background process of ``relay up``: says ``ready`` or why not on a descriptor."""
+    """The background process of ``relay up``, or systemd's: says ``ready``, or why not, on a
+    descriptor, or else on stderr."""
     parser = argparse.ArgumentParser(prog="python -m relay.daemon")
     parser.add_argument("--home", required=True)
-    parser.add_argument("--ready-fd", type=int, required=True)
+    parser.add_argument("--ready-fd", type=int)
     arguments = parser.parse_args()
 
     told = False
 
+    def say(text: str) -> None:
+        with contextlib.suppress(OSError):  # who asked may have gone
+            fd = sys.stderr.fileno() if arguments.ready_fd is None else arguments.ready_fd
+            os.write(fd, text.encode(errors="backslashreplace"))
+
     def ready() -> None:
         nonlocal told
         told = True
-        with contextlib.suppress(OSError):  # who asked may have gone
-            os.write(arguments.ready_fd, READY)
-        os.close(arguments.ready_fd)
+        say(READY.decode())
+        if arguments.ready_fd is not None:
+            os.close(arguments.ready_fd)
 
     try:
         run_daemon(arguments.home, log_path=os.path.join(arguments.home, LOG), ready=ready)
     except RelayError as exc:
         if told:
             raise
-        os.write(arguments.ready_fd, f"{exc.exit_code}\n{exc}\n{exc.hint}\n".encode())
+        say(f"{exc.exit_code}\n{exc}\n{exc.hint}\n")
         return exc.exit_code
     except OSError as exc:
         if told:
             raise
         hint = "the disk, or its rights, take nothing of the relay's now; then start it again"
-        os.write(arguments.ready_fd, f"1\n{exc}\n{hint}\n".encode(errors="backslashreplace"))
+        say(f"1\n{exc}\n{hint}\n")
         return 1
     return 0
 

@@ -109,6 +109,15 @@ class Decider:
             self._answer(work, Kind.NACK, text, self._store.by_relay_id(message_id))
         return work
 
+    def inform(self, agent: str, at_ns: int, key: str, text: str) -> Work:
+        """Work that tells an agent what nobody asked for; the same again for a time and a key.
+
+        Errors: StoreFull, StoreCapacity.
+        """
+        work = notice_of_message("", agent, at_ns, key)
+        self._answer(work, Kind.NOTIFICATION, text, None)
+        return work
+
     def announce_dead(self, work: Work, text: str, agents: Set[str]) -> None:
         """Publish a dead letter on the system's topic, when anybody ever asked for that channel.
 
@@ -294,6 +303,8 @@ class Decider:
         name = direct_channel_name(work.agent, ORCHESTRATOR)
         channel = self._channel(Route(name, ChannelType.DIRECT, (work.agent, ORCHESTRATOR)))
         acknowledges = stored is not None and store.expects_ack(stored)
+        is_news = reply.kind is Kind.NOTIFICATION
+        said = MessageType.NOTIFICATION if is_news else MessageType.ERROR
         metadata: Metadata = {
             "relay_id": reply_id,
             "to": reply.to,
@@ -304,7 +315,7 @@ class Decider:
         return store.accept(
             channel.id,
             ORCHESTRATOR,
-            MessageType.ACKNOWLEDGMENT if acknowledges else MessageType.ERROR,
+            MessageType.ACKNOWLEDGMENT if acknowledges else said,
             reply.body,
             recipients=(work.agent,),
             correlation_id=stored.correlation_id if stored and acknowledges else None,

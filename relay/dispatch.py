@@ -30,6 +30,7 @@ from relay.ledger import Ledger
 from relay.names import MSG_SUFFIX, message_id_of
 from relay.overdue import OverdueMail
 from relay.roster import Roster
+from relay.tally import Tally
 from relay.watcher import Wake
 from relay.work import Over, Work
 
@@ -51,7 +52,11 @@ class Dispatcher:
         roster: Roster,
         clock: Clock,
         log: Log,
+        tally: Tally | None = None,
     ) -> None:
+        self.tally = tally or Tally(clock)
+        events_log.commit_s = self.tally.commit_s
+        self.paused = ""  # why nothing is taken out of the outboxes; empty when it is
         self._config = config
         self._home = home
         self._ledger = ledger
@@ -67,7 +72,17 @@ class Dispatcher:
         self._admission = Admission(ledger, clock, log)
         self._decider = Decider(store, roster.lead)
         self._finisher = Finisher(ledger, clock, log)
-        self._carrier = Carrier(ledger, store, events_log, self._finisher, config.retry, clock, log)
+        self._carrier = Carrier(
+            ledger,
+            store,
+            events_log,
+            self._finisher,
+            config.retry,
+            clock,
+            log,
+            self.tally,
+            debug=config.log_level == "debug",
+        )
         self._held = HeldMail(ledger, store, config, clock)
         self._overdue = OverdueMail(
             ledger, store, self._decider, self._carrier, config.retry, clock, log
@@ -85,6 +100,33 @@ class Dispatcher:
         """Files seen and not yet delivered."""
         return self._intake.backlog
 
+    @property
+    def roster(self) -> Roster:
+        """The agents there are, and who of them is scanned."""
+        return self._roster
+
+    @property
+    def journal_end(self) -> int:
+        """Bytes of the journal's stream so far."""
+        return self._events.journal.end
+
+    def oldest_ns(self) -> int | None:
+        """When the file was seen that waits longest in an outbox (monotonic); None: none waits."""
+        return self._intake.oldest_ns()
+
+    def tell(self, agents: Iterable[str], text: str, key: str, at_ns: int) -> bool:
+        """Notify those of ``agents`` that are there, once for each key and time.
+
+        False when disk or store takes nothing now, or nobody is there: ask again.
+        """
+        names = sorted(self._roster.agents.intersection(agents))
+        try:
+            works = [self._decider.inform(name, at_ns, key, text) for name in names]
+        except (StoreFull, StoreCapacity):
+            return False
+        with self._home.dirs() as dirs:
+            return bool(works) and not self._carrier.carry_out(dirs, works)
+
     def feed(self, files: Iterable[tuple[str, str]]) -> None:
         """Files of open rows, oldest discovery first: they go before anything that is new."""
         for agent, file_name in files:
@@ -93,15 +135,21 @@ class Dispatcher:
     def tick(self, wake: Wake) -> int:
         """Do what is due; returns when the next thing is (monotonic ns, 0 for at once)."""
         self._watch_clock()
+        begin = self.tally.begin
         with self._home.dirs() as dirs:
+            begin("hear")
             self._hear(wake)
-            limit = self._config.limits.batch_files
+            begin("look")
+            limit = 0 if self.paused else self._config.limits.batch_files
             looks = self._intake.take(dirs, limit, self._finisher.hand)
             if looks:
                 self._process(dirs, looks)
+            begin("due")
             self._retry_held(dirs)
             self._overdue.retry_due(dirs, self._roster.agents)
+            begin("archive")
             self._finish(dirs)
+            begin("upkeep")
             self._note_taken()
             self._roll()
             self._checkpoint()
@@ -212,6 +260,7 @@ class Dispatcher:
             return
         self._events.commit()
         taken, self._taken = self._taken, []
+        self.tally.read += len(taken)
         now = self._clock.now_ns()
         with self._ledger.transaction():
             self._ledger.read(taken, now)
@@ -222,7 +271,9 @@ class Dispatcher:
 
     def _process(self, dirs: Dirs, looks: list[Look]) -> None:
         """Take a batch of files through every step up to finish."""
+        self.tally.begin("record")
         admitted = self._admission.admit(dirs, looks)
+        self.tally.begin("decide")
         room = self._room_for(looks)
         batch: list[Work] = []
         deliveries = 0
@@ -241,6 +292,7 @@ class Dispatcher:
             deliveries += work.deliveries()
             if deliveries >= self._config.limits.batch_deliveries:
                 self._carry_out(dirs, batch)
+                self.tally.begin("decide")
                 batch, deliveries = [], 0
         if batch:
             self._carry_out(dirs, batch)
@@ -285,13 +337,15 @@ class Dispatcher:
 
     def _postpone(self, work: Work, reason: str) -> None:
         """A passing error: the file stays in the outbox and is tried again."""
+        self.tally.postponed += 1
         attempts = 1
         if work.has_row:
             with self._ledger.transaction():
                 attempts = self._ledger.postpone(work.message_id, reason)
         pause_s = self._config.retry.pause_s(attempts)
         due = self._clock.monotonic_ns() + pause_s * NS_PER_S
-        self._intake.retry(work.agent, work.found.file_name, due)
+        waited_ns = max(0, self._clock.now_ns() - work.discovered_at)
+        self._intake.retry(work.agent, work.found.file_name, due, waited_ns)
         self._log(
             f"Left a message in its outbox, to be tried again in {pause_s} s: {reason}",
             action="postpone",
@@ -305,7 +359,7 @@ class Dispatcher:
     def _finish(self, dirs: Dirs) -> None:
         for found in self._finisher.finish(dirs, self._config.limits.batch_files):
             self._intake.add(found.agent, found.file_name, renamed=True)
-        if not self._intake.is_busy:  # else the next batch takes it along
+        if self.paused or not self._intake.is_busy:  # else the next batch takes it along
             self._finisher.note()
 
     def _checkpoint(self) -> None:
@@ -356,7 +410,7 @@ class Dispatcher:
             due.append(self._recheck_ns)
         parts = (self._intake, self._events, self._flusher, self._held, self._overdue, self._roller)
         for part in parts:
-            at = part.due_ns()
+            at = None if self.paused and part is self._intake else part.due_ns()
             if at is not None:
                 due.append(at)
         if self._roster.unwatched:

@@ -17,11 +17,12 @@ import msgspec
 
 from relay.aof2.format import ARCHIVE_ROLLED, RECORD, RecordFlag
 from relay.aof2.journal import Append, Journal, Record
-from relay.clock import NS_PER_MS, Clock
+from relay.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.comm import events
 from relay.comm.engine import CommStore
 from relay.comm.engine_state import Position
 from relay.comm.event_codec import VERSION, Checkpoint, EventCodec, Frame, Start
+from relay.tally import SECONDS, Histogram
 
 STREAM_ID = 1  # a home has one store, and one stream
 LINGER_MS = 20  # so long what nobody waits for may wait for a batch to share its sync
@@ -56,6 +57,7 @@ class EventLog:
         self._epoch = 0
         self._begun_as = boot_id  # what the journal says of the machine
         self._since: int | None = None  # monotonic: how long the oldest fresh event waits
+        self.commit_s = Histogram(SECONDS)  # its writes and syncs; a session has its own put here
         store.fresh_events = []
 
     def begin(self, epoch: int, boot_id: str = "") -> None:
@@ -90,7 +92,9 @@ class EventLog:
             self._store.fresh_events = []
         self._since = None
         if self.journal.end > self.journal.durable:
+            began = self._clock.monotonic_ns()
             self.journal.commit()
+            self.commit_s.observe((self._clock.monotonic_ns() - began) / NS_PER_S)
         for event in fresh or ():
             if type(event) is events.Rolled:
                 self.journal.note(ARCHIVE_ROLLED, _note_of(event))

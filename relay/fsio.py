@@ -290,6 +290,19 @@ def move(source: str, source_fd: int, target: str, target_fd: int) -> None:
         os.unlink(source, dir_fd=source_fd)
 
 
+def rotate(path: str, keep_files: int) -> None:
+    """Let ``path`` become ``path.1``, that one ``path.2``, and so on; the oldest goes.
+
+    From the oldest on: a crash in between leaves a gap in the numbers and loses none.
+    Errors: OSError.
+    """
+    for number in range(keep_files, 0, -1):
+        source = f"{path}.{number - 1}" if number > 1 else path
+        fault("rename", source)
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(source, f"{path}.{number}")
+
+
 def remove(name: str, dir_fd: int) -> None:
     """Remove a file; one that is gone already is fine."""
     fault("remove", name)

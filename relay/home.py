@@ -16,7 +16,9 @@ path, and looked at first. Source: relay-file-system.txt 1, 5.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import resource
 from collections.abc import Iterator
 from types import TracebackType
 
@@ -186,6 +188,15 @@ def _looks_like_home(root: str) -> bool:
 
 # Far more than one step has in hand, far fewer than any limit of descriptors.
 MAX_OPEN_DIRS = 96
+IN_HAND_DIRS = 12  # more than one step ever needs
+FEW_DESCRIPTORS = 256  # with fewer, no more directories than that are kept open
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+
+
+def most_open_dirs() -> int:
+    """How many directories ``Dirs`` may keep open in this process."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return IN_HAND_DIRS if 0 <= soft < FEW_DESCRIPTORS else MAX_OPEN_DIRS
 
 
 class Dirs:
@@ -197,6 +208,7 @@ class Dirs:
 
     def __init__(self, root_fd: int) -> None:
         self._root_fd = root_fd
+        self._most = most_open_dirs()
         self._open: dict[tuple[str, ...], int] = {}
 
     def get(self, *parts: str) -> int:
@@ -213,11 +225,21 @@ class Dirs:
         name = parts[-1]
         if not name or "/" in name or "\0" in name or name in (".", ".."):
             raise UnsafePath(f"{name!r} is no name of a directory")
-        fd = fsio.open_dir(name, self.get(*parts[:-1]))
+        try:
+            fd = fsio.open_dir(name, self.get(*parts[:-1]))
+        except OSError as exc:
+            if exc.errno not in NO_DESCRIPTOR or len(self._open) <= IN_HAND_DIRS:
+                raise
+            self._close_oldest(IN_HAND_DIRS)
+            fd = fsio.open_dir(name, self.get(*parts[:-1]))
         self._open[parts] = fd
-        if len(self._open) > MAX_OPEN_DIRS:
-            os.close(self._open.pop(next(iter(self._open))))
+        self._close_oldest(self._most)
         return fd
+
+    def _close_oldest(self, most: int) -> None:
+        """Keep ``most``: those that were used last."""
+        while len(self._open) > most:
+            os.close(self._open.pop(next(iter(self._open))))
 
     def ensure(self, *parts: str) -> int:
         """Like ``get``, and makes what is missing."""

@@ -56,6 +56,7 @@ class _Hint(NamedTuple):
     due_ns: int = 0  # monotonic; 0: now
     seen: tuple[int, int] | None = None  # size and mtime when first seen so
     seen_at_ns: int = 0  # monotonic
+    found_ns: int = 0  # monotonic: when it was first heard of
 
 
 class Intake:
@@ -95,13 +96,16 @@ class Intake:
         key = (agent, file_name)
         known = self._ready.get(key) or self._later.pop(key, None)
         if known is None:
-            self._ready[key] = _Hint(agent, file_name, renamed)
+            found_ns = self._clock.monotonic_ns()
+            self._ready[key] = _Hint(agent, file_name, renamed, found_ns=found_ns)
         else:
             self._ready[key] = known._replace(renamed=renamed or known.renamed, due_ns=0)
 
-    def retry(self, agent: str, file_name: str, due_ns: int) -> None:
-        """Look again at ``due_ns`` (monotonic): a passing error held the message up."""
-        self._later[agent, file_name] = _Hint(agent, file_name, True, due_ns)
+    def retry(self, agent: str, file_name: str, due_ns: int, waited_ns: int = 0) -> None:
+        """Look again at ``due_ns`` (monotonic): a passing error held the message up, for
+        ``waited_ns`` so far."""
+        found_ns = self._clock.monotonic_ns() - waited_ns
+        self._later[agent, file_name] = _Hint(agent, file_name, True, due_ns, found_ns=found_ns)
 
     def scan(self, dirs: Dirs, agent: str) -> None:
         """List an agent's outbox; remove what lost its writer in ``.pending``."""
@@ -141,6 +145,14 @@ class Intake:
             else:
                 looks.append(look)
         return looks
+
+    def oldest_ns(self) -> int | None:
+        """When the file was heard of that waits longest (monotonic); None when none waits."""
+        first = next(iter(self._ready.values()), None)
+        waiting = [hint.found_ns for hint in self._later.values()]
+        if first is not None:
+            waiting.append(first.found_ns)
+        return min(waiting, default=None)
 
     def due_ns(self) -> int | None:
         """When the next file is to be looked at (monotonic); 0: now."""

@@ -27,10 +27,13 @@ from relay.config import Config
 from relay.dispatch import Dispatcher
 from relay.home import LEDGER, STORE, Home
 from relay.ledger import Ledger
+from relay.overseer import make_overseer
+from relay.published import Board, Publisher
 from relay.roster import Roster
 from relay.stores import Opened, open_store, store_key
+from relay.tally import START, STOP, WAIT
 from relay.upkeep import obey
-from relay.watcher import Wake, Watcher, make_watcher
+from relay.watcher import ScanWatcher, Wake, Watcher, make_watcher
 
 TIER_POLL_NS = NS_PER_S  # a step that runs is looked at so often
 TIER_NICENESS = 10  # compression takes what the loop leaves
@@ -47,15 +50,23 @@ class Session:
     _deadline: int
 
     def __init__(
-        self, home: Home, config: Config, clock: Clock, log: Callable[..., object]
+        self,
+        home: Home,
+        config: Config,
+        clock: Clock,
+        log: Callable[..., object],
+        board: Board | None = None,
     ) -> None:
         self._home = home
         self._config = config
         self._clock = clock
         self._log = log
+        self._board = board or Board(home.root, config, clock)
+        self._tally = self._board.tally
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Session:
+        self._tally.begin(START)
         gc.unfreeze()  # what a session before left is nobody's any more
         with contextlib.ExitStack() as stack:
             self._open(stack)
@@ -69,15 +80,24 @@ class Session:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
+        self._board.is_serving = False
+        self._tally.begin(STOP)
         self._stack.close()
+        self._tally.begin(START)
 
     def serve(self, is_stopping: Callable[[], bool]) -> None:
         """The loop, until told to stop; then what is in hand is finished."""
+        self._board.is_serving = True
         while not is_stopping():
-            timeout_ns = min(self._deadline, self._poll()) - self._clock.monotonic_ns()
+            deadline = min(self._deadline, self._poll(), self._overseer.due_ns())
+            timeout_ns = deadline - self._clock.monotonic_ns()
+            self._tally.begin(WAIT)
             self._deadline = self._dispatcher.tick(self.watcher.wait(timeout_ns))
             for order in self._dispatcher.take_orders():
                 obey(self._home, self._opened, self._clock, order)
+            self._overseer.step()
+        self._board.is_serving = False
+        self._tally.begin(STOP)
         self._dispatcher.drain()
         self._log("Stopped", action="stopped", epoch=self.epoch)
 
@@ -88,7 +108,7 @@ class Session:
             self._home.path(LEDGER), busy_timeout_ms=self._config.ledger.busy_timeout_ms
         )
         stack.callback(self._ledger.close)
-        self.epoch = begin_epoch(self._ledger, self._clock)
+        self.epoch = self._board.epoch = begin_epoch(self._ledger, self._clock)
         key = store_key(self._home, self._config, make=True)
         opened = self._opened = self._open_store(key)
         stack.callback(opened.log.close)
@@ -105,9 +125,13 @@ class Session:
         detection = self._config.detection
         self.watcher = make_watcher(self._home, detection.watcher, detection.poll_interval_ms)
         stack.callback(self.watcher.close)
+        if isinstance(self.watcher, ScanWatcher) and self.watcher.why:
+            text = f"Scanning every {detection.poll_interval_ms} ms: {self.watcher.why}"
+            self._log(text, action="scan_instead", level="warning")
         self._start_dispatcher(stack, key)
         self._start_tiers(stack)
         self._dispatcher.feed(feed)
+        self._start_overseer()
         self._deadline = self._dispatcher.tick(Wake(agents_changed=True, scan=True))
         self._log("Ready", action="ready", epoch=self.epoch, watcher=self.watcher.name)
 
@@ -149,7 +173,23 @@ class Session:
             Roster(self._home, self.watcher, config.lead, self._log),
             self._clock,
             self._log,
+            self._tally,
         )
+
+    def _start_overseer(self) -> None:
+        store = self._opened.store
+        publisher = Publisher(self._dispatcher, store, self.watcher, self._clock)
+        self._overseer = make_overseer(
+            self._board,
+            self._dispatcher,
+            publisher,
+            self._home.root,
+            self._config,
+            self._ledger,
+            self._clock,
+            self._log,
+        )
+        self._overseer.begin()
 
     def _start_tiers(self, stack: contextlib.ExitStack) -> None:
         thread = stack.enter_context(

@@ -22,6 +22,8 @@ from relay.errors import RelayError
 from relay.home import Home
 from relay.names import is_agent_name
 
+NO_WATCH = "set detection.watcher to scan, or raise fs.inotify.max_user_watches"
+
 
 class WatcherUnavailable(RelayError):
     """The kernel gives no inotify here."""
@@ -50,6 +52,11 @@ class Watcher(Protocol):
     """What the loop waits on. Used from the loop's thread, ``wake`` from any."""
 
     name: str
+    overflows: int  # how often the kernel dropped events; a scan followed each time
+
+    @property
+    def watches_held(self) -> int:
+        """Directories that the kernel watches."""
 
     def add_agent(self, agent: str) -> bool:
         """Watch an agent's outbox and inbox; False when it must be scanned instead."""
@@ -108,6 +115,7 @@ class InotifyWatcher:
             from watchdog.observers import inotify_c
         except (ImportError, OSError) as exc:
             raise WatcherUnavailable(f"inotify is missing here: {exc}") from exc
+        self.overflows = 0
         self._home = home
         self._mask = mask = inotify_c.InotifyConstants
         plain_dir = mask.IN_ONLYDIR | mask.IN_DONT_FOLLOW | mask.IN_MOVE_SELF
@@ -128,7 +136,13 @@ class InotifyWatcher:
         names = mask.IN_CREATE | mask.IN_MOVED_TO | mask.IN_DELETE | mask.IN_MOVED_FROM
         self._agents_wd = self._add("agents", mask=names | plain_dir)
         if self._agents_wd < 0:
-            raise WatcherUnavailable(f"{home.path('agents')} cannot be watched")
+            self.close()
+            raise WatcherUnavailable(f"{home.path('agents')} cannot be watched", hint=NO_WATCH)
+
+    @property
+    def watches_held(self) -> int:
+        """Directories that the kernel watches: two an agent, and the one of all agents."""
+        return len(self._watches) + (self._agents_wd >= 0)
 
     def add_agent(self, agent: str) -> bool:
         """Watch an agent's outbox and inbox; False when inotify's limit is reached."""
@@ -190,6 +204,7 @@ class InotifyWatcher:
             wd, mask = event.wd, event.mask  # type: ignore[attr-defined]
             if mask & self._mask.IN_Q_OVERFLOW:
                 scan = True
+                self.overflows += 1
             elif mask & self._mask.IN_MOVE_SELF:
                 agents_changed |= self._forget(wd)
             elif mask & self._mask.IN_IGNORED:
@@ -233,8 +248,11 @@ class ScanWatcher:
     """Where there is no inotify: every wait ends with the wish for a scan."""
 
     name = "scan"
+    overflows = 0
+    watches_held = 0
 
-    def __init__(self, interval_ms: int) -> None:
+    def __init__(self, interval_ms: int, why: str = "") -> None:
+        self.why = why  # it stands in for inotify; empty when it was asked for
         self._interval_ms = interval_ms
         self._bell = _Bell()
 
@@ -275,7 +293,7 @@ def make_watcher(home: Home, wanted: str, poll_interval_ms: int) -> Watcher:
         return ScanWatcher(poll_interval_ms)
     try:
         return InotifyWatcher(home)
-    except WatcherUnavailable:
+    except WatcherUnavailable as exc:
         if wanted == "inotify":
             raise
-        return ScanWatcher(poll_interval_ms)
+        return ScanWatcher(poll_interval_ms, f"{exc}; {exc.hint}")

@@ -36,8 +36,13 @@ def relay(*arguments: str, home: Path, stdin: str = "") -> subprocess.CompletedP
 
 
 def home_of(root: Path, *agents: str, checkpoint_ms: int = 50) -> Path:
-    """A home with these agents, whose relay writes its store's file so often."""
-    with Home.create(str(root), b'{"store": {"checkpoint_ms": %d}}' % checkpoint_ms) as home:
+    """A home with these agents, whose relay writes its store's file so often.
+
+    How full the machine's own disk is does not matter to it.
+    """
+    disk = b'{"alert_percent": 100, "low_percent": 100, "floor_mib": 0}'
+    config = b'{"store": {"checkpoint_ms": %d}, "disk": %s}' % (checkpoint_ms, disk)
+    with Home.create(str(root), config) as home:
         Ledger.open(home.path(LEDGER)).close()
         for agent in agents:
             home.make_agent(agent)

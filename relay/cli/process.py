@@ -13,12 +13,14 @@ from typing import Any
 import click
 
 from relay import fsio
+from relay.cli.asking import ask_status
 from relay.cli.common import (
     columns,
     echo_json,
     home_option,
     json_option,
     open_home,
+    printable,
     root_of,
     when,
 )
@@ -27,6 +29,8 @@ from relay.home import LEDGER, LOCK, Home
 
 START_TIMEOUT_S = 60
 POLL_S = 0.02
+MOST_CRASH_LOG_BYTES = 1 << 20  # some hundred tracebacks
+SAID = ("healthy", "ready", "reasons", "paused", "config_error", "snapshot_age_s", "disk")
 
 
 class StartFailed(RelayError):
@@ -89,10 +93,13 @@ def _start(root: str) -> int:
 
 
 def _crash_log(root: str) -> int:
-    """Where a traceback goes that nobody expected."""
+    """Where a traceback goes that nobody expected; one file before it is kept."""
     fsio.ensure_dir(os.path.join(root, "logs"))
+    path = os.path.join(root, "logs", "relay.err")
+    if os.path.exists(path) and os.stat(path).st_size > MOST_CRASH_LOG_BYTES:
+        fsio.rotate(path, 1)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    return os.open(os.path.join(root, "logs", "relay.err"), flags, 0o600)
+    return os.open(path, flags, 0o600)
 
 
 @click.command(epilog="\b\nExample:\n  relay down && relay up")
@@ -172,6 +179,7 @@ def _facts(home: Home) -> dict[str, Any]:
         "unread": db.execute(f"{count} deliveries WHERE state = 'written'").fetchone()[0],
         "messages": db.execute("SELECT coalesce(max(id), 0) FROM messages").fetchone()[0],
         "agents": db.execute(f"{count} agents WHERE status = 'active'").fetchone()[0],
+        **_said(home, pid),
         "last_errors": [
             {"message_id": row[0], "status": row[1], "error": row[2]}
             for row in db.execute(
@@ -183,6 +191,12 @@ def _facts(home: Home) -> dict[str, Any]:
     }
     db.close()
     return facts
+
+
+def _said(home: Home, pid: int | None) -> dict[str, Any]:
+    """What the relay says of itself; nulls where nothing answers."""
+    said = (ask_status(home) if pid is not None else None) or {}
+    return {name: said.get(name) for name in SAID}
 
 
 def _memory(pid: int | None) -> int | None:
@@ -204,6 +218,7 @@ def _show(facts: dict[str, Any]) -> None:
         click.echo(f"the relay runs, pid {facts['pid']}{memory}, since {facts['started_at']}")
         if facts["trouble"]:
             click.echo(f"it serves nobody now, and begins again and again: {facts['trouble']}")
+        _show_health(facts)
     else:
         click.echo("no relay runs; start one with `relay up`")
     click.echo(f"home {facts['home']}")
@@ -226,3 +241,19 @@ def _show(facts: dict[str, Any]) -> None:
     )
     for error in facts["last_errors"]:
         click.echo(f"waits: {error['message_id']}: {error['error']}")
+
+
+def _show_health(facts: dict[str, Any]) -> None:
+    """What is not as it should be, and the disk."""
+    for reason in facts["reasons"] or ():
+        if not facts["trouble"] or facts["trouble"] not in reason:
+            click.echo(printable(reason))
+    if facts["config_error"]:
+        text = f"config.json is not followed, the one before is: {facts['config_error']}"
+        click.echo(printable(text))
+    disk, age_s = facts["disk"], facts["snapshot_age_s"]
+    if disk:
+        free, used = disk["free_bytes"] >> 20, disk["used_percent"]
+        health = "ready" if facts["ready"] else "not ready"
+        seen = f", seen {age_s:.0f} s ago" if age_s is not None else ""
+        click.echo(f"{health}{seen}; disk {disk['state']}, {used} % used, {free} MiB free")

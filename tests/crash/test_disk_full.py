@@ -32,6 +32,17 @@ FILLED = {  # for how many calls, and what fails
 }
 
 
+READ_ONLY = (*NEEDS_SPACE, "rename", "remove", "keep")
+# What quotas, a mount and the table of descriptors answer.
+OTHERS = {
+    "quota": (errno.EDQUOT, LONG, (*NEEDS_SPACE, "sync")),
+    "read-only": (errno.EROFS, LONG, READ_ONLY),
+    "read-only for a while": (errno.EROFS, 3, READ_ONLY),
+    "no descriptors": (errno.EMFILE, 3, ("create", "open", "sync")),
+    "no descriptors of all": (errno.ENFILE, LONG, ("create", "open")),
+}
+
+
 class FullDisk:
     """Full from the n-th call that needs space on, for so many calls; never when n is 0.
 
@@ -42,6 +53,7 @@ class FullDisk:
         self.count = 0
         self.fills_at = 0
         self.for_calls, self.fails = LONG, NEEDS_SPACE
+        self.errno = errno.ENOSPC
         self._is_there = False  # what is being written has its place
         write_at, transaction = fsio.write_at, Ledger.transaction
         monkeypatch.setattr(fsio, "fault", self._call)
@@ -70,8 +82,9 @@ class FullDisk:
         self.fills_at = 0
 
     def _call(self, operation: str, name: str) -> None:
-        if operation in self.fails and not self._is_there and self._is_full():
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+        has_place = self._is_there and self.errno != errno.EROFS
+        if operation in self.fails and not has_place and self._is_full():
+            raise OSError(self.errno, os.strerror(self.errno), name)
 
     def _is_full(self) -> bool:
         self.count += 1
@@ -167,12 +180,19 @@ def calls(tmp_path: Path, name: str, fails: tuple[str, ...]) -> int:
     return total
 
 
-def survive(root: Path, name: str, fills_at: int, filled: tuple[int, tuple[str, ...]]) -> int:
+def survive(
+    root: Path,
+    name: str,
+    fills_at: int,
+    filled: tuple[int, tuple[str, ...]],
+    number: int = errno.ENOSPC,
+) -> int:
     """Fill the disk before this call, and go on; how often a session began."""
     with pytest.MonkeyPatch.context() as patch:
         box = SteadyBox(root, "alice", "bob", "carol")
         disk = FullDisk(patch)
         disk.for_calls, disk.fails = filled
+        disk.errno = number
         disk.fills_at = fills_at
         act, check_end = SCENARIOS[name]
         act(box)
@@ -200,5 +220,19 @@ def test_full_before_any_effect_it_ends_the_same(tmp_path: Path, name: str, fill
     sessions = [
         survive(tmp_path / f"at-{number:03d}", name, number, (for_calls, fails))
         for number in range(1, total + 1)
+    ]
+    assert max(sessions) > 1  # it was felt
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("why", OTHERS)
+def test_refused_for_another_reason_it_ends_the_same(tmp_path: Path, name: str, why: str) -> None:
+    number, for_calls, fails = OTHERS[why]
+    total = calls(tmp_path, name, fails)
+    assert total > 10
+    sessions = [
+        survive(tmp_path / f"at-{at:03d}", name, at, (for_calls, fails), number)
+        for at in range(1, total + 1)
     ]
     assert max(sessions) > 1  # it was felt

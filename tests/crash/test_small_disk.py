@@ -22,6 +22,10 @@ pytestmark = pytest.mark.timeout(60)
 MIB = 1 << 20
 NAMESPACES = {"user": ["-r", "-m"], "root": ["-m"]}
 ENTER = {"user": ["-U", "-m", "--preserve-credentials"], "root": ["-m"]}
+# What a write does on a disk that is full: the relay does not stop before.
+NO_FLOOR = '{"disk": {"floor_mib": 0}}'
+# 8 MiB: a twentieth is the floor, whatever the setting
+FLOORED = '{"disk": {"check_s": 1}}'
 HOLD = 'mount -t tmpfs -o size=8m,mode=700 relay "$1" && echo mounted && exec cat'
 
 
@@ -59,6 +63,10 @@ class SmallDisk:
             check=False,
         )
         return done.stdout + done.stderr
+
+    def configure(self, text: str) -> None:
+        """Write config.json."""
+        (self.home / "config.json").write_text(text)
 
     def start(self) -> None:
         """Start the daemon; come back when it is ready."""
@@ -118,8 +126,9 @@ class SmallDisk:
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    """A small file system with a relay on it that runs, and two agents."""
+def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SmallDisk]:
+    """A small file system with a relay on it that runs, and two agents; its disk has a floor where
+    the test says so."""
     for tool in ("unshare", "nsenter"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed: no small file system can be made")
@@ -131,6 +140,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     else:
         pytest.skip("this machine lets nobody mount a tmpfs in a namespace of its own")
     small.relay("init")
+    small.configure(getattr(request, "param", NO_FLOOR))
     for agent in ("alice", "bob"):
         small.relay("register", agent)
     small.start()
@@ -178,4 +188,35 @@ def test_a_message_that_has_no_room_waits_and_status_says_why(disk: SmallDisk) -
     disk.free()
     until(lambda: disk.inbox("bob") == IDS[:1])
     assert disk.inbox("alice") == []
+    assert disk.stop() == 0
+
+
+@pytest.mark.parametrize("disk", [FLOORED], indirect=True)
+def test_below_the_floor_nothing_is_taken_in_and_above_it_goes_on_by_itself(
+    disk: SmallDisk,
+) -> None:
+    disk.pending("alice", "TO: bob\n\nbefore", NAMES[0])
+    disk.send("alice", NAMES[0])
+    until(lambda: disk.inbox("bob") == IDS[:1])
+    for name in NAMES[1:]:
+        disk.pending("alice", "TO: bob\n\nwaits", name)
+    disk.fill(left=MIB // 4)
+    until(lambda: "intake is paused" in disk.relay("status"))
+    for name in NAMES[1:]:
+        disk.send("alice", name)
+    disk.relay("inbox", "--as", "bob", "--take")  # reading goes on, and is noted
+    until(lambda: "read by bob" in disk.relay("trace", IDS[0]))
+    assert disk.inbox("bob") == []
+    outbox = disk.home / "agents" / "alice" / "outbox"
+    assert sorted(path.name for path in outbox.glob("*.msg")) == NAMES[1:]
+    notices = [
+        disk.home / "agents" / "operator" / "inbox" / f"{one}.msg" for one in disk.inbox("operator")
+    ]
+    assert "nearly full" in notices[0].read_text()
+
+    disk.free()
+    until(lambda: disk.inbox("bob") == IDS[1:])
+    assert "paused" not in disk.relay("status")
+    assert "intake goes on" in disk.log()
+    assert len(disk.inbox("operator")) == 1
     assert disk.stop() == 0

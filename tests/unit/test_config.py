@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from relay import config as config_module
-from relay.config import Config, Detection, Limits, Retry, Section, decode, encode
+from relay.config import Config, Detection, Limits, Retry, Section, changes, decode, encode
 from relay.errors import EXIT_USAGE, ConfigError
 from relay.message import DEFAULT_MAX_BODY_BYTES
 
@@ -121,6 +121,30 @@ def test_a_word_that_is_none_of_them_is_shown_with_those_there_are() -> None:
     assert "detection.watcher is 'polling', expected one of auto, inotify, scan" in text
     text = refused(with_value("", "log_level", "INFO"))
     assert "log_level is 'INFO', expected one of debug, info, warning, error" in text
+
+
+@pytest.mark.parametrize("listen", ["", "127.0.0.1:9464", "127.9.9.9:1", "[::1]:65535", "::1:80"])
+def test_metrics_may_be_had_on_loopback(listen: str) -> None:
+    assert decode(with_value("admin", "listen", listen)).admin.listen == listen
+
+
+@pytest.mark.parametrize(
+    "listen",
+    [
+        *("0.0.0.0:9464", "192.168.1.2:9464", "[::]:9464", "example.com:80", "localhost:9464"),
+        *("9464", ":9464", "127.0.0.1", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:65536"),
+        *("127.0.0.1:x", "127.0.0.1:-1", "127.0.0.1:٣", "127.0.0.1:99999999999", " 127.0.0.1:1"),
+    ],
+)
+def test_nothing_but_loopback_is_listened_on(listen: str) -> None:
+    text = refused(with_value("admin", "listen", listen))
+    assert f"admin.listen is {listen!r}, expected 127.0.0.1:PORT or [::1]:PORT" in text
+
+
+def test_what_changed_is_named() -> None:
+    after = decode(b'{"lead": "ann", "disk": {"floor_mib": 1, "check_s": 5}}')
+    assert changes(Config(), after) == ["lead: '' -> 'ann'", "disk.floor_mib: 64 -> 1"]
+    assert changes(after, after) == []
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"lead": "\xff"}', b"null", b'"x"', b"{}x"])

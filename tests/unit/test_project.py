@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from relay.admin import Admin, status_of
 from relay.cli import COMMANDS, cli
+from relay.clock import Clock
+from relay.config import Config
 from relay.home import LEDGER
+from relay.published import Board, Publisher
 from scripts.cli_docs import page
 from tests.box import Box
 from tests.procs import PROJECT
 
+CURL = re.compile(r"^    (curl .+)$", re.M)
 SQL = re.compile(r'^    (?:\$ )?sqlite3 \S*ledger\.db "(.+)"$', re.M)
 
 
@@ -61,6 +68,39 @@ def test_the_queries_run_as_printed(box: Box, document: str) -> None:
         )
         assert done.returncode == 0, f"{query}: {done.stderr}"
     assert box.states(sent) == {"bob": "written"}
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+@pytest.mark.parametrize("document", ["docs/runbook.md", "docs/metrics.md"])
+def test_the_curl_lines_answer_as_printed(document: str) -> None:
+    lines = CURL.findall((PROJECT / document).read_text())
+    assert lines
+    with tempfile.TemporaryDirectory(prefix="relay-", dir="/tmp") as person:
+        home = Path(person) / ".agent-relay"
+        home.mkdir()
+        board = Board(str(home), Config(), Clock())
+        board.is_serving = True
+        admin = Admin(board, lambda *_, **__: None)
+        admin.begin("")
+        for line in lines:
+            done = subprocess.run(
+                ["sh", "-c", line.replace("curl -s", "curl -s --fail")],
+                env={**os.environ, "HOME": person},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0 and done.stdout, line
+        admin.end()
+
+
+def test_the_page_on_json_has_every_field_of_status(box: Box) -> None:
+    board = Board(box.home.root, box.config, box.clock)
+    board.snapshot = Publisher(box.dispatcher, box.store, box.watcher, box.clock).step(news=True)
+    text = (PROJECT / "docs" / "cli-json.md").read_text().partition("## `/status`")[2]
+    cells = re.findall(r"^\| ([a-z][a-z0-9_, ]+) \|", text, re.M)[1:]
+    listed = [name for cell in cells for name in cell.split(", ")]
+    assert sorted(listed) == sorted([*status_of(board), "admin_trouble"])
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:

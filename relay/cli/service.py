@@ -1,0 +1,106 @@
+"""``relay service``: have the system start the relay, and keep it running."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from relay.cli.common import echo_json, home_option, json_option, open_home
+from relay.errors import EXIT_STATE
+
+
+@click.group(epilog="\b\nExamples:\n  relay service install\n  relay service show")
+def service() -> None:
+    """Have the system start the relay: systemd or launchd.
+
+    A unit of your own user; nothing here needs root. The commands that make the system heed the
+    file are printed, not run.
+    """
+
+
+@service.command(
+    epilog="\b\nExamples:\n  relay service install\n  relay service install --print",
+)
+@home_option
+@click.option("--print", "only_print", is_flag=True, help="Write the file to stdout alone.")
+@json_option
+@click.pass_context
+def install(ctx: click.Context, home: str | None, only_print: bool, as_json: bool) -> None:
+    """Write the unit for this home and this Python."""
+    from relay import service as services
+
+    with open_home(ctx, home) as opened:
+        found = services.service_of(opened.root, os.environ)
+    if only_print:
+        click.echo(found.text.decode(), nl=False)
+        return
+    is_new = services.install(found)
+    if as_json:
+        echo_json({"path": found.path, "changed": is_new, "commands": list(found.start)})
+        return
+    click.echo(f"{'wrote' if is_new else 'unchanged:'} {found.path}; now run")
+    for command in found.start:
+        click.echo(f"  {command}")
+
+
+@service.command(epilog="\b\nExample:\n  relay service uninstall")
+@home_option
+@json_option
+@click.pass_context
+def uninstall(ctx: click.Context, home: str | None, as_json: bool) -> None:
+    """Remove the unit; a relay that runs is left alone."""
+    from relay import service as services
+
+    with open_home(ctx, home) as opened:
+        found = services.service_of(opened.root, os.environ)
+    services.uninstall(found)
+    if as_json:
+        echo_json({"path": found.path, "commands": list(found.stop)})
+        return
+    click.echo(f"removed {found.path}; what it started ends with")
+    for command in found.stop:
+        click.echo(f"  {command}")
+
+
+@service.command(epilog="\b\nExample:\n  relay service status")
+@home_option
+@json_option
+@click.pass_context
+def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
+    """Show whether the unit is there, and is the one for this home.
+
+    Exit code 5 when it is not.
+    """
+    from relay import service as services
+
+    with open_home(ctx, home) as opened:
+        found = services.service_of(opened.root, os.environ)
+    there = services.installed(found)
+    word = "missing" if there is None else "current" if there == found.text else "another"
+    if as_json:
+        echo_json({"path": found.path, "state": word})
+    else:
+        means = {
+            "missing": "there is none: `relay service install`",
+            "current": "the unit for this home and this Python",
+            "another": "another home's, Python's or version's: `relay service install` again",
+        }
+        click.echo(f"{found.path}: {means[word]}")
+    return 0 if word == "current" else EXIT_STATE
+
+
+@service.command(epilog="\b\nExample:\n  relay service show")
+@home_option
+@click.pass_context
+def show(ctx: click.Context, home: str | None) -> None:
+    """Print the unit that is installed."""
+    from relay import service as services
+    from relay.errors import NotFound
+
+    with open_home(ctx, home) as opened:
+        found = services.service_of(opened.root, os.environ)
+    there = services.installed(found)
+    if there is None:
+        raise NotFound(f"there is no {found.path}", hint="`relay service install` writes it")
+    click.echo(there.decode(errors="replace"), nl=False)

@@ -1,0 +1,197 @@
+"""``relay tail``: what happens, a line an event, read from the ledger.
+
+The ledger's audit log has every change of a status; deliveries are named with the message that
+they are of. Reading blocks nobody, and works whether the relay runs or not.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from operator import itemgetter
+from typing import Any
+
+import click
+
+from relay.cli.common import echo_json, home_option, json_option, open_home, printable, when
+from relay.home import LEDGER
+
+POLL_S = 0.2
+SHOWN_BEFORE = 10  # events, when --since does not say from when
+MOST_A_LOOK = 1000  # events: a backlog comes in pieces
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+BETWEEN = ("processing", "archived")  # statuses that only --all shows
+
+# what a status is called in the line of an event
+WORDS = {
+    "pending": "new",
+    "completed": "delivered",
+    "failed": "refused",
+    "written": "delivered",
+}
+
+_EVENTS = """
+SELECT a.id, a.at, a.what, a.old_status, a.new_status, m.message_id, m.agent_name, m.target,
+       m.message_type, m.last_error,
+       CASE WHEN instr(a.what, ' > ') THEN substr(a.what, instr(a.what, ' > ') + 3) END AS recipient
+FROM audit_log AS a LEFT JOIN messages AS m ON m.message_id =
+    CASE WHEN instr(a.what, ' > ') THEN substr(a.what, 1, instr(a.what, ' > ') - 1) ELSE a.what END
+WHERE a.id > ? ORDER BY a.id LIMIT ?
+"""
+_SECURITY = "SELECT id, at, kind, agent, path, detail FROM security_events WHERE id > ? LIMIT ?"
+
+
+@click.command(
+    epilog="\b\nExamples:\n  relay tail\n  relay tail --agent bob\n"
+    "  relay tail --since 1h --no-follow --json",
+)
+@home_option
+@click.option("-f/ ", "--follow/--no-follow", default=True, help="Go on as events come [yes].")
+@click.option("--agent", metavar="NAME", help="What this agent sent or was sent.")
+@click.option("--since", metavar="TIME", help="Begin so long ago: 30s, 10m, 2h, 7d.")
+@click.option("--all", "everything", is_flag=True, help="Also the states in between.")
+@json_option
+@click.pass_context
+def tail(
+    ctx: click.Context,
+    home: str | None,
+    follow: bool,
+    agent: str | None,
+    since: str | None,
+    everything: bool,
+    as_json: bool,
+) -> None:
+    """Show what happens, a line an event.
+
+    Works whether the relay runs or not. Ends with ^C.
+    """
+    from relay.ledger import open_readonly
+
+    with open_home(ctx, home) as opened:
+        db = open_readonly(opened.path(LEDGER))
+    try:
+        cursor = Cursor(db, None if since is None else time.time_ns() - _duration_ns(since))
+        while True:
+            found = cursor.read()
+            for event in found:
+                if (everything or event["status"] not in BETWEEN) and _is_of(event, agent):
+                    _show(event, as_json)
+            sys.stdout.flush()
+            if not found and not follow:
+                return
+            if not found:
+                time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        return
+    finally:
+        db.close()
+
+
+class Cursor:
+    """How far the two logs were read."""
+
+    def __init__(self, db: sqlite3.Connection, since_ns: int | None) -> None:
+        """From ``since_ns`` (Unix) on; None: from a few events before now."""
+        self._db = db
+        self._audit = self._begin("audit_log", since_ns)
+        self._security = self._begin("security_events", since_ns)
+
+    def _begin(self, table: str, since_ns: int | None) -> int:
+        """The id behind which to read. Walks back from the newest: old rows are not looked at."""
+        if since_ns is None:
+            query = f"SELECT coalesce(max(id), 0) - ? FROM {table}"
+            return max(0, int(self._db.execute(query, (SHOWN_BEFORE,)).fetchone()[0]))
+        row = self._db.execute(
+            f"SELECT id FROM {table} WHERE at < ? ORDER BY id DESC LIMIT 1", (since_ns,)
+        ).fetchone()
+        return int(row[0]) if row else 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """What came since, oldest first."""
+        rows = self._db.execute(_EVENTS, (self._audit, MOST_A_LOOK)).fetchall()
+        events = [*self._changes(rows), *self._security_events()]
+        return sorted(events, key=itemgetter("at_ns"))
+
+    def _changes(self, rows: list[sqlite3.Row]) -> Iterator[dict[str, Any]]:
+        for row in rows:
+            self._audit = row["id"]
+            recipient = row["recipient"]
+            new = row["new_status"]
+            yield {
+                "at_ns": row["at"],
+                "event": WORDS.get(new, new),
+                "status": new,
+                "before": row["old_status"],
+                "message_id": row["message_id"] or row["what"],
+                "from": row["agent_name"],
+                "to": recipient or row["target"],
+                "recipients": self._recipients(row) if new == "completed" else None,
+                "kind": row["message_type"],
+                "detail": row["last_error"] if new == "failed" else self._why(row, new),
+            }
+
+    def _recipients(self, row: sqlite3.Row) -> list[str]:
+        found = self._db.execute(
+            "SELECT recipient FROM deliveries WHERE message_id = ? ORDER BY 1",
+            (row["message_id"],),
+        )
+        return [one[0] for one in found]
+
+    def _why(self, row: sqlite3.Row, new: str) -> str | None:
+        if row["recipient"] is None or new not in ("held", "bounced", "expired", "dead", "acked"):
+            return None
+        found = self._db.execute(
+            "SELECT ack_status, last_error FROM deliveries WHERE message_id = ? AND recipient = ?",
+            (row["message_id"], row["recipient"]),
+        ).fetchone()
+        return None if found is None else found["ack_status" if new == "acked" else "last_error"]
+
+    def _security_events(self) -> Iterator[dict[str, Any]]:
+        for row in self._db.execute(_SECURITY, (self._security, MOST_A_LOOK)).fetchall():
+            self._security = row["id"]
+            yield {
+                "at_ns": row["at"],
+                "event": "security",
+                "status": row["kind"],
+                "before": None,
+                "message_id": None,
+                "from": row["agent"],
+                "to": None,
+                "recipients": None,
+                "kind": None,
+                "detail": f"{row['kind']}: {row['path'] or ''} {row['detail'] or ''}".strip(),
+            }
+
+
+def _is_of(event: dict[str, Any], agent: str | None) -> bool:
+    named = (event["from"], event["to"], *(event["recipients"] or ()))
+    return agent is None or agent in named
+
+
+def _show(event: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        event = {"at": when(event["at_ns"]), **event}
+        del event["at_ns"]
+        echo_json(event)
+        return
+    at = (when(event["at_ns"]) or "")[:23] + "Z"
+    to = ", ".join(event["recipients"] or ()) or event["to"]
+    route = f"{event['from'] or '?'} -> {to}" if to else event["from"] or "?"
+    parts = [at, f"{event['event']:<9}", event["message_id"] or "-", event["kind"] or "-", route]
+    if event["detail"]:
+        parts.append(f"({event['detail']})")
+    click.echo(printable("  ".join(parts)))
+
+
+def _duration_ns(text: str) -> int:
+    """Nanoseconds of ``30s``, ``10m``, ``2h``, ``7d``. Errors: BadParameter."""
+    match = re.fullmatch(r"(\d{1,9})([smhd])", text)
+    if match is None:
+        raise click.BadParameter(
+            f"{text!r} is no time: expected a number and s, m, h or d, as in 10m",
+            param_hint="--since",
+        )
+    return int(match[1]) * UNITS[match[2]] * 1_000_000_000

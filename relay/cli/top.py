@@ -1,0 +1,220 @@
+"""``relay top``: agents, queue, rates and owed answers, refreshed in place.
+
+The relay says what it has in hand (its socket); who waits for what is read from the ledger, which
+is there also when no relay runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from relay.cli.asking import ask_status
+from relay.cli.common import ago, home_option, open_home, printable
+from relay.home import LEDGER, Home
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+EVERY_S = 1.0
+COLUMNS = ("AGENT", "STATUS", "OUTBOX", "UNREAD", "OWES", "SEEN", "NOTE")
+MOST_NOTE = 40
+
+
+class Row(NamedTuple):
+    """An agent."""
+
+    name: str
+    status: str
+    outbox: int | None  # files that wait; None: it cannot be listed
+    unread: int
+    owes: int | None  # acknowledgments; None: nobody says
+    seen_ns: int | None
+    note: str | None
+
+
+class Frame(NamedTuple):
+    """Everything of one look."""
+
+    at_s: float  # monotonic
+    now_ns: int
+    status: dict[str, Any] | None  # None: no relay answers
+    rows: list[Row]
+
+
+@click.command(epilog="\b\nExamples:\n  relay top\n  relay top --every 5\n  relay top | cat")
+@home_option
+@click.option("--every", "every_s", type=click.FloatRange(0.1), default=EVERY_S, show_default=True)
+@click.pass_context
+def top(ctx: click.Context, home: str | None, every_s: float) -> None:
+    """Show agents, queue, rates and owed answers, and refresh them.
+
+    Ends with q or ^C. Where the output is no terminal, one plain look.
+    """
+    from rich.console import Console
+
+    from relay.ledger import open_readonly
+
+    with open_home(ctx, home) as opened:
+        db = open_readonly(opened.path(LEDGER))
+        try:
+            if not (sys.stdout.isatty() and sys.stdin.isatty()):
+                console = Console(width=None if sys.stdout.isatty() else 120, no_color=True)
+                console.print(render(look(opened, db), None))
+                return
+            _refresh(opened, db, every_s, Console())
+        finally:
+            db.close()
+
+
+def _refresh(home: Home, db: sqlite3.Connection, every_s: float, console: Console) -> None:
+    from rich.live import Live
+
+    before, frame = None, look(home, db)
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        _keys() as pressed,
+        Live(render(frame, None), console=console, screen=True, auto_refresh=False) as live,
+    ):
+        while True:
+            live.update(render(frame, before), refresh=True)
+            if pressed(every_s) in ("q", "Q", "\x03"):
+                return
+            before, frame = frame, look(home, db)
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Any]:
+    """Keys as they are pressed, without an echo; the terminal is as before behind the block."""
+    import termios
+    import tty
+
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+
+    def pressed(timeout_s: float) -> str:
+        if not select.select([fd], [], [], timeout_s)[0]:
+            return ""
+        return os.read(fd, 1).decode(errors="replace") or "q"  # the terminal is gone
+
+    try:
+        tty.setcbreak(fd)
+        yield pressed
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def look(home: Home, db: sqlite3.Connection) -> Frame:
+    """What there is to see now."""
+    status = ask_status(home)
+    owed = (status or {}).get("owed") or {}
+    is_known = status is not None and len(owed) >= bool(status.get("owed_acks"))
+    unread = dict(
+        db.execute(
+            "SELECT recipient, count(*) FROM deliveries WHERE state = 'written' GROUP BY 1"
+        ).fetchall()
+    )
+    rows = [
+        Row(
+            one["name"],
+            one["status"],
+            _waiting(home, one["name"]),
+            unread.get(one["name"], 0),
+            owed.get(one["name"], 0) if is_known else None,
+            one["last_seen_at"],
+            one["note"],
+        )
+        for one in db.execute("SELECT name, status, last_seen_at, note FROM agents ORDER BY name")
+    ]
+    rows.sort(key=lambda row: (-(row.outbox or 0), -row.unread, row.name))
+    return Frame(time.monotonic(), time.time_ns(), status, rows)
+
+
+def _waiting(home: Home, agent: str) -> int | None:
+    try:
+        with os.scandir(home.path("agents", agent, "outbox")) as entries:
+            return sum(entry.name.endswith(".msg") for entry in entries)
+    except OSError:
+        return None
+
+
+def render(frame: Frame, before: Frame | None) -> RenderableType:
+    """The frame for a terminal; rates where there is a look before."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in COLUMNS:
+        table.add_column(name, justify="right" if name in ("OUTBOX", "UNREAD", "OWES") else "left")
+    for row in frame.rows:
+        cells = (
+            row.name,
+            row.status,
+            _cell(row.outbox),
+            _cell(row.unread),
+            _cell(row.owes),
+            ago(row.seen_ns, frame.now_ns),
+            printable(row.note, MOST_NOTE) or "",
+        )
+        table.add_row(*(Text(cell) for cell in cells))
+    head = [Text(line) for line in head_lines(frame, before)]
+    return Group(*head, Text(""), table)
+
+
+def head_lines(frame: Frame, before: Frame | None) -> list[str]:
+    """The lines above the table."""
+    status = frame.status
+    if status is None:
+        return ["no relay answers: what follows is the ledger's; start one with `relay up`"]
+    word = "ready" if status["ready"] else "NOT READY"
+    memory = (status.get("rss_bytes") or 0) // 1_000_000
+    age = status.get("snapshot_age_s")
+    lines = [
+        f"relay {word}, pid {status['pid']}, {memory} MB, seen {age if age is not None else '-'} s "
+        f"ago, {len(frame.rows)} agents",
+        *(printable(reason) or "" for reason in status["reasons"]),
+    ]
+    disk = status.get("disk")
+    if disk:
+        free = disk["free_bytes"] >> 20
+        lines.append(f"disk {disk['state']}: {disk['used_percent']} % used, {free} MiB free")
+    if "totals" in status:
+        lines += _flow(frame, before)
+    return lines
+
+
+def _flow(frame: Frame, before: Frame | None) -> list[str]:
+    status = frame.status or {}
+    totals = status["totals"]
+    then = ((before and before.status) or {}).get("totals")
+    seconds = frame.at_s - before.at_s if before else 0.0
+
+    def rate(name: str) -> str:
+        if not then or seconds <= 0:
+            return f"{totals[name]}"
+        return f"{totals[name]} ({max(0, totals[name] - then[name]) / seconds:.0f}/s)"
+
+    p50, p99 = (_ms(status.get(name)) for name in ("delivery_p50_s", "delivery_p99_s"))
+    return [
+        f"accepted {rate('accepted')}  delivered {rate('written')}  read {rate('read')}  "
+        f"refused {rate('refused')}  dead {rate('dead')}",
+        f"queue {status['queue_files']}  oldest {_cell(status['oldest_s'])} s  "
+        f"owed {status['owed_acks']}  active {status['active']}  p50 < {p50}  p99 < {p99}",
+    ]
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:g} ms"
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else str(value)

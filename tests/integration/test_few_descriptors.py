@@ -1,0 +1,61 @@
+"""A real relay that may have few open files: it serves all the same, and says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.procs import PATIENCE_S, environment, home_of, until
+
+pytestmark = pytest.mark.timeout(60)
+FEW = 72  # idle it has some thirty; forty agents have eighty directories
+AGENTS = [f"agent{number:02d}" for number in range(40)]
+
+
+def send(home: Path, agent: str, text: str, name: str) -> None:
+    outbox = home / "agents" / agent / "outbox"
+    (outbox / ".pending" / name).write_text(text)
+    os.rename(outbox / ".pending" / name, outbox / name)
+
+
+def test_a_broadcast_reaches_everybody_though_not_all_can_be_open_at_once(tmp_path: Path) -> None:
+    home = home_of(tmp_path / "home", "alice", *AGENTS)
+    read_fd, write_fd = os.pipe()
+    command = [sys.executable, "-m", "relay.daemon", "--home", str(home)]
+    relay = subprocess.Popen(
+        [*command, "--ready-fd", str(write_fd)],
+        env=environment(),
+        pass_fds=(write_fd,),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, FEW)),
+    )
+    os.close(write_fd)
+    try:
+        serve(home, relay, read_fd)
+    finally:
+        relay.kill()
+        relay.wait(PATIENCE_S)
+
+
+def serve(home: Path, relay: subprocess.Popen[bytes], read_fd: int) -> None:
+    """What it is asked to do."""
+    with os.fdopen(read_fd, "rb") as answer:
+        assert answer.readline() == b"ready\n"
+    send(home, "alice", "TO: *\n\nto all", "1000000001-01.msg")
+    inboxes = [home / "agents" / name / "inbox" / "1000000001-01.msg" for name in AGENTS]
+    until(lambda: all(inbox.exists() for inbox in inboxes))
+    for inbox in inboxes:
+        inbox.rename(inbox.parent / ".read" / inbox.name)
+    send(home, AGENTS[0], "TO: alice\n\nback", "1000000002-02.msg")
+    until(lambda: (home / "agents/alice/inbox/1000000002-02.msg").exists())
+    relay.terminate()
+    assert relay.wait(PATIENCE_S) == 0
+    lines = [json.loads(line) for line in (home / "logs" / "relay.log").read_text().splitlines()]
+    (said,) = [line for line in lines if line["action"] == "few_descriptors"]
+    assert f"{FEW} open files" in said["event"] and "ulimit" in said["event"]
+    assert not [line for line in lines if line["action"] in ("begin_again", "postpone")]

@@ -1,0 +1,85 @@
+"""A real relay where the kernel gives no more inotify: it scans, serves, and names the sysctl.
+
+The limits are set in a user namespace of its own; where the machine allows none, there is
+nothing to be seen here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.cli.asking import ask_status
+from relay.home import Home
+from tests.procs import PATIENCE_S, environment, home_of, relay, until
+
+pytestmark = pytest.mark.timeout(60)
+LIMIT = 'echo "$2" > "/proc/sys/user/$1" && shift 2 && exec "$@"'
+CASES = {
+    # three watches: that of agents/, and one agent's two
+    "watches": ("max_inotify_watches", 3, "inotify", "raise fs.inotify.max_user_watches"),
+    "no watch at all": ("max_inotify_watches", 0, "scan", "raise fs.inotify.max_user_watches"),
+    "instances": ("max_inotify_instances", 0, "scan", "raise fs.inotify.max_user_instances"),
+}
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A home with a short path: it has a socket."""
+    root = Path(tempfile.mkdtemp(prefix="relay-", dir="/tmp"))
+    yield home_of(root / "home", "alice", "bob", "carol")
+    shutil.rmtree(root)
+
+
+def limited(name: str, limit: int, *command: str) -> list[str]:
+    return ["unshare", "-r", "-U", "sh", "-c", LIMIT, "sh", name, str(limit), *command]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_inotify_does_not_watch_is_scanned(home: Path, case: str) -> None:
+    name, limit, watcher, advice = CASES[case]
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(limited(name, limit, "true"), check=False, capture_output=True).returncode
+    ):
+        pytest.skip("this machine lets nobody set limits in a namespace of their own")
+    read_fd, write_fd = os.pipe()
+    daemon = [sys.executable, "-m", "relay.daemon", "--home", str(home)]
+    process = subprocess.Popen(
+        limited(name, limit, *daemon, "--ready-fd", str(write_fd)),
+        env=environment(),
+        pass_fds=(write_fd,),
+    )
+    os.close(write_fd)
+    try:
+        with os.fdopen(read_fd, "rb") as answer:
+            assert answer.readline() == b"ready\n"
+        for number, agent in enumerate(("alice", "bob", "carol")):
+            other = "carol" if agent != "carol" else "alice"
+            message = f"100000000{number}-0{number}.msg"
+            outbox = home / "agents" / agent / "outbox"
+            (outbox / ".pending" / message).write_text(f"TO: {other}\n\nhi")
+            os.rename(outbox / ".pending" / message, outbox / message)
+            inbox = home / "agents" / other / "inbox"
+            until((inbox / message).exists)
+            os.rename(inbox / message, inbox / ".read" / message)
+            trace = f"read by {other}"
+            until(lambda m=message, t=trace: t in relay("trace", m[:-4], home=home).stdout)
+        lines = (home / "logs" / "relay.log").read_text().splitlines()
+        said = [line for line in map(json.loads, lines) if line["action"] == "scan_instead"]
+        assert said and all(advice in line["event"] for line in said)
+        with Home(str(home)) as opened:
+            status = ask_status(opened)
+        assert status is not None and status["watcher"] == watcher
+        assert (status["unwatched"] > 0) == (watcher == "inotify")
+    finally:
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0

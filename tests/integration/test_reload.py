@@ -1,0 +1,212 @@
+"""Signals, as a real process hears them: SIGHUP for another configuration, SIGTERM for the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.cli.asking import ask_status
+from relay.home import Home
+from tests.procs import PATIENCE_S, Relay, environment, home_of, relay, until
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A home with a short path: it has a socket."""
+    root = Path(tempfile.mkdtemp(prefix="relay-", dir="/tmp"))
+    yield home_of(root / "home", "alice", "bob")
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def running(home: Path) -> Iterator[Relay]:
+    """A relay that runs, and is down at the end."""
+    made = Relay(home)
+    made.start()
+    yield made
+    if made.process is not None:
+        made.kill()
+
+
+def log(home: Path, action: str) -> list[dict[str, Any]]:
+    lines = (home / "logs" / "relay.log").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if line["action"] == action]
+
+
+def reload(running: Relay, config: str) -> None:
+    (running.home / "config.json").write_text(config)
+    assert running.process is not None
+    running.process.send_signal(signal.SIGHUP)
+
+
+def drop(home: Path, agent: str, text: str, name: str) -> None:
+    outbox = home / "agents" / agent / "outbox"
+    (outbox / ".pending" / name).write_text(text)
+    os.rename(outbox / ".pending" / name, outbox / name)
+
+
+def status(home: Path) -> dict[str, Any]:
+    with Home(str(home)) as opened:
+        return ask_status(opened) or {}
+
+
+def test_another_configuration_is_followed_without_a_new_process(running: Relay) -> None:
+    home = running.home
+    pid = status(home)["pid"]
+    drop(home, "alice", "TO: lead\n\nnobody is it", "1000000001-01.msg")
+    until(lambda: list((home / "agents/alice/inbox").glob("*.msg")))
+    reload(running, '{"lead": "bob", "log_level": "debug"}')
+    until(lambda: log(home, "ready")[1:], "a second session")
+    (said,) = log(home, "reload")
+    assert "lead: '' -> 'bob'" in said["changed"]
+    assert "log_level: 'info' -> 'debug'" in said["changed"]
+    drop(home, "alice", "TO: lead\n\nnow there is one", "1000000002-02.msg")
+    until((home / "agents/bob/inbox/1000000002-02.msg").exists)
+    (line,) = log(home, "carry")  # a line a message at debug, and never what it says
+    assert (line["message_id"], line["recipients"]) == ("1000000002-02", ["bob"])
+    assert "now there is one" not in json.dumps(line)
+    until(lambda: status(home).get("ready"))
+    after = status(home)
+    assert (after["pid"], after["starts"]) == (pid, 2)
+    assert running.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ("{", "config.json: Input data was truncated"),
+        ('{"detection": {"settle_msec": 1}}', "`settle_msec`"),
+        ('{"admin": {"listen": "0.0.0.0:1"}}', "a loopback address"),
+        ('{"store": {"key_file": "nowhere/key", "encrypt": true}}', "no session begins with it: "),
+    ],
+)
+def test_one_that_is_no_good_leaves_the_one_before(running: Relay, config: str, why: str) -> None:
+    home = running.home
+    reload(running, config)
+    until(lambda: status(home).get("config_error"))
+    assert why in status(home)["config_error"]
+    until(lambda: status(home).get("ready"))
+    drop(home, "alice", "TO: bob\n\nhi", "1000000001-01.msg")
+    until((home / "agents/bob/inbox/1000000001-01.msg").exists)
+    said = relay("status", home=home)
+    assert said.returncode == 0
+    assert "config.json is not followed, the one before is: " in said.stdout and why in said.stdout
+    assert "Traceback" not in said.stdout + said.stderr
+    reload(running, '{"store": {"checkpoint_ms": 50}}')
+    until(lambda: status(home).get("ready") and not status(home)["config_error"])
+    assert "not followed" not in relay("status", home=home).stdout
+    assert running.stop() == 0
+
+
+def test_the_same_again_changes_nothing(running: Relay) -> None:
+    home = running.home
+    reload(running, (home / "config.json").read_text())
+    until(lambda: log(home, "reload"))
+    (said,) = log(home, "reload")
+    assert said["event"] == "Read config.json again: nothing changed"
+    assert status(home)["starts"] == 1
+    assert running.stop() == 0
+
+
+def test_mail_that_comes_while_it_reloads_is_delivered_once(running: Relay) -> None:
+    home = running.home
+    for number in range(1, 61):
+        drop(home, "alice", f"TO: bob\n\n{number}", f"1000000{number:03d}-0{number:02d}.msg")
+        if number % 20 == 0:
+            reload(running, json.dumps({"limits": {"batch_files": number}}))
+    inbox = home / "agents" / "bob" / "inbox"
+    until(lambda: len(list(inbox.glob("*.msg"))) == 60)
+    until(lambda: log(home, "reload"))
+    assert running.stop() == 0
+    trace = relay("trace", "1000000020-020", "--json", home=home).stdout
+    assert json.loads(trace)["deliveries"][0]["attempt"] == 1
+
+
+def test_metrics_move_to_another_port(running: Relay) -> None:
+    home = running.home
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def answers() -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+    reload(running, json.dumps({"admin": {"listen": f"127.0.0.1:{port}"}}))
+    until(answers)
+    reload(running, "{}")
+    until(lambda: not answers())
+    assert status(home)["pid"]
+    assert running.stop() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_waits_in_the_outboxes_does_not_hold_up_the_end(
+    running: Relay, number: signal.Signals
+) -> None:
+    """20,000 files wait: the end takes the batch in hand and leaves the rest to the next start."""
+    home = running.home
+    outbox = home / "agents" / "alice" / "outbox"
+    running.kill()
+    for count in range(20_000):
+        (outbox / f"10000{count:05d}-{count:05x}.msg").write_text("TO: bob\n\nhi")
+    running.start(wait=True)
+    inbox = home / "agents" / "bob" / "inbox"
+    until(lambda: any(inbox.glob("*.msg")))
+    assert running._end(number) == 0
+    left = len(list(outbox.glob("*.msg")))
+    came = len(list(inbox.glob("*.msg")))
+    assert left > 0  # it did not wait for all of them
+    assert left + came == 20_000  # and nothing is half done
+    assert not list((inbox / ".pending").iterdir())
+
+
+def test_systemd_hears_of_every_turn(home: Path) -> None:
+    where = str(home.parent / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as system:
+        system.bind(where)
+        system.settimeout(PATIENCE_S)
+
+        def hear(word: str) -> str:
+            while word not in (said := system.recv(4096).decode()):
+                pass
+            return said
+
+        process = subprocess.Popen(
+            [sys.executable, "-m", "relay.daemon", "--home", str(home)],
+            env=environment(NOTIFY_SOCKET=where, WATCHDOG_USEC="200000"),
+            stderr=subprocess.PIPE,
+        )
+        try:
+            assert "STATUS=serving" in hear("READY=1")
+            hear("WATCHDOG=1")
+            (home / "config.json").write_text('{"lead": "bob"}')
+            process.send_signal(signal.SIGHUP)
+            assert "MONOTONIC_USEC=" in hear("RELOADING=1")
+            hear("READY=1")
+            process.terminate()
+            hear("STOPPING=1")
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+            process.wait(PATIENCE_S)
+            assert process.stderr is not None
+            said = process.stderr.read()
+            process.stderr.close()
+        assert said == b"ready\n"

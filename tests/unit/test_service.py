@@ -1,0 +1,155 @@
+"""The unit that has the system start the relay: what stands in it, and where."""
+
+from __future__ import annotations
+
+import os
+import plistlib
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relay import cli
+from relay import service as services
+from relay.home import Home
+from relay.service import NoService, service_of
+
+
+def linux(home: str = "/home/a/.agent-relay", python: str = "/usr/bin/python3") -> str:
+    return service_of(home, {"HOME": "/home/a"}, "linux", python).text.decode()
+
+
+def test_the_unit_says_what_the_relay_needs() -> None:
+    text = linux()
+    for line in (
+        "Type=notify",
+        'ExecStart="/usr/bin/python3" "-m" "relay.daemon" "--home" "/home/a/.agent-relay"',
+        "ExecReload=/bin/kill -HUP $MAINPID",
+        "Restart=on-failure",
+        "KillMode=process",  # agents go on
+        "TimeoutStopSec=30",
+        "WatchdogSec=60",
+        "WantedBy=default.target",
+    ):
+        assert line in text.splitlines()
+
+
+def test_nothing_in_a_path_is_expanded() -> None:
+    (line,) = re.findall("ExecStart=.*", linux('/h/%n $HOME "x" \\y'))
+    assert line.endswith('"--home" "/h/%%n $$HOME \\"x\\" \\\\y"')
+
+
+@pytest.mark.parametrize("home", ["relative", "/a\nExecStart=/bin/sh", "/a\0b"])
+def test_a_path_that_no_unit_can_have_is_refused(home: str) -> None:
+    with pytest.raises(NoService, match="no absolute path"):
+        linux(home)
+
+
+@pytest.mark.parametrize(
+    ("environ", "path"),
+    [
+        ({"HOME": "/home/a"}, "/home/a/.config/systemd/user/agent-relay.service"),
+        (
+            {"HOME": "/home/a", "XDG_CONFIG_HOME": "/x"},
+            "/x/systemd/user/agent-relay.service",
+        ),
+    ],
+)
+def test_the_unit_goes_where_systemd_looks(environ: dict[str, str], path: str) -> None:
+    assert service_of("/h", environ, "linux").path == path
+
+
+def test_launchd_has_a_list_of_its_own() -> None:
+    found = service_of("/h/x", {"HOME": "/Users/it's a"}, "darwin", "/usr/bin/python3")
+    assert found.path == "/Users/it's a/Library/LaunchAgents/local.agent-relay.plist"
+    job = plistlib.loads(found.text)
+    assert job["ProgramArguments"][-3:] == ["relay.daemon", "--home", "/h/x"]
+    assert job["KeepAlive"] == {"SuccessfulExit": False}
+    assert job["AbandonProcessGroup"] is True
+    assert "'/Users/it'\\''s a/Library" in found.start[0]
+
+
+def test_elsewhere_there_is_none() -> None:
+    with pytest.raises(NoService, match="no service for win32"):
+        service_of("/h", {"HOME": "/"}, "win32")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
+@pytest.mark.parametrize("folder", ["home", 'a % $PATH "home"'])
+def test_systemd_finds_nothing_wrong_with_it(tmp_path: Path, folder: str) -> None:
+    found = service_of(str(tmp_path / folder), {"HOME": str(tmp_path)}, "linux")
+    services.install(found)
+    done = subprocess.run(
+        ["systemd-analyze", "--user", "verify", found.path],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "SYSTEMD_LOG_LEVEL": "warning"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "Failed to initialize manager" in done.stderr:
+        pytest.skip(f"systemd-analyze cannot work here: {done.stderr}")
+    said = [line for line in done.stderr.splitlines() if "agent-relay" in line]
+    assert (said, done.returncode) == ([], 0)
+
+
+# -- the commands --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A relay's home, of a person whose own is elsewhere."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(sys, "platform", "linux")
+    Home.create(str(tmp_path / "home"), b"{}").close()
+    return tmp_path / "home"
+
+
+def run(home: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = cli.run(["--home", str(home), "service", *words])
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+def test_installed_shown_and_removed(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unit = tmp_path / "config" / "systemd" / "user" / "agent-relay.service"
+    missing = f"{unit}: there is none: `relay service install`\n"
+    assert run(home, capsys, "status") == (5, missing)
+    code, said = run(home, capsys, "install")
+    assert code == 0 and said.startswith(f"wrote {unit}; now run\n  systemctl --user daemon-reload")
+    assert unit.stat().st_mode & 0o777 == 0o600
+    assert run(home, capsys, "show") == (0, unit.read_text())
+    assert run(home, capsys, "install", "--print") == (0, unit.read_text())
+    assert run(home, capsys, "install")[1].startswith("unchanged: ")
+    assert run(home, capsys, "status")[0] == 0
+    unit.write_text("[Unit]\n")
+    assert run(home, capsys, "status")[0] == 5
+    assert run(home, capsys, "install")[1].startswith("wrote ")
+    assert run(home, capsys, "uninstall")[0] == 0
+    assert not unit.exists()
+    code, said = run(home, capsys, "uninstall")
+    assert (code, said) == (1, f"relay: there is no {unit}; nothing was installed\n")
+
+
+def test_printing_writes_nothing(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(home, capsys, "install", "--print")[0] == 0
+    assert not (tmp_path / "config").exists()
+
+
+def test_a_link_in_its_place_is_not_followed(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unit = tmp_path / "config" / "systemd" / "user" / "agent-relay.service"
+    unit.parent.mkdir(parents=True)
+    target = tmp_path / "precious"
+    target.write_text("mine")
+    unit.symlink_to(target)
+    code, said = run(home, capsys, "install")
+    assert code == 1 and "is a link" in said and said.count("\n") == 1
+    assert target.read_text() == "mine"
