@@ -114,7 +114,7 @@ class Home:
 
     def read_config(self) -> bytes:
         """The bytes of config.json."""
-        return fsio.read_regular(CONFIG, self._fd, 1 << 20)[0]
+        return fsio.read_regular(CONFIG, self._fd, 1 << 20, shared=True)[0]
 
     def agent_names(self) -> Iterator[str]:
         """Every directory under ``agents/`` with a valid name."""
@@ -160,7 +160,7 @@ class Home:
         """The bytes of an agent's meta.json, or None when it has none that can be read."""
         with self.dirs() as dirs:
             try:
-                return fsio.read_regular(META, dirs.get("agents", name), 1 << 16)[0]
+                return fsio.read_regular(META, dirs.get("agents", name), 1 << 16, shared=True)[0]
             except (OSError, UnsafePath):
                 return None
 

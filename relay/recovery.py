@@ -170,7 +170,8 @@ class _Inboxes:
         for folder in ((PENDING,), (), (READ,)):
             try:
                 inbox = self._dirs.get("agents", recipient, "inbox", *folder)
-                data, _ = fsio.read_regular(name, inbox, max_file_bytes(DEFAULT_MAX_BODY_BYTES))
+                limit = max_file_bytes(DEFAULT_MAX_BODY_BYTES)
+                data, _ = fsio.read_regular(name, inbox, limit, shared=True)
                 found = parse_delivered(data, file=name)
             except (OSError, UnsafePath, MessageError):
                 continue

@@ -137,7 +137,7 @@ class Roster:
             version = (status.st_ino, status.st_mtime_ns)
             known = self._metas.get(name)
             if known is None or known[0] != version:
-                data, _ = fsio.read_regular(META, folder, 1 << 16)
+                data, _ = fsio.read_regular(META, folder, 1 << 16, shared=True)
                 known = (version, msgspec.json.decode(data, type=Meta))
                 self._metas[name] = known
             return known[1]
