@@ -57,6 +57,4 @@ class Told:
 
     def forget(self, agent: str, kind: IncidentKind) -> None:
         """It is over: when it comes again, it is an incident of its own."""
-        self._known = {
-            one for one in self._known if one.agent != agent or one.kind is not kind
-        }
+        self._known = {one for one in self._known if one.agent != agent or one.kind is not kind}

@@ -204,6 +204,7 @@ def _tell_ledger(
             remade += len(missing)
         ledger.restore(told.deliveries(relay_id_of, now))
         ledger.fail(told.failures, now)
+        ledger.registry.refer(told.references)
         for one in told.rejections:
             file, name = one.origin, one.origin.path.rpartition("/")[2]
             ledger.reject(

@@ -27,6 +27,7 @@ class Meta(msgspec.Struct, frozen=True):
 
     pid: int | None = None
     role: str | None = None
+    public_key: str | None = None
 
 
 class Changes:

@@ -237,7 +237,7 @@ def test_a_newer_version_is_refused_and_left_alone(path: str) -> None:
         caught.value, path
     )
     assert Path(path).read_bytes() == before
-    assert Path(path).read_bytes()[60:64] == (2).to_bytes(4, "big")
+    assert Path(path).read_bytes()[60:64] == (SCHEMA_VERSION + 1).to_bytes(4, "big")
     assert caught.value.offset == 60
 
 
