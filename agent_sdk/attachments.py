@@ -80,6 +80,8 @@ class Attachments:
         try:
             # Renamed into place after its fsync, so a file of the right size is whole.
             if os.stat(digest, dir_fd=folder, follow_symlinks=False).st_size == size:
+                # Who collects what nobody names looks at its time: it is wanted again.
+                os.utime(digest, dir_fd=folder, follow_symlinks=False)
                 return
         except FileNotFoundError:
             pass

@@ -5,6 +5,7 @@
     agents/{name}/inbox/.pending/     staged here by the relay, renamed up: then it is delivered
     agents/{name}/inbox/.read/        what the agent has taken
     agents/{name}/meta.json           pid, start time, role, public key
+    agents/{name}/key                 the private one, where it signs
     attachments/{2 hex}/{sha256}      archive/{date}/{agent}/[rejected/]      tmp/
     store/relay.acomm                 journal/                            logs/
 
@@ -31,6 +32,7 @@ LEDGER = "ledger.db"
 CONFIG = "config.json"
 LOCK = ".lock"
 META = "meta.json"
+KEY = "key"
 PENDING = ".pending"
 READ = ".read"
 STORE = "store/relay.acomm"
