@@ -31,7 +31,6 @@ AT_ONCE_BYTES = 1 << 20  # hashed within a batch: under a millisecond
 PIECE_BYTES = 1 << 20
 MOST_KNOWN = 10_000  # results that are remembered
 _PREFIX = re.compile(r"[0-9a-f]{2}")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 Version = tuple[int, int, int]  # inode, size, mtime: another file, or changed, is read again
 
@@ -139,7 +138,7 @@ def collect(home: Home, ledger: Ledger, older_than_ns: int, dry_run: bool = Fals
     """
     named = ledger.registry.last_references()
     gone: list[str] = []
-    digests: list[str] = []
+    kept: set[str] = set()
     with home.dirs() as dirs:
         for prefix in sorted(filter(_PREFIX.fullmatch, os.listdir(dirs.get(FOLDER)))):
             try:
@@ -149,14 +148,16 @@ def collect(home: Home, ledger: Ledger, older_than_ns: int, dry_run: bool = Fals
             for name in sorted(os.listdir(folder)):
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 if max(status.st_mtime_ns, named.get(name, 0)) >= older_than_ns:
+                    kept.add(name)
                     continue
                 gone.append(f"{FOLDER}/{prefix}/{name}")
-                digests += [name] if _DIGEST.fullmatch(name) else []
                 if not dry_run:
                     fsio.remove(name, folder)
-    if digests and not dry_run:
+    # also of files that were gone before: killed here, the next one finds them so
+    stale = [name for name, at in named.items() if at < older_than_ns and name not in kept]
+    if stale and not dry_run:
         with ledger.transaction():
-            ledger.registry.forget_references(digests)
+            ledger.registry.forget_references(stale)
     return gone
 
 
