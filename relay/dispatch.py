@@ -29,6 +29,7 @@ from relay.home import Dirs, Home
 from relay.incidents import Incident, IncidentKind, Told
 from relay.intake import Accepted, Intake, Look
 from relay.ledger import Ledger
+from relay.logs import where
 from relay.names import MSG_SUFFIX, message_id_of
 from relay.overdue import OverdueMail
 from relay.roster import Roster
@@ -321,14 +322,15 @@ class Dispatcher:
         except (StoreFull, StoreCapacity):
             raise
         except Exception as exc:
+            fault = type(exc).__name__  # its text may quote what it choked on
             self._log(
-                f"Refused {work.found.path}: the relay has a fault: {type(exc).__name__}",
+                f"Refused {work.found.path}: the relay has a fault: {fault}",
                 action="fault",
                 level="error",
-                exc_info=True,
+                where=where(exc),
             )
             work.postings.clear()
-            self._decider.refuse(work, f"the relay has a fault and cannot handle it: {exc!r}")
+            self._decider.refuse(work, f"the relay has a fault and cannot handle it: {fault}")
 
     def _carry_out(self, dirs: Dirs, batch: list[Work]) -> None:
         for work, reason in self._carrier.carry_out(dirs, batch):

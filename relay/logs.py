@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 
 import structlog
@@ -33,6 +34,12 @@ def make_log(level: str, path: str | None) -> Callable[..., object]:
         getattr(logger, level)(event, **facts)
 
     return log
+
+
+def where(error: BaseException) -> list[str]:
+    """The calls that led to an error, outermost first: ``file:line function``, and no content."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [f"{os.path.basename(one.filename)}:{one.lineno} {one.name}" for one in frames]
 
 
 class _Lines:

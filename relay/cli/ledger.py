@@ -30,7 +30,7 @@ _ROWS = {
 }
 _OF_AGENT = {
     "audit_log": " AND (m.agent_name = ? OR substr(a.what, instr(a.what, ' > ') + 3) = ?)",
-    "security_events": " AND ? IN (agent, ?)",
+    "security_events": " AND (agent = ? OR agent = ?)",
 }
 _FIELDS = {
     "audit_log": ("what", "old", "new", "who", "agent"),
