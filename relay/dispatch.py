@@ -34,6 +34,7 @@ from relay.names import MSG_SUFFIX, message_id_of
 from relay.overdue import OverdueMail
 from relay.roster import Roster
 from relay.signing import Keys
+from relay.waiting import Limited
 from relay.watcher import Wake
 from relay.work import Over, Work, notice_of_message
 
@@ -93,6 +94,11 @@ class Dispatcher:
     def backlog(self) -> int:
         """Files seen and not yet delivered."""
         return self._intake.backlog
+
+    @property
+    def limited(self) -> Limited:
+        """Who is over a limit now, and how often that was."""
+        return self._intake.limited
 
     def feed(self, files: Iterable[tuple[str, str]]) -> None:
         """Files of open rows, oldest discovery first: they go before anything that is new."""

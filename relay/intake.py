@@ -28,7 +28,7 @@ from relay.incidents import Incident, IncidentKind
 from relay.message import MessageFile, max_file_bytes, parse
 from relay.names import MSG_SUFFIX, shown
 from relay.ratelimit import RateLimit
-from relay.waiting import Hint, Quota, Waiting
+from relay.waiting import Hint, Limited, Quota, Waiting
 
 _KIND_OF: dict[type[RelayError], IncidentKind] = {
     HardLink: IncidentKind.HARD_LINK,
@@ -92,6 +92,12 @@ class Intake:
     def is_busy(self) -> bool:
         """True while files wait that can be looked at now."""
         return self._waiting.is_busy
+
+    @property
+    def limited(self) -> Limited:
+        """Who is over a limit now, and how often that was."""
+        limit, quota = self.limit, self._quota
+        return Limited(limit.limited, limit.limited_total, quota.over, quota.exceeded_total)
 
     def add(self, agent: str, file_name: str, *, renamed: bool, paid: bool = False) -> None:
         """A hint: look at this file. A rename outranks an earlier hint that it is being written.

@@ -163,6 +163,15 @@ class Waiting:
                 self._count += 1
 
 
+class Limited(NamedTuple):
+    """Agents over a limit now, and the episodes since the relay started."""
+
+    rate: list[str]
+    rate_total: int
+    quota: list[str]
+    quota_total: int
+
+
 class Quota:
     """How much may wait in one outbox; looked at with each scan."""
 
@@ -194,6 +203,11 @@ class Quota:
             detail = f"{what} ({setting}): each is taken in its turn, nothing is lost"
             path = f"agents/{agent}/outbox"
             self._begun.append(Incident(IncidentKind.QUOTA_EXCEEDED, agent, path, detail))
+
+    @property
+    def over(self) -> list[str]:
+        """Agents that are over it."""
+        return sorted(self._over)
 
     def take_begun(self) -> list[Incident]:
         """Who came over since the last time: to be told."""

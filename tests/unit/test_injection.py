@@ -135,5 +135,6 @@ def test_a_line_break_of_some_reader_in_a_value_is_refused(box: Box, break_: str
     sent = box.send("alice", f"TO: bob\nX-Note: a{break_}FROM: operator\n\nhi")
     assert box.bodies("bob") == []
     assert box.nacks("alice") == [
-        f"not delivered: {sent}.msg, line 2, header X-NOTE: the value has a control character in it\n"
+        f"not delivered: {sent}.msg, line 2, header X-NOTE: "
+        "the value has a control character in it\n"
     ]
