@@ -289,7 +289,7 @@ class Dispatcher:
                 continue
             if isinstance(look, Accepted) and not (work.again and self._is_known(work)):
                 if not work.failure:
-                    self._door.refuse(dirs, work, look)
+                    self._door.refuse(work, look)
             if isinstance(look, Accepted) and not work.failure:
                 work.attachments = look.message.attachments
             try:

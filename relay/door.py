@@ -14,6 +14,7 @@ from relay.attachments import Verifier, Wrong, set_aside
 from relay.checksums import SHA256_PREFIX
 from relay.clock import NS_PER_MS, Clock
 from relay.errors import UnsafePath
+from relay.found import FileKey
 from relay.home import Dirs
 from relay.incidents import Incident, IncidentKind
 from relay.intake import Accepted, Look
@@ -42,38 +43,54 @@ class Door:
         self._clock = clock
         self._log = log
         self._verifier = Verifier()
+        self._wrong: dict[FileKey, tuple[str, Wrong]] = {}  # of this batch: reference, what it is
         self._aside: list[str] = []  # what is to be set aside, once its senders are told
 
     def let_in(self, dirs: Dirs, looks: list[Look]) -> LetIn:
         """Learn the senders' keys, and leave out what waits for its attachments."""
         senders = dict.fromkeys(look.found.agent for look in looks)
         self._keys.learn((name, self._roster.meta(dirs, name).public_key) for name in senders)
+        self._wrong.clear()
         waiting = [look for look in looks if not self._is_read(dirs, look)]
         if not waiting:
             return LetIn(looks, waiting)
         return LetIn([look for look in looks if look not in waiting], waiting)
 
     def _is_read(self, dirs: Dirs, look: Look) -> bool:
+        """False while an attachment is not read yet; what is wrong with one is kept."""
         if not isinstance(look, Accepted) or not look.message.attachments:
             return True
-        return all([self._verifier.check(dirs, one) for one in look.message.attachments])
+        try:
+            for reference in dict.fromkeys(look.message.attachments):
+                found = self._verifier.check(dirs, reference)
+                if isinstance(found, Wrong):
+                    self._wrong[look.found.key] = (reference, found)
+                    return True
+                if not found:
+                    return False
+        except OSError as exc:
+            self._log(
+                f"Cannot read an attachment of {look.found.path}, trying again: {exc}",
+                action="look_failed",
+                level="warning",
+                agent=look.found.agent,
+            )
+            return False
+        return True
 
-    def refuse(self, dirs: Dirs, work: Work, look: Accepted) -> None:
-        """Say in the work why it is not taken, if it is not; what it names, if it is."""
-        message = look.message
+    def refuse(self, work: Work, look: Accepted) -> None:
+        """Say in the work why it is not taken, if it is not."""
         # A message whose ENV values were taken out was signed with them in it.
-        signed = getattr(look, "original", None) or message
+        signed = getattr(look, "original", None) or look.message
         fault = self._keys.fault(work.agent, work.message_id, signed)
         if fault is not None:
             self._fail(work, fault.kind, work.found.path, fault.reason)
             return
-        for reference in dict.fromkeys(message.attachments):
-            wrong = self._verifier.check(dirs, reference)
-            if isinstance(wrong, Wrong):
-                self._fail(work, wrong.kind, _path(reference), wrong.reason)
-                if wrong.kind is not None:
-                    self._aside.append(reference)
-                return
+        if work.found.key in self._wrong:
+            reference, wrong = self._wrong[work.found.key]
+            self._fail(work, wrong.kind, _path(reference), wrong.reason)
+            if wrong.kind is not None:
+                self._aside.append(reference)
 
     def _fail(self, work: Work, kind: IncidentKind | None, path: str, reason: str) -> None:
         work.failure = reason

@@ -3,6 +3,7 @@ counted, and collected when nobody needs them."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent
-from relay import attachments
+from relay import attachments, fsio
 from relay.clock import NS_PER_S
 from relay.errors import RelayError
 from tests.box import Box
@@ -125,6 +126,29 @@ def test_a_large_one_is_read_beside_the_loop_and_its_message_waits(
     assert len(box.nacks("alice")) == (0 if is_right else 1)
     box.send("carol", f"TO: alice\nATTACHMENT: sha256:{digest}\n\nit is known")
     assert ("it is known" in box.bodies("alice")) == is_right
+
+
+def test_one_that_cannot_be_read_now_is_waited_for_and_nobody_else_is(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(box, b"a file")
+    open_own = fsio.open_own
+
+    def broken(name: str, dir_fd: int | None, **options: bool) -> int:
+        if name == path.name:
+            raise OSError(errno.EIO, "the disk is broken", name)
+        return open_own(name, dir_fd, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fsio, "open_own", broken)
+        sent = send(box, path.name)
+        other = box.send("carol", "TO: bob\n\nmeanwhile")
+        assert list(box.inbox("bob")) == [other]
+        assert [line["action"] for line in box.log].count("look_failed") > 0
+    box.clock.advance(1)
+    box.tick()
+    assert sorted(box.inbox("bob")) == sorted([sent, other])
+    assert box.nacks("alice") == []
 
 
 def test_one_that_changed_since_is_read_again(box: Box) -> None:
