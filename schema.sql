@@ -136,7 +136,7 @@ CREATE TABLE audit_log (
 CREATE TABLE security_events (
     id INTEGER PRIMARY KEY,
     at INTEGER NOT NULL,
-    kind TEXT NOT NULL,                        -- 'not_a_regular_file', ...
+    kind TEXT NOT NULL,                        -- a word of relay/incidents.py
     agent TEXT,
     path TEXT,
     detail TEXT

@@ -55,7 +55,8 @@ class Attachments:
         digest = _digest_of(reference)
         with self._home.dirs() as dirs:
             try:
-                data, _ = fsio.read_regular(digest, dirs.get(FOLDER, digest[:2]), MAX_BYTES)
+                folder = dirs.get(FOLDER, digest[:2])
+                data, _ = fsio.read_regular(digest, folder, MAX_BYTES, shared=True)
             except FileNotFoundError as exc:
                 raise NotFound(f"there is no attachment {reference}") from exc
         found = sha256_hex(data)
@@ -79,6 +80,8 @@ class Attachments:
         try:
             # Renamed into place after its fsync, so a file of the right size is whole.
             if os.stat(digest, dir_fd=folder, follow_symlinks=False).st_size == size:
+                # Who collects what nobody names looks at its time: it is wanted again.
+                os.utime(digest, dir_fd=folder, follow_symlinks=False)
                 return
         except FileNotFoundError:
             pass

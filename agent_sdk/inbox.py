@@ -139,7 +139,7 @@ class Inbox:
             return None
         path = self._home.path("agents", self._agent, "inbox", READ, name)
         try:
-            data, _ = fsio.read_regular(name, done, MAX_FILE_BYTES)
+            data, _ = fsio.read_regular(name, done, MAX_FILE_BYTES, shared=True)
         except UnsafePath as exc:
             raise MessageError("it is no regular file", file=path) from exc
         return _received(data, path, name.removesuffix(MSG_SUFFIX))
@@ -147,7 +147,7 @@ class Inbox:
     def _answers(self, dirs: Dirs, name: str, re: str, kinds: Collection[Kind]) -> bool:
         inbox = dirs.get("agents", self._agent, "inbox")
         try:
-            data, _ = fsio.read_regular(name, inbox, MAX_FILE_BYTES)
+            data, _ = fsio.read_regular(name, inbox, MAX_FILE_BYTES, shared=True)
             message = parse_delivered(data)
         except (FileNotFoundError, UnsafePath, MessageError):
             return False  # taken by another, or for receive() to complain of

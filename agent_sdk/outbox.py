@@ -9,6 +9,7 @@ Source: relay-file-system.txt 3.1, 3.3, 6.2.
 from __future__ import annotations
 
 from agent_sdk.disk import place, when_full_again
+from agent_sdk.signing import signed
 from relay import fsio
 from relay.clock import Clock
 from relay.errors import MessageError, RelayError
@@ -35,8 +36,9 @@ class Outbox:
 
         When this returns it is durable, too. Ids of one Outbox grow, so its messages sort in
         the order in which they were sent, whatever the clock does.
-        Errors: MessageError when the relay would reject it; OSError, with nothing sent (the
-        one exception says so in its notes: the rename was done, but could not be synced).
+        Where the agent has a key, it is signed.
+        Errors: MessageError when the relay would reject it; KeyFileError; OSError, with nothing
+        sent (the one exception says so in its notes: the rename was done, but could not be synced).
         """
         try:
             data = render(message)
@@ -48,6 +50,7 @@ class Outbox:
         name = message_id + MSG_SUFFIX
         with self._home.dirs() as dirs:
             outbox, pending = self._open(dirs)
+            data = render(signed(self._home, dirs, self._agent, message_id, message))
             when_full_again(
                 lambda: place(data, name, pending, name, outbox), self._disk_full_retry_s
             )

@@ -35,6 +35,7 @@ from relay.names import (
     is_agent_name,
     is_channel_name,
 )
+from relay.trust import Trust, trust_of
 
 TYPES = {
     "group": ChannelType.GROUP,
@@ -76,15 +77,17 @@ class Command(NamedTuple):
 class Action(NamedTuple):
     """What one ACTION needs, may have besides, and does."""
 
-    do: Callable[[Command, CommStore], str | Order]
+    do: Callable[[Command, CommStore], str | Order | Trust]
     needs: tuple[str, ...] = ("CHANNEL",)
     takes: tuple[str, ...] = ()
     has_settings: bool = False
 
 
-def obey(fields: dict[str, str], sender: str, lead: str | None, store: CommStore) -> str | Order:
-    """Do what a command asks; says in a line what is so now, or gives the order for the journal
-    that is to be carried out beside the loop.
+def obey(
+    fields: dict[str, str], sender: str, lead: str | None, store: CommStore
+) -> str | Order | Trust:
+    """Do what a command asks; says in a line what is so now, or gives what others are to do: the
+    order for the journal, beside the loop; the key for the ledger, with the answer.
 
     ``lead`` is the agent that has the role, where that is known.
     Errors: Refused and CommError, with nothing changed.
@@ -349,6 +352,12 @@ def _order(command: Command, store: CommStore) -> Order:
     return Order(verb, tuple(map(int, words)), age, size)
 
 
+def _trust(command: Command, store: CommStore) -> Trust:
+    """The key that is registered for an agent from now on."""
+    _check_governs(command)
+    return trust_of(command.fields["NAME"], command.fields["KEY"])
+
+
 def _check_governs(command: Command) -> None:
     if not command.governs:
         raise Refused(
@@ -373,6 +382,7 @@ ACTIONS = {
     "channel.unsubscribe": Action(_unsubscribe, takes=("PATTERN", "AGENT")),
     "channel.config": Action(_configure, has_settings=True),
     **{name: Action(_set_state) for name in STATES},
+    "agent.key": Action(_trust, ("NAME", "KEY")),
     "dead.replay": Action(_replay, ("ID",)),
     "dead.discard": Action(_discard, ("ID",)),
     "dead.purge": Action(_purge, ("OLDER_THAN",)),

@@ -19,6 +19,7 @@ from relay.comm.model import Origin
 from relay.errors import UnsafePath
 from relay.found import Found
 from relay.home import Dirs
+from relay.incidents import Incident
 from relay.intake import Accepted, Look, Malformed
 from relay.ledger import FileFacts, Ledger, Row
 from relay.names import shown
@@ -72,6 +73,9 @@ class Admission:
         work = Work(found, message_id, now)
         if isinstance(look, Malformed):
             work.failure, work.unsafe = look.reason, look.unsafe
+            if look.incident is not None:
+                one = Incident(look.incident, found.agent, found.path, look.reason)
+                work.incidents.append(one)
         row = rows.get(message_id)
         facts = _facts(look, message_id, row.discovered_at if row else now)
         # A name that is no message's may be no text, either; what an event says is.

@@ -289,19 +289,21 @@ class Carrier:
                     work.own_ids()[0],
                     now,
                 )
-            if work.unsafe:
-                self._ledger.registry.security_event(
-                    "not_a_regular_file", work.agent, found.path, work.failure, now
-                )
 
     def _note_effects(self, works: list[Work], now: int) -> None:
         """What answers, status messages and ends say of others' rows."""
+        registry = self._ledger.registry
         for work in works:
+            registry.note_incidents(work.incidents, now, again=work.again)
+            if work.attachments:
+                registry.refer((one, work.message_id, now) for one in work.attachments)
+            if work.trust is not None:
+                registry.set_public_keys([work.trust], now)
             answer = work.acknowledged
             if answer is not None:
                 self._ledger.acknowledge(answer.message_id, answer.recipient, answer.status, now)
             if work.status_note is not None:
-                self._ledger.registry.note_status(work.agent, work.status_note, now)
+                registry.note_status(work.agent, work.status_note, now)
             for one in work.over:
                 state = one.state.label.lower()
                 self._ledger.end(one.message_id, one.recipient, state, one.reason)

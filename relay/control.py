@@ -16,6 +16,7 @@ from relay.comm.model import Channel, ChannelType
 from relay.errors import CommError, MessageError, Refused
 from relay.message import Kind, MessageFile, command_fields, control_fields
 from relay.names import DIRECT_PREFIX, EVERYONE_CHANNEL, is_channel_name
+from relay.trust import Trust
 
 CHANNEL_KINDS = frozenset({Kind.JOIN, Kind.LEAVE, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE})
 ASKED = "journal.{} is asked for; `relay journal status` shows what became of it"
@@ -28,6 +29,7 @@ class Answer(NamedTuple):
     ok: bool | None
     text: str = ""
     order: Order | None = None  # for the journal: to be carried out by who has it
+    trust: Trust | None = None  # for the ledger: a key that counts from now on
 
 
 def handle(message: MessageFile, sender: str, store: CommStore, lead: str | None = None) -> Answer:
@@ -45,6 +47,8 @@ def handle(message: MessageFile, sender: str, store: CommStore, lead: str | None
             return Answer(False, str(exc))
         if isinstance(done, Order):
             return Answer(True, ASKED.format(done.verb), done)
+        if isinstance(done, Trust):
+            return Answer(True, str(done), trust=done)
         return Answer(True, done)
     if message.kind in NOT_YET:
         return Answer(
@@ -72,6 +76,17 @@ def handle(message: MessageFile, sender: str, store: CommStore, lead: str | None
         return _change_channel(message.kind, name, fields.get("PATTERN", ""), sender, store)
     except CommError as exc:
         return Answer(False, str(exc))
+
+
+def trust_again(message: MessageFile, sender: str, store: CommStore) -> Trust | None:
+    """The key that a message registered when it was obeyed, where it is one that does."""
+    if message.kind is not Kind.COMMAND:
+        return None
+    fields = command_fields(message)
+    if fields.get("ACTION", "").lower() != "agent.key":
+        return None
+    done = actions.obey(fields, sender, sender, store)  # who it was has been asked
+    return done if isinstance(done, Trust) else None
 
 
 def _change_channel(kind: Kind, name: str, pattern: str, sender: str, store: CommStore) -> Answer:

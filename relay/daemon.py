@@ -222,7 +222,7 @@ def lock_holder(home: Home) -> int | None:
 def trouble(home: Home) -> str:
     """Why the relay that runs serves nobody now and begins again; empty when it serves."""
     with contextlib.suppress(OSError):
-        data, _ = fsio.read_regular(home.path(LOCK), None, 4 * TROUBLE_CHARACTERS)
+        data, _ = fsio.read_regular(home.path(LOCK), None, 4 * TROUBLE_CHARACTERS, shared=True)
         return "".join(data.decode(errors="replace").splitlines()[1:2])
     return ""
 

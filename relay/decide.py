@@ -25,10 +25,12 @@ from relay.comm.model import (
 from relay.comm.receiving import SYSTEM
 from relay.delivery import render_delivered
 from relay.errors import CommError, StoreCapacity, StoreFull
+from relay.incidents import Incident, IncidentKind
 from relay.intake import Accepted
 from relay.message import Kind, MessageFile
 from relay.names import ORCHESTRATOR, derived_id, direct_channel_name, shown
 from relay.router import Bounce, Directory, Route
+from relay.trust import Trust
 from relay.work import Acknowledged, Later, Posting, Work, notice_of_message, own_facts
 
 HELD_BACK = "held back: the channel has as many pending messages as max_pending allows"
@@ -109,8 +111,8 @@ class Decider:
             self._answer(work, Kind.NACK, text, self._store.by_relay_id(message_id))
         return work
 
-    def inform(self, agent: str, at_ns: int, key: str, text: str) -> Work:
-        """Work that tells an agent what nobody asked for; the same again for a time and a key.
+    def notify(self, agent: str, at_ns: int, key: str, text: str) -> Work:
+        """Work that tells an agent what nobody asked for, once for each ``at_ns`` and ``key``.
 
         Errors: StoreFull, StoreCapacity.
         """
@@ -213,10 +215,13 @@ class Decider:
             said = self._store.by_relay_id(_answer_id(work, kind))
             if said is not None:  # before a crash: done with it, and this is what came of it
                 self._answer(work, kind, said.content.decode().removesuffix("\n"), stored)
+                if kind is Kind.ACK:  # what went with it into the ledger may not have got there
+                    self._trust(work, control.trust_again(message, work.agent, self._store))
                 return
         answer = control.handle(message, work.agent, self._store, self._lead())
         if answer.order is not None:
             work.orders.append(answer.order)
+        self._trust(work, answer.trust)
         for number, recipient in self._store.take_copies():
             copied = self._store.get_message(number)
             relay_id = (copied.metadata or {}).get("relay_id") if copied else None
@@ -232,6 +237,13 @@ class Decider:
             self._answer(work, Kind.ACK, f"completed {answer.text}", stored)
         else:
             self._answer(work, Kind.NACK, answer.text, stored)
+
+    def _trust(self, work: Work, trust: Trust | None) -> None:
+        if trust is not None:
+            work.trust = trust
+            path = f"agents/{trust.name}/meta.json"
+            detail = f"{work.agent} says: {trust}"
+            work.incidents.append(Incident(IncidentKind.KEY_CONFIRMED, trust.name, path, detail))
 
     def _post(
         self,
@@ -303,8 +315,6 @@ class Decider:
         name = direct_channel_name(work.agent, ORCHESTRATOR)
         channel = self._channel(Route(name, ChannelType.DIRECT, (work.agent, ORCHESTRATOR)))
         acknowledges = stored is not None and store.expects_ack(stored)
-        is_news = reply.kind is Kind.NOTIFICATION
-        said = MessageType.NOTIFICATION if is_news else MessageType.ERROR
         metadata: Metadata = {
             "relay_id": reply_id,
             "to": reply.to,
@@ -315,12 +325,18 @@ class Decider:
         return store.accept(
             channel.id,
             ORCHESTRATOR,
-            MessageType.ACKNOWLEDGMENT if acknowledges else said,
+            _type_of(reply.kind, acknowledges=acknowledges),
             reply.body,
             recipients=(work.agent,),
             correlation_id=stored.correlation_id if stored and acknowledges else None,
             metadata=metadata,
         )
+
+
+def _type_of(kind: Kind, *, acknowledges: bool) -> MessageType:
+    if kind is Kind.NOTIFICATION:
+        return MessageType.NOTIFICATION
+    return MessageType.ACKNOWLEDGMENT if acknowledges else MessageType.ERROR
 
 
 def _answer_id(work: Work, kind: Kind) -> str:

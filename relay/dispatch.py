@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from relay import attachments, delivery
+from relay import delivery, hardening
 from relay.admission import Admission
 from relay.aof2.plan import Order
 from relay.carry import Carrier
@@ -20,19 +20,24 @@ from relay.comm.flush import Flusher
 from relay.comm.rolling import Roller
 from relay.config import Config
 from relay.decide import Decider
+from relay.door import ASK_AGAIN_NS, Door
 from relay.errors import StoreCapacity, StoreFull, UnsafePath
 from relay.eventlog import EventLog
 from relay.finish import Finisher
 from relay.held import Ended, HeldMail
 from relay.home import Dirs, Home
+from relay.incidents import Incident, IncidentKind, Told
 from relay.intake import Accepted, Intake, Look
 from relay.ledger import Ledger
+from relay.logs import where
 from relay.names import MSG_SUFFIX, message_id_of
 from relay.overdue import OverdueMail
 from relay.roster import Roster
+from relay.signing import Keys
 from relay.tally import Tally
+from relay.waiting import Limited
 from relay.watcher import Wake
-from relay.work import Over, Work
+from relay.work import Over, Work, notice_of_message
 
 Log = Callable[..., object]
 
@@ -68,7 +73,12 @@ class Dispatcher:
         self._roster = roster
         self._clock = clock
         self._log = log
-        self._intake = Intake(config.detection, config.limits, clock, log)
+        self._intake = Intake(config.detection, config.limits, clock, log, config.security)
+        keys = Keys(ledger, store, config.security.require_signatures, clock, log)
+        self._door = Door(keys, roster, clock, log)
+        self._guard = hardening.Guard(home)
+        self._told = Told()
+        self._untold: list[Incident] = []  # limits whose agents the disk kept us from telling
         self._admission = Admission(ledger, clock, log)
         self._decider = Decider(store, roster.lead)
         self._finisher = Finisher(ledger, clock, log)
@@ -121,30 +131,36 @@ class Dispatcher:
         """
         names = sorted(self._roster.agents.intersection(agents))
         try:
-            works = [self._decider.inform(name, at_ns, key, text) for name in names]
+            works = [self._decider.notify(name, at_ns, key, text) for name in names]
         except (StoreFull, StoreCapacity):
             return False
         with self._home.dirs() as dirs:
             return bool(works) and not self._carrier.carry_out(dirs, works)
 
+    def limited(self) -> Limited:
+        """Who is over a limit now, and how often that was."""
+        return self._intake.limited
+
     def feed(self, files: Iterable[tuple[str, str]]) -> None:
         """Files of open rows, oldest discovery first: they go before anything that is new."""
         for agent, file_name in files:
-            self._intake.add(agent, file_name, renamed=True)
+            self._intake.add(agent, file_name, renamed=True, paid=True)
 
     def tick(self, wake: Wake) -> int:
         """Do what is due; returns when the next thing is (monotonic ns, 0 for at once)."""
         self._watch_clock()
         begin = self.tally.begin
+        self._guard.check()
         with self._home.dirs() as dirs:
             begin("hear")
             self._hear(wake)
             begin("look")
             limit = 0 if self.paused else self._config.limits.batch_files
-            looks = self._intake.take(dirs, limit, self._finisher.hand)
+            looks = self._let_in(dirs, self._intake.take(dirs, limit, self._finisher.hand))
             if looks:
                 self._process(dirs, looks)
             begin("due")
+            self._tell_limits(dirs)
             self._retry_held(dirs)
             self._overdue.retry_due(dirs, self._roster.agents)
             begin("archive")
@@ -197,6 +213,8 @@ class Dispatcher:
         self._note_reads(wake.left)
         if scan:
             self._ledger.check_file()
+            self._intake.limit.sweep()
+            self._note(hardening.stray_agents(self._home))
             self._next_scan_ns = now + self._config.detection.scan_interval_s * NS_PER_S
             self._scan(self._roster.agents)
         elif self._roster.unwatched and now >= self._next_poll_ns:
@@ -226,6 +244,7 @@ class Dispatcher:
         for agent in sorted(agents):
             try:
                 with self._home.dirs() as dirs:  # closed again: a thousand agents are many
+                    self._note(hardening.agent_incidents(dirs, agent))
                     self._intake.scan(dirs, agent)
                     gone = self._ledger.unread(agent) - delivery.inbox_files(dirs, agent)
             except FileNotFoundError:  # it has just gone: the roster's next refresh says so
@@ -267,7 +286,44 @@ class Dispatcher:
             self._ledger.registry.seen({agent for _, agent, _ in taken}, now)
             self._ledger.note_position(self._events.journal.durable, now)
 
+    def _note(self, found: list[Incident]) -> None:
+        """What a look at the home found, said and kept once while it lasts."""
+        repaired = [one for one in found if one.kind is IncidentKind.MODE_REPAIRED]
+        fresh = repaired + self._told.fresh([one for one in found if one not in repaired])
+        if not fresh:
+            return
+        with self._ledger.transaction():
+            self._ledger.registry.note_incidents(fresh, self._clock.now_ns())
+        for one in fresh:
+            self._log(one.detail, action=str(one.kind), level="warning", agent=one.agent)
+
     # -- 2-4 look, record, claim -------------------------------------------------------
+
+    def _let_in(self, dirs: Dirs, looks: list[Look]) -> list[Look]:
+        """Those that can be decided now; an attachment that is still being read is waited for."""
+        if not looks:
+            return looks
+        let_in = self._door.let_in(dirs, looks)
+        due = self._clock.monotonic_ns() + ASK_AGAIN_NS
+        for look in let_in.waiting:
+            self._intake.retry(look.found.agent, look.found.file_name, due)
+        return let_in.looks
+
+    def _tell_limits(self, dirs: Dirs) -> None:
+        """Agents that ran into a limit hear it once, and it is kept."""
+        now = self._clock.now_ns()
+        works: list[Work] = []
+        for one in self._untold + self._intake.take_incidents():
+            agent = one.agent or ""
+            try:
+                work = self._decider.notify(agent, now, f"{one.kind} {now}", one.detail)
+            except (StoreFull, StoreCapacity):  # it is kept all the same
+                work = notice_of_message("", agent, now, str(one.kind))
+            work.incidents.append(one)
+            works.append(work)
+            self._log(one.detail, action=str(one.kind), level="warning", agent=agent)
+        put_off = self._carrier.carry_out(dirs, works) if works else []
+        self._untold = [incident for one in put_off for incident in one.work.incidents]
 
     def _process(self, dirs: Dirs, looks: list[Look]) -> None:
         """Take a batch of files through every step up to finish."""
@@ -282,7 +338,10 @@ class Dispatcher:
                 self._postpone(work, room)
                 continue
             if isinstance(look, Accepted) and not (work.again and self._is_known(work)):
-                work.failure = work.failure or _missing_attachments(dirs, look)
+                if not work.failure:
+                    self._door.refuse(work, look)
+            if isinstance(look, Accepted) and not work.failure:
+                work.attachments = look.message.attachments
             try:
                 self._decide(work, look)
             except (StoreFull, StoreCapacity) as exc:  # it passes
@@ -320,20 +379,22 @@ class Dispatcher:
         except (StoreFull, StoreCapacity):
             raise
         except Exception as exc:
+            fault = type(exc).__name__  # its text may quote what it choked on
             self._log(
-                f"Refused {work.found.path}: the relay has a fault: {exc!r}",
+                f"Refused {work.found.path}: the relay has a fault: {fault}",
                 action="fault",
                 level="error",
-                exc_info=True,
+                where=where(exc),
             )
             work.postings.clear()
-            self._decider.refuse(work, f"the relay has a fault and cannot handle it: {exc!r}")
+            self._decider.refuse(work, f"the relay has a fault and cannot handle it: {fault}")
 
     def _carry_out(self, dirs: Dirs, batch: list[Work]) -> None:
         for work, reason in self._carrier.carry_out(dirs, batch):
             self._postpone(work, reason)
         # One that was put off is not decided again: its answer is known by then.
         self._orders += [order for work in batch for order in work.orders]
+        self._door.carried_out(dirs, batch)
 
     def _postpone(self, work: Work, reason: str) -> None:
         """A passing error: the file stays in the outbox and is tried again."""
@@ -418,11 +479,3 @@ class Dispatcher:
         if not self._finisher.is_idle:
             due.append(0)
         return min(due)
-
-
-def _missing_attachments(dirs: Dirs, look: Accepted) -> str:
-    """Why a message cannot be taken for its attachments, or nothing."""
-    gone = attachments.missing(dirs, look.message.attachments)  # of none, mostly
-    if not gone:
-        return ""
-    return f"ATTACHMENT {gone[0]} is not in the attachment store: put it there first"

@@ -74,6 +74,14 @@ class UnsafePath(RelayError):
     hint = "move it away: the relay follows no links, and takes directories and regular files alone"
 
 
+class HardLink(UnsafePath):
+    """A file has other names: what it says, and its mode, are not its directory's alone."""
+
+
+class ForeignOwner(UnsafePath):
+    """A file or directory belongs to another user."""
+
+
 class KeyFileError(RelayError):
     """A key file is missing, open to others, or no key."""
 

@@ -19,7 +19,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 
-from relay.errors import UnsafePath
+from relay.errors import ForeignOwner, HardLink, UnsafePath
 
 DIR_MODE = 0o700
 FILE_MODE = 0o600
@@ -43,43 +43,61 @@ def write_atomic(path: str, data: bytes, *, keep: str = "") -> None:
     """Replace ``path`` by ``data``: temp file, write, fsync, rename, fsync of the directory.
 
     Committed at the rename: a crash before it leaves the old file and ``path.tmp``. On a full
-    disk the piece written is removed again. ``keep``: the name that the old file has afterwards;
-    at any instant one of the two names has a whole file.
+    disk the piece written is removed again. ``keep``: the name that the old file has afterwards,
+    in the same directory; at any instant one of the two names has a whole file. The directory is
+    opened once, as one and no link: one that is replaced meanwhile is not written through.
+    Errors: UnsafePath, OSError.
     """
-    temp = path + ".tmp"
+    folder, name = os.path.split(path)
+    temp = name + ".tmp"
+    dir_fd = open_dir(folder or ".")
+    try:
+        _write_temp(path, temp, data, dir_fd)
+        if keep:
+            fault("keep", keep)
+            _keep(name, os.path.basename(keep), dir_fd)
+        fault("rename", path)
+        os.rename(temp, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        fault("sync", folder or ".")
+        os.fsync(dir_fd)
+    finally:
+        os.close(dir_fd)
+
+
+def _write_temp(path: str, temp: str, data: bytes, dir_fd: int) -> None:
+    """The new content, synced, beside what it is to replace; or nothing of it."""
     fault("create", path)
-    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(temp, flags, FILE_MODE, dir_fd=dir_fd)
+    except OSError as exc:
+        exc.filename = path + ".tmp"  # people want to know where
+        raise
     try:
         fault("write", path)
         _write_all(fd, data)
         sync_file(fd)
     except OSError:
         with contextlib.suppress(OSError):
-            os.unlink(temp)
+            os.unlink(temp, dir_fd=dir_fd)
         raise
     finally:
         os.close(fd)
-    if keep:
-        fault("keep", keep)
-        _keep(path, keep)
-    fault("rename", path)
-    os.rename(temp, path)
-    sync_dir(os.path.dirname(path) or ".")
 
 
-def _keep(path: str, keep: str) -> None:
+def _keep(name: str, keep: str, dir_fd: int) -> None:
     """Give the file that is to be replaced another name, in the place of what has that."""
     temp = keep + ".tmp"
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(temp)
+        os.unlink(temp, dir_fd=dir_fd)
     try:
-        os.link(path, temp, follow_symlinks=False)
+        os.link(name, temp, src_dir_fd=dir_fd, dst_dir_fd=dir_fd, follow_symlinks=False)
     except FileNotFoundError:
         return  # there is none yet
     except OSError:  # no hard links here: for an instant the old file has its new name alone
-        os.rename(path, keep)
+        os.rename(name, keep, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
         return
-    os.rename(temp, keep)
+    os.rename(temp, keep, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
 def sync_file(fd: int) -> None:
@@ -210,27 +228,35 @@ def ensure_dir(name: str, dir_fd: int | None = None) -> None:
 def restrict(name: str, mode: int, dir_fd: int | None = None) -> bool:
     """Set a mode; True when it was another. Links are refused.
 
-    Errors: UnsafePath when ``name`` is a link, or belongs to somebody else.
+    Errors: UnsafePath when ``name`` is a link, ForeignOwner when it is somebody else's, HardLink
+    when a change would be another name's, too.
     """
     status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     if stat.S_ISLNK(status.st_mode):
         raise UnsafePath(f"{name} is a link")
     if status.st_uid != os.geteuid():
-        raise UnsafePath(f"{name} belongs to user {status.st_uid}, not to {os.geteuid()}")
+        raise ForeignOwner(f"{name} belongs to user {status.st_uid}, not to {os.geteuid()}")
     if stat.S_IMODE(status.st_mode) == mode:
         return False
+    if stat.S_ISREG(status.st_mode):
+        _refuse_links(name, status)  # its mode is the other name's, too
     os.chmod(name, mode, dir_fd=dir_fd)
     return True
 
 
-def read_regular(name: str, dir_fd: int | None, limit: int) -> tuple[bytes, os.stat_result]:
-    """Up to ``limit`` bytes of a regular file, and what fstat said once they were read.
+def open_own(name: str, dir_fd: int | None, *, shared: bool = False) -> int:
+    """A descriptor for reading a regular file that is ours alone; its mode is 600 afterwards.
 
-    The stat comes after the read: a size that differs from the bytes read means that
-    somebody was still writing. Errors: UnsafePath for anything but a regular file.
+    ``shared``: one that has other names (a backup of hard links), or is another user's, is read
+    all the same, and stays as it is: for what no agent sends.
+    Errors: UnsafePath for anything but a regular file, HardLink for one of several names,
+    ForeignOwner for another user's: nothing was changed then; FileNotFoundError.
     """
     try:
         fd = os.open(name, _OPEN_READ, dir_fd=dir_fd)
+    except PermissionError as exc:
+        _refuse_foreign(name, os.stat(name, dir_fd=dir_fd, follow_symlinks=False), exc)
+        raise
     except OSError as exc:
         if exc.errno in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
             raise UnsafePath(f"{name} is a link, socket or the like, no regular file") from exc
@@ -239,10 +265,43 @@ def read_regular(name: str, dir_fd: int | None, limit: int) -> tuple[bytes, os.s
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise UnsafePath(f"{name} is no regular file")
-        if stat.S_IMODE(status.st_mode) != FILE_MODE and status.st_uid == os.geteuid():
+        if not shared:
+            _refuse_foreign(name, status)
+            _refuse_links(name, status)
+        is_ours = status.st_nlink == 1 and status.st_uid == os.geteuid()
+        if is_ours and stat.S_IMODE(status.st_mode) != FILE_MODE:
             os.fchmod(fd, FILE_MODE)
-        data = os.read(fd, min(limit, max(status.st_size, 1)))
-        while len(data) < min(limit, status.st_size):
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _refuse_links(name: str, status: os.stat_result) -> None:
+    if status.st_nlink > 1:
+        raise HardLink(f"{name} has {status.st_nlink} links: a file of other names, elsewhere")
+
+
+def _refuse_foreign(name: str, status: os.stat_result, cause: OSError | None = None) -> None:
+    if status.st_uid != os.geteuid():
+        raise ForeignOwner(
+            f"{name} belongs to user {status.st_uid}, not to {os.geteuid()}"
+        ) from cause
+
+
+def read_regular(
+    name: str, dir_fd: int | None, limit: int, *, shared: bool = False
+) -> tuple[bytes, os.stat_result]:
+    """Up to ``limit`` bytes of a regular file, and what fstat said once they were read.
+
+    The stat comes after the read: a size that differs from the bytes read means that
+    somebody was still writing. Errors: as ``open_own``.
+    """
+    fd = open_own(name, dir_fd, shared=shared)
+    try:
+        size = os.fstat(fd).st_size
+        data = os.read(fd, min(limit, max(size, 1)))
+        while len(data) < min(limit, size):
             more = os.read(fd, limit - len(data))
             if not more:
                 break
@@ -284,7 +343,7 @@ def move(source: str, source_fd: int, target: str, target_fd: int) -> None:
     except OSError as exc:
         if exc.errno != errno.EXDEV:
             raise
-        data, _ = read_regular(source, source_fd, 1 << 31)
+        data, _ = read_regular(source, source_fd, 1 << 31, shared=True)
         remove(target, target_fd)
         create(target, data, target_fd)
         os.unlink(source, dir_fd=source_fd)

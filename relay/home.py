@@ -5,6 +5,7 @@
     agents/{name}/inbox/.pending/     staged here by the relay, renamed up: then it is delivered
     agents/{name}/inbox/.read/        what the agent has taken
     agents/{name}/meta.json           pid, start time, role, public key
+    agents/{name}/key                 the private one, where it signs
     attachments/{2 hex}/{sha256}      archive/{date}/{agent}/[rejected/]      tmp/
     store/relay.acomm                 journal/                            logs/
 
@@ -33,6 +34,7 @@ LEDGER = "ledger.db"
 CONFIG = "config.json"
 LOCK = ".lock"
 META = "meta.json"
+KEY = "key"
 PENDING = ".pending"
 READ = ".read"
 STORE = "store/relay.acomm"
@@ -116,7 +118,7 @@ class Home:
 
     def read_config(self) -> bytes:
         """The bytes of config.json."""
-        return fsio.read_regular(CONFIG, self._fd, 1 << 20)[0]
+        return fsio.read_regular(CONFIG, self._fd, 1 << 20, shared=True)[0]
 
     def agent_names(self) -> Iterator[str]:
         """Every directory under ``agents/`` with a valid name."""
@@ -162,7 +164,7 @@ class Home:
         """The bytes of an agent's meta.json, or None when it has none that can be read."""
         with self.dirs() as dirs:
             try:
-                return fsio.read_regular(META, dirs.get("agents", name), 1 << 16)[0]
+                return fsio.read_regular(META, dirs.get("agents", name), 1 << 16, shared=True)[0]
             except (OSError, UnsafePath):
                 return None
 

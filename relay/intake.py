@@ -11,21 +11,29 @@ size and mtime, so that a clock that jumps holds nothing up.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable, Container
-from itertools import islice
 from typing import NamedTuple
 
 from relay import fsio
 from relay.checksums import SHA256_PREFIX, sha256_hex
 from relay.clock import NS_PER_MS, NS_PER_S, Clock
-from relay.config import Detection, Limits
-from relay.errors import MessageError, UnsafePath
+from relay.config import Detection, Limits, Security
+from relay.errors import ForeignOwner, HardLink, MessageError, RelayError, UnsafePath
 from relay.found import FileKey, Found, found_of
 from relay.home import PENDING, Dirs
+from relay.incidents import Incident, IncidentKind
 from relay.message import MessageFile, max_file_bytes, parse
 from relay.names import MSG_SUFFIX, shown
+from relay.ratelimit import RateLimit
+from relay.waiting import Hint, Limited, Quota, Waiting
+
+_KIND_OF: dict[type[RelayError], IncidentKind] = {
+    HardLink: IncidentKind.HARD_LINK,
+    ForeignOwner: IncidentKind.FOREIGN_OWNER,
+}
 
 
 class Accepted(NamedTuple):
@@ -41,22 +49,15 @@ class Malformed(NamedTuple):
 
     found: Found
     reason: str
-    unsafe: bool = False  # no regular file: a link, FIFO, directory, device
+    incident: IncidentKind | None = None  # it is none that an agent may put there
+
+    @property
+    def unsafe(self) -> bool:
+        """True for a link, FIFO, directory, device, and for what is not the agent's alone."""
+        return self.incident is not None
 
 
 Look = Accepted | Malformed
-
-
-class _Hint(NamedTuple):
-    """A file to be looked at, and what earlier looks saw."""
-
-    agent: str
-    file_name: str
-    renamed: bool
-    due_ns: int = 0  # monotonic; 0: now
-    seen: tuple[int, int] | None = None  # size and mtime when first seen so
-    seen_at_ns: int = 0  # monotonic
-    found_ns: int = 0  # monotonic: when it was first heard of
 
 
 class Intake:
@@ -68,6 +69,7 @@ class Intake:
         limits: Limits,
         clock: Clock,
         log: Callable[..., object] = lambda *_, **__: None,
+        security: Security | None = None,
     ) -> None:
         self._settle_ns = detection.settle_ms * NS_PER_MS
         self._malformed_ns = detection.malformed_after_s * NS_PER_S
@@ -76,57 +78,77 @@ class Intake:
         self._max_file = max_file_bytes(limits.max_body_bytes)
         self._clock = clock
         self._log = log
-        self._ready: dict[FileKey, _Hint] = {}  # in order of discovery
-        self._later: dict[FileKey, _Hint] = {}  # not yet due
+        security = security or Security()
+        self.limit = RateLimit(security.rate_per_s, security.rate_burst, clock)
+        self._waiting = Waiting(self.limit, security.outbox_files, clock)
+        self._quota = Quota(security)
 
     @property
     def backlog(self) -> int:
         """Files known and not yet taken, waiting ones included."""
-        return len(self._ready) + len(self._later)
+        return len(self._waiting)
 
     @property
     def is_busy(self) -> bool:
         """True while files wait that can be looked at now."""
-        return bool(self._ready)
+        return self._waiting.is_busy
 
-    def add(self, agent: str, file_name: str, *, renamed: bool) -> None:
-        """A hint: look at this file. A rename outranks an earlier hint that it is being written."""
+    @property
+    def limited(self) -> Limited:
+        """Who is over a limit now, and how often that was."""
+        limit, quota = self.limit, self._quota
+        return Limited(limit.limited, limit.limited_total, quota.over, quota.exceeded_total)
+
+    def add(self, agent: str, file_name: str, *, renamed: bool, paid: bool = False) -> None:
+        """A hint: look at this file. A rename outranks an earlier hint that it is being written.
+
+        ``paid``: it was taken before, and counts for its agent's rate no second time.
+        """
         if not file_name.endswith(MSG_SUFFIX) or file_name.startswith("."):
             return
-        key = (agent, file_name)
-        known = self._ready.get(key) or self._later.pop(key, None)
-        if known is None:
-            found_ns = self._clock.monotonic_ns()
-            self._ready[key] = _Hint(agent, file_name, renamed, found_ns=found_ns)
-        else:
-            self._ready[key] = known._replace(renamed=renamed or known.renamed, due_ns=0)
+        self._waiting.add(agent, file_name, renamed=renamed, paid=paid)
 
     def retry(self, agent: str, file_name: str, due_ns: int, waited_ns: int = 0) -> None:
         """Look again at ``due_ns`` (monotonic): a passing error held the message up, for
         ``waited_ns`` so far."""
         found_ns = self._clock.monotonic_ns() - waited_ns
-        self._later[agent, file_name] = _Hint(agent, file_name, True, due_ns, found_ns=found_ns)
+        self._waiting.later(Hint(agent, file_name, True, True, due_ns, found_ns=found_ns))
 
     def scan(self, dirs: Dirs, agent: str) -> None:
         """List an agent's outbox; remove what lost its writer in ``.pending``."""
         outbox = dirs.get("agents", agent, "outbox")
-        for name in sorted(os.listdir(outbox)):
+        names = sorted(os.listdir(outbox))
+        for name in names:
             self.add(agent, name, renamed=False)
+        self._quota.look(agent, outbox, names)
         self._remove_orphans(dirs.ensure("agents", agent, "outbox", PENDING), agent)
+
+    def take_incidents(self) -> list[Incident]:
+        """Limits that agents ran into since the last time; each is to be told once."""
+        begun = [
+            Incident(
+                IncidentKind.RATE_LIMITED,
+                agent,
+                f"agents/{agent}/outbox",
+                f"{agent} sends faster than {self.limit.rate_per_s} messages a second "
+                "(security.rate_per_s): what is over waits in the outbox and goes at that rate, "
+                "nothing is lost",
+            )
+            for agent in self.limit.take_begun()
+        ]
+        return begun + self._quota.take_begun()
 
     def take(self, dirs: Dirs, limit: int, in_hand: Container[FileKey] = ()) -> list[Look]:
         """Look at up to ``limit`` files; those that must wait stay, those that are gone go.
 
         A file ``in_hand`` is being worked on already, and is not looked at.
         """
-        self._wake_due()
         looks: list[Look] = []
-        # the front of the dict all at once: taking it key by key is quadratic
-        for key in list(islice(self._ready, limit)):
-            hint = self._ready.pop(key)
-            if key in in_hand:
+        for hint in self._waiting.pick(limit):
+            if hint.key in in_hand:
+                self._waiting.give_back(hint)
                 continue
-            look: Look | _Hint
+            look: Look | Hint
             try:
                 look = self._look(dirs, hint)
             except FileNotFoundError:
@@ -137,43 +159,39 @@ class Intake:
                     f"Cannot look at a file, trying again in 1 s: {exc}",
                     action="look_failed",
                     level="warning",
-                    agent=key[0],
-                    file=key[1],
+                    agent=hint.agent,
+                    file=hint.file_name,
                 )
-            if isinstance(look, _Hint):
-                self._later[key] = look
+            if isinstance(look, Hint):
+                self._waiting.later(look._replace(paid=True))
             else:
                 looks.append(look)
+        self._list_again(dirs)
         return looks
 
     def oldest_ns(self) -> int | None:
         """When the file was heard of that waits longest (monotonic); None when none waits."""
-        first = next(iter(self._ready.values()), None)
-        waiting = [hint.found_ns for hint in self._later.values()]
-        if first is not None:
-            waiting.append(first.found_ns)
-        return min(waiting, default=None)
+        return self._waiting.oldest_ns()
+
+    def _list_again(self, dirs: Dirs) -> None:
+        """What did not fit in when an outbox was over its quota, now that there is room."""
+        for agent in self._waiting.take_roomy():
+            with contextlib.suppress(OSError, UnsafePath):  # the next scan says what is wrong
+                self.scan(dirs, agent)
 
     def due_ns(self) -> int | None:
         """When the next file is to be looked at (monotonic); 0: now."""
-        if self._ready:
-            return 0
-        return min((hint.due_ns for hint in self._later.values()), default=None)
+        return self._waiting.due_ns()
 
-    def _wake_due(self) -> None:
-        now = self._clock.monotonic_ns()
-        due = [key for key, hint in self._later.items() if hint.due_ns <= now]
-        for key in due:
-            self._ready.setdefault(key, self._later.pop(key)._replace(due_ns=0))
-
-    def _look(self, dirs: Dirs, hint: _Hint) -> Look | _Hint:
+    def _look(self, dirs: Dirs, hint: Hint) -> Look | Hint:
         agent, name = hint.agent, hint.file_name
         outbox = dirs.get("agents", agent, "outbox")
         try:
             data, status = fsio.read_regular(name, outbox, self._max_file)
         except UnsafePath as exc:
             status = os.stat(name, dir_fd=outbox, follow_symlinks=False)
-            return Malformed(found_of(agent, name, status), shown(str(exc)), unsafe=True)
+            kind = _KIND_OF.get(type(exc), IncidentKind.NOT_A_REGULAR_FILE)
+            return Malformed(found_of(agent, name, status), shown(str(exc)), kind)
         found = found_of(agent, name, status)
         now = self._clock.monotonic_ns()
         seen = (status.st_size, status.st_mtime_ns)

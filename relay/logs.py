@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import traceback
 
 import structlog
 
@@ -54,6 +55,12 @@ class Log:
 def make_log(level: str, path: str | None, *, max_mib: int = 16, keep_files: int = 5) -> Log:
     """A log of JSON lines, to a file or to stderr; the file is rotated, stderr is not."""
     return Log(level, _Lines(path, max_mib * MIB, keep_files))
+
+
+def where(error: BaseException) -> list[str]:
+    """The calls that led to an error, outermost first: ``file:line function``, and no content."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [f"{os.path.basename(one.filename)}:{one.lineno} {one.name}" for one in frames]
 
 
 class _Lines:

@@ -58,7 +58,7 @@ def original(dirs: Dirs, row: Row) -> MessageFile | None:
     *folder, name = row.file_path.split("/")
     with contextlib.suppress(OSError, UnsafePath, MessageError):
         limit = max_file_bytes(DEFAULT_MAX_BODY_BYTES)
-        data, _ = fsio.read_regular(name, dirs.get(*folder), limit)
+        data, _ = fsio.read_regular(name, dirs.get(*folder), limit, shared=True)
         message = parse(data, file=name)
         if sha256_hex(message.content) == row.checksum:
             return message

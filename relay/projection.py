@@ -42,6 +42,7 @@ class Projection:
         self.rows: dict[str, FileFacts] = {}  # what is known of a file, or of an own message
         self.failures: list[tuple[str, str]] = []  # message id, why it was refused
         self.rejections: list[events.FileRefused] = []  # without a row of their own
+        self.references: list[tuple[str, str, int]] = []  # attachment, message id, when
         self.moved: dict[Key, DeliveryFacts] = {}  # without their message ids
         self._is_recent = True
         self.written: set[Key] = set()  # put into an inbox, in the events that are recent
@@ -96,6 +97,9 @@ class Projection:
             self.rows[relay_id] = FileFacts(relay_id, *astuple(event.origin))
         else:
             self.rows[relay_id] = _own(message, relay_id)
+        at = message.created_at * NS_PER_S
+        names = str(metadata.get("attachments", "")).split()
+        self.references += [(one, relay_id, at) for one in names]
         for recipient in event.recipients:
             self._move(message.id, recipient, "held", message.created_at)
 

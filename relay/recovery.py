@@ -170,7 +170,8 @@ class _Inboxes:
         for folder in ((PENDING,), (), (READ,)):
             try:
                 inbox = self._dirs.get("agents", recipient, "inbox", *folder)
-                data, _ = fsio.read_regular(name, inbox, max_file_bytes(DEFAULT_MAX_BODY_BYTES))
+                limit = max_file_bytes(DEFAULT_MAX_BODY_BYTES)
+                data, _ = fsio.read_regular(name, inbox, limit, shared=True)
                 found = parse_delivered(data, file=name)
             except (OSError, UnsafePath, MessageError):
                 continue
@@ -203,6 +204,7 @@ def _tell_ledger(
             remade += len(missing)
         ledger.restore(told.deliveries(relay_id_of, now))
         ledger.fail(told.failures, now)
+        ledger.registry.refer(told.references)
         for one in told.rejections:
             file, name = one.origin, one.origin.path.rpartition("/")[2]
             ledger.reject(

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 
+from relay.checksums import SHA256_PREFIX
+from relay.incidents import Incident
 from relay.names import shown
 
 
@@ -59,7 +61,59 @@ class Registry:
             ).fetchall()
         ]
 
+    # -- keys --------------------------------------------------------------------------
+
+    def public_keys(self) -> dict[str, str]:
+        """The registered keys, 64 hex digits each, by agent."""
+        return dict(
+            self._db.execute("SELECT name, public_key FROM agents WHERE public_key IS NOT NULL")
+        )
+
+    def set_public_keys(self, keys: Iterable[tuple[str, str]], now_ns: int) -> None:
+        """Register (agent, key); an empty one is none."""
+        self._db.executemany(
+            "INSERT INTO agents (name, registered_at, public_key) VALUES (?, ?, ?) "
+            "ON CONFLICT (name) DO UPDATE SET public_key = excluded.public_key",
+            [(name, now_ns, key or None) for name, key in keys],
+        )
+
+    # -- attachments -------------------------------------------------------------------
+
+    def refer(self, references: Iterable[tuple[str, str, int]]) -> None:
+        """Keep (``sha256:…``, message id, Unix ns): that message names that attachment."""
+        self._db.executemany(
+            "INSERT OR IGNORE INTO attachment_refs VALUES (?, ?, ?)",
+            [(one.removeprefix(SHA256_PREFIX), *rest) for one, *rest in references],
+        )
+
+    def last_references(self) -> dict[str, int]:
+        """SHA-256 -> when a message last named it (Unix ns)."""
+        return dict(self._db.execute("SELECT sha256, max(at) FROM attachment_refs GROUP BY 1"))
+
+    def forget_references(self, digests: Iterable[str]) -> None:
+        """These attachments are gone."""
+        self._db.executemany(
+            "DELETE FROM attachment_refs WHERE sha256 = ?", [(one,) for one in digests]
+        )
+
     # -- security ----------------------------------------------------------------------
+
+    def note_incidents(
+        self, incidents: Iterable[Incident], now_ns: int, *, again: bool = False
+    ) -> None:
+        """Keep incidents. ``again``: some may be there, from before a crash; not twice, then."""
+        for one in incidents:
+            if not (again and self._has_incident(one)):
+                self.security_event(str(one.kind), one.agent, one.path, one.detail, now_ns)
+
+    def _has_incident(self, one: Incident) -> bool:
+        """True for one of the newest rows: a table of millions is not searched for it."""
+        found = self._db.execute(
+            "SELECT 1 FROM security_events WHERE id > (SELECT max(id) FROM security_events) - 1000 "
+            "AND kind = ? AND agent IS ? AND path IS ? AND detail = ?",
+            (str(one.kind), one.agent, one.path and shown(one.path), one.detail),
+        ).fetchone()
+        return found is not None
 
     def security_event(
         self, kind: str, agent: str | None, path: str | None, detail: str, now_ns: int

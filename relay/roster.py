@@ -27,6 +27,7 @@ class Meta(msgspec.Struct, frozen=True):
 
     pid: int | None = None
     role: str | None = None
+    public_key: str | None = None
 
 
 class Changes:
@@ -137,7 +138,7 @@ class Roster:
             version = (status.st_ino, status.st_mtime_ns)
             known = self._metas.get(name)
             if known is None or known[0] != version:
-                data, _ = fsio.read_regular(META, folder, 1 << 16)
+                data, _ = fsio.read_regular(META, folder, 1 << 16, shared=True)
                 known = (version, msgspec.json.decode(data, type=Meta))
                 self._metas[name] = known
             return known[1]

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from types import TracebackType
 
-from relay import recovery
+from relay import hardening, recovery
 from relay.aof2.tiers import TierWorker
 from relay.clock import NS_PER_S, Clock
 from relay.comm.engine import CommStore
@@ -102,13 +102,16 @@ class Session:
         self._log("Stopped", action="stopped", epoch=self.epoch)
 
     def _open(self, stack: contextlib.ExitStack) -> None:
-        for name in self._home.secure():
-            self._log(f"Narrowed the mode of {name}", action="narrow_mode", file=name)
+        incidents = hardening.secure(self._home)
+        for one in incidents:
+            self._log(one.detail, action=str(one.kind), file=one.path, level="warning")
         self._ledger = Ledger.open(
             self._home.path(LEDGER), busy_timeout_ms=self._config.ledger.busy_timeout_ms
         )
         stack.callback(self._ledger.close)
         self.epoch = self._board.epoch = begin_epoch(self._ledger, self._clock)
+        with self._ledger.transaction():
+            self._ledger.registry.note_incidents(incidents, self._clock.now_ns(), again=True)
         key = store_key(self._home, self._config, make=True)
         opened = self._opened = self._open_store(key)
         stack.callback(opened.log.close)

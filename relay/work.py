@@ -8,8 +8,10 @@ from relay.aof2.plan import Order
 from relay.checksums import sha256_hex
 from relay.comm.model import DeliveryState, Origin
 from relay.found import Found
+from relay.incidents import Incident
 from relay.ledger import FileFacts, Row
 from relay.names import ORCHESTRATOR
+from relay.trust import Trust
 
 
 class Posting(NamedTuple):
@@ -57,6 +59,7 @@ class Work:
     __slots__ = (
         "acknowledged",
         "again",
+        "attachments",
         "bounced",
         "control",
         "discovered_at",
@@ -64,6 +67,7 @@ class Work:
         "found",
         "has_row",
         "held",
+        "incidents",
         "known",
         "later",
         "message_id",
@@ -75,6 +79,7 @@ class Work:
         "postings",
         "seen_at",
         "status_note",
+        "trust",
         "unsafe",
     )
 
@@ -87,7 +92,10 @@ class Work:
         self.again = False  # it was recorded before: a crash or a passing error came between
         self.known = False  # the store had it before
         self.failure = ""  # why it is refused; its file goes to rejected/
-        self.unsafe = False  # no regular file
+        self.unsafe = False  # no regular file, or not the agent's alone
+        self.incidents: list[Incident] = []  # what should not have been there
+        self.attachments: tuple[str, ...] = ()  # what it names
+        self.trust: Trust | None = None  # a key that is registered with this
         self.notice = ""  # not a file at all: what tells one notice from another
         self.control = False  # the orchestrator itself was the recipient
         self.orders: list[Order] = []  # for the journal, once this is accepted

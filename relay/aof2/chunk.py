@@ -59,7 +59,7 @@ def indexes(stream_dir: str) -> list[int]:
 
 def load(path: str) -> bytes:
     """A chunk's bytes. Errors: OSError, UnsafePath."""
-    return fsio.read_regular(path, None, _MAX_BYTES)[0]
+    return fsio.read_regular(path, None, _MAX_BYTES, shared=True)[0]
 
 
 def decode(data: bytes, path: str, index: int, base_record: int | None = None) -> Chunk:

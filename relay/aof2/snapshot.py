@@ -150,7 +150,7 @@ def _decode_entry(data: bytes, at: int, path: str) -> SegmentEntry:
 def read(stream_dir: str, snapshot_id: int) -> Snapshot:
     """The snapshot of that id, verified. Errors: OSError, UnsafePath, FormatError and its kind."""
     path = path_of(stream_dir, snapshot_id)
-    data, _ = fsio.read_regular(path, None, _MAX_BYTES)
+    data, _ = fsio.read_regular(path, None, _MAX_BYTES, shared=True)
     return decode(data, path, snapshot_id)
 
 

@@ -41,6 +41,8 @@ COMMANDS = {
     "aof": ("relay.cli.aof", "Check a journal stream, print its records and its manifest."),
     "journal": ("relay.cli.journal", "Show where the journal's segments are, and move them."),
     "service": ("relay.cli.service", "Have the system start the relay: systemd or launchd."),
+    "ledger": ("relay.cli.ledger", "Look into what the ledger keeps of the past."),
+    "key": ("relay.cli.key", "Make and confirm the keys that agents sign with."),
     "doctor": ("relay.cli.doctor", "Look for what is wrong with the home"),
     "audit": ("relay.cli.audit", "Account for every message, on Spark."),
     "sh": ("relay.cli.init", "Print the path of relay.sh, to be sourced by a shell."),

@@ -178,8 +178,8 @@ def _filter(
         sender=sender,
         message_types=tuple(t for t in MessageType if t.label in types) or None,
         topic_pattern=topic,
-        after=_time(after, "--after") if after else None,
-        before=_time(before, "--before") if before else None,
+        after=parse_time(after, "--after") if after else None,
+        before=parse_time(before, "--before") if before else None,
         status=tuple(s for s in MessageStatus if s.label in statuses) or None,
         priority=tuple(map(Priority, priorities)) or None,
         correlation_id=uuid4_of(thread_id) if thread_id else None,
@@ -201,7 +201,7 @@ def _channel_id(store: CommStore, name: str) -> int:
     return found.id
 
 
-def _time(text: str, option: str) -> int:
+def parse_time(text: str, option: str) -> int:
     """Unix seconds of an ISO 8601 time, or of so long ago."""
     from relay.message import parse_duration_ms
 

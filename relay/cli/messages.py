@@ -218,7 +218,8 @@ def _list(root: str, agent: str, as_json: bool) -> None:
             if not name.endswith(".msg"):
                 continue
             try:
-                data, _ = fsio.read_regular(name, folder, DEFAULT_MAX_BODY_BYTES + (1 << 14))
+                limit = DEFAULT_MAX_BODY_BYTES + (1 << 14)
+                data, _ = fsio.read_regular(name, folder, limit, shared=True)
                 message = parse_delivered(data, file=name)
             except (MessageError, UnsafePath) as exc:
                 click.echo(f"relay: {exc}", err=True)

@@ -34,6 +34,9 @@ class StoreBase:
         self.delivers_itself = True
         self.give_up_after_s = 86_400  # a day: what is not acknowledged by then is a dead letter
         self.archives: Archives | None = None  # what was rolled out is found there
+        self.identities: dict[
+            str, str
+        ] = {}  # participant -> its key's id, where its owner knows it
         self._copies: list[tuple[int, str]] = []
         # For a journal: its owner takes them and appends them. None: nobody asks for them.
         self.fresh_events: list[events.Event] | None = None

@@ -72,7 +72,7 @@ class ChannelCommands(PressureCommands):
             name,
             channel_type,
             owner,
-            (Participant(owner, ParticipantRole.OWNER, now),),
+            (Participant(owner, ParticipantRole.OWNER, now, self.identities.get(owner)),),
             config,
             ChannelState.ACTIVE,
             now,
@@ -120,7 +120,9 @@ class ChannelCommands(PressureCommands):
         if participant == channel.owner:  # it had left
             role = ParticipantRole.OWNER
         now = self._now_s()
-        self.apply(events.ParticipantJoined(channel_id, Participant(participant, role, now), now))
+        identity = self.identities.get(participant)
+        joined = Participant(participant, role, now, identity)
+        self.apply(events.ParticipantJoined(channel_id, joined, now))
         if channel.config.sticky_messages and channel.channel_type is not ChannelType.PUB_SUB:
             self._catch_up(channel, participant, lambda _: True)
         return self.get_channel(channel_id)

@@ -150,8 +150,8 @@ def test_at_each_instant_one_of_the_two_is_whole(
     seen: list[list[bytes]] = []
     rename = os.rename
 
-    def looking(source: str, target: str) -> None:
-        rename(source, target)
+    def looking(source: str, target: str, **fds: int) -> None:
+        rename(source, target, **fds)
         seen.append(contents(path) if path.exists() else contents(previous(path)))
 
     def no_links(*_: object, **__: object) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from relay import fsio
-from relay.errors import UnsafePath
+from relay.errors import ForeignOwner, HardLink, UnsafePath
 
 UMASKS = [0o000, 0o002, 0o022, 0o027, 0o077]
 
@@ -121,15 +121,37 @@ def test_what_belongs_to_somebody_else_is_refused(
     assert mode(tmp_path / "d") == 0o755
 
 
-def test_a_file_of_somebody_else_is_read_with_the_mode_it_has(
+def test_a_file_of_somebody_else_is_refused_and_keeps_its_mode(
     folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "f").write_bytes(b"hi")
     (tmp_path / "f").chmod(0o644)
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    assert fsio.read_regular("f", folder, 100)[0] == b"hi"
+    with pytest.raises(ForeignOwner, match=rf"^f belongs to user {owner}, not to {owner + 1}$"):
+        fsio.read_regular("f", folder, 100)
+    assert fsio.read_regular("f", folder, 100, shared=True)[0] == b"hi"
     assert mode(tmp_path / "f") == 0o644
+
+
+def test_a_file_of_another_name_is_refused_and_keeps_its_mode(folder: int, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"hi")
+    (tmp_path / "secret").chmod(0o644)
+    (tmp_path / "f").hardlink_to(tmp_path / "secret")
+    with pytest.raises(HardLink, match=r"^f has 2 links: a file of other names, elsewhere$"):
+        fsio.read_regular("f", folder, 100)
+    with pytest.raises(HardLink, match="has 2 links"):
+        fsio.restrict("f", 0o600, folder)
+    assert fsio.read_regular("f", folder, 100, shared=True)[0] == b"hi"
+    assert mode(tmp_path / "secret") == 0o644
+
+
+def test_a_file_is_not_replaced_through_a_linked_directory(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "store").symlink_to("elsewhere")
+    with pytest.raises(UnsafePath, match="store is a link or no directory"):
+        fsio.write_atomic(str(tmp_path / "store" / "f"), b"x")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_restrict_says_whether_it_was_another(folder: int, tmp_path: Path) -> None:
@@ -164,9 +186,9 @@ def test_the_bytes_are_durable_before_the_name_and_the_name_when_it_returns(
         steps.append("sync " + os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
         fsync(fd)
 
-    def move(source: str, target: str) -> None:
+    def move(source: str, target: str, **fds: int) -> None:
         steps.append("rename")
-        rename(source, target)
+        rename(source, target, **fds)
 
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(os, "rename", move)

@@ -117,6 +117,7 @@ def test_what_is_rolled_back_was_never_there(ledger: Ledger, look: Look) -> None
         "DELETE FROM {} WHERE id = 1",
         "UPDATE {} SET at = 0",
         "UPDATE {} SET id = 99 WHERE id = 1",
+        "INSERT OR REPLACE INTO {} SELECT * FROM {}",
     ],
 )
 def test_nothing_in_it_is_changed_or_removed(
@@ -130,8 +131,23 @@ def test_nothing_in_it_is_changed_or_removed(
     assert len(before) == 1
     for db in (ledger._db, look.db):
         with pytest.raises(sqlite3.DatabaseError, match=f"{table} is append-only"):
-            db.execute(change.format(table))
+            db.execute(change.replace("{}", table))
     assert look.all(f"SELECT * FROM {table}") == before
+
+
+@pytest.mark.parametrize("table", ["audit_log", "security_events"])
+def test_what_retention_lets_go_of_is_older_than_it_says(
+    ledger: Ledger, look: Look, table: str
+) -> None:
+    record(ledger, 1)
+    ledger.registry.security_event("hard_link", "alice", "x", "why", NOW)
+    (at,) = look.all(f"SELECT at FROM {table}")[0]
+    ledger.set_state("audit_kept_from", str(at), NOW)
+    with pytest.raises(sqlite3.DatabaseError, match=f"{table} is append-only"):
+        ledger._db.execute(f"DELETE FROM {table}")
+    ledger.set_state("audit_kept_from", str(at + 1), NOW)  # type: ignore[operator]
+    ledger._db.execute(f"DELETE FROM {table}")
+    assert look.all(f"SELECT * FROM {table}") == []
 
 
 def test_a_security_event_has_all_that_is_known(ledger: Ledger, look: Look) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.incidents import IncidentKind
 from relay.ledger import SCHEMA_VERSION, schema_sql
 from tests.unit import test_ledger_deliveries, test_ledger_moves
 
@@ -90,6 +91,14 @@ def test_the_moves_are_those_that_the_ledger_makes() -> None:
         move for _, allowed in test_ledger_deliveries.MOVES.values() for move in allowed.items()
     }
     assert moves("Life of a delivery") == made
+
+
+def test_every_kind_of_incident_is_explained() -> None:
+    assert [row[0] for row in rows("Kinds of incidents")] == [str(one) for one in IncidentKind]
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    told_of = {IncidentKind.AUDIT_PRUNED, IncidentKind.KEY_CONFIRMED, IncidentKind.KEY_REGISTERED}
+    for kind in set(IncidentKind) - told_of:  # those are no bad input
+        assert kind in page, kind
 
 
 def test_every_index_has_its_row(db: sqlite3.Connection) -> None:

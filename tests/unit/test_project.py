@@ -109,7 +109,7 @@ def test_links_in_the_documents_lead_somewhere() -> None:
             assert (document.parent / target).exists(), f"{document}: {target}"
 
 
-@pytest.mark.parametrize("document", ["states.md", "engine.md", "journal.md"])
+@pytest.mark.parametrize("document", ["states.md", "engine.md", "journal.md", "security.md"])
 def test_every_test_that_a_page_names_is_there(document: str) -> None:
     text = (PROJECT / "docs" / document).read_text()
     tests = "".join(path.read_text() for path in (PROJECT / "tests").rglob("test_*.py"))

@@ -1,0 +1,126 @@
+"""``relay key``: the keys that agents sign with, and those that their signatures are checked by."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import click
+
+from relay.cli.ask import control_options, order
+from relay.cli.common import echo_json, home_option, json_option, open_home
+from relay.errors import NotFound, RelayError
+from relay.home import KEY, LEDGER, META, Home
+from relay.names import check_agent_name
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  relay key make alice
+  relay key show alice
+  relay key trust alice 4f0c…   # 64 hex digits""",
+)
+def key() -> None:
+    """Make and confirm the keys that agents sign with.
+
+    Who has a key signs: the SDK and `relay send` do it by themselves. The relay registers the
+    first public key that an agent's meta.json names, and ignores another until it is confirmed.
+    """
+
+
+@key.command("make", epilog="\b\nExamples:\n  relay key make alice\n  relay key make operator")
+@home_option
+@click.argument("name")
+@json_option
+@click.pass_context
+def make(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None:
+    """Make an agent's key, and name its public half in meta.json.
+
+    The private key is agents/NAME/key, mode 600, and is never replaced: remove it to make
+    another, which counts once `relay key trust` confirms it. Again it changes nothing.
+    """
+    from relay import fsio, keyfile
+    from relay.signatures import public_key
+
+    check_agent_name(name)
+    with open_home(ctx, home) as opened:
+        opened.make_agent(name)
+        meta = _meta(opened, name)
+        path = opened.path("agents", name, KEY)
+        private = keyfile.load(path) if os.path.lexists(path) else keyfile.create(path)
+        public = public_key(private).hex()
+        if meta.get("public_key") != public:
+            data = json.dumps(meta | {"public_key": public}, indent=2).encode() + b"\n"
+            fsio.write_atomic(opened.path("agents", name, META), data)
+    _print(name, public, as_json)
+
+
+@key.command("show", epilog="\b\nExample:\n  relay key show alice --json")
+@home_option
+@click.argument("name")
+@json_option
+@click.pass_context
+def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None:
+    """Show the public key that an agent's signatures are checked by.
+
+    Without a registered one, what its meta.json names: it is registered with its next message.
+    """
+    from relay.ledger import open_readonly
+
+    with open_home(ctx, home) as opened:
+        db = open_readonly(opened.path(LEDGER))
+        row = db.execute("SELECT public_key FROM agents WHERE name = ?", (name,)).fetchone()
+        db.close()
+        public = row["public_key"] if row else None
+        if public is None and name in opened.agent_inodes():
+            public = _meta(opened, name).get("public_key")
+    if not isinstance(public, str):
+        raise NotFound(f"{name!a} has no key", hint=f"`relay key make {name}` makes one")
+    _print(name, public, as_json)
+
+
+@key.command(
+    "trust", epilog="\b\nExamples:\n  relay key trust alice 4f0c…\n  relay key trust alice none"
+)
+@control_options
+@click.argument("name")
+@click.argument("public_key", metavar="HEX")
+def trust(
+    ctx: click.Context,
+    home: str | None,
+    agent: str,
+    timeout_s: float,
+    as_json: bool,
+    name: str,
+    public_key: str,
+) -> None:
+    """Have an agent's signatures checked by another key.
+
+    HEX is 64 hex digits, as `relay key show` prints them, or none: then the key that its
+    meta.json names with its next message is registered. For operator and the lead.
+    """
+    fields = {"NAME": name, "KEY": public_key}
+    order(ctx, "agent.key", fields, home=home, agent=agent, timeout_s=timeout_s, as_json=as_json)
+
+
+def _meta(home: Home, name: str) -> dict[str, object]:
+    """What is in an agent's meta.json. Errors: RelayError where that is no JSON object."""
+    data = home.read_meta(name)
+    try:
+        value = json.loads(data or b"{}")
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise RelayError(
+            f"{home.path('agents', name, META)} is no JSON object",
+            hint="mend it, or remove it: it holds pid, start time, role and public key",
+        )
+    return value
+
+
+def _print(name: str, public: str, as_json: bool) -> None:
+    if as_json:
+        echo_json({"name": name, "public_key": public})
+    else:
+        click.echo(public)

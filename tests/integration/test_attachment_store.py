@@ -1,0 +1,276 @@
+"""Attachments: read before their message is taken, set aside when they are not what they say,
+counted, and collected when nobody needs them."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent_sdk import Agent
+from relay import attachments, fsio
+from relay.clock import NS_PER_S
+from relay.errors import RelayError
+from tests.box import Box
+from tests.procs import until
+
+DAY_NS = 86_400 * NS_PER_S
+
+
+def put(box: Box, content: bytes, name: str = "") -> Path:
+    """Content in the store, under its own name or another."""
+    digest = name or hashlib.sha256(content).hexdigest()
+    path = box.path("attachments", digest[:2], digest)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def send(box: Box, *digests: str, agent: str = "alice") -> str:
+    lines = "".join(f"ATTACHMENT: sha256:{digest}\n" for digest in digests)
+    return box.send(agent, f"TO: bob\n{lines}\nsee there")
+
+
+def refused(box: Box) -> str:
+    """The reason in alice's one nack, the name of the file left out."""
+    (nack,) = box.nacks("alice")
+    return nack.partition(".msg: ")[2].rstrip("\n")
+
+
+def test_what_is_as_its_name_says_is_taken_and_referenced(box: Box) -> None:
+    path = put(box, b"a file")
+    sent = send(box, path.name)
+    assert box.inbox("bob")[sent].attachments == (f"sha256:{path.name}",)
+    assert box.sql("SELECT sha256, message_id FROM attachment_refs") == [(path.name, sent)]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_other_content_is_refused_and_set_aside(box: Box) -> None:
+    wanted = hashlib.sha256(b"a file").hexdigest()
+    path = put(box, b"another file", wanted)
+    found = hashlib.sha256(b"another file").hexdigest()
+    send(box, wanted)
+    assert refused(box) == (
+        f"ATTACHMENT sha256:{wanted}: what is stored there has the SHA-256 {found}; "
+        "it was set aside, put the right one there and send again"
+    )
+    assert box.bodies("bob") == []
+    assert not path.exists()
+    assert path.with_name(f"{wanted}.bad").read_bytes() == b"another file"
+    assert box.sql("SELECT kind, agent, path FROM security_events") == [
+        ("attachment_mismatch", "alice", f"attachments/{wanted[:2]}/{wanted}")
+    ]
+    assert box.sql("SELECT * FROM attachment_refs") == []
+
+    put(box, b"still another", wanted)
+    send(box, wanted, agent="carol")
+    assert sorted(p.name for p in path.parent.iterdir()) == [f"{wanted}.bad", f"{wanted}.bad.1"]
+
+    put(box, b"a file")
+    send(box, wanted)
+    assert box.bodies("bob") == ["see there"]
+
+
+UNSAFE: dict[str, tuple[Callable[[Path, Path], None], str]] = {
+    "a link": (lambda p, other: p.symlink_to(other), "is a link, socket or the like, no regular"),
+    "a FIFO": (lambda p, other: os.mkfifo(p), "is no regular file"),
+    "a directory": (lambda p, other: p.mkdir(), "is no regular file"),
+    "a hard link": (lambda p, other: p.hardlink_to(other), "has 2 links: a file of other names"),
+}
+
+
+@pytest.mark.parametrize("kind", UNSAFE)
+def test_what_is_no_file_of_its_own_is_refused_and_set_aside(
+    box: Box, kind: str, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"a file")
+    secret.chmod(0o644)
+    path = put(box, b"a file")
+    path.unlink()
+    make, said = UNSAFE[kind]
+    make(path, secret)
+    send(box, path.name)
+    assert refused(box).startswith(f"ATTACHMENT sha256:{path.name}: {path.name} {said}")
+    assert not os.path.lexists(path) and os.path.lexists(f"{path}.bad")
+    assert box.sql("SELECT kind FROM security_events") == [("attachment_unsafe",)]
+    assert secret.read_bytes() == b"a file" and secret.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_large_one_is_read_beside_the_loop_and_its_message_waits(
+    box: Box, is_right: bool
+) -> None:
+    content = os.urandom(1 << 20) * 8
+    digest = hashlib.sha256(content).hexdigest()
+    put(box, content if is_right else content[1:], digest)
+    send(box, digest)
+    assert box.bodies("bob") == [] and box.nacks("alice") == []
+    assert box.outbox("alice")
+    sent = box.send("carol", "TO: bob\n\nmeanwhile")
+    assert list(box.inbox("bob")) == [sent]
+
+    def is_done() -> bool:
+        box.clock.advance(0.05)
+        box.tick()
+        return bool(box.nacks("alice")) or len(box.inbox("bob")) == 2
+
+    until(is_done)
+    assert len(box.inbox("bob")) == (2 if is_right else 1)
+    assert len(box.nacks("alice")) == (0 if is_right else 1)
+    box.send("carol", f"TO: alice\nATTACHMENT: sha256:{digest}\n\nit is known")
+    assert ("it is known" in box.bodies("alice")) == is_right
+
+
+def test_one_that_cannot_be_read_now_is_waited_for_and_nobody_else_is(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(box, b"a file")
+    open_own = fsio.open_own
+
+    def broken(name: str, dir_fd: int | None, **options: bool) -> int:
+        if name == path.name:
+            raise OSError(errno.EIO, "the disk is broken", name)
+        return open_own(name, dir_fd, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fsio, "open_own", broken)
+        sent = send(box, path.name)
+        other = box.send("carol", "TO: bob\n\nmeanwhile")
+        assert list(box.inbox("bob")) == [other]
+        assert [line["action"] for line in box.log].count("look_failed") > 0
+    box.clock.advance(1)
+    box.tick()
+    assert sorted(box.inbox("bob")) == sorted([sent, other])
+    assert box.nacks("alice") == []
+
+
+def test_one_that_changed_since_is_read_again(box: Box) -> None:
+    path = put(box, b"a file")
+    send(box, path.name)
+    path.write_bytes(b"changed")
+    os.utime(path, ns=(1, 1))
+    send(box, path.name)
+    assert len(box.bodies("bob")) == 1
+    assert "what is stored there has the SHA-256" in refused(box)
+
+
+def test_killed_before_it_is_set_aside_it_is_found_again(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(dirs: object, reference: str) -> None:
+        raise Killed
+
+    wanted = hashlib.sha256(b"a file").hexdigest()
+    path = put(box, b"another file", wanted)
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr("relay.door.set_aside", die)
+        send(box, wanted)
+    box.kill()
+    assert path.exists()
+    box.open()
+    box.tick()
+    assert len(box.nacks("alice")) == 1
+    send(box, wanted, agent="carol")
+    assert not path.exists()
+
+
+def test_references_are_made_again_with_a_ledger_that_is_gone(box: Box) -> None:
+    path = put(box, b"a file")
+    sent = send(box, path.name)
+    box.kill()
+    for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm"):
+        box.path(name).unlink(missing_ok=True)
+    box.open()
+    assert box.sql("SELECT sha256, message_id FROM attachment_refs") == [(path.name, sent)]
+
+
+# -- collecting ------------------------------------------------------------------------------
+
+
+def age(path: Path, days: int) -> None:
+    at = time.time_ns() - days * DAY_NS
+    os.utime(path, ns=(at, at))
+
+
+def collect(box: Box, days: int, **options: bool) -> list[str]:
+    return attachments.collect(box.home, box.ledger, time.time_ns() - days * DAY_NS, **options)
+
+
+def test_what_nobody_named_for_a_while_is_collected(box: Box) -> None:
+    named, old, fresh = (put(box, content) for content in (b"named", b"old", b"fresh"))
+    send(box, named.name)
+    for path in (named, old):
+        age(path, 40)
+    left = old.with_name(f"{'0' * 64}.bad")
+    left.write_bytes(b"set aside")
+    age(left, 40)
+    gone = sorted(f"attachments/{path.parent.name}/{path.name}" for path in (old, left))
+
+    assert collect(box, 30, dry_run=True) == gone
+    assert old.exists()
+    assert collect(box, 30) == gone
+    assert not old.exists() and not left.exists() and named.exists() and fresh.exists()
+    assert collect(box, 30) == []
+
+
+def test_a_reference_keeps_it_until_it_is_old_too(box: Box) -> None:
+    path = put(box, b"a file")
+    send(box, path.name)
+    age(path, 40)
+    assert collect(box, 30) == []
+    with box.ledger.transaction():
+        box.ledger._db.execute("UPDATE attachment_refs SET at = 0")
+    assert collect(box, 30) == [f"attachments/{path.name[:2]}/{path.name}"]
+    assert box.sql("SELECT * FROM attachment_refs") == []
+
+
+def test_who_attaches_it_again_keeps_it(box: Box) -> None:
+    path = put(box, b"a file")
+    age(path, 40)
+    with Agent("alice", box.root) as alice:
+        reference = alice.attach(b"a file")
+        assert collect(box, 30) == []
+        alice.send("bob", "there", attachments=[reference])
+    box.tick()
+    assert box.bodies("bob") == ["there"]
+
+
+def test_collecting_follows_no_link(box: Box, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / ("a" * 64)).write_bytes(b"mine")
+    age(elsewhere / ("a" * 64), 40)
+    box.path("attachments", "aa").symlink_to(elsewhere)
+    assert collect(box, 30) == []
+    assert (elsewhere / ("a" * 64)).exists()
+
+
+def test_killed_between_file_and_row_the_next_one_goes_on(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(box, b"a file")
+    send(box, path.name)
+    age(path, 40)
+    with box.ledger.transaction():
+        box.ledger._db.execute("UPDATE attachment_refs SET at = 0")
+
+    def die(digests: object) -> None:
+        raise RelayError("killed here")
+
+    with monkeypatch.context() as patched, pytest.raises(RelayError):
+        patched.setattr(box.ledger.registry, "forget_references", die)
+        collect(box, 30)
+    assert not path.exists()
+    assert box.sql("SELECT count(*) FROM attachment_refs") == [(1,)]
+    assert collect(box, 30) == []
+    assert box.sql("SELECT * FROM attachment_refs") == []

@@ -1,0 +1,99 @@
+"""``relay ledger audit``: every change of a status and every security event, oldest first."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.box import Box
+from tests.procs import environment, relay, until
+
+
+def lines(box: Box, *arguments: str) -> list[str]:
+    done = relay("ledger", "audit", *arguments, home=box.root)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def fifo(box: Box) -> None:
+    """Something in alice's outbox that should not be there."""
+    path = box.path("agents", "alice", "outbox", box.name())
+    os.mkfifo(path.with_suffix(".tmp"))
+    os.rename(path.with_suffix(".tmp"), path)
+    box.tick()
+
+
+def test_for_people(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\n\nhi")
+    fifo(box)
+    shown = lines(box)
+    assert any(line.endswith(f"  {sent}  - > pending  (by hand)") for line in shown)
+    assert any(f"  {sent}  processing > completed  " in line for line in shown)
+    (event,) = [line for line in shown if "  ! " in line]
+    assert "  ! not_a_regular_file  alice  " in event
+    assert lines(box, "--security") == [event]
+    times = [line.split()[0] for line in shown]
+    assert sorted(times) == times
+
+
+@pytest.mark.timeout(60)
+def test_for_programs_by_agent_time_and_number(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\n\nhi")
+    box.take("bob", sent)
+    box.tick()
+    box.send("carol", "TO: alice\n\nhello")
+    fifo(box)
+    rows = [json.loads(line) for line in lines(box, "--json", "--agent", "bob")]
+    assert [(row["what"], row["old"], row["new"]) for row in rows] == [
+        (f"{sent} > bob", "written", "read")
+    ]
+    assert rows[0].keys() == {"at", "source", "id", "what", "old", "new", "who", "agent"}
+    alices = [json.loads(line) for line in lines(box, "--json", "--agent", "alice")]
+    assert {row.get("what") for row in alices} >= {sent, f"{sent} > bob", None}
+    (event,) = [row for row in alices if row["source"] == "security_events"]
+    assert event.keys() == {"at", "source", "id", "kind", "agent", "path", "detail"}
+    assert lines(box, "--since", "2099-01-01") == []
+    assert len(lines(box, "--since", "1h")) == len(lines(box))
+    assert lines(box, "--limit", "2") == lines(box)[-2:]
+    assert lines(box, "--agent", "nobody") == []
+
+
+def test_a_time_that_is_none(box: Box) -> None:
+    done = relay("ledger", "audit", "--since", "soon", home=box.root)
+    assert done.returncode == 2
+    assert "'soon' is no time like 2026-11-20T18:30" in done.stderr
+
+
+def test_text_of_others_is_printable(box: Box) -> None:
+    box.drop("alice", "TO: bob\n\nhi", "x\x1b[2J.msg")
+    with box.ledger.transaction():
+        box.ledger.registry.security_event("hard_link", "alice", "x", "\x1b[2J", 1)
+    assert "\x1b" not in "\n".join(lines(box))
+
+
+@pytest.mark.timeout(60)
+def test_follow_shows_what_comes(box: Box) -> None:
+    command = [sys.executable, "-m", "relay.cli", "--home", str(box.root), "ledger", "audit"]
+    with subprocess.Popen(
+        [*command, "--follow", "--security"], env=environment(), stdout=subprocess.PIPE
+    ) as following:
+        assert following.stdout is not None
+        os.set_blocking(following.stdout.fileno(), False)
+        seen = bytearray()
+
+        def shows(number: int) -> bool:
+            seen.extend(following.stdout.read() or b"")  # type: ignore[union-attr]
+            return seen.count(b"\n") == number
+
+        fifo(box)
+        until(lambda: shows(1))
+        fifo(box)
+        until(lambda: shows(2))
+        following.send_signal(signal.SIGINT)
+        assert following.wait(60) == 130
+    assert seen.count(b"not_a_regular_file") == 2

@@ -1,0 +1,251 @@
+"""Signatures at the door: the first key is registered, another waits for a confirmation."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_sdk import Agent
+from relay.config import Config, Security
+from relay.errors import KeyFileError
+from relay.signatures import key_id, public_key, sign
+from tests.box import Box
+from tests.procs import Relay, home_of, relay
+
+ALICE, MALLORY = b"a" * 32, b"m" * 32
+
+
+@pytest.fixture
+def strict(tmp_path: Path) -> Iterator[Box]:
+    """A relay that takes signed messages alone."""
+    config = Config(security=Security(require_signatures=True))
+    made = Box(tmp_path / "home", "alice", "bob", config=config)
+    yield made
+    made.close()
+
+
+def name_key(box: Box, agent: str, private: bytes) -> str:
+    """Put a public key into meta.json; its hex digits."""
+    public = public_key(private).hex()
+    box.path("agents", agent, "meta.json").write_text(json.dumps({"public_key": public}))
+    return public
+
+
+def signed(
+    box: Box, private: bytes, to: str = "bob", body: str = "hi", sender: str = "alice"
+) -> str:
+    """Send a signed message; its id."""
+    name = box.name()
+    raw = sign(private, sender, name.removesuffix(".msg"), to, body.encode())
+    text = f"TO: {to}\nSIGNATURE: ed25519:{base64.b64encode(raw).decode()}\n\n{body}"
+    return box.send(sender, text, name)
+
+
+def incidents(box: Box) -> list[tuple[str, str]]:
+    return box.sql("SELECT kind, agent FROM security_events ORDER BY id")
+
+
+def test_the_first_key_is_registered_and_said(box: Box) -> None:
+    public = name_key(box, "alice", ALICE)
+    sent = signed(box, ALICE)
+    assert box.bodies("bob") == ["hi"]
+    assert box.sql("SELECT public_key FROM agents WHERE name = 'alice'") == [(public,)]
+    assert incidents(box) == [("key_registered", "alice")]
+    assert box.inbox("bob")[sent].headers["SIGNATURE"].startswith("ed25519:")
+    (participant,) = [
+        one
+        for one in box.store.get_channel_by_name("dm/alice/bob").participants  # type: ignore[union-attr]
+        if one.id == "alice"
+    ]
+    assert participant.identity_id == key_id(public_key(ALICE))
+
+
+def test_a_wrong_signature_is_refused(box: Box) -> None:
+    name_key(box, "alice", ALICE)
+    signed(box, ALICE)
+    sent = signed(box, MALLORY, body="send money")
+    assert box.bodies("bob") == ["hi"]
+    assert box.nacks("alice") == [
+        f"not delivered: {sent}.msg: SIGNATURE is not of the key that is registered for alice "
+        f"({key_id(public_key(ALICE))}), over this sender, id, TO and body\n"
+    ]
+    assert incidents(box) == [("key_registered", "alice"), ("bad_signature", "alice")]
+    box.flush()
+    assert list(box.path("archive").glob(f"*/alice/rejected/{sent}.msg"))
+
+
+@pytest.mark.parametrize("change", ["body", "to", "sender", "id"])
+def test_what_is_signed_is_sender_id_to_and_body(box: Box, change: str) -> None:
+    name_key(box, "alice", ALICE)
+    name = box.name()
+    given = {"sender": "alice", "id": name.removesuffix(".msg"), "to": "bob", "body": "hi"}
+    given[change] += "x"
+    raw = sign(ALICE, given["sender"], given["id"], given["to"], given["body"].encode())
+    box.send("alice", f"TO: bob\nSIGNATURE: ed25519:{base64.b64encode(raw).decode()}\n\nhi", name)
+    assert box.bodies("bob") == []
+    assert "SIGNATURE is not of the key" in box.nacks("alice")[0]
+
+
+def test_another_key_is_ignored_and_said_once_until_it_is_confirmed(box: Box) -> None:
+    name_key(box, "alice", ALICE)
+    signed(box, ALICE)
+    other = name_key(box, "alice", MALLORY)
+    signed(box, MALLORY)
+    signed(box, MALLORY)
+    assert len(box.nacks("alice")) == 2
+    assert [kind for kind, _ in incidents(box)].count("key_changed") == 1
+
+    box.send(
+        "bob",
+        f"TO: __orchestrator__\nKIND: command\n\nACTION: agent.key\nNAME: alice\nKEY: {other}",
+    )
+    assert "agent.key is for operator and the lead alone, not for bob" in box.nacks("bob")[0]
+    signed(box, MALLORY)
+    assert len(box.nacks("alice")) == 3
+
+    box.send(
+        "operator",
+        f"TO: __orchestrator__\nKIND: command\n\nACTION: agent.key\nNAME: alice\nKEY: {other}",
+    )
+    signed(box, MALLORY, body="now it is mine")
+    assert "now it is mine" in box.bodies("bob")
+    assert incidents(box)[-1] == ("key_confirmed", "alice")
+    detail = box.sql("SELECT detail FROM security_events WHERE kind = 'key_confirmed'")
+    assert detail == [(f"operator says: the key {other} is registered for alice",)]
+
+
+def test_a_key_that_is_registered_stays_without_meta_json(box: Box) -> None:
+    name_key(box, "alice", ALICE)
+    signed(box, ALICE)
+    box.path("agents", "alice", "meta.json").unlink()
+    box.kill()
+    box.open()
+    signed(box, MALLORY)
+    assert "SIGNATURE is not of the key" in box.nacks("alice")[0]
+
+
+def test_killed_before_the_ledger_heard_of_a_confirmed_key(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from relay.carry import Carrier
+
+    name_key(box, "alice", ALICE)
+    signed(box, ALICE)
+    other = public_key(MALLORY).hex()
+
+    class Killed(BaseException):
+        pass
+
+    def die(self: Carrier, works: object, written: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(Carrier, "_note", die)
+        box.send(
+            "operator",
+            f"TO: __orchestrator__\nKIND: command\n\nACTION: agent.key\nNAME: alice\nKEY: {other}",
+        )
+    box.kill()
+    assert box.sql("SELECT public_key FROM agents WHERE name = 'alice'") != [(other,)]
+    box.open()
+    box.tick()
+    assert box.sql("SELECT public_key FROM agents WHERE name = 'alice'") == [(other,)]
+    assert [kind for kind, _ in incidents(box)].count("key_confirmed") == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("NAME: alice\nKEY: 12", "KEY '12' is no public key: 64 hex digits, or none"),
+        ("NAME: no/body\nKEY: none", "NAME 'no/body' is no agent's name"),
+        ("KEY: none", "NAME is missing: agent.key needs a body line `NAME: …`"),
+    ],
+)
+def test_a_command_that_names_no_key_changes_nothing(box: Box, lines: str, said: str) -> None:
+    box.send("operator", f"TO: __orchestrator__\nKIND: command\n\nACTION: agent.key\n{lines}")
+    assert box.nacks("operator") == [f"{said}\n"]
+    assert incidents(box) == []
+
+
+def test_unsigned_messages_are_taken_unless_signatures_are_asked_for(box: Box) -> None:
+    name_key(box, "alice", ALICE)
+    signed(box, ALICE)
+    box.send("alice", "TO: bob\n\nplain")
+    assert box.bodies("bob") == ["hi", "plain"]
+
+
+def test_where_signatures_are_asked_for_unsigned_ones_are_refused(strict: Box) -> None:
+    sent = strict.send("alice", "TO: bob\n\nplain")
+    assert strict.nacks("alice") == [
+        f"not delivered: {sent}.msg: it is not signed, and security.require_signatures asks for "
+        "that: `relay key make alice`, and send with the SDK or `relay send`\n"
+    ]
+    assert incidents(strict) == [("unsigned", "alice")]
+    signed(strict, ALICE)
+    said = "no public key of alice is registered, and security.require_signatures asks for one"
+    assert sum(said in nack for nack in strict.nacks("alice")) == 1
+    name_key(strict, "alice", ALICE)
+    signed(strict, ALICE)
+    assert strict.bodies("bob") == ["hi"]
+
+
+def test_an_agent_with_a_key_signs_by_itself(strict: Box) -> None:
+    key = strict.path("agents", "alice", "key")
+    key.write_bytes(ALICE)
+    key.chmod(0o600)
+    name_key(strict, "alice", ALICE)
+    with Agent("alice", strict.root) as alice:
+        alice.send("bob", "by the SDK")
+        alice.send("bob", b"", kind="ack", re="1700000000000000000-00000001")
+    strict.tick()
+    assert strict.bodies("bob") == ["by the SDK"]
+    assert "SIGNATURE" not in strict.nacks("alice")[0]  # the ack answers nothing
+    assert [kind for kind, _ in incidents(strict)] == ["key_registered"]
+
+
+def test_a_key_that_others_could_read_signs_nothing(box: Box) -> None:
+    key = box.path("agents", "alice", "key")
+    key.write_bytes(ALICE)
+    key.chmod(0o644)
+    with Agent("alice", box.root) as alice:
+        with pytest.raises(KeyFileError, match="expected mode 0600, found 0644"):
+            alice.send("bob", "hi")
+    assert box.outbox("alice") == []
+
+
+@pytest.mark.timeout(60)
+def test_keys_on_the_command_line(tmp_path: Path) -> None:
+    home = home_of(tmp_path / "home", "alice", "bob")
+    running = Relay(home)
+    running.start()
+    try:
+        made = relay("key", "make", "alice", home=home)
+        assert made.returncode == 0 and len(made.stdout.strip()) == 64
+        assert relay("key", "make", "alice", home=home).stdout == made.stdout
+        private = home / "agents" / "alice" / "key"
+        assert private.stat().st_mode & 0o777 == 0o600
+        assert relay("send", "bob", "hi", "--as", "alice", home=home).returncode == 0
+        shown = relay("key", "show", "alice", home=home)
+        assert shown.stdout == made.stdout
+
+        refused = relay("key", "trust", "alice", "12", home=home)
+        assert refused.returncode != 0
+        assert "KEY '12' is no public key" in refused.stderr
+        other = public_key(MALLORY).hex()
+        done = relay("key", "trust", "alice", other, home=home)
+        assert done.stdout == f"the key {other} is registered for alice\n"
+        assert relay("key", "show", "alice", "--json", home=home).stdout == (
+            json.dumps({"name": "alice", "public_key": other}) + "\n"
+        )
+        nobody = relay("key", "show", "nobody", home=home)
+        assert nobody.stderr == ("relay: 'nobody' has no key; `relay key make nobody` makes one\n")
+        os.unlink(private)
+        again = relay("key", "make", "alice", home=home)
+        assert again.stdout != made.stdout
+    finally:
+        assert running.stop() == 0
