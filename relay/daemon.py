@@ -36,6 +36,7 @@ GC_THRESHOLDS = (100_000, 20, 100)
 LOG = "logs/relay.log"
 READY = b"ready\n"
 MOST_PAUSE_S = 60
+PATIENCE_S = 2  # with a step beside the loop, at the end: all of it is to take less than five
 TROUBLE_CHARACTERS = 500
 
 
@@ -159,8 +160,22 @@ class Daemon:
                 session.serve(self._must_end)
                 if self._stopping:
                     self._notifier.say("STOPPING=1")
+                    if not session.ends_within(PATIENCE_S):
+                        self._leave()
             finally:
                 self._watcher = None
+
+    def _leave(self) -> None:
+        """End at once. The batch in hand is finished and the store written; a step of the tiers is
+        cut off, as by a kill, and the next start finds what it left."""
+        self._log(
+            f"Left a step of the journal's tiers behind: it did not end within {PATIENCE_S} s",
+            action="stopped",
+            level="warning",
+        )
+        self._admin.end()
+        os.ftruncate(self._lock_fd, 0)
+        os._exit(0)
 
     # -- SIGHUP ------------------------------------------------------------------------
 
@@ -263,7 +278,9 @@ def run_daemon(root: str, *, log_path: str | None, ready: Callable[[], None]) ->
         daemon = Daemon(home, config, log, Notifier(os.environ))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: daemon.stop())
-        signal.signal(signal.SIGHUP, lambda *_: daemon.reload())
+        is_at_terminal = log_path is None and sys.stderr.isatty()  # which hangs up when it goes
+        hang_up = daemon.stop if is_at_terminal else daemon.reload
+        signal.signal(signal.SIGHUP, lambda *_: hang_up())
         daemon.run(ready)
 
 

@@ -21,7 +21,7 @@ from relay.watcher import Watcher
 
 EVERY_NS = NS_PER_S
 PAUSE_FACTOR = 100  # no sooner than this many times the last one took: 1 % of the loop at most
-MOST_TIMERS = 10_000  # of acknowledgments are counted one by one: some milliseconds
+MOST_TIMERS = 5_000  # of acknowledgments are counted one by one: two milliseconds
 
 
 class Snapshot(NamedTuple):

@@ -101,6 +101,13 @@ class Session:
         self._dispatcher.drain()
         self._log("Stopped", action="stopped", epoch=self.epoch)
 
+    def ends_within(self, seconds: float) -> bool:
+        """True when nothing beside the loop holds the session's end up for longer.
+
+        Else a step of the tiers goes on: an upload may. What was accepted is durable by then.
+        """
+        return self._tiers.ends_within(seconds)
+
     def _open(self, stack: contextlib.ExitStack) -> None:
         incidents = hardening.secure(self._home)
         for one in incidents:

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, wait
 from functools import partial
 from typing import NamedTuple
 
@@ -449,6 +449,12 @@ class TierWorker:
             self._running = self._executor.submit(self._tiers.step)
             self._running.add_done_callback(lambda _: self._wake())
         return done
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for the step that runs, so long at most; True when none runs any more."""
+        if self._running is None:
+            return True
+        return bool(wait([self._running], timeout=seconds).done)
 
     def due_ns(self) -> int | None:
         """When to poll next; None while a step runs (it is done when it is done)."""

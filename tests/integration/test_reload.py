@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pexpect
 import pytest
 
 from relay.cli.asking import ask_status
@@ -175,6 +176,69 @@ def test_what_waits_in_the_outboxes_does_not_hold_up_the_end(
     assert left > 0  # it did not wait for all of them
     assert left + came == 20_000  # and nothing is half done
     assert not list((inbox / ".pending").iterdir())
+
+
+HANGS = """
+import sys, threading
+from relay.aof2.tiers import Tiers
+from relay.daemon import main
+
+def step(self):
+    print("begun", flush=True)
+    threading.Event().wait()
+
+Tiers.step = step
+sys.exit(main())
+"""
+
+
+def test_an_upload_that_hangs_does_not_hold_up_the_end(home: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGS, "--home", str(home)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        until(lambda: log(home, "ready"))
+        drop(home, "alice", "TO: bob\n\nhi", "1000000001-01.msg")
+        until((home / "agents/bob/inbox/1000000001-01.msg").exists)
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+        process.stdout.close()
+    finally:
+        process.kill()
+    assert "Left a step of the journal's tiers behind" in log(home, "stopped")[-1]["event"]
+    assert not (home / "admin.sock").exists()
+    assert (home / ".lock").read_bytes() == b""
+    assert relay("status", home=home).returncode == 5
+    again = Relay(home)
+    again.start()
+    assert again.stop() == 0
+    trace = json.loads(relay("trace", "1000000001-01", "--json", home=home).stdout)
+    assert (trace["status"], trace["deliveries"][0]["attempt"]) == ("archived", 1)
+
+
+def test_a_relay_at_a_terminal_goes_with_it(home: Path) -> None:
+    command = ["-m", "relay.cli", "--home", str(home), "up", "--foreground"]
+    view = pexpect.spawn(sys.executable, command, env=environment(), timeout=30)  # type: ignore[arg-type]
+    view.expect("ready: ")
+    view.kill(signal.SIGHUP)
+    view.expect(pexpect.EOF)
+    view.close()
+    assert view.exitstatus == 0
+    assert not (home / "admin.sock").exists()
+
+
+def test_tracebacks_of_long_ago_are_bounded(home: Path) -> None:
+    crashes = home / "logs" / "relay.err"
+    crashes.write_bytes(b"x" * ((1 << 20) + 1))
+    assert relay("up", home=home).returncode == 0
+    assert relay("down", home=home).returncode == 0
+    assert crashes.read_bytes() == b""
+    assert crashes.with_suffix(".err.1").stat().st_size == (1 << 20) + 1
 
 
 def test_systemd_hears_of_every_turn(home: Path) -> None:

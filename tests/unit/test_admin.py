@@ -223,6 +223,21 @@ def test_on_loopback_when_configured(asked: Asked) -> None:
         asked.ask("/healthz", port=port)
 
 
+def test_on_the_newer_loopback_as_well(asked: Asked) -> None:
+    with socket.socket(socket.AF_INET6) as one:
+        try:
+            one.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+        port = one.getsockname()[1]
+    asked.serve()
+    asked.admin.begin(f"[::1]:{port}")
+    connection = http.client.HTTPConnection("::1", port, timeout=5)
+    connection.request("GET", "/healthz")
+    assert connection.getresponse().read() == b"healthy\n"
+    connection.close()
+
+
 def test_a_browser_led_here_by_a_foreign_name_hears_nothing(asked: Asked) -> None:
     port = free_port()
     asked.admin.begin(f"127.0.0.1:{port}")

@@ -103,3 +103,13 @@ def test_a_delivery_that_cannot_be_made_counts_as_held(box: Box) -> None:
     assert box.dispatcher.tally.written == 0
     inbox.unlink()
     box.path("tmp", "away").rename(inbox)
+
+
+def test_a_batch_is_a_line_with_its_first_ids_and_no_word_of_what_is_said(box: Box) -> None:
+    sent = [box.drop("alice", "TO: bob\n\nsecret words") for _ in range(12)]
+    box.tick()
+    (line,) = (line for line in box.log if line.get("action") == "deliver_batch")
+    assert (line["files"], line["deliveries"], line["refused"]) == (12, 12, 0)
+    assert line["first_ids"] == sent[:8]
+    assert not [line for line in box.log if line.get("action") == "carry"]  # only at debug
+    assert "secret" not in str(box.log)
