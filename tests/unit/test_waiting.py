@@ -66,7 +66,7 @@ def test_who_has_nothing_waiting_comes_before_a_backlog_and_starves_none() -> No
 def test_a_batch_does_not_go_through_all_too_many_outboxes() -> None:
     desk = Desk()
     for agent in range(1000):
-        desk.add(f"a{agent:04d}-", *range(10))
+        desk.add(f"a{agent:04d}-", *range(20))
     assert len({hint.agent for hint in desk.waiting.pick(256)}) == 16
 
 
