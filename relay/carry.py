@@ -294,7 +294,8 @@ class Carrier:
         """What answers, status messages and ends say of others' rows."""
         registry = self._ledger.registry
         for work in works:
-            registry.note_incidents(work.incidents, now, again=work.again)
+            if work.incidents:
+                registry.note_incidents(work.incidents, now, again=work.again)
             if work.attachments:
                 registry.refer((one, work.message_id, now) for one in work.attachments)
             if work.trust is not None:

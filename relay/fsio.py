@@ -252,6 +252,10 @@ def open_own(name: str, dir_fd: int | None, *, shared: bool = False) -> int:
     Errors: UnsafePath for anything but a regular file, HardLink for one of several names,
     ForeignOwner for another user's: nothing was changed then; FileNotFoundError.
     """
+    return _open_own(name, dir_fd, shared)[0]
+
+
+def _open_own(name: str, dir_fd: int | None, shared: bool) -> tuple[int, os.stat_result]:
     try:
         fd = os.open(name, _OPEN_READ, dir_fd=dir_fd)
     except PermissionError as exc:
@@ -274,7 +278,7 @@ def open_own(name: str, dir_fd: int | None, *, shared: bool = False) -> int:
     except BaseException:
         os.close(fd)
         raise
-    return fd
+    return fd, status
 
 
 def _refuse_links(name: str, status: os.stat_result) -> None:
@@ -297,9 +301,9 @@ def read_regular(
     The stat comes after the read: a size that differs from the bytes read means that
     somebody was still writing. Errors: as ``open_own``.
     """
-    fd = open_own(name, dir_fd, shared=shared)
+    fd, status = _open_own(name, dir_fd, shared)
+    size = status.st_size
     try:
-        size = os.fstat(fd).st_size
         data = os.read(fd, min(limit, max(size, 1)))
         while len(data) < min(limit, size):
             more = os.read(fd, limit - len(data))

@@ -81,7 +81,7 @@ class Intake:
         security = security or Security()
         self.limit = RateLimit(security.rate_per_s, security.rate_burst, clock)
         self._waiting = Waiting(self.limit, security.outbox_files, clock)
-        self._quota = Quota(security)
+        self._quota = Quota(security, self._max_file)
 
     @property
     def backlog(self) -> int:

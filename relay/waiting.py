@@ -1,10 +1,11 @@
 """Files that wait to be looked at: each agent's in the order of discovery, the agents in turn.
 
-    ready     may be looked at now; a batch takes the same share of every agent
+    ready     may be looked at now; a batch takes the same share of each agent whose turn it is
     blocked   an agent over its rate: its files stay until tokens come
     later     a file that is still being written, or is tried again
 
-A large backlog of one agent holds up nobody else. At most ``most_files`` of an agent are
+A large backlog of one agent holds up nobody else, and who has nothing waiting comes before those
+who have: of a batch they have half. At most ``most_files`` of an agent are
 remembered: the others stay in its outbox, which is listed again as soon as there is room.
 """
 
@@ -44,6 +45,9 @@ class Hint(NamedTuple):
 
 
 _BY_DISCOVERY = attrgetter("number")
+# Each agent in a batch costs the opening of its directories, so there are not all too many of them
+# in one: with a thousand backlogs, 16 files of 16 and not one of 256.
+AGENTS_A_BATCH = 16
 
 
 class Waiting:
@@ -56,6 +60,7 @@ class Waiting:
         self._ready: dict[str, dict[str, Hint]] = {}  # agents in the order of their turns
         self._blocked: dict[str, int] = {}  # agent -> when it may send again (monotonic ns)
         self._later: dict[FileKey, Hint] = {}
+        self._new: set[str] = set()  # of the ready ones: nothing of theirs has been taken yet
         self._left_out: set[str] = set()  # agents with files that nobody remembers
         self._count = 0  # of ready ones
         self._number = 0
@@ -87,7 +92,10 @@ class Waiting:
             hint = Hint(agent, file_name, renamed, paid, number=self._number, found_ns=now)
         else:
             hint = known._replace(renamed=renamed or known.renamed, due_ns=0)
-        self._ready.setdefault(agent, {})[file_name] = hint
+        if files is None:
+            self._new.add(agent)
+            files = self._ready.setdefault(agent, {})
+        files[file_name] = hint
 
     def later(self, hint: Hint) -> None:
         """Look at it when it is due."""
@@ -101,17 +109,26 @@ class Waiting:
     def pick(self, most: int) -> list[Hint]:
         """Up to ``most`` files that are due, as many of each agent, in the order of discovery."""
         self._wake_due()
-        turns = [agent for agent in self._ready if agent not in self._blocked]
+        least = max(1, most // AGENTS_A_BATCH)
+        turns = self._turns()
         picked: list[Hint] = []
         while turns and len(picked) < most:
-            share = max(1, (most - len(picked)) // len(turns))
+            share = max(least, (most - len(picked)) // len(turns))
             turns = [
                 agent
-                for agent in turns[: most - len(picked)]
-                if self._pick_of(agent, min(share, most - len(picked)), picked)
+                for agent in turns
+                if len(picked) < most and self._pick_of(agent, share, most, picked)
             ]
         picked.sort(key=_BY_DISCOVERY)
         return picked
+
+    def _turns(self) -> list[str]:
+        """Agents that may be served: who had nothing waiting and one with a backlog, in turn."""
+        free = [agent for agent in self._ready if agent not in self._blocked]
+        new = [agent for agent in free if agent in self._new]
+        old = [agent for agent in free if agent not in self._new]
+        both = [agent for pair in zip(new, old, strict=False) for agent in pair]
+        return both + new[len(old) :] + old[len(new) :]
 
     def take_roomy(self) -> list[str]:
         """Agents whose outbox has files that nobody remembers, now that half of them are done."""
@@ -135,9 +152,11 @@ class Waiting:
         times = [*self._blocked.values(), *(hint.due_ns for hint in self._later.values())]
         return min(times, default=None)
 
-    def _pick_of(self, agent: str, share: int, picked: list[Hint]) -> bool:
+    def _pick_of(self, agent: str, share: int, most: int, picked: list[Hint]) -> bool:
         """Take an agent's share; True while it has more that may be taken. It goes to the end."""
         files = self._ready.pop(agent)
+        self._new.discard(agent)
+        share = min(share, most - len(picked))
         tokens = self._limit.allowance(agent)
         free = tokens
         # the front of the dict all at once: taking it key by key is quadratic
@@ -182,8 +201,9 @@ class Limited(NamedTuple):
 class Quota:
     """How much may wait in one outbox; looked at with each scan."""
 
-    def __init__(self, security: Security) -> None:
+    def __init__(self, security: Security, max_file: int) -> None:
         self._most_files = security.outbox_files
+        self._max_file = max_file
         self._most_bytes = security.outbox_mib << 20
         self._over: set[str] = set()
         self._begun: list[Incident] = []
@@ -192,7 +212,8 @@ class Quota:
     def look(self, agent: str, outbox: int, names: list[str]) -> None:
         """What waits there now. Told once, until it is half of what may."""
         files = [name for name in names if name.endswith(MSG_SUFFIX)]
-        size = _bytes_of(files, outbox) if len(files) <= self._most_files else 0
+        may_be = len(files) * self._max_file > self._most_bytes  # larger ones are not taken
+        size = _bytes_of(files, outbox) if may_be and len(files) <= self._most_files else 0
         if len(files) > self._most_files:
             what = f"{len(files)} files wait in the outbox of {agent}, more than {self._most_files}"
             setting = "security.outbox_files"

@@ -49,6 +49,27 @@ def test_a_large_backlog_holds_up_nobody_else() -> None:
     assert picked == ["a0", "a1", "a2", "a3", "a4", "a5", "a6", "b1", "b2", "c1"]
 
 
+def test_who_has_nothing_waiting_comes_before_a_backlog_and_starves_none() -> None:
+    desk = Desk()
+    for agent in "abcdefgh":
+        desk.add(agent, *range(100))
+    desk.pick(8)
+    desk.add("x", 1)
+    assert "x1" in desk.pick(2)
+    served = []
+    for number in range(50):  # somebody new in each batch, who would take all of it
+        desk.add(f"n{number}", *range(10))
+        served += desk.pick(4)
+    assert {one[0] for one in served} >= set("abcdefgh")
+
+
+def test_a_batch_does_not_go_through_all_too_many_outboxes() -> None:
+    desk = Desk()
+    for agent in range(1000):
+        desk.add(f"a{agent:04d}-", *range(20))
+    assert len({hint.agent for hint in desk.waiting.pick(256)}) == 16
+
+
 def test_with_more_agents_than_places_everybody_has_a_turn() -> None:
     desk = Desk()
     for agent in "abcdef":
