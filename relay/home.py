@@ -7,6 +7,7 @@
     agents/{name}/meta.json           pid, start time, role, public key
     attachments/{2 hex}/{sha256}      archive/{date}/{agent}/[rejected/]      tmp/
     store/relay.acomm                 journal/                            logs/
+    continuity/{agent}/{version}-{message id}.state    what agents keep for their next life
 
 Directories are 700, files 600. Agents' files are never opened by their paths: ``Home.dirs`` walks
 from the home's descriptor, name by name, and follows no link. Ledger, store and log are opened by
@@ -37,8 +38,9 @@ STORE = "store/relay.acomm"
 ARCHIVES = "store/archive"
 BASE = "store/base.acomm"
 JOURNAL = "journal"
+CONTINUITY = "continuity"
 
-TOP_DIRS = ("agents", "attachments", "archive", "tmp", "store", "journal", "logs")
+TOP_DIRS = ("agents", "attachments", "archive", "tmp", "store", "journal", "logs", CONTINUITY)
 TOP_FILES = (LEDGER, LEDGER + "-wal", LEDGER + "-shm", CONFIG, LOCK)
 AGENT_DIRS = ("outbox", f"outbox/{PENDING}", "inbox", f"inbox/{PENDING}", f"inbox/{READ}")
 
