@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from typing import NamedTuple
 
 from relay import fsio
@@ -21,7 +22,7 @@ from relay.comm.model import ChannelType, Message, MessageType, Metadata
 from relay.control import Answer
 from relay.delivery import DiskFull, inbox_files, render_delivered
 from relay.errors import MessageError, Refused, UnsafePath
-from relay.home import Dirs
+from relay.home import READ, Dirs
 from relay.message import (
     DIGITS,
     MAX_DELIVERED_HEADER_BYTES,
@@ -173,7 +174,10 @@ def welcome(saves: Saves, store: CommStore, name: str, key: str, now_ns: int) ->
     mark = hashlib.sha256(f"welcome\0{name}\0{key}".encode()).hexdigest()[:32]
     with saves.home.dirs() as dirs:
         unread = sorted(inbox_files(dirs, name))
-        if any(message_id.endswith(mark) for message_id in unread) or not (versions or unread):
+        was_read = os.listdir(dirs.ensure("agents", name, "inbox", READ))
+        if any(mark in file_name for file_name in (*unread, *was_read)):
+            return None
+        if not (versions or unread):
             return None
         body = _welcome_body(saves, dirs, name, versions[-1:], unread)
     message_id = f"{_before(unread[0]) if unread else now_ns}-{mark}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+PROC = "/proc"
 START_FIELD = 22  # of /proc/PID/stat: clock ticks after boot
 ENDED = (b"Z", b"X", b"x")  # a zombie has ended, though nobody has asked for its exit code yet
 
@@ -9,10 +10,10 @@ ENDED = (b"Z", b"X", b"x")  # a zombie has ended, though nobody has asked for it
 def runs(pid: int, start_ticks: int | None) -> bool:
     """True while the process of that pid, started at that time, has not ended.
 
-    ``start_ticks`` None: any process of that pid is it.
+    ``start_ticks`` None, and where there is no /proc: any process of that pid is it.
     """
     try:
-        with open(f"/proc/{pid:d}/stat", "rb") as file:
+        with open(f"{PROC}/{pid:d}/stat", "rb") as file:
             stat = file.read()
     except ProcessLookupError:  # it ended between open and read
         return False
@@ -27,8 +28,8 @@ def _runs_elsewhere(pid: int, start_ticks: int | None) -> bool:
     """Where there is no /proc the pid alone must do; where there is one, nobody has it."""
     import os
 
-    if os.path.exists("/proc/self/stat"):
+    if os.path.exists(f"{PROC}/self/stat"):
         return False
     import psutil
 
-    return bool(psutil.pid_exists(pid)) and start_ticks is None
+    return bool(psutil.pid_exists(pid))
