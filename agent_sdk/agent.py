@@ -53,7 +53,9 @@ class Agent:
     Owns one descriptor of the home, and an inotify descriptor once a call has waited. Used
     from one thread at a time; several processes may be the same agent, and then each message
     goes to one of them. ``home`` is a path, else ``$AGENT_RELAY_DIR``, else ``~/.agent-relay``.
-    ``disk_full_retry_s`` is how long a full disk or quota is waited for, in all.
+    ``disk_full_retry_s`` is how long a full disk or quota is waited for, in all. The process
+    registers itself in ``meta.json``, as long as it is this agent; ``registers`` False: it acts
+    for an agent whose process is another one, or none.
 
     Errors: InvalidName; HomeMissing when there is no relay home; UnsafePath.
     """
@@ -64,6 +66,7 @@ class Agent:
         home: str | os.PathLike[str] | None = None,
         *,
         disk_full_retry_s: float = 30.0,
+        registers: bool = True,
         clock: Clock | None = None,
     ) -> None:
         self.name = check_agent_name(name)
@@ -72,13 +75,15 @@ class Agent:
         try:
             when_full_again(lambda: self._home.make_agent(name), disk_full_retry_s)
             started_at = clock.now_ns()
-            when_full_again(lambda: register(self._home, name, started_at), disk_full_retry_s)
+            if registers:
+                when_full_again(lambda: register(self._home, name, started_at), disk_full_retry_s)
             limit = max_body_bytes(self._home)
         except BaseException:
             self._home.close()
             raise
         # Also when the interpreter ends and nobody called close(): only who dies stays registered.
-        self._leave = weakref.finalize(self, _leave, self._home.root, name, os.getpid())
+        pid = os.getpid() if registers else 0
+        self._leave = weakref.finalize(self, _leave, self._home.root, name, pid)
         self._outbox = Outbox(self._home, name, clock, limit, disk_full_retry_s)
         self._inbox = Inbox(self._home, name)
         self._attachments = Attachments(self._home, disk_full_retry_s)

@@ -169,7 +169,7 @@ def _revive(home: Home, name: str) -> None:
     if is_away:
         from agent_sdk import Agent, Kind
 
-        with Agent(OPERATOR, home.root) as operator:
+        with Agent(OPERATOR, home.root, registers=False) as operator:
             body = f"ACTION: agent.revive\nNAME: {name}"
             operator.send(ORCHESTRATOR, body, kind=Kind.COMMAND)
 

@@ -129,7 +129,7 @@ def _agent(ctx: click.Context, home: str | None, name: str) -> Iterator[Agent]:
 
     root = root_of(ctx, home)
     require_relay(root)
-    with Agent(name, root) as me:
+    with Agent(name, root, registers=False) as me:
         try:
             yield me
         except Refused as exc:

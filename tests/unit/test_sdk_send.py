@@ -320,3 +320,13 @@ def test_no_descriptor_is_left(relay: HandRelay) -> None:
         alice.receive(timeout_s=0)
     alice.close()
     assert open_fds() == before
+
+
+def test_who_acts_for_another_process_leaves_meta_json_alone(relay: HandRelay) -> None:
+    meta = relay.root / "agents" / "alice" / "meta.json"
+    with Agent("alice", relay.root) as alice:
+        before = meta.read_bytes()
+        with Agent("alice", relay.root, registers=False) as other:
+            other.send("bob", "hi")
+        assert meta.read_bytes() == before
+        alice.send("bob", "hi")
