@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from relay import fsio
 from relay.roster import META
 from tests.box import Box
 
@@ -204,6 +207,43 @@ def test_it_stays_retired_over_a_restart(box: Box) -> None:
     box.open()
     box.send("alice", "TO: bob\n\nhi")
     assert "done here" in box.nacks("alice")[0]
+
+
+def full_for(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """The disk takes no file with that in its name; all others when it is empty."""
+
+    def fault(operation: str, name: str) -> None:
+        if operation == "write" and text and text in name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(fsio, "fault", fault)
+
+
+def test_an_answer_that_the_disk_did_not_take_does_its_work_later(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full_for(monkeypatch, ".msg")
+    box.send("operator", RETIRE.format("bob"))
+    assert (life(box, "bob")[0], box.inbox("operator")) == ("active", {})
+    full_for(monkeypatch, "")
+    later(box, 2)
+    assert life(box, "bob") == ("retired", "done here")
+    assert box.bodies("operator") == ["completed bob is retired\n"]
+
+
+def test_what_it_wrote_before_and_still_waits_brings_nobody_back(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = box.name()
+    full_for(monkeypatch, name)
+    sent = box.send("bob", "TO: alice\n\nmy last words", name)
+    retire(box, "bob")
+    later(box, 2)
+    assert life(box, "bob")[0] == "retired"
+    full_for(monkeypatch, "")
+    later(box, 61)
+    assert box.states(sent) == {"alice": "written"}
+    assert life(box, "bob")[0] == "retired"
 
 
 @pytest.mark.parametrize(
