@@ -272,11 +272,14 @@ class Decider:
     ) -> None:
         """The message for those who have an inbox; the others bounce, and the sender hears it."""
         states = self._store.state.deliveries[stored.id]
-        targets = tuple(r for r in recipients if r in agents and r not in self._away)
+        away = self._away
+        targets = tuple(r for r in recipients if r in agents and r not in away)
         gone = {
-            r: self._away.get(r, NO_AGENT)
+            r: away.get(r, NO_AGENT)
             for r in recipients
-            if r not in targets and r != ORCHESTRATOR and states[r].state is DeliveryState.SENT
+            if (r not in agents or r in away)
+            and r != ORCHESTRATOR
+            and states[r].state is DeliveryState.SENT
         }
         if gone:
             work.bounced = gone

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 from pathlib import Path
 
 import pytest
 
-from relay.home import LEDGER
+from relay.home import LEDGER, META
 from relay.message import MessageFile, parse_delivered
 from tests.box import Box
 from tests.crash.test_every_step import Axe, Killed
@@ -102,6 +104,46 @@ def test_killed_before_any_effect_of_a_life_it_ends_the_same(tmp_path: Path, tak
     assert total > 40
     for number in range(1, total + 1):
         survive(tmp_path / f"at-{number:03d}", number, taking=taking)
+
+
+def come_back(root: Path, falls_at: int, *, taking: bool) -> int:
+    """bob is terminated, mail waits, a process of his registers; killed before that effect."""
+    with pytest.MonkeyPatch.context() as patch:
+        box = Box(root, "alice", "bob")
+        unread = box.send("alice", "TO: bob\n\nwake up")
+        with box.ledger.transaction():
+            box.ledger.registry.set_status("bob", "terminated", "it ended", box.clock.now_ns())
+        meta = {"pid": os.getpid(), "started_at": box.clock.now_ns()}
+        box.path("agents", "bob", META).write_text(json.dumps(meta))
+        axe = Axe(patch)
+        axe.falls_at = falls_at
+        with contextlib.suppress(Killed):
+            box.clock.advance(31)
+            box.tick(2)
+        count = axe.count
+        axe.falls_at = 0
+        box.kill()
+        for message_id in box.inbox("bob") if taking else ():
+            if message_id != unread:
+                box.take("bob", message_id)
+        box.clock.advance(1)
+        box.open()
+        box.clock.advance(31)
+        box.tick(2)
+        assert box.sql("SELECT status FROM agents WHERE name = 'bob'") == [("active",)]
+        kinds = [str(message.kind) for message in received(box, "bob")]
+        assert sorted(kinds) == ["message", "notification"]
+        box.kill()
+    return count
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("taking", [False, True], ids=["unread", "read"])
+def test_killed_while_a_process_comes_back_it_is_greeted_once(tmp_path: Path, taking: bool) -> None:
+    total = come_back(tmp_path / "whole", 0, taking=False)
+    assert total > 10
+    for number in range(1, total + 1):
+        come_back(tmp_path / f"at-{number:03d}", number, taking=taking)
 
 
 def test_a_ledger_that_is_gone_learns_again_who_is_retired(tmp_path: Path) -> None:
