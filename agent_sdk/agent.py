@@ -6,21 +6,25 @@ files below the home and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TypedDict, Unpack
 
+from agent_sdk import continuity
 from agent_sdk.attachments import Attachments
+from agent_sdk.continuity import SavedState
 from agent_sdk.disk import when_full_again
 from agent_sdk.inbox import Inbox, Received
 from agent_sdk.outbox import Outbox
-from agent_sdk.presence import max_body_bytes, register
+from agent_sdk.presence import max_body_bytes, register, unregister
 from relay.checksums import SHA256_PREFIX, sha256_hex
 from relay.clock import Clock
-from relay.errors import InvalidName, MessageError, Refused, Timeout
+from relay.errors import InvalidName, MessageError, Refused, RelayError, Timeout
 from relay.home import Home, default_root
 from relay.message import RELAY_HEADERS, Kind, MessageFile
 from relay.names import ORCHESTRATOR, check_agent_name, is_channel_name
@@ -49,7 +53,9 @@ class Agent:
     Owns one descriptor of the home, and an inotify descriptor once a call has waited. Used
     from one thread at a time; several processes may be the same agent, and then each message
     goes to one of them. ``home`` is a path, else ``$AGENT_RELAY_DIR``, else ``~/.agent-relay``.
-    ``disk_full_retry_s`` is how long a full disk or quota is waited for, in all.
+    ``disk_full_retry_s`` is how long a full disk or quota is waited for, in all. The process
+    registers itself in ``meta.json``, as long as it is this agent; ``registers`` False: it acts
+    for an agent whose process is another one, or none.
 
     Errors: InvalidName; HomeMissing when there is no relay home; UnsafePath.
     """
@@ -60,6 +66,7 @@ class Agent:
         home: str | os.PathLike[str] | None = None,
         *,
         disk_full_retry_s: float = 30.0,
+        registers: bool = True,
         clock: Clock | None = None,
     ) -> None:
         self.name = check_agent_name(name)
@@ -68,11 +75,15 @@ class Agent:
         try:
             when_full_again(lambda: self._home.make_agent(name), disk_full_retry_s)
             started_at = clock.now_ns()
-            when_full_again(lambda: register(self._home, name, started_at), disk_full_retry_s)
+            if registers:
+                when_full_again(lambda: register(self._home, name, started_at), disk_full_retry_s)
             limit = max_body_bytes(self._home)
         except BaseException:
             self._home.close()
             raise
+        # Also when the interpreter ends and nobody called close(): only who dies stays registered.
+        pid = os.getpid() if registers else 0
+        self._leave = weakref.finalize(self, _leave, self._home.root, name, pid)
         self._outbox = Outbox(self._home, name, clock, limit, disk_full_retry_s)
         self._inbox = Inbox(self._home, name)
         self._attachments = Attachments(self._home, disk_full_retry_s)
@@ -84,6 +95,7 @@ class Agent:
 
     def close(self) -> None:
         """Give the descriptors back; the mailbox stays, and goes on receiving."""
+        self._leave()
         self._inbox.close()
         self._home.close()
 
@@ -241,6 +253,29 @@ class Agent:
                 progress(answer)
         raise Timeout(f"no answer to {sent} came within {timeout_s:g} s", message_id=sent)
 
+    # -- continuity --------------------------------------------------------------------------
+
+    def save_state(self, data: str | bytes, timeout_s: float = 30.0) -> int:
+        """Keep ``data`` for this agent's next life; returns the version that it became.
+
+        It is on the relay's disk when this returns. Text, or bytes that are UTF-8; the relay
+        takes 256 KiB and keeps ten versions unless it is configured otherwise. When the agent is
+        started again, its last save is in the first message that it finds.
+        Errors: Refused, with the rule; Timeout when no relay answers in time; as ``send``.
+        """
+        return continuity.save(self, data, timeout_s)
+
+    def load_state(self, version: int | None = None, timeout_s: float = 30.0) -> str | None:
+        """What was saved last, or as ``version``; None when nothing ever was.
+
+        Errors: Refused for a version that is not there (any more); Timeout.
+        """
+        return continuity.load(self, version, timeout_s)
+
+    def saved_states(self, timeout_s: float = 30.0) -> list[SavedState]:
+        """The versions there are, oldest first. Errors: Timeout."""
+        return continuity.versions(self, timeout_s)
+
     # -- attachments -------------------------------------------------------------------------
 
     def attach(self, source: bytes | str | os.PathLike[str]) -> str:
@@ -325,6 +360,12 @@ class Agent:
         if answer is not None and answer.kind in REFUSALS:
             raise Refused(answer.body or f"{answer.sender} gave no reason")
         return answer
+
+
+def _leave(root: str, name: str, pid: int) -> None:
+    if os.getpid() == pid:  # a child of this process is not this agent
+        with contextlib.suppress(RelayError, OSError), Home(root) as home:
+            unregister(home, name)
 
 
 def _kind(word: str) -> Kind:

@@ -5,16 +5,19 @@
                      null where there is no /proc
     started_at       Unix nanoseconds at which it became this agent
 
-Other keys (``role``, ``public_key``) belong to others and stay. And the one setting of the
-relay that a sender must know.
+Who leaves in good order takes pid and pid_start_ticks out again: a process that is registered and
+gone has died, and the relay says so to who writes to it. Other keys (``role``, ``public_key``)
+belong to others and stay. And the one setting of the relay that a sender must know.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from agent_sdk.disk import place
 from relay import fsio
+from relay.errors import RelayError
 from relay.home import META, Home
 from relay.message import DEFAULT_MAX_BODY_BYTES
 
@@ -37,9 +40,30 @@ def register(home: Home, agent: str, now_ns: int) -> None:
             fsio.rename(META, folder, META + ".bad", folder)
             meta = {}
         meta |= {"pid": os.getpid(), "pid_start_ticks": start_ticks(), "started_at": now_ns}
-        temp = f".{META}.{os.urandom(4).hex()}.tmp"
-        place(json.dumps(meta, indent=2).encode() + b"\n", temp, folder, META, folder)
-        fsio.sync_file(folder)
+        _replace(meta, folder)
+
+
+def unregister(home: Home, agent: str) -> None:
+    """Take this process out of the agent's meta.json, unless another one stands there by now.
+
+    Whoever cannot be taken out stays: then the relay finds out that the process has ended.
+    """
+    import json
+
+    with contextlib.suppress(OSError, RelayError, ValueError), home.dirs() as dirs:
+        folder = dirs.get("agents", agent)
+        meta = json.loads(home.read_meta(agent) or b"{}")
+        mine = {"pid": os.getpid(), "pid_start_ticks": start_ticks()}
+        if isinstance(meta, dict) and mine.items() <= meta.items():
+            _replace({name: value for name, value in meta.items() if name not in mine}, folder)
+
+
+def _replace(meta: dict[str, object], folder: int) -> None:
+    import json
+
+    temp = f".{META}.{os.urandom(4).hex()}.tmp"
+    place(json.dumps(meta, indent=2).encode() + b"\n", temp, folder, META, folder)
+    fsio.sync_file(folder)
 
 
 def start_ticks() -> int | None:

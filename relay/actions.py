@@ -1,9 +1,9 @@
 """What a command to the orchestrator does: channels made and changed, dead letters sent again,
-the journal's segments moved.
+the journal's segments moved, agents retired.
 
 Each ACTION is done whole, or refused with nothing changed and one line that says why; done again
 it changes nothing. Who may: anybody for itself; for others and on a channel its owner, the
-operator and the lead; on dead letters and the journal the operator and the lead. Fields:
+operator and the lead; on dead letters, the journal and agents the operator and the lead. Fields:
 docs/formats/msg.md. Source: DESIGN "Control"; message-engine.txt "Dead Letter Handling".
 """
 
@@ -35,6 +35,7 @@ from relay.names import (
     is_agent_name,
     is_channel_name,
 )
+from relay.standing import RETIRE, REVIVE, Change, asked
 from relay.trust import Trust, trust_of
 
 TYPES = {
@@ -77,7 +78,7 @@ class Command(NamedTuple):
 class Action(NamedTuple):
     """What one ACTION needs, may have besides, and does."""
 
-    do: Callable[[Command, CommStore], str | Order | Trust]
+    do: Callable[[Command, CommStore], str | Order | Trust | Change]
     needs: tuple[str, ...] = ("CHANNEL",)
     takes: tuple[str, ...] = ()
     has_settings: bool = False
@@ -85,9 +86,10 @@ class Action(NamedTuple):
 
 def obey(
     fields: dict[str, str], sender: str, lead: str | None, store: CommStore
-) -> str | Order | Trust:
+) -> str | Order | Trust | Change:
     """Do what a command asks; says in a line what is so now, or gives what others are to do: the
-    order for the journal, beside the loop; the key for the ledger, with the answer.
+    order for the journal, beside the loop; the key or an agent's new status for the ledger, with
+    the answer.
 
     ``lead`` is the agent that has the role, where that is known.
     Errors: Refused and CommError, with nothing changed.
@@ -358,6 +360,21 @@ def _trust(command: Command, store: CommStore) -> Trust:
     return trust_of(command.fields["NAME"], command.fields["KEY"])
 
 
+# -- agents ----------------------------------------------------------------------------------
+
+
+def _change_life(command: Command, store: CommStore) -> Change:
+    """The new status of an agent; whether there is one of that name the caller knows."""
+    _check_governs(command)
+    name = command.fields["NAME"]
+    _check_agent("NAME", name)
+    if name == OPERATOR:
+        raise Refused(f"{OPERATOR} is the person at the keyboard: nobody retires it")
+    change = asked(command.action, command.fields, command.sender)
+    assert change is not None
+    return change
+
+
 def _check_governs(command: Command) -> None:
     if not command.governs:
         raise Refused(
@@ -383,6 +400,8 @@ ACTIONS = {
     "channel.config": Action(_configure, has_settings=True),
     **{name: Action(_set_state) for name in STATES},
     "agent.key": Action(_trust, ("NAME", "KEY")),
+    RETIRE: Action(_change_life, ("NAME",), ("REASON",)),
+    REVIVE: Action(_change_life, ("NAME",)),
     "dead.replay": Action(_replay, ("ID",)),
     "dead.discard": Action(_discard, ("ID",)),
     "dead.purge": Action(_purge, ("OLDER_THAN",)),

@@ -178,7 +178,7 @@ class Carrier:
                 )
             bounced = self._store.by_relay_id(work.message_id) if work.bounced else None
             if bounced is not None:
-                self._store.move_deliveries(bounced.id, work.bounced, DeliveryState.BOUNCED)
+                self._store.move_deliveries(bounced.id, tuple(work.bounced), DeliveryState.BOUNCED)
             for one in work.over:
                 self._end(one.number, one.recipient, one.state, one.reason)
             if work.failure and work.origin is not None:
@@ -305,6 +305,8 @@ class Carrier:
                 self._ledger.acknowledge(answer.message_id, answer.recipient, answer.status, now)
             if work.status_note is not None:
                 registry.note_status(work.agent, work.status_note, now)
+            if work.life is not None:
+                registry.set_status(*work.life, now)
             for one in work.over:
                 state = one.state.label.lower()
                 self._ledger.end(one.message_id, one.recipient, state, one.reason)

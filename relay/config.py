@@ -170,7 +170,8 @@ class Agents(Section, frozen=True):
 class Continuity(Section, frozen=True):
     """What agents leave for their next life."""
 
-    most_kib: Positive = 256  # of one save: a summary, not a data store
+    # Of one save: a summary, not a data store. The answer to `load` is one message.
+    most_kib: Annotated[int, msgspec.Meta(gt=0, le=1000)] = 256
     keep_versions: Positive = 10  # of each agent; the oldest goes
 
 

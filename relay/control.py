@@ -16,6 +16,7 @@ from relay.comm.model import Channel, ChannelType
 from relay.errors import CommError, MessageError, Refused
 from relay.message import Kind, MessageFile, command_fields, control_fields
 from relay.names import DIRECT_PREFIX, EVERYONE_CHANNEL, is_channel_name
+from relay.standing import Change
 from relay.trust import Trust
 
 CHANNEL_KINDS = frozenset({Kind.JOIN, Kind.LEAVE, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE})
@@ -30,6 +31,8 @@ class Answer(NamedTuple):
     text: str = ""
     order: Order | None = None  # for the journal: to be carried out by who has it
     trust: Trust | None = None  # for the ledger: a key that counts from now on
+    life: Change | None = None  # of an agent: noted with the answer
+    attached: bytes = b""  # stands behind the text, byte for byte
 
 
 def handle(message: MessageFile, sender: str, store: CommStore, lead: str | None = None) -> Answer:
@@ -49,6 +52,8 @@ def handle(message: MessageFile, sender: str, store: CommStore, lead: str | None
             return Answer(True, ASKED.format(done.verb), done)
         if isinstance(done, Trust):
             return Answer(True, str(done), trust=done)
+        if isinstance(done, Change):
+            return Answer(True, f"{done.name} is {done.status}", life=done)
         return Answer(True, done)
     if message.kind in NOT_YET:
         return Answer(

@@ -2,15 +2,16 @@
 
 Fills a Work with postings: the message for its recipients, and the orchestrator's answers. An
 answer's id is derived from what it answers, so deciding again after a crash gives the same
-files. Nothing here touches disk. Source: DESIGN, "How a message flows".
+files. Nothing here touches disk but what an agent saves (``relay.continuity``): that is kept
+before the answer that says so is committed. Source: DESIGN, "How a message flows".
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 
-from relay import control, router
+from relay import continuity, control, router
 from relay.clock import NS_PER_S
 from relay.comm.acks import DEAD_LETTER_TOPIC
 from relay.comm.engine import CommStore
@@ -27,25 +28,47 @@ from relay.delivery import render_delivered
 from relay.errors import CommError, StoreCapacity, StoreFull
 from relay.incidents import Incident, IncidentKind
 from relay.intake import Accepted
-from relay.message import Kind, MessageFile
+from relay.message import Kind, MessageFile, command_fields
 from relay.names import ORCHESTRATOR, derived_id, direct_channel_name, shown
 from relay.router import Bounce, Directory, Route
+from relay.saves import Saves
+from relay.standing import Change, asked
 from relay.trust import Trust
-from relay.work import Acknowledged, Later, Posting, Work, notice_of_message, own_facts
+from relay.work import (
+    Acknowledged,
+    Later,
+    Posting,
+    Work,
+    answer_id,
+    notice_of_message,
+    own_facts,
+)
 
 HELD_BACK = "held back: the channel has as many pending messages as max_pending allows"
 HELD_BACK_NS = 60 * NS_PER_S  # it is let go as soon as it may, and looked at this often
 STICKY = "sent before it joined"
 MAX_NOTE = 500  # characters of a status that the agents table keeps
+NO_AGENT = "no longer an agent"
+NOBODY: Mapping[str, str] = {}
 ACK_WORD = re.compile(r"\s*(received|in_progress|completed)\b")
 
 
 class Decider:
     """Turns accepted messages into postings. Owned by the loop."""
 
-    def __init__(self, store: CommStore, lead: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        store: CommStore,
+        lead: Callable[[], str | None],
+        away: Mapping[str, str] = NOBODY,
+        silent: Set[str] = frozenset(),
+        saves: Saves | None = None,
+    ) -> None:
         self._store = store
         self._lead = lead
+        self._away = away  # who is terminated or retired, and what is said to who writes to them
+        self._silent = silent  # who gets no broadcasts
+        self._saves = saves
 
     def decide(
         self,
@@ -66,7 +89,7 @@ class Decider:
             self.refuse(work, f"its TTL of {ttl_s} s passed before it could be delivered")
             return
         is_lead = message.to.lower() == "lead"
-        directory = Directory(agents, self._lead() if is_lead else None)
+        directory = Directory(agents, self._lead() if is_lead else None, self._away, self._silent)
         route = router.route(message, work.agent, directory, self._store)
         if isinstance(route, Bounce) and stored is not None:
             route = router.route_again(work.agent, sorted(self._store.recipients(stored.id)))
@@ -91,7 +114,7 @@ class Decider:
             self._answer(work, Kind.NACK, f"nobody else takes part in {route.channel}", stored)
         if ORCHESTRATOR in recipients:
             work.control = True
-            self._obey(work, message, stored)
+            self._obey(work, message, stored, agents)
         self._post(work, accepted, stored, route, recipients, agents)
 
     def refuse(self, work: Work, reason: str) -> None:
@@ -209,16 +232,18 @@ class Decider:
         relay_id = str((original.metadata or {}).get("relay_id", ""))
         return Acknowledged(relay_id, sender, status)
 
-    def _obey(self, work: Work, message: MessageFile, stored: Message) -> None:
+    def _obey(self, work: Work, message: MessageFile, stored: Message, agents: Set[str]) -> None:
         """The message is for the orchestrator: do it, once, and answer."""
         for kind in (Kind.ACK, Kind.NACK):
             said = self._store.by_relay_id(_answer_id(work, kind))
             if said is not None:  # before a crash: done with it, and this is what came of it
-                self._answer(work, kind, said.content.decode().removesuffix("\n"), stored)
-                if kind is Kind.ACK:  # what went with it into the ledger may not have got there
+                if kind is Kind.ACK and message.kind is Kind.COMMAND:
+                    # what went with it into the ledger may not have got there
+                    work.life = _life(message, work.agent)
                     self._trust(work, control.trust_again(message, work.agent, self._store))
+                self._reply(work, kind, said.content, stored)
                 return
-        answer = control.handle(message, work.agent, self._store, self._lead())
+        answer = self._handle(work, message, agents)
         if answer.order is not None:
             work.orders.append(answer.order)
         self._trust(work, answer.trust)
@@ -234,7 +259,9 @@ class Decider:
             work.status_note = message.content.decode()[:MAX_NOTE]
             return
         if answer.ok:
-            self._answer(work, Kind.ACK, f"completed {answer.text}", stored)
+            work.life = answer.life
+            text = f"completed {answer.text}\n".encode()
+            self._reply(work, Kind.ACK, text + answer.attached, stored)
         else:
             self._answer(work, Kind.NACK, answer.text, stored)
 
@@ -244,6 +271,16 @@ class Decider:
             path = f"agents/{trust.name}/meta.json"
             detail = f"{work.agent} says: {trust}"
             work.incidents.append(Incident(IncidentKind.KEY_CONFIRMED, trust.name, path, detail))
+
+    def _handle(self, work: Work, message: MessageFile, agents: Set[str]) -> control.Answer:
+        lead = self._lead()
+        if message.kind is Kind.CONTINUITY and self._saves is not None:
+            return continuity.handle(message, work.message_id, work.agent, lead, self._saves)
+        answer = control.handle(message, work.agent, self._store, lead)
+        if answer.life is not None and answer.life.name not in agents:
+            name = answer.life.name
+            return control.Answer(False, f"there is no agent {name}: `relay agents` lists them")
+        return answer
 
     def _post(
         self,
@@ -256,16 +293,18 @@ class Decider:
     ) -> None:
         """The message for those who have an inbox; the others bounce, and the sender hears it."""
         states = self._store.state.deliveries[stored.id]
-        targets = tuple(r for r in recipients if r in agents)
-        gone = tuple(
-            r
+        away = self._away
+        targets = tuple(r for r in recipients if r in agents and r not in away)
+        gone = {
+            r: away.get(r, NO_AGENT)
             for r in recipients
-            if r not in agents and r != ORCHESTRATOR and states[r].state is DeliveryState.SENT
-        )
+            if (r not in agents or r in away)
+            and r != ORCHESTRATOR
+            and states[r].state is DeliveryState.SENT
+        }
         if gone:
             work.bounced = gone
-            text = f"{', '.join(gone)}: no longer an agent, did not get {work.found.file_name}"
-            self._answer(work, Kind.NACK, text, stored)
+            self._answer(work, Kind.NACK, _bounced_text(gone, work.found.file_name), stored)
         if self._store.holds(stored.id):
             due = work.seen_at + HELD_BACK_NS
             work.later += [Later(work.message_id, name, HELD_BACK, due) for name in targets]
@@ -282,7 +321,10 @@ class Decider:
 
     def _answer(self, work: Work, kind: Kind, text: str, stored: Message | None) -> None:
         """A message of the orchestrator's to the sender; its id says what it answers."""
-        body = f"{text}\n".encode()
+        self._reply(work, kind, f"{text}\n".encode(), stored)
+
+    def _reply(self, work: Work, kind: Kind, body: bytes, stored: Message | None) -> None:
+        """The same, with this very body."""
         reply_id = _answer_id(work, kind)
         to = work.agent
         headers = {"RE": work.message_id} if work.message_id else {}
@@ -339,12 +381,24 @@ def _type_of(kind: Kind, *, acknowledges: bool) -> MessageType:
     return MessageType.ACKNOWLEDGMENT if acknowledges else MessageType.ERROR
 
 
+def _life(message: MessageFile, sender: str) -> Change | None:
+    """What a command that was obeyed before did to an agent's status."""
+    fields = command_fields(message)
+    return asked(fields.get("ACTION", "").lower(), fields, sender)
+
+
+def _bounced_text(gone: Mapping[str, str], file_name: str) -> str:
+    """One line for all that are no agents, and one for each that is away."""
+    unknown = [name for name, why in gone.items() if why == NO_AGENT]
+    lines = [f"{', '.join(unknown)}: {NO_AGENT}, did not get {file_name}"] if unknown else []
+    lines += [
+        f"{why}; {name} did not get {file_name}"
+        for name, why in gone.items()
+        if name not in unknown
+    ]
+    return "\n".join(lines)
+
+
 def _answer_id(work: Work, kind: Kind) -> str:
-    """The id of an answer says what it answers: the second time it is the same message."""
-    return derived_id(
-        work.discovered_at,
-        "answer",
-        work.agent,
-        work.message_id if work.has_row else work.found,
-        work.notice or kind,
-    )
+    about = work.message_id if work.has_row else work.found
+    return answer_id(work.discovered_at, work.agent, about, work.notice or kind)

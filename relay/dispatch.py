@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from relay import delivery, hardening
+from relay import continuity, delivery, hardening
 from relay.admission import Admission
 from relay.aof2.plan import Order
 from relay.carry import Carrier
@@ -21,7 +21,7 @@ from relay.comm.rolling import Roller
 from relay.config import Config
 from relay.decide import Decider
 from relay.door import ASK_AGAIN_NS, Door
-from relay.errors import StoreCapacity, StoreFull, UnsafePath
+from relay.errors import CommError, StoreCapacity, StoreFull, UnsafePath
 from relay.eventlog import EventLog
 from relay.finish import Finisher
 from relay.held import Ended, HeldMail
@@ -29,10 +29,12 @@ from relay.home import Dirs, Home
 from relay.incidents import Incident, IncidentKind, Told
 from relay.intake import Accepted, Intake, Look
 from relay.ledger import Ledger
+from relay.lives import Lives
 from relay.logs import where
 from relay.names import MSG_SUFFIX, message_id_of
 from relay.overdue import OverdueMail
 from relay.roster import Roster
+from relay.saves import Saves
 from relay.signing import Keys
 from relay.tally import Tally
 from relay.waiting import Limited
@@ -40,6 +42,7 @@ from relay.watcher import Wake
 from relay.work import Over, Work, notice_of_message
 
 Log = Callable[..., object]
+PASSING = (StoreFull, StoreCapacity, delivery.DiskFull)  # its file waits in the outbox
 
 
 class Dispatcher:
@@ -80,7 +83,9 @@ class Dispatcher:
         self._told = Told()
         self._untold: list[Incident] = []  # limits whose agents the disk kept us from telling
         self._admission = Admission(ledger, clock, log)
-        self._decider = Decider(store, roster.lead)
+        self._saves = Saves(home, config.continuity)
+        lives = self._lives = Lives(ledger, roster, config.agents, clock, log)
+        self._decider = Decider(store, roster.lead, lives.away, lives.silent, self._saves)
         self._finisher = Finisher(ledger, clock, log)
         self._carrier = Carrier(
             ledger,
@@ -93,9 +98,9 @@ class Dispatcher:
             self.tally,
             debug=config.log_level == "debug",
         )
-        self._held = HeldMail(ledger, store, config, clock)
+        self._held = HeldMail(ledger, store, config, clock, lives.away)
         self._overdue = OverdueMail(
-            ledger, store, self._decider, self._carrier, config.retry, clock, log
+            ledger, store, self._decider, self._carrier, config.retry, clock, log, lives.away
         )
         self._next_scan_ns = 0
         self._next_poll_ns = 0
@@ -151,6 +156,7 @@ class Dispatcher:
         self._watch_clock()
         begin = self.tally.begin
         self._guard.check()
+        self._lives.refresh()
         with self._home.dirs() as dirs:
             begin("hear")
             self._hear(wake)
@@ -217,6 +223,7 @@ class Dispatcher:
             self._note(hardening.stray_agents(self._home))
             self._next_scan_ns = now + self._config.detection.scan_interval_s * NS_PER_S
             self._scan(self._roster.agents)
+            self._review(None)
         elif self._roster.unwatched and now >= self._next_poll_ns:
             self._scan(self._roster.unwatched | set(appeared))
         elif appeared:
@@ -235,8 +242,29 @@ class Dispatcher:
                 for name in changes.appeared:
                     self._ledger.registry.register(name, now)
                 for name in changes.gone:
-                    self._ledger.registry.deactivate(name)
+                    self._ledger.registry.deactivate(name, now)
+            self._lives.refresh()
         return changes.appeared
+
+    def greet(self, name: str, key: str) -> bool:
+        """Put the first message of a new life into an agent's inbox (``continuity.welcome``).
+
+        To be called before its process is started; ``key`` tells this start from every other
+        one. False: not now, the disk or the store takes nothing; nothing was done.
+        """
+        try:
+            work = continuity.welcome(self._saves, self._store, name, key, self._clock.now_ns())
+            with self._home.dirs() as dirs:
+                return not (work and self._carrier.carry_out(dirs, [work]))
+        except (CommError, OSError, UnsafePath) as exc:
+            self._log(f"Cannot greet {name} now: {exc}", action="postpone", level="warning")
+            return False
+
+    def _review(self, names: Iterable[str] | None) -> None:
+        """Judge who is away; who was and has a process again is greeted, and then active."""
+        with self._home.dirs() as dirs:
+            comebacks = self._lives.review(dirs, names)
+        self._lives.come_back([one for one in comebacks if self.greet(one.name, one.key)])
 
     def _scan(self, agents: Iterable[str]) -> None:
         """List outboxes for what inotify missed, and inboxes for what was read unseen."""
@@ -285,6 +313,7 @@ class Dispatcher:
             self._ledger.read(taken, now)
             self._ledger.registry.seen({agent for _, agent, _ in taken}, now)
             self._ledger.note_position(self._events.journal.durable, now)
+        self._lives.heard({agent for _, agent, _ in taken}, by_reading=True)
 
     def _note(self, found: list[Incident]) -> None:
         """What a look at the home found, said and kept once while it lasts."""
@@ -329,6 +358,7 @@ class Dispatcher:
         """Take a batch of files through every step up to finish."""
         self.tally.begin("record")
         admitted = self._admission.admit(dirs, looks)
+        self._meet(admitted)
         self.tally.begin("decide")
         room = self._room_for(looks)
         batch: list[Work] = []
@@ -344,7 +374,7 @@ class Dispatcher:
                 work.attachments = look.message.attachments
             try:
                 self._decide(work, look)
-            except (StoreFull, StoreCapacity) as exc:  # it passes
+            except PASSING as exc:
                 self._postpone(work, str(exc))
                 continue
             batch.append(work)
@@ -355,6 +385,13 @@ class Dispatcher:
                 batch, deliveries = [], 0
         if batch:
             self._carry_out(dirs, batch)
+
+    def _meet(self, admitted: list[tuple[Work, Look]]) -> None:
+        """Who writes is there; so may be, by now, who is written to and was away."""
+        self._lives.heard({work.agent for work, _ in admitted if not work.again})
+        wanted = {look.message.to for _, look in admitted if isinstance(look, Accepted)}
+        if wanted & self._lives.away.keys():
+            self._review(wanted & self._lives.away.keys())
 
     def _room_for(self, looks: list[Look]) -> str:
         """Why the journal has no room for these, or nothing."""
@@ -376,7 +413,7 @@ class Dispatcher:
                 self._decider.decide(work, look, self._roster.agents, now)
             else:
                 self._decider.refuse(work, work.failure)
-        except (StoreFull, StoreCapacity):
+        except PASSING:
             raise
         except Exception as exc:
             fault = type(exc).__name__  # its text may quote what it choked on
@@ -392,6 +429,7 @@ class Dispatcher:
     def _carry_out(self, dirs: Dirs, batch: list[Work]) -> None:
         for work, reason in self._carrier.carry_out(dirs, batch):
             self._postpone(work, reason)
+        self._lives.refresh()
         # One that was put off is not decided again: its answer is known by then.
         self._orders += [order for work in batch for order in work.orders]
         self._door.carried_out(dirs, batch)

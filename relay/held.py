@@ -6,21 +6,21 @@ Source: DESIGN, "When the engine cannot take it"; FORMATS 4, state ``held``.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 from relay.clock import NS_PER_S, Clock
 from relay.comm.engine import CommStore
 from relay.comm.model import DeliveryState
 from relay.config import Config
-from relay.decide import HELD_BACK, HELD_BACK_NS
+from relay.decide import HELD_BACK, HELD_BACK_NS, NO_AGENT, NOBODY
 from relay.errors import MessageError, UnsafePath
 from relay.home import Dirs
 from relay.ledger import Delivery, Held, Ledger, Row
 from relay.originals import render_again
 from relay.work import Posting, Work, notice_of
 
-GONE = "no longer an agent"
+GONE = NO_AGENT
 
 
 class Ended(NamedTuple):
@@ -40,7 +40,15 @@ class Ended(NamedTuple):
 class HeldMail:
     """Tries held deliveries when they are due. Owned by the loop."""
 
-    def __init__(self, ledger: Ledger, store: CommStore, config: Config, clock: Clock) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        store: CommStore,
+        config: Config,
+        clock: Clock,
+        away: Mapping[str, str] = NOBODY,
+    ) -> None:
+        self._away = away  # who is terminated or retired, and why nothing is delivered to them
         self._ledger = ledger
         self._store = store
         self._config = config
@@ -96,6 +104,8 @@ class HeldMail:
         if stored and stored.ttl and now > row.discovered_at + stored.ttl * NS_PER_S:
             text = f"its TTL of {stored.ttl} s passed before the inbox could be written"
             return Ended(row, held, DeliveryState.EXPIRED, text)
+        if held.recipient in self._away:
+            return Ended(row, held, DeliveryState.BOUNCED, self._away[held.recipient])
         if held.recipient not in agents:
             return Ended(row, held, DeliveryState.BOUNCED, GONE)
         age_s = (now - held.staged_at) // NS_PER_S

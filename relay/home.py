@@ -8,6 +8,7 @@
     agents/{name}/key                 the private one, where it signs
     attachments/{2 hex}/{sha256}      archive/{date}/{agent}/[rejected/]      tmp/
     store/relay.acomm                 journal/                            logs/
+    continuity/{agent}/{version}-{message id}.state    what agents keep for their next life
 
 Directories are 700, files 600. Agents' files are never opened by their paths: ``Home.dirs`` walks
 from the home's descriptor, name by name, and follows no link. Ledger, store and log are opened by
@@ -41,8 +42,9 @@ STORE = "store/relay.acomm"
 ARCHIVES = "store/archive"
 BASE = "store/base.acomm"
 JOURNAL = "journal"
+CONTINUITY = "continuity"
 
-TOP_DIRS = ("agents", "attachments", "archive", "tmp", "store", "journal", "logs")
+TOP_DIRS = ("agents", "attachments", "archive", "tmp", "store", "journal", "logs", CONTINUITY)
 TOP_FILES = (LEDGER, LEDGER + "-wal", LEDGER + "-shm", CONFIG, LOCK)
 AGENT_DIRS = ("outbox", f"outbox/{PENDING}", "inbox", f"inbox/{PENDING}", f"inbox/{READ}")
 

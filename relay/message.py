@@ -85,9 +85,10 @@ EMPTY_BODY_CONTENT = {
     Kind.STATUS: b"status",
     Kind.SPAWN: b"spawn",
     Kind.RELEASE: b"release",
+    Kind.CONTINUITY: b"continuity",
 }
-# These lack one only where a NAME header says whom they speak of.
-_NAMED_BY_HEADER = frozenset({Kind.SPAWN, Kind.RELEASE})
+# These lack one only where a header says whom they speak of, or what is to be done.
+_BY_HEADER = {Kind.SPAWN: "NAME", Kind.RELEASE: "NAME", Kind.CONTINUITY: "ACTION"}
 ANSWERS = frozenset({Kind.ACK, Kind.NACK, Kind.RESPONSE})
 # Kinds that may leave TO out, because only the orchestrator takes them.
 FOR_ORCHESTRATOR = frozenset({Kind.SPAWN, Kind.RELEASE, Kind.CONTINUITY})
@@ -398,9 +399,10 @@ def _check_headers(message: MessageFile, file: str) -> None:
         raise MessageError(
             f"the body is empty; KIND {message.kind} needs one, behind a blank line", file=file
         )
-    if not message.body and message.kind in _NAMED_BY_HEADER and "NAME" not in message.headers:
+    needed = _BY_HEADER.get(message.kind)
+    if not message.body and needed and needed not in message.headers:
         raise MessageError(
-            f"the body is empty; KIND {message.kind} needs NAME, as a header or in the body",
+            f"the body is empty; KIND {message.kind} needs {needed}, as a header or in the body",
             file=file,
         )
     declared = message.headers.get("CHECKSUM")

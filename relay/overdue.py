@@ -8,7 +8,7 @@ Source: message-engine.txt, "Retry Semantics"; FORMATS 4, state ``dead``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 
 from relay.carry import Carrier
 from relay.clock import NS_PER_MS, NS_PER_S, Clock
@@ -16,7 +16,7 @@ from relay.comm.acks import Overdue, Verdict
 from relay.comm.engine import CommStore
 from relay.comm.model import DeliveryState
 from relay.config import Retry
-from relay.decide import Decider
+from relay.decide import NOBODY, Decider
 from relay.errors import MessageError, StoreCapacity, StoreFull
 from relay.held import GONE
 from relay.home import Dirs
@@ -39,7 +39,9 @@ class OverdueMail:
         retry: Retry,
         clock: Clock,
         log: Callable[..., object],
+        away: Mapping[str, str] = NOBODY,
     ) -> None:
+        self._away = away  # who is terminated or retired, and why nothing is delivered to them
         self._ledger = ledger
         self._store = store
         self._decider = decider
@@ -70,10 +72,15 @@ class OverdueMail:
         for one in due:
             if one.verdict is not Verdict.AGAIN:
                 over.append(_over(one, DeliveryState[one.verdict.name]))
-            elif one.recipient in agents and _relay_id(one) in rows:
+            elif (
+                one.recipient in agents
+                and one.recipient not in self._away
+                and _relay_id(one) in rows
+            ):
                 again.append(one)
             else:
-                gone = one._replace(attempt=one.attempt - 1, reason=GONE)
+                reason = self._away.get(one.recipient, GONE)
+                gone = one._replace(attempt=one.attempt - 1, reason=reason)
                 over.append(_over(gone, DeliveryState.BOUNCED))
         self._deliver_again(dirs, again, rows)
         self._end(dirs, over, rows, agents)

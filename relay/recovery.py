@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from relay import delivery, fsio
+from relay import delivery, fsio, lives
 from relay.checksums import sha256_hex
 from relay.clock import NS_PER_MS, Clock, iso_date
 from relay.comm.engine import CommStore
@@ -210,6 +210,7 @@ def _tell_ledger(
             ledger.reject(
                 file.agent, name, file.inode or 0, file.mtime_ns, one.reason, one.answer_id, now
             )
+        lives.restore(ledger, store, told.rows.values())
         ledger.note_position(position, now)
     return remade
 

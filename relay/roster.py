@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -28,6 +29,9 @@ class Meta(msgspec.Struct, frozen=True):
     pid: int | None = None
     role: str | None = None
     public_key: str | None = None
+    # Anything an agent's own script put there: what is no whole number tells nothing.
+    pid_start_ticks: Any = None
+    started_at: Any = None
 
 
 class Changes:

@@ -15,7 +15,7 @@ Source: relay-file-system.txt 4, FORMATS 1, DESIGN "Addresses".
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 from relay.checksums import uuid4_of
@@ -65,8 +65,10 @@ _KNOWN_HEADERS = frozenset(
 class Directory(NamedTuple):
     """Who is there."""
 
-    agents: Set[str]  # active ones, `operator` among them
+    agents: Set[str]  # those that have a mailbox, `operator` among them
     lead: str | None = None
+    away: Mapping[str, str] = {}  # terminated or retired: what who writes to them is told
+    silent: Set[str] = frozenset()  # inactive: they get no broadcasts
 
 
 class Route(NamedTuple):
@@ -94,7 +96,8 @@ def route(
     if message.kind in ANSWERS:
         return _route_answer(message, sender, directory, store)
     if message.to == EVERYONE:
-        everyone = tuple(sorted(directory.agents | {sender}))
+        active = directory.agents - directory.away.keys() - directory.silent
+        everyone = tuple(sorted(active | {sender}))
         others = tuple(name for name in everyone if name != sender)
         return Route(
             EVERYONE_CHANNEL,
@@ -121,6 +124,8 @@ def _route_direct(to: str, sender: str, directory: Directory) -> Route | Bounce:
             )
     if name == sender:
         return Bounce(f"{sender} is the sender itself: nobody writes to itself")
+    if name in directory.away:
+        return Bounce(directory.away[name])
     if name not in directory.agents:
         return Bounce(
             f"there is no agent {name}: `relay agents` lists those there are, "
@@ -181,6 +186,10 @@ def _route_answer(
         return Bounce(
             f"{_relay_id(original)} expects no acknowledgment: only a command, a query or a "
             "message sent with DELIVERY at-least-once does"
+        )
+    if original.sender in directory.away:
+        return Bounce(
+            f"{directory.away[original.sender]}; what it asked is noted as answered", original
         )
     if original.sender != ORCHESTRATOR and original.sender not in directory.agents:
         return Bounce(

@@ -10,7 +10,8 @@ from relay.comm.model import DeliveryState, Origin
 from relay.found import Found
 from relay.incidents import Incident
 from relay.ledger import FileFacts, Row
-from relay.names import ORCHESTRATOR
+from relay.names import ORCHESTRATOR, derived_id
+from relay.standing import Change
 from relay.trust import Trust
 
 
@@ -70,6 +71,7 @@ class Work:
         "incidents",
         "known",
         "later",
+        "life",
         "message_id",
         "notice",
         "orders",
@@ -99,11 +101,12 @@ class Work:
         self.notice = ""  # not a file at all: what tells one notice from another
         self.control = False  # the orchestrator itself was the recipient
         self.orders: list[Order] = []  # for the journal, once this is accepted
-        self.bounced: tuple[str, ...] = ()  # recipients that are no longer there
+        self.bounced: dict[str, str] = {}  # recipients that are no longer there -> why
         self.postings: list[Posting] = []
         self.later: list[Later] = []
         self.held: dict[tuple[str, str], str] = {}  # (message id, recipient) -> why
         self.status_note: str | None = None  # what the sender says of itself
+        self.life: Change | None = None  # an agent's status, as a command has it
         self.acknowledged: Acknowledged | None = None
         self.origin: Origin | None = None  # what is known of the file, where there is one
         self.over: list[Over] = []  # deliveries that end with this
@@ -136,8 +139,8 @@ class Work:
             for (message_id, recipient), reason in self.held.items()
         ]
         rows.extend(
-            (self.message_id, name, "bounced", now_ns, "no longer an agent", None)
-            for name in self.bounced
+            (self.message_id, name, "bounced", now_ns, reason, None)
+            for name, reason in self.bounced.items()
         )
         rows.extend(
             (one.message_id, one.recipient, "held", now_ns, one.reason, one.due_at)
@@ -159,6 +162,14 @@ def notice_of_message(
     work.has_row = False
     work.notice = key
     return work
+
+
+def answer_id(at_ns: int, agent: str, about: object, what: str) -> str:
+    """The id of the orchestrator's answer to an agent: the second time it is the same message.
+
+    ``about``: the id of the message that it answers; ``what``: its kind, or what it is about.
+    """
+    return derived_id(at_ns, "answer", agent, about, what)
 
 
 def own_facts(message_id: str, content: bytes, kind: str, to: str, at_ns: int) -> FileFacts:

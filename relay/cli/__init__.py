@@ -28,6 +28,10 @@ COMMANDS = {
     "inbox": ("relay.cli.messages", "Show what waits in an inbox, or take it."),
     "ack": ("relay.cli.messages", "Acknowledge a message."),
     "nack": ("relay.cli.messages", "Say that a message could not be handled, and why."),
+    "continuity": (
+        "relay.cli.continuity",
+        "Save an agent's state for its next life, load it, list what is saved.",
+    ),
     "trace": ("relay.cli.trace", "Show every hop of a message with its time."),
     "tail": ("relay.cli.tail", "Show what happens, a line an event."),
     "top": ("relay.cli.top", "Show agents, queue, rates and owed answers, and refresh them."),

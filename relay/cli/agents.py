@@ -1,12 +1,14 @@
-"""``relay agents`` and ``relay register``."""
+"""``relay agents``, with ``retire`` and ``revive``, and ``relay register``."""
 
 from __future__ import annotations
 
 import json
 import time
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from relay.cli.ask import control_options, order
 from relay.cli.common import (
     ago,
     columns,
@@ -15,30 +17,46 @@ from relay.cli.common import (
     json_option,
     open_home,
     printable,
+    root_of,
     when,
 )
 from relay.errors import RelayError
 from relay.home import LEDGER, META
-from relay.names import check_agent_name
+from relay.names import OPERATOR, ORCHESTRATOR, check_agent_name
+
+if TYPE_CHECKING:
+    from relay.home import Home
 
 
-@click.command(epilog="\b\nExamples:\n  relay agents\n  relay agents --json")
+@click.group(
+    invoke_without_command=True,
+    epilog="""\b
+Examples:
+  relay agents
+  relay agents --json
+  relay agents retire bob --reason "its work is done"
+  relay agents revive bob""",
+)
 @home_option
 @json_option
 @click.pass_context
 def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """List the agents there are.
 
-    Seen: when it last wrote or read. Unread: messages that stand in its inbox.
+    Since: when it became what it is; of one that is active, nothing. Seen: when it last wrote or
+    read. Unread: messages that stand in its inbox.
     """
+    if ctx.invoked_subcommand is not None:
+        ctx.obj = {"home": root_of(ctx, home)}
+        return
     from relay.ledger import open_readonly
 
     with open_home(ctx, home) as opened:
         db = open_readonly(opened.path(LEDGER))
         rows = db.execute(
-            "SELECT name, status, pid, registered_at, last_seen_at, note, (SELECT count(*) "
-            "FROM deliveries WHERE recipient = name AND state = 'written') AS unread "
-            "FROM agents ORDER BY name"
+            "SELECT name, status, reason, changed_at, pid, registered_at, last_seen_at, note, "
+            "(SELECT count(*) FROM deliveries WHERE recipient = name AND state = 'written') "
+            "AS unread FROM agents ORDER BY name"
         ).fetchall()
         roles = {row["name"]: _role(opened.read_meta(row["name"])) for row in rows}
         db.close()
@@ -54,24 +72,48 @@ def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
                     "last_seen_at": when(row["last_seen_at"]),
                     "unread": row["unread"],
                     "note": row["note"],
+                    "reason": row["reason"],
+                    "status_since": when(row["changed_at"]),
                 }
             )
         return
     now = time.time_ns()
     columns(
-        ("NAME", "STATUS", "ROLE", "SEEN", "UNREAD", "NOTE"),
+        ("NAME", "STATUS", "SINCE", "ROLE", "SEEN", "UNREAD", "NOTE"),
         [
             (
                 row["name"],
                 row["status"],
+                None if row["status"] == "active" else ago(row["changed_at"], now),
                 roles[row["name"]],
                 ago(row["last_seen_at"], now),
                 row["unread"],
-                printable(row["note"], 40),
+                printable(row["note"] if row["status"] == "active" else row["reason"], 60),
             )
             for row in rows
         ],
     )
+
+
+@agents.command(epilog='\b\nExample:\n  relay agents retire bob --reason "its work is done"')
+@control_options
+@click.argument("name")
+@click.option("--reason", metavar="TEXT", help="Who writes to it is told this.")
+def retire(ctx: click.Context, /, name: str, reason: str | None, **caller: Any) -> None:
+    """Take an agent out of service: mail to it bounces, with the reason.
+
+    What is in its inbox stays. What it writes, and a process of its own that begins since, bring
+    it back, as `revive` does.
+    """
+    order(ctx, "agent.retire", {"NAME": name, "REASON": reason}, **caller)
+
+
+@agents.command(epilog="\b\nExample:\n  relay agents revive bob")
+@control_options
+@click.argument("name")
+def revive(ctx: click.Context, /, name: str, **caller: Any) -> None:
+    """Make a retired or terminated agent active again, with inbox and history."""
+    order(ctx, "agent.revive", {"NAME": name}, **caller)
 
 
 @click.command(
@@ -87,7 +129,8 @@ def register(
 ) -> None:
     """Make an agent's mailbox, or change its role.
 
-    Needed for a role alone: a directory made by `mkdir -p` is an agent, too.
+    Needed for a role alone: a directory made by `mkdir -p` is an agent, too. An agent that was
+    terminated or retired is made active again, by a message to the relay.
     """
     from relay import fsio
 
@@ -104,10 +147,31 @@ def register(
             path = opened.path("agents", name, META)
             fsio.write_atomic(path, json.dumps(meta | {"role": role}).encode())
         meta_role = _role(opened.read_meta(name))
+        _revive(opened, name)
     if as_json:
         echo_json({"name": name, "role": meta_role})
     else:
         click.echo(f"{name} has a mailbox at {opened.path('agents', name)}")
+
+
+def _revive(home: Home, name: str) -> None:
+    """Ask for an agent that is away to be active again; a relay that runs later does it, too."""
+    from relay.errors import LedgerError
+    from relay.ledger import open_readonly
+
+    try:
+        db = open_readonly(home.path(LEDGER))
+    except LedgerError:  # no relay ever ran here
+        return
+    away = "SELECT 1 FROM agents WHERE name = ? AND status IN ('terminated', 'retired')"
+    is_away = db.execute(away, (name,)).fetchone() is not None
+    db.close()
+    if is_away:
+        from agent_sdk import Agent, Kind
+
+        with Agent(OPERATOR, home.root, registers=False) as operator:
+            body = f"ACTION: agent.revive\nNAME: {name}"
+            operator.send(ORCHESTRATOR, body, kind=Kind.COMMAND)
 
 
 def _meta(data: bytes | None) -> dict[str, object] | None:

@@ -75,7 +75,7 @@ def order(
         if len(value.splitlines()) != 1:
             raise MessageError(f"{value!r} is not one line", header=name)
     body = "\n".join(f"{name}: {value}" for name, value in given.items())
-    with Agent(agent, root) as me:
+    with Agent(agent, root, registers=False) as me:
         answer = request(me, ORCHESTRATOR, body, timeout_s)
     said = answer.body.removeprefix("completed ").strip()
     if as_json:

@@ -83,7 +83,7 @@ def send(
     if awaited:
         require_relay(root)
     content: str | bytes = sys.stdin.buffer.read() if body == "-" else body
-    with Agent(agent, root) as me:
+    with Agent(agent, root, registers=False) as me:
         options["attachments"] = [me.attach(path) for path in files]
         if awaited:
             answer = request(
@@ -134,7 +134,7 @@ def inbox(
     if not (take or follow):
         _list(root, agent, as_json)
         return EXIT_OK
-    with Agent(agent, root) as me:
+    with Agent(agent, root, registers=False) as me:
         if follow:
             for message in me.messages(timeout_s):
                 _show(message, as_json)
@@ -169,7 +169,7 @@ def ack(
     """Acknowledge a message."""
     from agent_sdk import Agent
 
-    with Agent(agent, root_of(ctx, home)) as me:
+    with Agent(agent, root_of(ctx, home), registers=False) as me:
         sent = me.ack(message_id, status, text)
     _print_id(sent, message_id, as_json)
 
@@ -187,7 +187,7 @@ def nack(
     """Say that a message could not be handled, and why."""
     from agent_sdk import Agent
 
-    with Agent(agent, root_of(ctx, home)) as me:
+    with Agent(agent, root_of(ctx, home), registers=False) as me:
         sent = me.nack(message_id, error)
     _print_id(sent, message_id, as_json)
 

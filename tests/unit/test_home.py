@@ -25,6 +25,7 @@ TREE = [
     "archive",
     "attachments",
     "config.json",
+    "continuity",
     "journal",
     "logs",
     "store",

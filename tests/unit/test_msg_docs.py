@@ -105,13 +105,14 @@ def test_a_kind_is_what_its_row_says(row: list[str]) -> None:
 @pytest.mark.parametrize("row", KINDS, ids=lambda row: row[0])
 def test_parse_does_what_the_row_says(row: list[str]) -> None:
     kind, _, to, answers, empty = row
-    lines = {"KIND": kind, "TO": "bob", "RE": RE, "NAME": "w"}
+    lines = {"KIND": kind, "TO": "bob", "RE": RE, "NAME": "w", "ACTION": "x"}
     assert accepted(lines, "hi")
     assert accepted({k: v for k, v in lines.items() if k != "TO"}, "hi") is (to != "required")
     assert accepted({k: v for k, v in lines.items() if k != "RE"}, "hi") is not bool(answers)
     assert accepted(lines, "") is (empty != "no")
-    unnamed = {k: v for k, v in lines.items() if k != "NAME"}
-    assert accepted(unnamed, "") is (empty != "no" and "NAME" not in empty)
+    for field in ("NAME", "ACTION"):
+        without = {k: v for k, v in lines.items() if k != field}
+        assert accepted(without, "") is (empty != "no" and field not in empty)
 
 
 def accepted(headers: dict[str, str], body: str) -> bool:

@@ -86,7 +86,7 @@ def test_written_synced_renamed_synced_in_this_order(
     with Agent("alice", relay.root) as alice:
         called = fail(monkeypatch, "none")
         alice.send("bob", "hello")
-    assert called == ["create", "write", "sync", "rename", "sync_dir"]
+        assert called == ["create", "write", "sync", "rename", "sync_dir"]
 
 
 def test_ids_grow_although_the_clock_goes_back(relay: HandRelay) -> None:
@@ -246,16 +246,42 @@ def test_who_it_is_stands_in_meta_json_beside_what_others_put_there(relay: HandR
     Agent("alice", relay.root, clock=StillClock()).close()
     meta = relay.root / "agents" / "alice" / "meta.json"
     meta.write_text('{"pid": 1, "role": "lead", "public_key": "k"}')
-    Agent("alice", relay.root, clock=StillClock()).close()
-    stat = Path("/proc/self/stat").read_text()
-    assert json.loads(meta.read_text()) == {
-        "pid": os.getpid(),
-        "role": "lead",
-        "public_key": "k",
-        "pid_start_ticks": int(stat.rpartition(")")[2].split()[19]),
-        "started_at": FIRST_NS,
-    }
-    assert meta.stat().st_mode & 0o777 == 0o600
+    others = {"role": "lead", "public_key": "k", "started_at": FIRST_NS}
+    with Agent("alice", relay.root, clock=StillClock()):
+        stat = Path("/proc/self/stat").read_text()
+        assert json.loads(meta.read_text()) == others | {
+            "pid": os.getpid(),
+            "pid_start_ticks": int(stat.rpartition(")")[2].split()[19]),
+        }
+        assert meta.stat().st_mode & 0o777 == 0o600
+    assert json.loads(meta.read_text()) == others
+
+
+def test_who_leaves_takes_nobody_else_out(relay: HandRelay) -> None:
+    meta = relay.root / "agents" / "alice" / "meta.json"
+    alice = Agent("alice", relay.root)
+    meta.write_text('{"pid": 1, "pid_start_ticks": 7}')  # another process is alice now
+    alice.close()
+    assert json.loads(meta.read_text()) == {"pid": 1, "pid_start_ticks": 7}
+    alice = Agent("alice", relay.root)
+    meta.write_text("[no object]")
+    alice.close()
+    assert meta.read_text() == "[no object]"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("end", "is_registered"),
+    [("", False), ("raise SystemExit(3)", False), ("os.kill(os.getpid(), 9)", True)],
+)
+def test_a_program_that_ends_leaves_though_it_closes_nothing(
+    relay: HandRelay, end: str, is_registered: bool
+) -> None:
+    program = f"import os\nfrom agent_sdk import Agent\nbob = Agent('bob', {str(relay.root)!r})\n"
+    root = str(Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", program + end], cwd=root, check=False)
+    meta = json.loads((relay.root / "agents" / "bob" / "meta.json").read_text())
+    assert ("pid" in meta) is is_registered
 
 
 @pytest.mark.parametrize("damaged", ["", "{", "[1]", "\x00" * 8])
@@ -263,9 +289,9 @@ def test_a_damaged_meta_json_is_set_aside(relay: HandRelay, damaged: str) -> Non
     Agent("alice", relay.root).close()
     folder = relay.root / "agents" / "alice"
     (folder / "meta.json").write_text(damaged)
-    Agent("alice", relay.root).close()
-    assert (folder / "meta.json.bad").read_text() == damaged
-    assert json.loads((folder / "meta.json").read_text())["pid"] == os.getpid()
+    with Agent("alice", relay.root):
+        assert (folder / "meta.json.bad").read_text() == damaged
+        assert json.loads((folder / "meta.json").read_text())["pid"] == os.getpid()
 
 
 def test_no_home_and_no_name_are_errors(relay: HandRelay, tmp_path: Path) -> None:
@@ -294,3 +320,13 @@ def test_no_descriptor_is_left(relay: HandRelay) -> None:
         alice.receive(timeout_s=0)
     alice.close()
     assert open_fds() == before
+
+
+def test_who_acts_for_another_process_leaves_meta_json_alone(relay: HandRelay) -> None:
+    meta = relay.root / "agents" / "alice" / "meta.json"
+    with Agent("alice", relay.root) as alice:
+        before = meta.read_bytes()
+        with Agent("alice", relay.root, registers=False) as other:
+            other.send("bob", "hi")
+        assert meta.read_bytes() == before
+        alice.send("bob", "hi")

@@ -1,0 +1,136 @@
+"""``relay continuity``: what an agent keeps for its next life. Asks the relay, and waits."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from relay.cli.ask import control_options, require_relay
+from relay.cli.common import columns, echo_json, printable, root_of
+
+if TYPE_CHECKING:
+    from agent_sdk import Agent
+
+of_option = click.option(
+    "--of", "name", metavar="NAME", help="Of this agent: for the operator and the lead."
+)
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  relay continuity save --as bob "the parser is done; tests are next"
+  relay continuity load --as bob
+  relay continuity list --of bob""",
+)
+def continuity() -> None:
+    """Save an agent's state for its next life, load it, list what is saved.
+
+    An agent that is started again finds its last save in its first message.
+    """
+
+
+@continuity.command(epilog="\b\nExample:\n  relay continuity save --as bob - < state.md")
+@control_options
+@click.argument("state")
+def save(
+    ctx: click.Context,
+    /,
+    state: str,
+    home: str | None,
+    agent: str,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """Keep STATE as the newest version; `-` takes standard input, byte for byte."""
+    data: str | bytes = sys.stdin.buffer.read() if state == "-" else state
+    with _agent(ctx, home, agent) as me:
+        version = me.save_state(data, timeout_s)
+    size = len(data if isinstance(data, bytes) else data.encode())
+    if as_json:
+        echo_json({"agent": agent, "version": version, "bytes": size})
+    else:
+        click.echo(f"saved as version {version} ({size} bytes)")
+
+
+@continuity.command(epilog="\b\nExample:\n  relay continuity load --as bob --version 2 > state.md")
+@control_options
+@of_option
+@click.option("--version", type=click.IntRange(1), help="This one; the last otherwise.")
+def load(
+    ctx: click.Context,
+    /,
+    name: str | None,
+    version: int | None,
+    home: str | None,
+    agent: str,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """Print what was saved, byte for byte. Exit 1 where nothing ever was."""
+    from agent_sdk.continuity import load_version
+    from relay.errors import NotFound
+
+    with _agent(ctx, home, agent) as me:
+        found = load_version(me, version, timeout_s, name)
+    if found is None:
+        raise NotFound(f"{name or agent} has saved nothing")
+    if as_json:
+        echo_json({"agent": name or agent, "version": found.version, "state": found.state})
+    else:
+        sys.stdout.buffer.write(found.state.encode())
+
+
+@continuity.command("list", epilog="\b\nExample:\n  relay continuity list --as bob --json")
+@control_options
+@of_option
+def list_(
+    ctx: click.Context,
+    /,
+    name: str | None,
+    home: str | None,
+    agent: str,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """List the versions there are, oldest first."""
+    from agent_sdk.continuity import versions
+
+    with _agent(ctx, home, agent) as me:
+        found = versions(me, timeout_s, name)
+    if as_json:
+        for one in found:
+            echo_json(_facts(name or agent, one))
+    elif found:
+        header = ("VERSION", "BYTES", "SAVED AT", "MESSAGE")
+        columns(header, [(one.version, one.size, one.saved_at, one.message_id) for one in found])
+    else:
+        click.echo(f"{name or agent} has saved nothing", err=True)
+
+
+def _facts(name: str, one: Any) -> dict[str, object]:
+    return {
+        "agent": name,
+        "version": one.version,
+        "bytes": one.size,
+        "saved_at": one.saved_at,
+        "message_id": one.message_id,
+    }
+
+
+@contextlib.contextmanager
+def _agent(ctx: click.Context, home: str | None, name: str) -> Iterator[Agent]:
+    """The agent that asks. Errors: NotRunning; Refused, its text fit for a terminal."""
+    from agent_sdk import Agent, Refused
+
+    root = root_of(ctx, home)
+    require_relay(root)
+    with Agent(name, root, registers=False) as me:
+        try:
+            yield me
+        except Refused as exc:
+            raise Refused(printable(str(exc).strip()) or "") from exc

@@ -1,0 +1,35 @@
+"""Which process has a pid now: another one that got the number later is not taken for it."""
+
+from __future__ import annotations
+
+PROC = "/proc"
+START_FIELD = 22  # of /proc/PID/stat: clock ticks after boot
+ENDED = (b"Z", b"X", b"x")  # a zombie has ended, though nobody has asked for its exit code yet
+
+
+def runs(pid: int, start_ticks: int | None) -> bool:
+    """True while the process of that pid, started at that time, has not ended.
+
+    ``start_ticks`` None, and where there is no /proc: any process of that pid is it.
+    """
+    try:
+        with open(f"{PROC}/{pid:d}/stat", "rb") as file:
+            stat = file.read()
+    except ProcessLookupError:  # it ended between open and read
+        return False
+    except FileNotFoundError:
+        return _runs_elsewhere(pid, start_ticks)
+    # The command's name stands in brackets and may hold anything; field 3 follows the last one.
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return fields[0] not in ENDED and start_ticks in (None, int(fields[START_FIELD - 3]))
+
+
+def _runs_elsewhere(pid: int, start_ticks: int | None) -> bool:
+    """Where there is no /proc the pid alone must do; where there is one, nobody has it."""
+    import os
+
+    if os.path.exists(f"{PROC}/self/stat"):
+        return False
+    import psutil
+
+    return bool(psutil.pid_exists(pid))

@@ -1,0 +1,395 @@
+"""Agents that go away and come back: who bounces, who is told what, what stays in the inbox."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from relay import fsio
+from relay.roster import META
+from tests.box import Box
+
+DAY_S = 86_400
+RETIRE = "TO: __orchestrator__\nKIND: command\n\nACTION: agent.retire\nNAME: {}\nREASON: done here"
+REVIVE = "TO: __orchestrator__\nKIND: command\n\nACTION: agent.revive\nNAME: {}"
+Start = Callable[[str], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    made = Box(tmp_path / "home", "alice", "bob", "carol")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def start(box: Box) -> Iterator[Start]:
+    """Start a process that registers as an agent, as the SDK does."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def begin(agent: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        running.append(process)
+        stat = Path(f"/proc/{process.pid}/stat").read_text()
+        path = box.path("agents", agent, META)
+        meta = json.loads(path.read_text()) if path.exists() else {}
+        meta |= {
+            "pid": process.pid,
+            "pid_start_ticks": int(stat.rpartition(")")[2].split()[19]),
+            "started_at": box.clock.now_ns(),
+        }
+        new = path.with_name("new")
+        new.write_text(json.dumps(meta))
+        new.rename(path)
+        return process
+
+    yield begin
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def life(box: Box, agent: str) -> tuple[str, str | None]:
+    ((status, reason),) = box.sql("SELECT status, reason FROM agents WHERE name = ?", agent)
+    return status, reason
+
+
+def later(box: Box, seconds: int) -> None:
+    """Time goes by, and a scan after it."""
+    box.clock.advance(seconds)
+    box.tick(2)
+
+
+def retire(box: Box, agent: str) -> None:
+    sent = box.send("operator", RETIRE.format(agent))
+    (answer,) = [m for m in box.inbox("operator").values() if m.headers["RE"] == sent]
+    assert (answer.kind, answer.body) == ("ack", f"completed {agent} is retired\n".encode())
+
+
+def terminate(box: Box, agent: str, start: Start) -> None:
+    process = start(agent)
+    later(box, 31)
+    end(process)
+    later(box, 31)
+    later(box, 300)
+    assert life(box, agent)[0] == "terminated"
+
+
+# -- retired ---------------------------------------------------------------------------------
+
+
+def test_mail_to_a_retired_agent_bounces_with_the_reason(box: Box) -> None:
+    before = box.send("alice", "TO: bob\n\nbefore")
+    retire(box, "bob")
+    sent = box.send("alice", "TO: bob\n\nafter")
+    (nack,) = box.nacks("alice")
+    assert f"{sent}.msg: bob is retired since " in nack
+    assert "Z: done here; `relay agents revive bob` brings it back" in nack
+    assert list(box.inbox("bob")) == [before]  # what was there stays
+    assert life(box, "bob") == ("retired", "done here")
+
+
+def test_broadcasts_leave_a_retired_agent_out(box: Box) -> None:
+    retire(box, "bob")
+    sent = box.send("alice", "TO: *\n\nall of you")
+    assert box.states(sent) == {"carol": "written", "operator": "written"}
+    assert box.nacks("alice") == []
+
+
+def test_in_a_channel_its_copy_bounces_and_the_others_have_theirs(box: Box) -> None:
+    for name in ("alice", "bob", "carol"):
+        box.send(name, "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    retire(box, "bob")
+    sent = box.send("alice", "TO: #team\n\nnews")
+    assert box.states(sent) == {"bob": "bounced", "carol": "written"}
+    ((why,),) = box.sql("SELECT last_error FROM deliveries WHERE state = 'bounced'")
+    assert "bob is retired since" in why
+    (nack,) = box.nacks("alice")
+    assert "done here" in nack and f"bob did not get {sent}.msg" in nack
+
+
+def test_the_lead_that_is_retired_bounces(box: Box) -> None:
+    box.path("agents", "bob", META).write_text('{"role": "lead"}')
+    retire(box, "bob")
+    box.send("alice", "TO: Lead\n\nhelp")
+    assert "bob is retired" in box.nacks("alice")[0]
+
+
+def test_an_answer_to_a_retired_agent_bounces_and_counts_as_given(box: Box) -> None:
+    asked = box.send("bob", "TO: alice\nKIND: command\n\ndeploy")
+    retire(box, "bob")
+    box.send("alice", f"TO: bob\nKIND: ack\nRE: {asked}\n\ncompleted")
+    assert "bob is retired" in box.nacks("alice")[0]
+    assert box.states(asked) == {"alice": "acked"}
+
+
+def test_what_was_held_for_it_ends_as_bounced(box: Box) -> None:
+    inbox = box.path("agents", "bob", "inbox")
+    inbox.rename(inbox.with_name("aside"))
+    inbox.write_text("in the way")
+    sent = box.send("alice", "TO: bob\n\nhi")
+    assert box.states(sent) == {"bob": "held"}
+    retire(box, "bob")
+    later(box, 61)
+    assert box.states(sent) == {"bob": "bounced"}
+    assert "not delivered to bob: bob is retired" in box.nacks("alice")[0]
+
+
+def test_what_it_owes_an_ack_for_is_not_delivered_again_but_bounced(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nKIND: command\nAWAIT: 5s\n\ndeploy")
+    retire(box, "bob")
+    for _ in range(4):
+        later(box, 10)
+    assert box.states(sent) == {"bob": "bounced"}
+    assert "not acknowledged by bob: bob is retired" in box.nacks("alice")[0]
+    (late,) = box.inbox("bob")
+    box.take("bob", late)
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted")  # it comes back, and answers
+    assert box.states(sent) == {"bob": "acked"}
+
+
+@pytest.mark.parametrize("how", ["command", "file", "process"])
+def test_it_comes_back_with_inbox_and_history(box: Box, start: Start, how: str) -> None:
+    before = box.send("alice", "TO: bob\n\nbefore")
+    running = start("bob")
+    retire(box, "bob")
+    later(box, 31)
+    assert life(box, "bob")[0] == "retired"  # that process was there all the time
+    if how == "command":
+        box.send("operator", REVIVE.format("bob"))
+    elif how == "file":
+        box.send("bob", "TO: alice\n\nI am back")
+    else:
+        box.clock.advance(1)
+        end(running)
+        start("bob")
+    sent = box.send("alice", "TO: bob\n\nafter")
+    assert box.states(sent) == {"bob": "written"}
+    assert {before, sent} <= set(box.inbox("bob"))
+    assert life(box, "bob") == ("active", None)
+    assert any(line.get("action") == "agent_status" for line in box.log) or how == "command"
+
+
+def test_reading_what_it_still_has_does_not_bring_a_retired_agent_back(box: Box) -> None:
+    before = box.send("alice", "TO: bob\n\nbefore")
+    retire(box, "bob")
+    box.take("bob", before)
+    box.tick()
+    assert life(box, "bob")[0] == "retired"
+
+
+def test_retired_and_gone_still_says_why(box: Box) -> None:
+    retire(box, "bob")
+    box.path("agents", "bob").rename(box.path("tmp", "bob"))
+    later(box, 31)
+    box.send("alice", "TO: bob\n\nhi")
+    assert "done here" in box.nacks("alice")[0]
+    box.home.make_agent("bob")
+    later(box, 31)
+    assert life(box, "bob") == ("retired", "done here")
+
+
+def test_it_stays_retired_over_a_restart(box: Box) -> None:
+    retire(box, "bob")
+    box.kill()
+    box.open()
+    box.send("alice", "TO: bob\n\nhi")
+    assert "done here" in box.nacks("alice")[0]
+
+
+def full_for(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """The disk takes no file with that in its name; all others when it is empty."""
+
+    def fault(operation: str, name: str) -> None:
+        if operation == "write" and text and text in name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(fsio, "fault", fault)
+
+
+def test_an_answer_that_the_disk_did_not_take_does_its_work_later(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full_for(monkeypatch, ".msg")
+    box.send("operator", RETIRE.format("bob"))
+    assert (life(box, "bob")[0], box.inbox("operator")) == ("active", {})
+    full_for(monkeypatch, "")
+    later(box, 2)
+    assert life(box, "bob") == ("retired", "done here")
+    assert box.bodies("operator") == ["completed bob is retired\n"]
+
+
+def test_what_it_wrote_before_and_still_waits_brings_nobody_back(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = box.name()
+    full_for(monkeypatch, name)
+    sent = box.send("bob", "TO: alice\n\nmy last words", name)
+    retire(box, "bob")
+    later(box, 2)
+    assert life(box, "bob")[0] == "retired"
+    full_for(monkeypatch, "")
+    later(box, 61)
+    assert box.states(sent) == {"alice": "written"}
+    assert life(box, "bob")[0] == "retired"
+
+
+@pytest.mark.parametrize(
+    ("sender", "name", "says"),
+    [
+        ("alice", "bob", "agent.retire is for operator and the lead alone, not for alice"),
+        ("operator", "operator", "operator is the person at the keyboard"),
+        ("operator", "nobody", "there is no agent nobody"),
+        ("operator", "../bob", "NAME '../bob' is no name of an agent"),
+    ],
+)
+def test_who_may_not_be_retired_or_by_whom(box: Box, sender: str, name: str, says: str) -> None:
+    box.send(sender, RETIRE.format(name))
+    (nack,) = box.nacks(sender)
+    assert nack.startswith(says)
+    assert box.sql("SELECT DISTINCT status FROM agents") == [("active",)]
+
+
+def test_the_lead_may_retire(box: Box) -> None:
+    box.path("agents", "carol", META).write_text('{"role": "lead"}')
+    box.send("carol", RETIRE.format("bob"))
+    assert life(box, "bob") == ("retired", "done here")
+
+
+# -- terminated ------------------------------------------------------------------------------
+
+
+def test_whose_process_died_bounces_after_a_while(box: Box, start: Start) -> None:
+    process = start("bob")
+    later(box, 31)
+    assert box.sql("SELECT pid FROM agents WHERE name = 'bob'") == [(process.pid,)]
+    end(process)
+    later(box, 31)
+    early = box.send("alice", "TO: bob\n\nearly")  # it may be started again any moment
+    assert box.states(early) == {"bob": "written"}
+    later(box, 300)
+    box.send("alice", "TO: bob\n\nlate")
+    assert f"its process {process.pid} ended" in box.nacks("alice")[0]
+    assert "start it again" in box.nacks("alice")[0]
+    assert list(box.inbox("bob")) == [early]
+    box.take("bob", early)  # somebody reads as bob: so it is there
+    box.tick()
+    assert life(box, "bob") == ("active", None)
+
+
+def test_a_process_that_comes_back_gets_its_mail_at_once(box: Box, start: Start) -> None:
+    terminate(box, "bob", start)
+    start("bob")
+    sent = box.send("alice", "TO: bob\n\nare you there?")  # no scan in between
+    assert box.states(sent) == {"bob": "written"}
+
+
+def test_a_death_that_it_outlived_is_not_held_against_it(box: Box, start: Start) -> None:
+    terminate(box, "bob", start)
+    box.send("bob", "TO: alice\n\nI am a shell script now")
+    later(box, 1000)
+    assert life(box, "bob") == ("active", None)
+    process = start("bob")
+    later(box, 31)
+    end(process)
+    later(box, 31)
+    later(box, 300)
+    assert life(box, "bob")[0] == "terminated"
+
+
+def test_who_left_in_good_order_gets_mail_for_ever(box: Box, start: Start) -> None:
+    process = start("bob")
+    later(box, 31)
+    end(process)
+    box.path("agents", "bob", META).write_text("{}")
+    later(box, 31)
+    later(box, 1000)
+    assert box.states(box.send("alice", "TO: bob\n\nhi")) == {"bob": "written"}
+    assert box.sql("SELECT pid FROM agents WHERE name = 'bob'") == [(None,)]
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        '{"pid": 0}',
+        '{"pid": -5}',
+        '{"pid": 99999999999999999999}',
+        '{"pid": 7, "started_at": "today", "pid_start_ticks": "x"}',
+        '{"pid": "seven"}',
+    ],
+)
+def test_what_is_no_process_of_anybody_harms_nobody(box: Box, meta: str) -> None:
+    box.path("agents", "bob", META).write_text(meta)
+    later(box, 31)
+    assert box.states(box.send("alice", "TO: bob\n\nhi")) == {"bob": "written"}
+
+
+# -- inactive --------------------------------------------------------------------------------
+
+
+def test_who_is_silent_for_a_week_gets_mail_and_no_broadcasts(box: Box) -> None:
+    box.send("bob", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.send("alice", "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    later(box, 4 * DAY_S)
+    box.send("alice", "TO: carol\n\nstill here")
+    later(box, 4 * DAY_S)
+    assert life(box, "bob")[0] == "inactive" and life(box, "alice")[0] == "active"
+    assert life(box, "operator") == ("active", None)  # a person may be away
+    sent = box.send("alice", "TO: *\n\nall of you")
+    assert set(box.states(sent)) == {"operator"}
+    team = box.send("alice", "TO: #team\n\nnews")  # it asked to be told
+    assert box.states(team) == {"bob": "written"}
+    direct = box.send("alice", "TO: bob\n\nhi")
+    assert box.states(direct) == {"bob": "written"}
+    assert life(box, "bob")[0] == "inactive"  # that others write to it is no sign of life
+    box.take("bob", direct)
+    box.tick()
+    assert life(box, "bob") == ("active", None)
+
+
+def test_it_stays_inactive_over_a_restart_and_a_process_makes_it_active(
+    box: Box, start: Start
+) -> None:
+    later(box, 8 * DAY_S)
+    box.kill()
+    box.open()
+    assert life(box, "bob")[0] == "inactive"
+    start("bob")
+    later(box, 31)
+    assert life(box, "bob") == ("active", None)
+
+
+def test_a_status_makes_it_active_and_has_no_answer(box: Box) -> None:
+    later(box, 8 * DAY_S)
+    box.send("bob", "TO: __orchestrator__\nKIND: status\n\nreading the parser")
+    assert life(box, "bob") == ("active", None)
+    assert box.inbox("bob") == {}
+    ((note, seen),) = box.sql("SELECT note, last_seen_at FROM agents WHERE name = 'bob'")
+    assert (note, seen) == ("reading the parser", box.clock.now_ns())
+
+
+def test_a_status_to_others_is_a_message(box: Box) -> None:
+    sent = box.send("bob", "TO: alice\nKIND: status\n\nreading the parser")
+    assert str(box.inbox("alice")[sent].kind) == "status"
+    assert box.sql("SELECT note FROM agents WHERE name = 'bob'") == [(None,)]
+
+
+def test_time_that_goes_by_moves_no_status(box: Box, start: Start) -> None:
+    start("bob")
+    later(box, 31)
+    changes = box.ledger.registry.changes
+    for _ in range(20):
+        later(box, 31)
+    assert box.ledger.registry.changes == changes

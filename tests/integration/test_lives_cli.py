@@ -1,0 +1,144 @@
+"""Agents' lives and saves as a person has them: the command line, a real relay, real processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_sdk import Agent, Refused
+from tests.procs import Relay, environment, home_of, relay, until
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A relay that scans every second, for which a process is dead after one."""
+    root = home_of(tmp_path / "home", "alice", "bob")
+    settings = {"detection": {"scan_interval_s": 1}, "agents": {"dead_after_s": 1}}
+    (root / "config.json").write_text(json.dumps(settings))
+    daemon = Relay(root)
+    daemon.start()
+    yield root
+    if daemon.process is not None:
+        daemon.stop()
+
+
+def agents(home: Path) -> dict[str, dict[str, Any]]:
+    done = relay("agents", "--json", home=home)
+    assert done.returncode == 0, done.stderr
+    return {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}
+
+
+def test_retire_and_revive(home: Path) -> None:
+    done = relay("agents", "retire", "bob", "--reason", "its work\tis done", home=home)
+    assert (done.returncode, done.stdout) == (0, "bob is retired\n"), done.stderr
+    row = agents(home)["bob"]
+    assert (row["status"], row["reason"]) == ("retired", "its work\tis done")
+    assert row["status_since"] is not None
+    table = relay("agents", home=home).stdout.splitlines()
+    assert table[0].split() == ["NAME", "STATUS", "SINCE", "ROLE", "SEEN", "UNREAD", "NOTE"]
+    (line,) = [line for line in table if line.startswith("bob")]
+    assert "retired" in line and "its work\\tis done" in line
+    with Agent("alice", home) as alice:
+        sent = alice.send("bob", "hi")
+        nack = alice.receive(30)
+        assert nack is not None and nack.re == sent and "bob is retired since" in nack.body
+    done = relay("agents", "revive", "bob", "--json", home=home)
+    assert json.loads(done.stdout)["answer"] == "bob is active"
+    assert agents(home)["bob"]["reason"] is None
+
+
+def test_who_may_not_is_told(home: Path) -> None:
+    done = relay("agents", "retire", "alice", "--as", "bob", home=home)
+    assert done.returncode == 6
+    assert done.stderr == ("relay: agent.retire is for operator and the lead alone, not for bob\n")
+    done = relay("agents", "retire", "nobody", home=home)
+    assert done.returncode == 6 and "there is no agent nobody" in done.stderr
+
+
+def test_register_brings_back_who_is_away(home: Path) -> None:
+    relay("agents", "retire", "bob", home=home)
+    done = relay("register", "bob", home=home)
+    assert done.returncode == 0, done.stderr
+    until(lambda: agents(home)["bob"]["status"] == "active")
+
+
+def test_a_program_that_is_killed_is_told_of_and_a_short_call_is_not_a_death(home: Path) -> None:
+    program = (
+        "import sys\nfrom agent_sdk import Agent\n"
+        "bob = Agent('bob', sys.argv[1])\nprint('here', flush=True)\nbob.receive()"
+    )
+    command = [sys.executable, "-c", program, str(home)]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "here\n"
+    until(lambda: agents(home)["bob"]["pid"] == process.pid)
+    assert relay("send", "--as", "alice", "operator", "hi", home=home).returncode == 0
+    process.kill()
+    process.communicate()
+    until(lambda: agents(home)["bob"]["status"] == "terminated")
+    rows = agents(home)
+    assert f"its process {process.pid} ended" in rows["bob"]["reason"]
+    assert rows["alice"]["status"] == "active"  # a command line is nobody's process
+    with Agent("alice", home) as alice:
+        alice.send("bob", "hi")
+        nack = alice.receive(30)
+        assert nack is not None and "bob is terminated since" in nack.body
+        with Agent("bob", home) as bob:
+            alice.send("bob", "are you back?")
+            message = bob.receive(30)
+            assert message is not None
+            while message is not None and message.sender != "alice":  # the welcome may come first
+                message = bob.receive(30)
+            assert message is not None and message.body == "are you back?"
+
+
+def test_what_the_sdk_saves_the_sdk_loads(home: Path) -> None:
+    with Agent("bob", home) as bob:
+        assert (bob.load_state(), bob.saved_states()) == (None, [])
+        assert bob.save_state("one\n") == 1
+        assert bob.save_state("zw\u00f6lf\r\n\n".encode()) == 2
+        assert bob.load_state() == "zw\u00f6lf\r\n\n"
+        assert bob.load_state(1) == "one\n"
+        first, second = bob.saved_states()
+        assert (first.version, first.size, second.version, second.size) == (1, 4, 2, 9)
+        with pytest.raises(Refused, match="bob has no version 3: there are 1, 2"):
+            bob.load_state(3)
+
+
+def test_continuity_on_the_command_line(home: Path) -> None:
+    done = relay("continuity", "load", "--as", "bob", home=home)
+    assert done.returncode == 1
+    assert done.stderr.startswith("relay: bob has saved nothing") and done.stderr.count("\n") == 1
+    done = relay("continuity", "list", "--as", "bob", home=home)
+    assert (done.returncode, done.stderr) == (0, "bob has saved nothing\n")
+    done = relay("continuity", "save", "--as", "bob", "-", home=home, stdin="half\nway")
+    assert (done.returncode, done.stdout) == (0, "saved as version 1 (8 bytes)\n"), done.stderr
+    done = relay("continuity", "save", "--as", "bob", "--json", "more", home=home)
+    assert json.loads(done.stdout) == {"agent": "bob", "version": 2, "bytes": 4}
+    load = ("continuity", "load", "--version", "1")
+    assert relay(*load, "--as", "bob", home=home).stdout == "half\nway"
+    assert relay(*load, "--of", "bob", home=home).stdout == "half\nway"  # the operator may
+    done = relay(*load, "--of", "bob", "--as", "alice", home=home)
+    assert done.returncode == 6 and "load of NAME 'bob' is not for alice" in done.stderr
+    done = relay("continuity", "list", "--as", "bob", "--json", home=home)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["agent"], row["version"], row["bytes"]) for row in rows] == [
+        ("bob", 1, 8),
+        ("bob", 2, 4),
+    ]
+    table = relay("continuity", "list", "--as", "bob", home=home).stdout.splitlines()
+    assert len(table) == 3 and rows[0]["message_id"] in table[1]
+
+
+def test_without_a_relay_nothing_is_sent(tmp_path: Path) -> None:
+    root = home_of(tmp_path / "home", "bob")
+    done = relay("continuity", "save", "--as", "bob", "x", home=root)
+    assert done.returncode == 5 and "no relay runs" in done.stderr
+    assert not list((root / "agents" / "bob" / "outbox").glob("*.msg"))
