@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agent_sdk import Agent, Refused
-from tests.procs import Relay, environment, home_of, relay, until
+from tests.procs import PROJECT, Relay, environment, home_of, relay, until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -142,3 +142,24 @@ def test_without_a_relay_nothing_is_sent(tmp_path: Path) -> None:
     done = relay("continuity", "save", "--as", "bob", "x", home=root)
     assert done.returncode == 5 and "no relay runs" in done.stderr
     assert not list((root / "agents" / "bob" / "outbox").glob("*.msg"))
+
+
+def test_a_shell_saves_and_loads(home: Path) -> None:
+    script = (
+        ". agent_sdk/relay.sh\n"
+        "printf 'half\\nway' | relay_send -k continuity -H 'ACTION: save' __orchestrator__ -\n"
+        "relay_recv -t 30 | relay_body\n"
+        "relay_send -k continuity -H 'ACTION: load' __orchestrator__\n"
+        "relay_recv -t 30 | relay_body\n"
+    )
+    done = subprocess.run(
+        ["sh", "-c", script],
+        env=environment(AGENT_RELAY_DIR=str(home), AGENT_RELAY_NAME="bob"),
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    _, saved, _, loaded, *rest = done.stdout.splitlines()
+    assert (saved, loaded) == ("completed saved as version 1 (8 bytes)", "completed version 1")
+    assert rest == ["half", "way"]
