@@ -28,7 +28,6 @@ from relay.logs import Log, make_log
 from relay.notify import Notifier, Watchdog
 from relay.published import Board
 from relay.session import Session
-from relay.watcher import Watcher
 
 # The thread that writes the store holds the interpreter this long at most before the loop goes on.
 SWITCH_INTERVAL_S = 0.0005
@@ -53,7 +52,8 @@ class Daemon:
         self._notifier = notifier
         self.board = Board(home.root, config, self._clock)
         self._admin = Admin(self.board, log)
-        self._watcher: Watcher | None = None  # the running session's
+        self._session_now: Session | None = None
+        self._next: Config | None = None  # to be followed as soon as the session can end
         self._stopping = False
         self._asked_to_reload = False
         self._lock_fd = -1
@@ -100,8 +100,9 @@ class Daemon:
 
     def _wake(self) -> None:
         """End the wait of the session that runs, if one does."""
-        if self._watcher is not None:
-            self._watcher.wake()
+        session = self._session_now
+        if session is not None:
+            session.watcher.wake()
 
     def _serve(self, ready: Callable[[], None]) -> None:
         """Sessions, one after the other: a passing fault of the disk ends one and not the relay.
@@ -154,7 +155,7 @@ class Daemon:
     def _session(self, ready: Callable[[], None]) -> None:
         """Open everything, recover, serve until told to end, close everything."""
         with Session(self._home, self._config, self._clock, self._log, self.board) as session:
-            self._watcher = session.watcher
+            self._session_now = session
             try:
                 ready()
                 session.serve(self._must_end)
@@ -163,7 +164,7 @@ class Daemon:
                     if not session.ends_within(PATIENCE_S):
                         self._leave()
             finally:
-                self._watcher = None
+                self._session_now = None
 
     def _leave(self) -> None:
         """End at once. The batch in hand is finished and the store written; a step of the tiers is
@@ -180,29 +181,40 @@ class Daemon:
     # -- SIGHUP ------------------------------------------------------------------------
 
     def _must_end(self) -> bool:
-        """True when the session is to end: for good, or for one with another configuration."""
-        if self._asked_to_reload and not self._stopping:
-            self._asked_to_reload = False
-            return self._read_config()
-        return self._stopping
+        """True when the session is to end: for good, or for one with another configuration.
 
-    def _read_config(self) -> bool:
-        """Read config.json again; True when it is good, and another one. It is followed then."""
+        For that no step of the journal's tiers is waited for, nor cut off: an upload may take
+        minutes, and the session serves meanwhile.
+        """
+        if self._stopping:
+            return True
+        session = self._session_now
+        if self._asked_to_reload:
+            self._asked_to_reload = False
+            self._next = self._read_config()
+            if session is not None:
+                session.is_ending = self._next is not None
+        if self._next is None or (session is not None and not session.ends_within(0)):
+            return False
+        self._notifier.reloading(self._clock.monotonic_ns())
+        # Where nobody is served, anyway, what fails next is no fault of the configuration.
+        self._former = None if session is None else self._config
+        self._follow(self._next)
+        self._next = None
+        return True
+
+    def _read_config(self) -> Config | None:
+        """config.json as it is now, when it is good, and another than is followed."""
         try:
             fresh = configuration.decode(self._home.read_config(), self._home.path("config.json"))
         except (RelayError, OSError) as exc:
             self._refuse_config(str(exc))
-            return False
+            return None
         self.board.config_error = ""
         changed = configuration.changes(self._config, fresh)
         text = f"Read config.json again: {', '.join(changed) or 'nothing changed'}"
         self._log(text, action="reload", changed=changed)
-        if not changed:
-            return False
-        self._notifier.reloading(self._clock.monotonic_ns())
-        self._former = self._config
-        self._follow(fresh)
-        return True
+        return fresh if changed else None
 
     def _follow(self, config: Config) -> None:
         """Everything beside the session goes by another configuration from now on."""

@@ -64,6 +64,7 @@ class Session:
         self._board = board or Board(home.root, config, clock)
         self._tally = self._board.tally
         self._stack = contextlib.ExitStack()
+        self.is_ending = False  # True: as soon as no step of the tiers runs
 
     def __enter__(self) -> Session:
         self._tally.begin(START)
@@ -209,11 +210,12 @@ class Session:
 
     def _poll(self) -> int:
         """Let the tiers go on beside the loop; when to look at them again (monotonic ns)."""
-        done = self._tiers.poll()
+        done = self._tiers.poll(start=not self.is_ending)
         if done:
             self._log(f"The journal: {done}", action="tier_step")
         due = self._tiers.due_ns()
-        return self._clock.monotonic_ns() + TIER_POLL_NS if due is None else due
+        soon = self._clock.monotonic_ns() + TIER_POLL_NS
+        return soon if due is None or self.is_ending else due
 
     def _warn_of_store(self, text: str) -> None:
         self._log(f"The store: {text}", action="store_warning", level="warning")

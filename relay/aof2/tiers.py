@@ -435,17 +435,17 @@ class TierWorker:
         self._wake = wake
         self._running: Future[str | None] | None = None
 
-    def poll(self) -> str | None:
+    def poll(self, *, start: bool = True) -> str | None:
         """Start a step when one is due and none runs; what the last one did, once it is done.
 
-        Takes no time.
+        Takes no time. ``start`` False: the owner is about to end, no other step begins.
         """
         done = None
         if self._running is not None:
             if not self._running.done():
                 return None
             done, self._running = self._running.result(), None
-        if self._clock.monotonic_ns() >= self._tiers.due_ns():
+        if start and self._clock.monotonic_ns() >= self._tiers.due_ns():
             self._running = self._executor.submit(self._tiers.step)
             self._running.add_done_callback(lambda _: self._wake())
         return done

@@ -221,6 +221,54 @@ def test_an_upload_that_hangs_does_not_hold_up_the_end(home: Path) -> None:
     assert (trace["status"], trace["deliveries"][0]["attempt"]) == ("archived", 1)
 
 
+@pytest.fixture
+def uploading(home: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A relay each of whose steps of the tiers lasts until somebody writes to ``ends``."""
+    ends = home.parent / "ends"
+    code = HANGS.replace("threading.Event().wait()", f"return open({str(ends)!r}).read()")
+    os.mkfifo(ends)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "--home", str(home)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"begun\n"
+    until(lambda: status(home).get("ready"))
+    yield process
+    process.kill()
+    process.wait(PATIENCE_S)
+    process.stdout.close()
+
+
+def test_an_upload_that_takes_long_does_not_stop_service_for_a_reload(
+    home: Path, uploading: subprocess.Popen[bytes]
+) -> None:
+    (home / "config.json").write_text('{"lead": "bob"}')
+    uploading.send_signal(signal.SIGHUP)
+    until(lambda: log(home, "reload"))
+    drop(home, "alice", "TO: bob\n\nhi", "1000000001-01.msg")
+    until((home / "agents/bob/inbox/1000000001-01.msg").exists)
+    assert status(home)["starts"] == 1
+    (home.parent / "ends").write_text("done\n")  # then it begins with the new one
+    until(lambda: status(home).get("starts") == 2)
+
+
+def test_a_reload_that_is_taken_back_while_it_waits_is_none(
+    home: Path, uploading: subprocess.Popen[bytes]
+) -> None:
+    before = (home / "config.json").read_text()
+    for number, text in enumerate(('{"lead": "bob"}', before), 1):
+        (home / "config.json").write_text(text)
+        uploading.send_signal(signal.SIGHUP)
+        until(lambda n=number: len(log(home, "reload")) == n)
+    (home.parent / "ends").write_text("done\n")
+    assert uploading.stdout is not None
+    assert uploading.stdout.readline() == b"begun\n"  # the next step, in the same session
+    assert status(home)["starts"] == 1
+
+
 def test_a_relay_at_a_terminal_goes_with_it(home: Path) -> None:
     command = ["-m", "relay.cli", "--home", str(home), "up", "--foreground"]
     view = pexpect.spawn(sys.executable, command, env=environment(), timeout=30)  # type: ignore[arg-type]
