@@ -7,6 +7,8 @@
     agents/{name}/meta.json           pid, start time, role, public key
     attachments/{2 hex}/{sha256}      archive/{date}/{agent}/[rejected/]      tmp/
     store/relay.acomm                 journal/                            logs/
+    run/{name}.lock                   held by a process that the relay started
+    run/{name}.{id}.json              with what it was started
 
 Directories are 700, files 600. Agents' files are never opened by their paths: ``Home.dirs`` walks
 from the home's descriptor, name by name, and follows no link. Ledger, store and log are opened by
@@ -38,7 +40,9 @@ ARCHIVES = "store/archive"
 BASE = "store/base.acomm"
 JOURNAL = "journal"
 
-TOP_DIRS = ("agents", "attachments", "archive", "tmp", "store", "journal", "logs")
+RUN = "run"
+
+TOP_DIRS = ("agents", "attachments", "archive", "tmp", "store", "journal", "logs", RUN)
 TOP_FILES = (LEDGER, LEDGER + "-wal", LEDGER + "-shm", CONFIG, LOCK)
 AGENT_DIRS = ("outbox", f"outbox/{PENDING}", "inbox", f"inbox/{PENDING}", f"inbox/{READ}")
 

@@ -26,6 +26,7 @@ from relay.message import (
     parse,
 )
 from relay.names import ORCHESTRATOR
+from relay.redaction import redact
 
 
 def render_again(dirs: Dirs, store: CommStore, row: Row, attempt: int) -> bytes:
@@ -59,7 +60,8 @@ def original(dirs: Dirs, row: Row) -> MessageFile | None:
     with contextlib.suppress(OSError, UnsafePath, MessageError):
         limit = max_file_bytes(DEFAULT_MAX_BODY_BYTES)
         data, _ = fsio.read_regular(name, dirs.get(*folder), limit)
-        message = parse(data, file=name)
+        clean = redact(data)  # it lies in the outbox still, with its secrets
+        message = parse(clean.data if clean else data, file=name)
         if sha256_hex(message.content) == row.checksum:
             return message
     return None
