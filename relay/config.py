@@ -250,6 +250,11 @@ def decode(data: bytes, path: str = "config.json") -> Config:
     ):
         if value not in known:
             raise ConfigError(f"{path}: {key} is {value!r}, expected one of {', '.join(known)}")
+    for name, argv in config.spawn.clis.items():
+        if not argv or not argv[0]:
+            raise ConfigError(
+                f"{path}: spawn.clis.{name} is {list(argv)}, expected a program first"
+            )
     return config
 
 

@@ -77,9 +77,9 @@ class Daemon:
     def stop(self) -> None:
         """End the loop after the batch in hand; safe in a signal handler."""
         self._stopping = True
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         """End the wait of the session that runs, if one does."""
         if self._watcher is not None:
             self._watcher.wake()
@@ -171,6 +171,7 @@ def run_daemon(root: str, *, log_path: str | None, ready: Callable[[], None]) ->
         daemon = Daemon(home, config, make_log(config.log_level, log_path))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: daemon.stop())
+        signal.signal(signal.SIGCHLD, lambda *_: daemon.wake())  # a process of ours has ended
         daemon.run(ready)
 
 

@@ -23,27 +23,42 @@ from relay.comm.model import (
     Metadata,
 )
 from relay.comm.receiving import SYSTEM
+from relay.config import Spawn
 from relay.delivery import render_delivered
 from relay.errors import CommError, StoreCapacity, StoreFull
 from relay.intake import Accepted
 from relay.message import Kind, MessageFile
 from relay.names import ORCHESTRATOR, derived_id, direct_channel_name, shown
 from relay.router import Bounce, Directory, Route
-from relay.work import Acknowledged, Later, Posting, Work, notice_of_message, own_facts
+from relay.spawning import Asker, read_request
+from relay.work import (
+    Acknowledged,
+    Later,
+    Posting,
+    Work,
+    notice_of_message,
+    own_facts,
+    request_answer_id,
+)
 
 HELD_BACK = "held back: the channel has as many pending messages as max_pending allows"
 HELD_BACK_NS = 60 * NS_PER_S  # it is let go as soon as it may, and looked at this often
+CARRIED_OUT_LATER = frozenset({Kind.SPAWN, Kind.RELEASE})
 STICKY = "sent before it joined"
 MAX_NOTE = 500  # characters of a status that the agents table keeps
+DEFAULT_SPAWN = Spawn()
 ACK_WORD = re.compile(r"\s*(received|in_progress|completed)\b")
 
 
 class Decider:
     """Turns accepted messages into postings. Owned by the loop."""
 
-    def __init__(self, store: CommStore, lead: Callable[[], str | None]) -> None:
+    def __init__(
+        self, store: CommStore, lead: Callable[[], str | None], spawn: Spawn = DEFAULT_SPAWN
+    ) -> None:
         self._store = store
         self._lead = lead
+        self._spawn = spawn
 
     def decide(
         self,
@@ -89,7 +104,7 @@ class Decider:
             self._answer(work, Kind.NACK, f"nobody else takes part in {route.channel}", stored)
         if ORCHESTRATOR in recipients:
             work.control = True
-            self._obey(work, message, stored)
+            self._obey(work, accepted.original or message, stored)
         self._post(work, accepted, stored, route, recipients, agents)
 
     def refuse(self, work: Work, reason: str) -> None:
@@ -99,14 +114,25 @@ class Decider:
         text = reason if name in reason else f"{name}: {reason}"
         self._answer(work, Kind.NACK, f"not delivered: {text}", None)
 
-    def tell(self, agent: str, message_id: str, at_ns: int, key: str, text: str) -> Work:
+    def tell(
+        self,
+        agent: str,
+        message_id: str,
+        at_ns: int,
+        key: str,
+        text: str,
+        kind: Kind = Kind.NACK,
+    ) -> Work:
         """Work that tells an agent what became of a message of its own, once for each ``key``.
 
+        Without a key it is the answer itself, which its control message did not get at once.
         Nobody is told where ``agent`` is empty.
         """
         work = notice_of_message(message_id, agent, at_ns, f"{message_id} {key}")
+        answer_id = "" if key else request_answer_id(at_ns, agent, message_id, kind)
         if agent:
-            self._answer(work, Kind.NACK, text, self._store.by_relay_id(message_id))
+            stored = self._store.ever_by_relay_id(message_id)
+            self._answer(work, kind, text, stored, answer_id)
         return work
 
     def announce_dead(self, work: Work, text: str, agents: Set[str]) -> None:
@@ -205,7 +231,10 @@ class Decider:
             if said is not None:  # before a crash: done with it, and this is what came of it
                 self._answer(work, kind, said.content.decode().removesuffix("\n"), stored)
                 return
-        answer = control.handle(message, work.agent, self._store, self._lead())
+        if message.kind in CARRIED_OUT_LATER:
+            answer = self._ask(work, message)
+        else:
+            answer = control.handle(message, work.agent, self._store, self._lead())
         if answer.order is not None:
             work.orders.append(answer.order)
         for number, recipient in self._store.take_copies():
@@ -216,6 +245,8 @@ class Decider:
         self._store.deliver(stored.id, [ORCHESTRATOR])
         if self._store.expects_ack(stored):
             self._store.move_deliveries(stored.id, [ORCHESTRATOR], DeliveryState.ACKNOWLEDGED)
+        if work.requests:  # whoever does it answers, too
+            return
         if answer.ok is None:
             work.status_note = message.content.decode()[:MAX_NOTE]
             return
@@ -223,6 +254,15 @@ class Decider:
             self._answer(work, Kind.ACK, f"completed {answer.text}", stored)
         else:
             self._answer(work, Kind.NACK, answer.text, stored)
+
+    def _ask(self, work: Work, message: MessageFile) -> control.Answer:
+        """A process is to be started or ended: it is, once this is accepted."""
+        asker = Asker(work.agent, work.message_id, work.discovered_at, self._lead())
+        request = read_request(message, asker, self._spawn)
+        if isinstance(request, str):
+            return control.Answer(False, request)
+        work.requests.append(request)
+        return control.Answer(None)
 
     def _post(
         self,
@@ -259,10 +299,12 @@ class Decider:
             )
             work.postings.append(Posting(work.message_id, stored.id, data, targets))
 
-    def _answer(self, work: Work, kind: Kind, text: str, stored: Message | None) -> None:
+    def _answer(
+        self, work: Work, kind: Kind, text: str, stored: Message | None, answer_id: str = ""
+    ) -> None:
         """A message of the orchestrator's to the sender; its id says what it answers."""
         body = f"{text}\n".encode()
-        reply_id = _answer_id(work, kind)
+        reply_id = answer_id or _answer_id(work, kind)
         to = work.agent
         headers = {"RE": work.message_id} if work.message_id else {}
         reply = MessageFile(to, kind, headers, body)
@@ -293,7 +335,9 @@ class Decider:
         store = self._store
         name = direct_channel_name(work.agent, ORCHESTRATOR)
         channel = self._channel(Route(name, ChannelType.DIRECT, (work.agent, ORCHESTRATOR)))
-        acknowledges = stored is not None and store.expects_ack(stored)
+        is_notice = reply.kind is Kind.NOTIFICATION
+        acknowledges = stored is not None and store.expects_ack(stored) and not is_notice
+        other_type = MessageType.NOTIFICATION if is_notice else MessageType.ERROR
         metadata: Metadata = {
             "relay_id": reply_id,
             "to": reply.to,
@@ -304,7 +348,7 @@ class Decider:
         return store.accept(
             channel.id,
             ORCHESTRATOR,
-            MessageType.ACKNOWLEDGMENT if acknowledges else MessageType.ERROR,
+            MessageType.ACKNOWLEDGMENT if acknowledges else other_type,
             reply.body,
             recipients=(work.agent,),
             correlation_id=stored.correlation_id if stored and acknowledges else None,

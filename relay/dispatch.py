@@ -8,7 +8,7 @@ no file in an inbox, no word in the ledger. States and what a crash leaves: docs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from relay import attachments, delivery
 from relay.admission import Admission
@@ -30,6 +30,7 @@ from relay.ledger import Ledger
 from relay.names import MSG_SUFFIX, message_id_of
 from relay.overdue import OverdueMail
 from relay.roster import Roster
+from relay.supervision import Notice
 from relay.watcher import Wake
 from relay.work import Over, Work
 
@@ -65,7 +66,7 @@ class Dispatcher:
         self._log = log
         self._intake = Intake(config.detection, config.limits, clock, log)
         self._admission = Admission(ledger, clock, log)
-        self._decider = Decider(store, roster.lead)
+        self._decider = Decider(store, roster.lead, config.spawn)
         self._finisher = Finisher(ledger, clock, log)
         self._carrier = Carrier(ledger, store, events_log, self._finisher, config.retry, clock, log)
         self._held = HeldMail(ledger, store, config, clock)
@@ -79,6 +80,7 @@ class Dispatcher:
         self._taken: list[tuple[str, str, int]] = []  # read, not yet in the ledger
         self._last_flush_error = ""
         self._orders: list[Order] = []
+        self._asked = False  # for processes to be started or ended
 
     @property
     def backlog(self) -> int:
@@ -112,6 +114,33 @@ class Dispatcher:
         """What was asked of the journal since the last time; not repeated after a crash."""
         orders, self._orders = self._orders, []
         return orders
+
+    def take_asked(self) -> bool:
+        """True when a process was asked for, or its end, since the last time; the ledger has it."""
+        asked, self._asked = self._asked, False
+        return asked
+
+    def tell(self, notices: Sequence[Notice]) -> set[int]:
+        """Tell agents of processes, and note in the ledger what is so; the places of those done.
+
+        The others are to be told later: neither disk nor store takes them now.
+        """
+        works: list[Work] = []
+        for one in notices:
+            agent = one.agent if one.agent in self._roster.agents else ""
+            try:
+                work = self._decider.tell(
+                    agent, one.request_id, one.at, one.key, one.text, one.kind
+                )
+            except (StoreFull, StoreCapacity) as exc:
+                self._log(f"Cannot tell {agent} now: {exc}", action="postpone", level="warning")
+                break
+            work.process, work.closes = one.process, one.closes
+            work.agent_status = one.agent_status
+            works.append(work)
+        with self._home.dirs() as dirs:
+            put_off = {id(one.work) for one in self._carrier.carry_out(dirs, works)}
+        return {place for place, work in enumerate(works) if id(work) not in put_off}
 
     def drain(self) -> None:
         """The end: everything in hand is finished, the store is written."""
@@ -275,6 +304,7 @@ class Dispatcher:
                 exc_info=True,
             )
             work.postings.clear()
+            work.requests.clear()
             self._decider.refuse(work, f"the relay has a fault and cannot handle it: {exc!r}")
 
     def _carry_out(self, dirs: Dirs, batch: list[Work]) -> None:
@@ -282,6 +312,7 @@ class Dispatcher:
             self._postpone(work, reason)
         # One that was put off is not decided again: its answer is known by then.
         self._orders += [order for work in batch for order in work.orders]
+        self._asked = self._asked or any(work.requests for work in batch)
 
     def _postpone(self, work: Work, reason: str) -> None:
         """A passing error: the file stays in the outbox and is tried again."""

@@ -1,7 +1,7 @@
 """Who is there, what was meant, and what should not have been: the ledger's other tables.
 
-Agents, intents of operations of several steps, security events. On the ledger's connection, and
-within its transactions. Source: relay-file-system.txt 2.1 and 2.4, FORMATS 4.
+Agents and security events. On the ledger's connection, and within its transactions.
+Source: relay-file-system.txt 2.1, FORMATS 4.
 """
 
 from __future__ import annotations
@@ -32,6 +32,13 @@ class Registry:
         """The agent's directory is gone."""
         self._db.execute("UPDATE agents SET status = 'inactive' WHERE name = ?", (name,))
 
+    def set_status(self, name: str, status: str, reason: str, now_ns: int) -> None:
+        """An agent's status from now on, and why; one that is not known is left alone."""
+        self._db.execute(
+            "UPDATE agents SET status = ?, reason = ?, changed_at = ? WHERE name = ?",
+            (status, reason or None, now_ns, name),
+        )
+
     def seen(self, names: Iterable[str], now_ns: int) -> None:
         """These agents wrote or read something."""
         self._db.executemany(
@@ -45,19 +52,6 @@ class Registry:
             "UPDATE agents SET note = ?, last_seen_at = ?, status = 'active' WHERE name = ?",
             (note, now_ns, name),
         )
-
-    # -- intents -----------------------------------------------------------------------
-
-    def roll_back_operations(self, now_ns: int) -> list[str]:
-        """Close every open intent; returns what each was, for the log."""
-        return [
-            f"{kind} {payload}"
-            for kind, payload in self._db.execute(
-                "UPDATE pending_operations SET completed_at = ? WHERE completed_at IS NULL "
-                "RETURNING operation_type, payload",
-                (now_ns,),
-            ).fetchall()
-        ]
 
     # -- security ----------------------------------------------------------------------
 

@@ -25,10 +25,13 @@ from relay.comm.flush import Flusher, FlushPolicy
 from relay.comm.rolling import Roller, RollPolicy
 from relay.config import Config
 from relay.dispatch import Dispatcher
+from relay.evidence import Evidence
 from relay.home import LEDGER, STORE, Home
 from relay.ledger import Ledger
 from relay.roster import Roster
+from relay.spawner import Spawner, SystemSpawner
 from relay.stores import Opened, open_store, store_key
+from relay.supervisor import Supervisor
 from relay.upkeep import obey
 from relay.watcher import Wake, Watcher, make_watcher
 
@@ -74,10 +77,14 @@ class Session:
     def serve(self, is_stopping: Callable[[], bool]) -> None:
         """The loop, until told to stop; then what is in hand is finished."""
         while not is_stopping():
-            timeout_ns = min(self._deadline, self._poll()) - self._clock.monotonic_ns()
+            due = [self._deadline, self._poll()]
+            processes_due = self._supervisor.due_ns()
+            due += [] if processes_due is None else [processes_due]
+            timeout_ns = min(due) - self._clock.monotonic_ns()
             self._deadline = self._dispatcher.tick(self.watcher.wait(timeout_ns))
             for order in self._dispatcher.take_orders():
                 obey(self._home, self._opened, self._clock, order)
+            tend(self._supervisor, self._dispatcher)
         self._dispatcher.drain()
         self._log("Stopped", action="stopped", epoch=self.epoch)
 
@@ -107,6 +114,9 @@ class Session:
         stack.callback(self.watcher.close)
         self._start_dispatcher(stack, key)
         self._start_tiers(stack)
+        self._supervisor = make_supervisor(
+            self._home, self._config, self._ledger, opened.store, self._clock, self._log
+        )
         self._dispatcher.feed(feed)
         self._deadline = self._dispatcher.tick(Wake(agents_changed=True, scan=True))
         self._log("Ready", action="ready", epoch=self.epoch, watcher=self.watcher.name)
@@ -167,6 +177,29 @@ class Session:
 
     def _warn_of_store(self, text: str) -> None:
         self._log(f"The store: {text}", action="store_warning", level="warning")
+
+
+def make_supervisor(
+    home: Home,
+    config: Config,
+    ledger: Ledger,
+    store: CommStore,
+    clock: Clock,
+    log: Callable[..., object],
+    spawner: Spawner | None = None,
+) -> Supervisor:
+    """What looks after the processes of a home; it has taken over those that run."""
+    evidence = Evidence(ledger, store)
+    spawner = spawner or SystemSpawner()
+    return Supervisor(config.spawn, home, ledger, evidence, spawner, clock, log)
+
+
+def tend(supervisor: Supervisor, dispatcher: Dispatcher) -> None:
+    """One turn for the processes: what is due is done, and said."""
+    supervisor.poll(asked=dispatcher.take_asked())
+    notices = supervisor.notices()
+    if notices and supervisor.may_tell:
+        supervisor.told(dispatcher.tell(notices))
 
 
 def begin_epoch(ledger: Ledger, clock: Clock) -> int:

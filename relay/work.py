@@ -9,7 +9,9 @@ from relay.checksums import sha256_hex
 from relay.comm.model import DeliveryState, Origin
 from relay.found import Found
 from relay.ledger import FileFacts, Row
-from relay.names import ORCHESTRATOR
+from relay.names import ORCHESTRATOR, derived_id
+from relay.processes import Process
+from relay.spawning import Request
 
 
 class Posting(NamedTuple):
@@ -57,7 +59,9 @@ class Work:
     __slots__ = (
         "acknowledged",
         "again",
+        "agent_status",
         "bounced",
+        "closes",
         "control",
         "discovered_at",
         "failure",
@@ -73,6 +77,9 @@ class Work:
         "over",
         "pause_s",
         "postings",
+        "process",
+        "redacted",
+        "requests",
         "seen_at",
         "status_note",
         "unsafe",
@@ -99,6 +106,11 @@ class Work:
         self.acknowledged: Acknowledged | None = None
         self.origin: Origin | None = None  # what is known of the file, where there is one
         self.over: list[Over] = []  # deliveries that end with this
+        self.redacted: bytes | None = None  # what is archived instead of the file: it has secrets
+        self.requests: list[Request] = []  # processes to be started or ended, once this is accepted
+        self.process: Process | None = None  # what the ledger says of one from now on
+        self.closes: tuple[int, ...] = ()  # intents that are done with this
+        self.agent_status: tuple[str, str, str] | None = None  # name, status, reason
         self.pause_s = 0  # until what is held is tried again; 0: as at first
 
     @property
@@ -151,6 +163,11 @@ def notice_of_message(
     work.has_row = False
     work.notice = key
     return work
+
+
+def request_answer_id(at_ns: int, agent: str, message_id: str, kind: str) -> str:
+    """The id of the orchestrator's answer, an ack or nack, to a message that has a row."""
+    return derived_id(at_ns, "answer", agent, message_id, kind)
 
 
 def own_facts(message_id: str, content: bytes, kind: str, to: str, at_ns: int) -> FileFacts:
