@@ -102,7 +102,7 @@ def _masked(text: str, secrets: list[str]) -> str:
     """The settings with their values masked; never longer than they were, so no limit is passed."""
     shown = []
     for name, value in parse_env(text):
-        if value.strip("*"):
+        if value.strip("*,"):
             secrets.append(value)
         stars = MASK[: len(value)]
         shown.append(f"{name}={stars}" if name else stars)

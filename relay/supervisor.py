@@ -334,7 +334,7 @@ class Supervisor:
             self._notify(child, f"exited {begun_at}", "\n".join([text, *tail]))
             times, window_s = self._settings.restart_times, self._settings.restart_window_s
             text = f"{row.name} is given up: it was started again {times} times in {window_s} s"
-            self._notify(child, f"given up {begun_at}", text, (row.ended_at or 0) + 1)
+            self._notify(child, f"given up {begun_at}", text, (row.ended_at or 0) + 2)
         elif state == FAILED:
             text += "; what it was started with is lost, so it is not started again"
             self._notify(child, f"exited {begun_at}", "\n".join([text, *tail]))
@@ -355,7 +355,8 @@ class Supervisor:
             self._say(child, notice._replace(process=child.row, agent_status=_gone(row, why)))
         askers = {one.requested_by for one in releases.values()}
         if row.requested_by not in askers:
-            self._notify(child, f"released {row.started_at or 0}", f"{row.name} {how}: {why}")
+            text = f"{row.name} {how}: {why}"
+            self._notify(child, f"released {row.started_at or 0}", text, why=why)
 
     def _restart(self, child: Child) -> None:
         """Start it again; what cannot be started now is not going to be later."""
@@ -410,18 +411,18 @@ class Supervisor:
 
     # -- words -------------------------------------------------------------------------------
 
-    def _notify(self, child: Child, key: str, text: str, at: int = 0) -> None:
+    def _notify(self, child: Child, key: str, text: str, at: int = 0, why: str = "") -> None:
         """Tell who asked for it what became of it; the ledger says so with the same commit.
 
         ``at``: what the notice's id is derived from, and sorts by; known again after a crash.
         """
         row = child.row
-        gone = _gone(row, text.partition("\n")[0]) if child.over else None
+        gone = _gone(row, why or text.partition("\n")[0]) if child.over else None
         active = (row.name, ACTIVE, "") if row.pid is not None and key[:3] == "res" else None
         notice = Notice(
             row.requested_by,
             row.request_id,
-            at or row.ended_at or 0,
+            at or (row.ended_at or 0) + 1,
             Kind.NOTIFICATION,
             text,
             key,
@@ -460,7 +461,7 @@ def _answer(intent: Intent, kind: Kind, text: str, number: int) -> Notice:
 
 def _after(row: Process) -> int:
     """A time for what follows an end."""
-    return (row.ended_at or row.started_at or 0) + 2
+    return (row.ended_at or row.started_at or 0) + 3
 
 
 def _started(row: Process) -> str:

@@ -103,7 +103,7 @@ class FakeSpawner:
         """How it ended; of one that is not our child, only that it did."""
         process = self._of(pid)
         if process is None:
-            return Ended(None)
+            return None if pid.number == os.getpid() else Ended(None)
         if process.code is None:
             return None
         return Ended(process.code if process.is_own else None)

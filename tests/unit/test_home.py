@@ -27,6 +27,7 @@ TREE = [
     "config.json",
     "journal",
     "logs",
+    "run",
     "store",
     "tmp",
 ]
