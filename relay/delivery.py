@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable
 
 from relay import fsio
-from relay.checksums import SHA256_PREFIX
+from relay.checksums import SHA256_PREFIX, sha256_hex
 from relay.clock import iso_date, iso_time
 from relay.errors import RelayError, UnsafePath
 from relay.found import Found, found_of
@@ -152,14 +152,15 @@ def archive(
 
 
 def _keep_redacted(file_name: str, data: bytes, target: int, *, is_numbered: bool) -> str:
-    """Write it, or find it as a crash left it: whole, or cut short and to be written again."""
+    """Write it whole under its name, or find it as a crash left it; the name that it has."""
     with contextlib.suppress(OSError, UnsafePath):
         if fsio.read_regular(file_name, target, len(data) + 1)[0] == data:
             return file_name
     name = _free_name(file_name, target) if is_numbered else file_name
-    if not is_numbered:
-        fsio.remove(name, target)
-    fsio.create(name, data, target, sync=True)
+    temp = f".{sha256_hex(os.fsencode(file_name))[:16]}.tmp"  # any name may be as long as it can
+    fsio.remove(temp, target)
+    fsio.create(temp, data, target, sync=True)
+    fsio.rename(temp, target, name, target)
     return name
 
 
