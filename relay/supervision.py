@@ -31,6 +31,7 @@ class Notice(NamedTuple):
     process: Process | None = None
     closes: tuple[int, ...] = ()  # intents
     agent_status: tuple[str, str, str] | None = None  # name, status, reason
+    forget: tuple[str, str] | None = None  # name, request: what was kept for it goes, once said
 
 
 class Verdict(NamedTuple):

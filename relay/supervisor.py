@@ -107,6 +107,9 @@ class Supervisor:
                 left.append((child, notice))
                 continue
             self._in_hand -= set(notice.closes)
+            if notice.forget is not None:
+                with self._home.dirs() as dirs:
+                    runfiles.forget(dirs, *notice.forget)
             if child is not None:
                 child.unsaid -= 1
                 if child.over and not child.unsaid:
@@ -201,7 +204,11 @@ class Supervisor:
         with self._home.dirs() as dirs:
             spec = runfiles.read(dirs, intent.name, intent.request_id)
         if said is not None and said[0] is Kind.NACK:  # a crash came before that was noted
-            self._refuse(intent, number, said[1])
+            row = None
+            if spec is not None and intent.name not in self._ledger.processes.rows():
+                now = self._clock.now_ns()
+                row = first_row(spec, now).moved(FAILED, now, ended_at=now, last_error=said[1])
+            self._refuse(intent, number, said[1], row)
         elif known is not None:
             self._refuse(intent, number, _busy(known))
         elif spec is None:
@@ -234,9 +241,9 @@ class Supervisor:
 
     def _refuse(self, intent: Intent, number: int, reason: str, row: Process | None = None) -> None:
         """Nothing is started: the requester hears why, and what was kept for it goes."""
-        with self._home.dirs() as dirs:
-            runfiles.forget(dirs, intent.name, intent.request_id)
-        self._say(None, _answer(intent, Kind.NACK, reason, number)._replace(process=row))
+        notice = _answer(intent, Kind.NACK, reason, number)
+        spec = (intent.name, intent.request_id)
+        self._say(None, notice._replace(process=row, forget=spec))
         self._log(
             f"Did not start {intent.name}: {reason}",
             action="spawn_failed",

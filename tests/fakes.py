@@ -60,6 +60,7 @@ class FakeSpawner:
     def __init__(self) -> None:
         self.processes: list[FakeProcess] = []
         self.refuses = ""  # why nothing can be started
+        self.lets_go = False  # of the lock, as a program that closes all it inherited
         self.step: Callable[[], None] = lambda: None
 
     def start(self, spec: Spec, home: str, lock_fd: int, output_fd: int) -> Pid:
@@ -69,7 +70,11 @@ class FakeSpawner:
             raise CannotStart(self.refuses)
         assert not [p for p in self.running() if p.spec.name == spec.name], "two of one name"
         pid = Pid(1_000_000 + len(self.processes), f"boot {len(self.processes)}")
-        self.processes.append(FakeProcess(pid, spec, lock_fd, output_fd))
+        process = FakeProcess(pid, spec, lock_fd, output_fd)
+        self.processes.append(process)
+        if self.lets_go:
+            os.close(process.lock_fd)
+            process.lock_fd = -1
         self.step()
         return pid
 
@@ -86,8 +91,9 @@ class FakeSpawner:
     def _end(self, process: FakeProcess, code: int) -> None:
         process.code = code
         os.close(process.output)
-        fcntl.flock(process.lock_fd, fcntl.LOCK_UN)
-        os.close(process.lock_fd)
+        if process.lock_fd >= 0:
+            fcntl.flock(process.lock_fd, fcntl.LOCK_UN)
+            os.close(process.lock_fd)
 
     def adopt_all(self) -> None:
         """As after a restart of the relay: they are nobody's children now."""

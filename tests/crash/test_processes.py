@@ -77,6 +77,23 @@ def refused(box: ProcessBox) -> None:
     box.tick(2)
 
 
+def cannot(box: ProcessBox) -> None:
+    box.spawner.refuses = "there is no program sh"
+
+
+def can(box: ProcessBox) -> None:
+    box.spawner.refuses = ""
+
+
+def check_answered_once(box: ProcessBox) -> None:
+    (answer,) = box.said(about=REQUEST)
+    if answer.startswith("nack"):  # said is said: it is not started after that
+        assert (box.spawner.processes, box.process().state) == ([], "failed")
+        assert box.specs() == []
+    else:
+        assert (len(box.spawner.running()), box.process().state) == (1, "starting")
+
+
 def check_spawned(box: ProcessBox) -> None:
     (process,) = box.spawner.processes
     assert process.code is None and process.spec.env == {"A": "1", "B": SECRET}
@@ -124,6 +141,7 @@ class Scenario(NamedTuple):
     before: Callable[[ProcessBox], None]
     act: Callable[[ProcessBox], None]
     check: Callable[[ProcessBox], None]
+    meanwhile: Callable[[ProcessBox], None] = lambda box: None  # while no relay runs
 
 
 SCENARIOS = {
@@ -132,6 +150,7 @@ SCENARIOS = {
     "release": Scenario(running, release, check_released),
     "kill": Scenario(stubborn, release, check_released),
     "refused": Scenario(nothing, refused, check_refused),
+    "fails": Scenario(cannot, spawn, check_answered_once, can),
 }
 
 
@@ -163,6 +182,7 @@ def play(root: Path, scenario: Scenario, falls_at: int) -> int:
         if not dropped:
             box.kill()
             box.spawner.adopt_all()
+            scenario.meanwhile(box)
             box.clock.advance(1)
             box.open()
         for _ in range(4):
@@ -185,4 +205,18 @@ def test_killed_before_any_effect_it_ends_the_same(tmp_path: Path, name: str) ->
     total = play(tmp_path / "whole", scenario, 0)
     assert total > 8
     for number in range(1, total + 1):
+        play(tmp_path / f"at-{number:03d}", scenario, number)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("name", ["spawn", "restart"])
+def test_a_program_that_closes_the_lock_is_not_doubled_either(tmp_path: Path, name: str) -> None:
+    before, act, check, _ = SCENARIOS[name]
+
+    def lets_go(box: ProcessBox) -> None:
+        box.spawner.lets_go = True
+        before(box)
+
+    scenario = Scenario(lets_go, act, check)
+    for number in range(1, play(tmp_path / "whole", scenario, 0) + 1):
         play(tmp_path / f"at-{number:03d}", scenario, number)
