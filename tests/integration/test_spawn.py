@@ -99,8 +99,8 @@ def test_started_heard_seen_and_its_end_told_with_its_code(desk: Desk) -> None:
     heard = {message.kind: message for message in (desk.hear(), desk.hear())}
     assert heard["message"].body == "hello"
     assert heard["notification"].body == f"w exited with code 7\n*** {desk.work}\n"
-    row = desk.row("w")
-    assert (row["state"], row["exit_code"], row["pid"]) == ("exited", 7, None)
+    until(lambda: desk.row("w")["state"] == "exited")  # noted right after it is said
+    assert (desk.row("w")["exit_code"], desk.row("w")["pid"]) == (7, None)
     assert (desk.home / "logs" / "w.log").read_text() == f"hunter2 {desk.work}\n"
     assert not psutil.pid_exists(pid)  # and waited for
     desk.relay.stop()
@@ -134,7 +134,8 @@ def test_ended_while_no_relay_ran_it_is_started_again(desk: Desk) -> None:
     assert desk.hear().body.startswith("w ended, its exit code is not known; it is started again")
     assert desk.hear().body.startswith("w was started again, pid ")
     (process,) = [p for p in members(desk.home, "w") if os.getsid(p.pid) == p.pid]
-    assert process.pid == desk.row("w")["pid"] != pid
+    assert process.pid != pid
+    until(lambda: desk.row("w")["pid"] == process.pid)  # noted right after it is said
     assert process.environ()["SECRET"] == "hunter2"
 
 
