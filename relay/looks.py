@@ -12,7 +12,7 @@ from relay.evidence import Evidence, Seen
 from relay.home import Home
 from relay.ledger import Ledger
 from relay.processes import STUCK
-from relay.spawner import Spawner
+from relay.spawner import Spawner, Usage
 from relay.supervision import BUSY_PERCENT, next_state
 
 
@@ -41,10 +41,12 @@ class Looks:
         """Note what is so now; returns those that have just become stuck, which are not noted:
         whoever tells their requesters does that with it."""
         seen = self._evidence.of(child.row.name for child in running)
+        usage = self._spawner.usage([child.pid for child in running if child.pid])
         stuck = []
         for child in running:
             before = child.row.state
-            self._measure(child, seen[child.row.name])
+            if child.pid in usage:
+                self._measure(child, seen[child.row.name], usage[child.pid])
             if child.row.state == STUCK != before:
                 stuck.append((child, seen[child.row.name]))
             self._rotate(child)
@@ -53,11 +55,8 @@ class Looks:
             self._ledger.processes.put(c.row for c in running if c.row.name not in told)
         return stuck
 
-    def _measure(self, child: Child, seen: Seen) -> None:
-        pid, now, mono = child.pid, self._clock.now_ns(), self._clock.monotonic_ns()
-        usage = self._spawner.usage(pid) if pid else None
-        if usage is None:
-            return
+    def _measure(self, child: Child, seen: Seen, usage: Usage) -> None:
+        now, mono = self._clock.now_ns(), self._clock.monotonic_ns()
         percent = None
         if child.cpu_s is not None and mono > child.cpu_at:
             used_s = max(0.0, usage.cpu_s - child.cpu_s)

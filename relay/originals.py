@@ -60,8 +60,10 @@ def original(dirs: Dirs, row: Row) -> MessageFile | None:
     with contextlib.suppress(OSError, UnsafePath, MessageError):
         limit = max_file_bytes(DEFAULT_MAX_BODY_BYTES)
         data, _ = fsio.read_regular(name, dirs.get(*folder), limit)
-        clean = redact(data)  # it lies in the outbox still, with its secrets
-        message = parse(clean.data if clean else data, file=name)
+        message = parse(data, file=name)
+        clean = redact(data) if message.kind is Kind.SPAWN else None
+        if clean is not None:  # it lies in the outbox still, with its secrets
+            message = parse(clean.data, file=name)
         if sha256_hex(message.content) == row.checksum:
             return message
     return None

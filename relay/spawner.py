@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import psutil
@@ -73,8 +73,8 @@ class Spawner(Protocol):
     def signal(self, pid: Pid, number: int) -> None:
         """Send a signal to its group and to all that live in its session; none is fine."""
 
-    def usage(self, pid: Pid) -> Usage | None:
-        """What it uses; None when it is gone."""
+    def usage(self, pids: Sequence[Pid]) -> dict[Pid, Usage]:
+        """What they use, those that are gone left out; one look at the system for all of them."""
 
 
 class SystemSpawner:
@@ -172,18 +172,20 @@ class SystemSpawner:
                 if os.getpgid(one) != pid.number and os.getsid(one) == pid.number:
                     os.kill(one, number)
 
-    def usage(self, pid: Pid) -> Usage | None:
-        """CPU seconds and resident bytes of the session."""
-        if not self._lives(pid):
-            return None
-        cpu_s, rss_bytes = 0.0, 0
-        for one in self._session(pid):
+    def usage(self, pids: Sequence[Pid]) -> dict[Pid, Usage]:
+        """CPU seconds and resident bytes of their sessions."""
+        wanted = {pid.number: pid for pid in pids if self._lives(pid)}
+        found = {pid: Usage(0.0, 0) for pid in wanted.values()}
+        for one in psutil.pids() if wanted else ():
             with contextlib.suppress(psutil.Error, OSError):
+                pid = wanted.get(os.getsid(one))
+                if pid is None:
+                    continue
                 process = psutil.Process(one)
-                times = process.cpu_times()
-                cpu_s += times.user + times.system
-                rss_bytes += process.memory_info().rss
-        return Usage(cpu_s, rss_bytes)
+                times, before = process.cpu_times(), found[pid]
+                cpu_s = before.cpu_s + times.user + times.system
+                found[pid] = Usage(cpu_s, before.rss_bytes + process.memory_info().rss)
+        return found
 
     def _session(self, pid: Pid) -> Iterator[int]:
         """The living processes of its session, itself among them."""

@@ -6,7 +6,7 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from relay.clock import NS_PER_S, Clock
 from relay.spawner import CannotStart, Ended, Pid, Usage
@@ -142,10 +142,9 @@ class FakeSpawner:
             if process.code is None:
                 self._end(process, -number)
 
-    def usage(self, pid: Pid) -> Usage | None:
-        """What the test says that it uses."""
-        process = self._of(pid)
-        return process.usage if process and process.code is None else None
+    def usage(self, pids: Sequence[Pid]) -> dict[Pid, Usage]:
+        """What the test says that they use."""
+        return {p.pid: p.usage for p in self.running() if p.pid in pids}
 
     def _of(self, pid: Pid) -> FakeProcess | None:
         return next((p for p in self.processes if p.pid == pid), None)

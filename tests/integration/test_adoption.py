@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from relay import fsio
 from relay.config import Spawn
 from tests.process_support import ProcessBox
 
@@ -40,6 +42,55 @@ def test_what_runs_is_taken_over_not_doubled(box: ProcessBox) -> None:
     )
     box.go_on(1.1)
     assert box.running is not process
+
+
+def test_a_session_that_began_again_knows_the_codes_of_its_children(box: ProcessBox) -> None:
+    box.spawn()
+    box.kill()  # a fault ended the session; the process of the relay is the same
+    box.open()
+    box.tick(2)
+    box.spawner.end(3)
+    box.go_on(0)
+    assert box.said()[-1] == "notification w exited with code 3"
+
+
+def test_where_the_disk_is_full_a_spawn_waits(
+    box: ProcessBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(operation: str, name: str) -> None:
+        if operation == "write" and name.endswith(".json"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fsio, "fault", full)
+        sent = box.spawn()
+        assert box.row(sent)["status"] == "pending"
+        assert "run/ cannot be written" in box.row(sent)["last_error"]
+        assert (box.said(), box.spawner.processes) == ([], [])
+    box.go_on(2)
+    assert box.said() == [f"ack completed started w, pid {box.running.pid.number}"]
+
+
+def test_where_the_disk_is_full_nothing_goes_on_before_it_is_said(
+    box: ProcessBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = box.spawn("w", "RESTART: always")
+
+    def full(operation: str, name: str) -> None:
+        if operation == "write" and name.endswith(".msg"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fsio, "fault", full)
+        box.spawner.end(1)
+        for _ in range(5):
+            box.go_on(1.1)
+        assert box.spawner.running() == []
+        assert len(box.said(about=request)) == 1
+    box.go_on(1.1)
+    box.go_on(1.1)
+    assert len(box.said(about=request)) == 3
+    assert box.process().pid == box.running.pid.number
 
 
 @pytest.mark.parametrize(("policy", "state"), [("never", "exited"), ("on-failure", "starting")])

@@ -132,12 +132,11 @@ def test_a_signal_reaches_all_of_its_session(starts: Starts) -> None:
     pid = starts.sh(f'{sys.executable} -c "{script}" & sleep 60')
     until(lambda: starts.output == "up\n")  # in a group of its own, in the same session
     assert len(starts.spawner.others(pid)) == 2
-    usage = starts.spawner.usage(pid)
-    assert usage is not None and usage.rss_bytes > 1 << 20
+    assert starts.spawner.usage([pid])[pid].rss_bytes > 1 << 20
     starts.spawner.signal(pid, signal.SIGTERM)
     starts.wait(pid)
     until(lambda: not starts.spawner.others(pid))
-    assert starts.spawner.usage(pid) is None
+    assert starts.spawner.usage([pid]) == {}
 
 
 def test_what_it_leaves_behind_is_found_and_ended(starts: Starts) -> None:
@@ -154,7 +153,7 @@ def test_a_number_that_was_given_again_is_somebody_elses(starts: Starts) -> None
             taken = Pid(other.pid, "another boot 1")
             starts.spawner.signal(taken, signal.SIGKILL)
             assert starts.spawner.others(taken) == []
-            assert starts.spawner.usage(taken) is None
+            assert starts.spawner.usage([taken]) == {}
             assert other.poll() is None
         finally:
             other.kill()
