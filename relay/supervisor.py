@@ -325,28 +325,25 @@ class Supervisor:
         child.concluded = True
         row, now = child.row, self._clock.now_ns()
         verdict = judge(row, self._settings, now)
-        text = f"{row.name} {ends(row.exit_code)}"
+        again_s, is_lost = verdict.again_in_s, False
+        text = error = f"{row.name} {ends(row.exit_code)}"
+        if again_s is not None and child.spec is None:
+            again_s, is_lost = None, True
+            text += "; what it was started with is lost, so it is not started again"
+        if again_s is not None:
+            child.start_at = self._clock.monotonic_ns() + again_s * NS_PER_S
+            child.row = row.moved(STARTING, now, last_error=error)
+            text += f"; it is started again in {again_s} s"
+        else:
+            child.over = True
+            state = FAILED if verdict.gave_up or is_lost else EXITED
+            child.row = row.moved(state, now, last_error=error if row.exit_code != 0 else None)
         begun_at = row.started_at or 0
-        tail = self._tail(child)
-        if verdict.again_in_s is not None and child.spec is not None:
-            child.start_at = self._clock.monotonic_ns() + verdict.again_in_s * NS_PER_S
-            child.row = row.moved(STARTING, now, last_error=text)
-            text += f"; it is started again in {verdict.again_in_s} s"
-            self._notify(child, f"exited {begun_at}", "\n".join([text, *tail]))
-            return
-        child.over = True
-        state = FAILED if verdict.gave_up or verdict.again_in_s is not None else EXITED
-        child.row = row.moved(state, now, last_error=text if row.exit_code != 0 else None)
+        self._notify(child, f"exited {begun_at}", "\n".join([text, *self._tail(child)]))
         if verdict.gave_up:
-            self._notify(child, f"exited {begun_at}", "\n".join([text, *tail]))
             times, window_s = self._settings.restart_times, self._settings.restart_window_s
             text = f"{row.name} is given up: it was started again {times} times in {window_s} s"
             self._notify(child, f"given up {begun_at}", text, (row.ended_at or 0) + 2)
-        elif state == FAILED:
-            text += "; what it was started with is lost, so it is not started again"
-            self._notify(child, f"exited {begun_at}", "\n".join([text, *tail]))
-        else:
-            self._notify(child, f"exited {begun_at}", "\n".join([text, *tail]))
 
     def _finish_release(self, child: Child) -> None:
         """It has ended because somebody asked for it: they hear it, and who had it started."""

@@ -108,6 +108,18 @@ def test_what_ended_while_no_relay_ran_follows_its_policy(
     assert len(box.spawner.running()) == (state == "starting")
 
 
+def test_without_its_spec_it_is_looked_after_and_not_started_again(box: ProcessBox) -> None:
+    box.spawn("w", "RESTART: always")
+    for path in box.path("run").glob("*.json"):
+        path.unlink()
+    reopen(box)
+    assert box.process().pid == box.running.pid.number
+    box.spawner.end(1)
+    box.go_on(1.1)
+    assert box.said()[-1].endswith("; what it was started with is lost, so it is not started again")
+    assert box.process().state == "failed"
+
+
 def test_it_waits_for_its_next_start_through_a_restart_of_the_relay(box: ProcessBox) -> None:
     request = box.spawn("w", "RESTART: always", "ENV: A=hunter2")
     box.spawner.end(1)

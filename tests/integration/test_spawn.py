@@ -115,10 +115,12 @@ def test_started_heard_seen_and_its_end_told_with_its_code(desk: Desk) -> None:
 def test_a_relay_that_is_killed_takes_it_over_again(desk: Desk) -> None:
     pid = desk.spawn("w", "sleep 1000 & sleep 1000", "RESTART: always")
     for end in (desk.relay.kill, desk.relay.stop):  # neither a crash nor `relay down` ends it
+        until(lambda: len(members(desk.home, "w")) == 3)
         end()
         assert len(members(desk.home, "w")) == 3
         desk.relay.start()
-    assert (desk.row("w")["pid"], desk.row("w")["state"]) == (pid, "starting")
+    until(lambda: desk.row("w").get("pid") == pid)
+    assert desk.row("w")["state"] == "starting"
     with pytest.raises(Refused, match=f"w runs already, pid {pid}"):
         desk.spawn("w", "true")
     assert desk.release("w").startswith("completed released w: it ended")
