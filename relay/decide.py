@@ -131,7 +131,7 @@ class Decider:
         work = notice_of_message(message_id, agent, at_ns, f"{message_id} {key}")
         answer_id = "" if key else request_answer_id(at_ns, agent, message_id, kind)
         if agent:
-            stored = self._store.ever_by_relay_id(message_id)
+            stored = self._store.by_relay_id(message_id)
             self._answer(work, kind, text, stored, answer_id)
         return work
 

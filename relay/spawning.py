@@ -39,7 +39,6 @@ class Spec(msgspec.Struct, frozen=True):
 
     request_id: str
     requested_by: str
-    asked_at: int
     name: str
     cli: str
     argv: tuple[str, ...]
@@ -127,7 +126,6 @@ def _read_spec(fields: dict[str, str], intent: Intent, settings: Spawn) -> Spec 
     return Spec(
         intent.request_id,
         intent.requested_by,
-        intent.asked_at,
         intent.name,
         cli,
         argv,

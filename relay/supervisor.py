@@ -41,6 +41,7 @@ from relay.supervision import Notice, first_row, judge, restarted
 LOOK_NS = 5 * NS_PER_S  # between two looks at what it uses, owes and writes
 ADOPTED_NS = NS_PER_S  # the end of somebody else's child is not told by a signal
 ENDING_NS = 50 * NS_PER_MS  # between SIGTERM and SIGKILL, and behind them
+MOST_AT_ONCE = 4  # requests in one turn: each start takes milliseconds, and messages wait meanwhile
 AGAIN_NS = NS_PER_S  # what could not be said, or begun, now
 ACTIVE, TERMINATED = "active", "terminated"
 
@@ -183,9 +184,13 @@ class Supervisor:
         self._adopt(child)
 
     def _take_intents(self, *, resumed: bool = False) -> None:
-        for number, intent in self._ledger.processes.intents().items():
-            if number in self._in_hand:
-                continue
+        waiting = self._ledger.processes.intents().items()
+        for begun, (number, intent) in enumerate(
+            (n, i) for n, i in waiting if n not in self._in_hand
+        ):
+            if begun == MOST_AT_ONCE and not resumed:
+                self._ask_again = True
+                break
             self._in_hand.add(number)
             if intent.operation == "spawn":
                 self._spawn(number, intent, resumed=resumed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,6 +99,30 @@ def test_never_two_of_one_name(box: ProcessBox) -> None:
     assert [p.spec.name for p in box.spawner.running()] == ["w", "v"]
     assert box.process().request_id == first
     assert sorted(box.specs()) == ["v", "w"]
+
+
+def test_many_at_once_are_started_a_few_a_turn(box: ProcessBox) -> None:
+    for number in range(10):
+        text = f"KIND: spawn\nNAME: w{number}\nCLI: sh\nCWD: {box.cwd}\n\ngo"
+        box.drop("operator", text)
+    box.tick()
+    assert len(box.spawner.running()) == 4
+    assert box.supervisor.due_ns() == 0
+    box.tick(3)
+    assert len(box.spawner.running()) == 10
+    assert [text.split(",")[0] for text in box.said()] == [
+        f"ack completed started w{number}" for number in range(10)
+    ]
+
+
+def test_who_asked_may_be_gone_when_it_ends(box: ProcessBox) -> None:
+    box.path("agents", "alice", "meta.json").write_text('{"role": "lead"}')
+    box.spawn(asker="alice")
+    shutil.rmtree(box.path("agents", "alice"))
+    box.tick()
+    box.spawner.end(2)
+    box.go_on(1)
+    assert (box.process().state, box.process().exit_code) == ("exited", 2)
 
 
 def test_who_is_that_agent_already_is_not_doubled(box: ProcessBox) -> None:

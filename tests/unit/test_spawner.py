@@ -32,7 +32,7 @@ class Starts:
         lock_fd = fsio.take_lock("w.lock", folder)
         output_fd = fsio.open_append("w.log", folder)
         assert lock_fd is not None
-        spec = Spec(REQUEST, "operator", 1, "w", "x", argv, env, cwd, "never")
+        spec = Spec(REQUEST, "operator", "w", "x", argv, env, cwd, "never")
         try:
             pid = self.spawner.start(spec, str(self.root), lock_fd, output_fd)
         finally:
