@@ -89,6 +89,7 @@ CREATE TABLE processes (
     requested_by TEXT NOT NULL,                -- who hears what becomes of it
     request_id TEXT NOT NULL,                  -- the spawn message
     restarts INTEGER NOT NULL DEFAULT 0,
+    restarted_at TEXT NOT NULL DEFAULT '[]',   -- JSON: those in the window of the last one
     started_at INTEGER,                        -- of the process that runs, or ran last
     changed_at INTEGER NOT NULL,               -- of the state
     ended_at INTEGER,

@@ -22,6 +22,7 @@ from agent_sdk.disk import when_full_again
 from agent_sdk.inbox import Inbox, Received
 from agent_sdk.outbox import Outbox
 from agent_sdk.presence import max_body_bytes, register, unregister
+from agent_sdk.processes import spawn_headers
 from relay.checksums import SHA256_PREFIX, sha256_hex
 from relay.clock import Clock
 from relay.errors import InvalidName, MessageError, Refused, RelayError, Timeout
@@ -293,6 +294,35 @@ class Agent:
         """
         return self._attachments.read(reference)
 
+    # -- processes ---------------------------------------------------------------------------
+
+    def spawn(
+        self,
+        name: str,
+        cli: str,
+        prompt: str = "",
+        *,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        restart: str | None = None,
+        timeout_s: float | None = None,
+    ) -> str:
+        """Have the relay start an agent's process; returns the message id.
+
+        ``cli`` is one of ``spawn.clis`` in config.json, ``restart`` never, on-failure or always.
+        The values of ``env`` reach the process and no record. What becomes of it comes as
+        notifications RE that id. With ``timeout_s`` it waits until it is started. Errors:
+        MessageError; then Refused, with the relay's reason, and Timeout.
+        """
+        folder = None if cwd is None else os.path.abspath(cwd)
+        headers = spawn_headers(name, cli, folder, env or {}, restart)
+        return self._ask(Kind.SPAWN, prompt, headers, timeout_s)
+
+    def release(self, name: str, reason: str = "", *, timeout_s: float | None = None) -> str:
+        """Have the relay end an agent's process; as ``spawn``, until it has ended."""
+        headers = {"NAME": name} | ({"REASON": reason} if reason else {})
+        return self._ask(Kind.RELEASE, "", headers, timeout_s)
+
     # -- channels ----------------------------------------------------------------------------
 
     def join(self, channel: str, *, timeout_s: float | None = None) -> str:
@@ -338,8 +368,14 @@ class Agent:
             if len(pattern.split()) != 1:
                 raise MessageError(f"pattern {pattern!r} is not one word")
             lines.append(f"PATTERN: {pattern}")
+        return self._ask(kind, "\n".join(lines), {}, timeout_s)
+
+    def _ask(
+        self, kind: Kind, body: str, headers: Mapping[str, str], timeout_s: float | None
+    ) -> str:
+        """Ask something of the relay, and wait for its ack where that is wanted."""
         seen = self._inbox.names() if timeout_s is not None else set()
-        sent = self.send(ORCHESTRATOR, "\n".join(lines), kind=kind)
+        sent = self.send(ORCHESTRATOR, body, kind=kind, headers=headers)
         if timeout_s is not None:
             self._answer(sent, Kind.ACK, timeout_s, seen)
         return sent

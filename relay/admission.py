@@ -17,7 +17,6 @@ from relay import delivery
 from relay.clock import Clock
 from relay.comm.model import Origin
 from relay.errors import UnsafePath
-from relay.found import Found
 from relay.home import Dirs
 from relay.incidents import Incident
 from relay.intake import Accepted, Look, Malformed
@@ -71,6 +70,7 @@ class Admission:
         found = look.found
         message_id = found.message_id or ""
         work = Work(found, message_id, now)
+        work.redacted = look.redacted
         if isinstance(look, Malformed):
             work.failure, work.unsafe = look.reason, look.unsafe
             if look.incident is not None:
@@ -105,7 +105,7 @@ class Admission:
             work.failure = row.last_error or "it failed before"  # a crash came before the nack
             return work
         if isinstance(look, Accepted) and row.status != "failed" and _says_the_same(look, row):
-            self._put_away(dirs, found, row)
+            self._put_away(dirs, look, row)
             return None
         work.has_row = False
         work.failure = (
@@ -115,14 +115,17 @@ class Admission:
         work.discovered_at = look.found.mtime_ns
         return work
 
-    def _put_away(self, dirs: Dirs, found: Found, row: Row) -> None:
+    def _put_away(self, dirs: Dirs, look: Look, row: Row) -> None:
         """The same message again: archived, not delivered again."""
+        found = look.found
         # A crash, or a fault, came before its archive; or recovery found the outbox out of reach.
         is_late = row.status == "completed" or row.file_path == found.path
         day_ns = row.discovered_at if is_late else self._clock.now_ns()
         kind = "" if is_late else delivery.DUPLICATES
         try:
-            path = delivery.archive(dirs, found.agent, found.file_name, day_ns, kind)
+            path = delivery.archive(
+                dirs, found.agent, found.file_name, day_ns, kind, redacted=look.redacted
+            )
         except (OSError, UnsafePath) as exc:
             self._log(
                 f"Could not archive {found.path}, the next scan tries again: {exc}",

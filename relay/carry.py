@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from relay import delivery
+from relay import delivery, runfiles
 from relay.clock import NS_PER_S, Clock
 from relay.comm import events
 from relay.comm.engine import CommStore
 from relay.comm.model import DeliveryState
 from relay.config import Retry
 from relay.delivery import DiskFull
+from relay.errors import UnsafePath
 from relay.eventlog import EventLog
 from relay.finish import Finisher
 from relay.home import Dirs
@@ -137,6 +138,12 @@ class Carrier:
 
     def _stage(self, dirs: Dirs, work: Work) -> str:
         """Stage everything that this work causes; why the disk takes nothing now, or nothing."""
+        for request in work.requests:
+            try:
+                if request.spec is not None:
+                    runfiles.keep(dirs, request.spec)
+            except (OSError, UnsafePath) as exc:
+                return f"run/ cannot be written: {exc}"
         for number, posting in enumerate(work.postings):
             posting = posting._replace(recipients=self._unstaged(work, posting))
             work.postings[number] = posting
@@ -292,8 +299,11 @@ class Carrier:
 
     def _note_effects(self, works: list[Work], now: int) -> None:
         """What answers, status messages and ends say of others' rows."""
-        registry = self._ledger.registry
+        processes, registry = self._ledger.processes, self._ledger.registry
         for work in works:
+            processes.intend([request.intent for request in work.requests], now)
+            processes.close(work.closes, now)
+            processes.put([work.process] if work.process is not None else [])
             if work.incidents:
                 registry.note_incidents(work.incidents, now, again=work.again)
             if work.attachments:

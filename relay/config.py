@@ -255,6 +255,11 @@ def decode(data: bytes, path: str = "config.json") -> Config:
         listen_address(config.admin.listen)
     except ValueError as exc:
         raise ConfigError(f"{path}: admin.listen is {config.admin.listen!r}, {exc}") from exc
+    for name, argv in config.spawn.clis.items():
+        if not argv or not argv[0]:
+            raise ConfigError(
+                f"{path}: spawn.clis.{name} is {list(argv)}, expected a program first"
+            )
     return config
 
 

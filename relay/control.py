@@ -1,7 +1,8 @@
 """Control messages: what agents ask of the orchestrator itself, and its answers.
 
 Here: ``join``, ``leave``, ``subscribe``, ``unsubscribe`` and ``status``; a ``command`` is one of
-``relay.actions``. What it cannot do yet it says so. Source: relay-file-system.txt 4.1, FORMATS 1.
+``relay.actions``, ``spawn`` and ``release`` are the supervisor's. What it cannot do yet it says so.
+Source: relay-file-system.txt 4.1, FORMATS 1.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from relay.trust import Trust
 
 CHANNEL_KINDS = frozenset({Kind.JOIN, Kind.LEAVE, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE})
 ASKED = "journal.{} is asked for; `relay journal status` shows what became of it"
-NOT_YET = frozenset({Kind.SPAWN, Kind.RELEASE, Kind.CONTINUITY})
+NOT_YET = frozenset({Kind.CONTINUITY})
 
 
 class Answer(NamedTuple):
@@ -56,14 +57,13 @@ def handle(message: MessageFile, sender: str, store: CommStore, lead: str | None
             return Answer(True, f"{done.name} is {done.status}", life=done)
         return Answer(True, done)
     if message.kind in NOT_YET:
-        return Answer(
-            False, f"{message.kind} is not there yet: start and stop the agent by hand for now"
-        )
+        return Answer(False, f"{message.kind} is not there yet: keep what you need by hand for now")
     if message.kind not in CHANNEL_KINDS:
         return Answer(
             False,
             f"the orchestrator takes no {message.kind}: "
-            "it knows join, leave, subscribe, unsubscribe, status, and command with an ACTION",
+            "it knows join, leave, subscribe, unsubscribe, spawn, release, status, "
+            "and command with an ACTION",
         )
     fields = control_fields(message)
     name = fields.get("CHANNEL", "").removeprefix("#")

@@ -91,14 +91,14 @@ class Daemon:
     def stop(self) -> None:
         """End the loop after the batch in hand; safe in a signal handler."""
         self._stopping = True
-        self._wake()
+        self.wake()
 
     def reload(self) -> None:
         """Read config.json again after the batch in hand; safe in a signal handler."""
         self._asked_to_reload = True
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         """End the wait of the session that runs, if one does."""
         session = self._session_now
         if session is not None:
@@ -293,6 +293,7 @@ def run_daemon(root: str, *, log_path: str | None, ready: Callable[[], None]) ->
         is_at_terminal = log_path is None and sys.stderr.isatty()  # which hangs up when it goes
         hang_up = daemon.stop if is_at_terminal else daemon.reload
         signal.signal(signal.SIGHUP, lambda *_: hang_up())
+        signal.signal(signal.SIGCHLD, lambda *_: daemon.wake())  # a process of ours has ended
         daemon.run(ready)
 
 

@@ -24,6 +24,7 @@ from relay.comm.model import (
     Metadata,
 )
 from relay.comm.receiving import SYSTEM
+from relay.config import Spawn
 from relay.delivery import render_delivered
 from relay.errors import CommError, StoreCapacity, StoreFull
 from relay.incidents import Incident, IncidentKind
@@ -32,6 +33,7 @@ from relay.message import Kind, MessageFile, command_fields
 from relay.names import ORCHESTRATOR, derived_id, direct_channel_name, shown
 from relay.router import Bounce, Directory, Route
 from relay.saves import Saves
+from relay.spawning import Asker, read_request
 from relay.standing import Change, asked
 from relay.trust import Trust
 from relay.work import (
@@ -46,10 +48,12 @@ from relay.work import (
 
 HELD_BACK = "held back: the channel has as many pending messages as max_pending allows"
 HELD_BACK_NS = 60 * NS_PER_S  # it is let go as soon as it may, and looked at this often
+CARRIED_OUT_LATER = frozenset({Kind.SPAWN, Kind.RELEASE})
 STICKY = "sent before it joined"
 MAX_NOTE = 500  # characters of a status that the agents table keeps
 NO_AGENT = "no longer an agent"
 NOBODY: Mapping[str, str] = {}
+DEFAULT_SPAWN = Spawn()
 ACK_WORD = re.compile(r"\s*(received|in_progress|completed)\b")
 
 
@@ -63,12 +67,14 @@ class Decider:
         away: Mapping[str, str] = NOBODY,
         silent: Set[str] = frozenset(),
         saves: Saves | None = None,
+        spawn: Spawn = DEFAULT_SPAWN,
     ) -> None:
         self._store = store
         self._lead = lead
         self._away = away  # who is terminated or retired, and what is said to who writes to them
         self._silent = silent  # who gets no broadcasts
         self._saves = saves
+        self._spawn = spawn
 
     def decide(
         self,
@@ -114,7 +120,7 @@ class Decider:
             self._answer(work, Kind.NACK, f"nobody else takes part in {route.channel}", stored)
         if ORCHESTRATOR in recipients:
             work.control = True
-            self._obey(work, message, stored, agents)
+            self._obey(work, accepted.original or message, stored, agents)
         self._post(work, accepted, stored, route, recipients, agents)
 
     def refuse(self, work: Work, reason: str) -> None:
@@ -124,14 +130,25 @@ class Decider:
         text = reason if name in reason else f"{name}: {reason}"
         self._answer(work, Kind.NACK, f"not delivered: {text}", None)
 
-    def tell(self, agent: str, message_id: str, at_ns: int, key: str, text: str) -> Work:
+    def tell(
+        self,
+        agent: str,
+        message_id: str,
+        at_ns: int,
+        key: str,
+        text: str,
+        kind: Kind = Kind.NACK,
+    ) -> Work:
         """Work that tells an agent what became of a message of its own, once for each ``key``.
 
+        Without a key it is the answer itself, which its control message did not get at once.
         Nobody is told where ``agent`` is empty.
         """
         work = notice_of_message(message_id, agent, at_ns, f"{message_id} {key}")
+        reply_id = "" if key else answer_id(at_ns, agent, message_id, kind)
         if agent:
-            self._answer(work, Kind.NACK, text, self._store.by_relay_id(message_id))
+            stored = self._store.by_relay_id(message_id)
+            self._answer(work, kind, text, stored, reply_id)
         return work
 
     def notify(self, agent: str, at_ns: int, key: str, text: str) -> Work:
@@ -255,6 +272,8 @@ class Decider:
         self._store.deliver(stored.id, [ORCHESTRATOR])
         if self._store.expects_ack(stored):
             self._store.move_deliveries(stored.id, [ORCHESTRATOR], DeliveryState.ACKNOWLEDGED)
+        if work.requests:  # whoever does it answers, too
+            return
         if answer.ok is None:
             work.status_note = message.content.decode()[:MAX_NOTE]
             return
@@ -274,6 +293,8 @@ class Decider:
 
     def _handle(self, work: Work, message: MessageFile, agents: Set[str]) -> control.Answer:
         lead = self._lead()
+        if message.kind in CARRIED_OUT_LATER:
+            return self._ask(work, message)
         if message.kind is Kind.CONTINUITY and self._saves is not None:
             return continuity.handle(message, work.message_id, work.agent, lead, self._saves)
         answer = control.handle(message, work.agent, self._store, lead)
@@ -281,6 +302,15 @@ class Decider:
             name = answer.life.name
             return control.Answer(False, f"there is no agent {name}: `relay agents` lists them")
         return answer
+
+    def _ask(self, work: Work, message: MessageFile) -> control.Answer:
+        """A process is to be started or ended: it is, once this is accepted."""
+        asker = Asker(work.agent, work.message_id, work.discovered_at, self._lead())
+        request = read_request(message, asker, self._spawn)
+        if isinstance(request, str):
+            return control.Answer(False, request)
+        work.requests.append(request)
+        return control.Answer(None)
 
     def _post(
         self,
@@ -319,13 +349,17 @@ class Decider:
             )
             work.postings.append(Posting(work.message_id, stored.id, data, targets))
 
-    def _answer(self, work: Work, kind: Kind, text: str, stored: Message | None) -> None:
+    def _answer(
+        self, work: Work, kind: Kind, text: str, stored: Message | None, reply_id: str = ""
+    ) -> None:
         """A message of the orchestrator's to the sender; its id says what it answers."""
-        self._reply(work, kind, f"{text}\n".encode(), stored)
+        self._reply(work, kind, f"{text}\n".encode(), stored, reply_id)
 
-    def _reply(self, work: Work, kind: Kind, body: bytes, stored: Message | None) -> None:
+    def _reply(
+        self, work: Work, kind: Kind, body: bytes, stored: Message | None, reply_id: str = ""
+    ) -> None:
         """The same, with this very body."""
-        reply_id = _answer_id(work, kind)
+        reply_id = reply_id or _answer_id(work, kind)
         to = work.agent
         headers = {"RE": work.message_id} if work.message_id else {}
         reply = MessageFile(to, kind, headers, body)
@@ -356,7 +390,8 @@ class Decider:
         store = self._store
         name = direct_channel_name(work.agent, ORCHESTRATOR)
         channel = self._channel(Route(name, ChannelType.DIRECT, (work.agent, ORCHESTRATOR)))
-        acknowledges = stored is not None and store.expects_ack(stored)
+        is_notice = reply.kind is Kind.NOTIFICATION
+        acknowledges = stored is not None and store.expects_ack(stored) and not is_notice
         metadata: Metadata = {
             "relay_id": reply_id,
             "to": reply.to,

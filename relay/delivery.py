@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable
 
 from relay import fsio
-from relay.checksums import SHA256_PREFIX
+from relay.checksums import SHA256_PREFIX, sha256_hex
 from relay.clock import iso_date, iso_time
 from relay.errors import RelayError, UnsafePath
 from relay.found import Found, found_of
@@ -121,20 +121,47 @@ def _reason(exc: OSError | UnsafePath) -> str:
     return (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
 
 
-def archive(dirs: Dirs, agent: str, file_name: str, at_ns: int, kind: str = "") -> str | None:
+def archive(
+    dirs: Dirs,
+    agent: str,
+    file_name: str,
+    at_ns: int,
+    kind: str = "",
+    *,
+    redacted: bytes | None = None,
+) -> str | None:
     """Move an original out of the outbox; returns its new path, or None when it is gone.
 
     ``kind``: REJECTED or DUPLICATES for a folder of its own, where a name that is taken gets a
-    number: nothing is written over.
+    number: nothing is written over. ``redacted``: what is kept in the place of a file that has
+    secrets; it is durable before that is removed.
     """
     parts = ["archive", iso_date(at_ns), agent] + ([kind] if kind else [])
     target = dirs.ensure(*parts)
+    outbox = dirs.get("agents", agent, "outbox")
+    if redacted is not None:
+        name = _keep_redacted(file_name, redacted, target, is_numbered=bool(kind))
+        fsio.remove(file_name, outbox)
+        return "/".join([*parts, name])
     name = _free_name(file_name, target) if kind else file_name
     try:
-        fsio.move(file_name, dirs.get("agents", agent, "outbox"), name, target)
+        fsio.move(file_name, outbox, name, target)
     except FileNotFoundError:
         return None
     return "/".join([*parts, name])
+
+
+def _keep_redacted(file_name: str, data: bytes, target: int, *, is_numbered: bool) -> str:
+    """Write it whole under its name, or find it as a crash left it; the name that it has."""
+    with contextlib.suppress(OSError, UnsafePath):
+        if fsio.read_regular(file_name, target, len(data) + 1)[0] == data:
+            return file_name
+    name = _free_name(file_name, target) if is_numbered else file_name
+    temp = f".{sha256_hex(os.fsencode(file_name))[:16]}.tmp"  # any name may be as long as it can
+    fsio.remove(temp, target)
+    fsio.create(temp, data, target, sync=True)
+    fsio.rename(temp, target, name, target)
+    return name
 
 
 def is_same_file(dirs: Dirs, found: Found) -> bool:

@@ -8,7 +8,7 @@ no file in an inbox, no word in the ledger. States and what a crash leaves: docs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from relay import continuity, delivery, hardening
 from relay.admission import Admission
@@ -36,6 +36,7 @@ from relay.overdue import OverdueMail
 from relay.roster import Roster
 from relay.saves import Saves
 from relay.signing import Keys
+from relay.supervision import Notice
 from relay.tally import Tally
 from relay.waiting import Limited
 from relay.watcher import Wake
@@ -85,7 +86,9 @@ class Dispatcher:
         self._admission = Admission(ledger, clock, log)
         self._saves = Saves(home, config.continuity)
         lives = self._lives = Lives(ledger, roster, config.agents, clock, log)
-        self._decider = Decider(store, roster.lead, lives.away, lives.silent, self._saves)
+        self._decider = Decider(
+            store, roster.lead, lives.away, lives.silent, self._saves, config.spawn
+        )
         self._finisher = Finisher(ledger, clock, log)
         self._carrier = Carrier(
             ledger,
@@ -109,6 +112,7 @@ class Dispatcher:
         self._taken: list[tuple[str, str, int]] = []  # read, not yet in the ledger
         self._last_flush_error = ""
         self._orders: list[Order] = []
+        self._asked = False  # for processes to be started or ended
 
     @property
     def backlog(self) -> int:
@@ -129,7 +133,7 @@ class Dispatcher:
         """When the file was seen that waits longest in an outbox (monotonic); None: none waits."""
         return self._intake.oldest_ns()
 
-    def tell(self, agents: Iterable[str], text: str, key: str, at_ns: int) -> bool:
+    def announce(self, agents: Iterable[str], text: str, key: str, at_ns: int) -> bool:
         """Notify those of ``agents`` that are there, once for each key and time.
 
         False when disk or store takes nothing now, or nobody is there: ask again.
@@ -182,6 +186,33 @@ class Dispatcher:
         """What was asked of the journal since the last time; not repeated after a crash."""
         orders, self._orders = self._orders, []
         return orders
+
+    def take_asked(self) -> bool:
+        """True when a process was asked for, or its end, since the last time; the ledger has it."""
+        asked, self._asked = self._asked, False
+        return asked
+
+    def tell(self, notices: Sequence[Notice]) -> set[int]:
+        """Tell agents of processes, and note in the ledger what is so; the places of those done.
+
+        The others are to be told later: neither disk nor store takes them now.
+        """
+        works: list[Work] = []
+        for one in notices:
+            agent = one.agent if one.agent in self._roster.agents else ""
+            try:
+                work = self._decider.tell(
+                    agent, one.request_id, one.at, one.key, one.text, one.kind
+                )
+            except (StoreFull, StoreCapacity) as exc:
+                self._log(f"Cannot tell {agent} now: {exc}", action="postpone", level="warning")
+                break
+            work.process, work.closes = one.process, one.closes
+            work.life = one.life
+            works.append(work)
+        with self._home.dirs() as dirs:
+            put_off = {id(one.work) for one in self._carrier.carry_out(dirs, works)}
+        return {place for place, work in enumerate(works) if id(work) not in put_off}
 
     def drain(self) -> None:
         """The end: everything in hand is finished, the store is written."""
@@ -424,6 +455,7 @@ class Dispatcher:
                 where=where(exc),
             )
             work.postings.clear()
+            work.requests.clear()
             self._decider.refuse(work, f"the relay has a fault and cannot handle it: {fault}")
 
     def _carry_out(self, dirs: Dirs, batch: list[Work]) -> None:
@@ -433,6 +465,7 @@ class Dispatcher:
         # One that was put off is not decided again: its answer is known by then.
         self._orders += [order for work in batch for order in work.orders]
         self._door.carried_out(dirs, batch)
+        self._asked = self._asked or any(work.requests for work in batch)
 
     def _postpone(self, work: Work, reason: str) -> None:
         """A passing error: the file stays in the outbox and is tried again."""

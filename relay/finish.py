@@ -79,7 +79,9 @@ class Finisher:
         try:
             if delivery.is_same_file(dirs, found):
                 day = work.archive_day_ns
-                return True, delivery.archive(dirs, found.agent, found.file_name, day, kind)
+                return True, delivery.archive(
+                    dirs, found.agent, found.file_name, day, kind, redacted=work.redacted
+                )
             replaced.append(found)
         except (OSError, UnsafePath) as exc:
             self._log(

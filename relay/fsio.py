@@ -315,17 +315,20 @@ def read_regular(
         os.close(fd)
 
 
-def create(name: str, data: bytes, dir_fd: int) -> None:
+def create(name: str, data: bytes, dir_fd: int, *, sync: bool = False) -> None:
     """A new file of mode 600 with ``data`` in it; one of that name must not be there.
 
-    Not synced: durability is the business of whoever commits. On a full disk the piece
-    written is removed again.
+    Not synced unless ``sync``: durability is the business of whoever commits. On a full disk the
+    piece written is removed again.
     """
     fault("create", name)
     fd = os.open(name, _OPEN_CREATE, FILE_MODE, dir_fd=dir_fd)
     try:
         fault("write", name)
         _write_all(fd, data)
+        if sync:
+            sync_file(fd)
+            os.fsync(dir_fd)
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=dir_fd)
@@ -397,6 +400,31 @@ def locked(path: str) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def take_lock(name: str, dir_fd: int) -> int | None:
+    """The descriptor of a lock file that is locked now, or None while somebody has it.
+
+    Whoever inherits the descriptor holds the lock as well, until the last of them closes it or
+    ends: the kernel knows, whatever became of who took it.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(name, flags, FILE_MODE, dir_fd=dir_fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_append(name: str, dir_fd: int) -> int:
+    """A descriptor that writes at a file's end wherever that is; the file is made, mode 600."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(name, flags, FILE_MODE, dir_fd=dir_fd)
 
 
 def lock_owner(path: str) -> int | None:

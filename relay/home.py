@@ -9,6 +9,8 @@
     attachments/{2 hex}/{sha256}      archive/{date}/{agent}/[rejected/]      tmp/
     store/relay.acomm                 journal/                            logs/
     continuity/{agent}/{version}-{message id}.state    what agents keep for their next life
+    run/{name}.lock                   held by a process that the relay started
+    run/{name}.{id}.json              with what it was started
 
 Directories are 700, files 600. Agents' files are never opened by their paths: ``Home.dirs`` walks
 from the home's descriptor, name by name, and follows no link. Ledger, store and log are opened by
@@ -44,7 +46,19 @@ BASE = "store/base.acomm"
 JOURNAL = "journal"
 CONTINUITY = "continuity"
 
-TOP_DIRS = ("agents", "attachments", "archive", "tmp", "store", "journal", "logs", CONTINUITY)
+RUN = "run"
+
+TOP_DIRS = (
+    "agents",
+    "attachments",
+    "archive",
+    "tmp",
+    "store",
+    "journal",
+    "logs",
+    CONTINUITY,
+    RUN,
+)
 TOP_FILES = (LEDGER, LEDGER + "-wal", LEDGER + "-shm", CONFIG, LOCK)
 AGENT_DIRS = ("outbox", f"outbox/{PENDING}", "inbox", f"inbox/{PENDING}", f"inbox/{READ}")
 

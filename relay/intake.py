@@ -25,9 +25,10 @@ from relay.errors import ForeignOwner, HardLink, MessageError, RelayError, Unsaf
 from relay.found import FileKey, Found, found_of
 from relay.home import PENDING, Dirs
 from relay.incidents import Incident, IncidentKind
-from relay.message import MessageFile, max_file_bytes, parse
+from relay.message import Kind, MessageFile, max_file_bytes, parse
 from relay.names import MSG_SUFFIX, shown
 from relay.ratelimit import RateLimit
+from relay.redaction import redact
 from relay.waiting import Hint, Limited, Quota, Waiting
 
 _KIND_OF: dict[type[RelayError], IncidentKind] = {
@@ -42,6 +43,9 @@ class Accepted(NamedTuple):
     found: Found
     message: MessageFile
     checksum: str  # SHA-256 of the content, hex
+    # Where it has secrets: as it was sent. ``message`` and ``checksum`` are without them.
+    original: MessageFile | None = None
+    redacted: bytes | None = None  # what goes to the archive in the place of the file
 
 
 class Malformed(NamedTuple):
@@ -50,6 +54,7 @@ class Malformed(NamedTuple):
     found: Found
     reason: str
     incident: IncidentKind | None = None  # it is none that an agent may put there
+    redacted: bytes | None = None  # as of Accepted
 
     @property
     def unsafe(self) -> bool:
@@ -209,26 +214,40 @@ class Intake:
 
     def _read(self, found: Found, data: bytes) -> Look:
         """Parse what was read; every rule that it breaks is a reason."""
-        if found.message_id is None:
-            return Malformed(
-                found,
-                f"{shown(found.file_name)} is no name of a message: "
-                "{timestamp_ns}-{hex}.msg, 10 to 20 digits, -, up to 32 of 0-9a-f",
-            )
-        if found.size > self._max_file:
-            return Malformed(
-                found,
-                f"{found.file_name} is {found.size} bytes, too large: the body may be "
-                f"{self._max_body}; put large data into an attachment",
-            )
-        try:
-            message = parse(data, file=found.file_name, max_body_bytes=self._max_body)
-        except MessageError as exc:
-            return Malformed(found, str(exc))
+        reason, message = self._judge(found, data)
+        if reason or message is None:
+            clean = redact(data, loose=True)
+            if clean is None:
+                return Malformed(found, reason)
+            # The same words of the text that may be kept: a reason quotes what is wrong.
+            reason = self._judge(found, clean.data)[0] or clean.clean(reason)
+            return Malformed(found, reason, redacted=clean.data)
+        clean = redact(data) if message.kind is Kind.SPAWN else None
+        if clean is not None:
+            original, message = message, parse(clean.data)
+            checksum = sha256_hex(message.content)
+            return Accepted(found, message, checksum, original, clean.data)
         declared = message.headers.get("CHECKSUM")
         if declared and message.body:  # parse has compared it with the body's
             return Accepted(found, message, declared.removeprefix(SHA256_PREFIX))
         return Accepted(found, message, sha256_hex(message.content))
+
+    def _judge(self, found: Found, data: bytes) -> tuple[str, MessageFile | None]:
+        """Why it is no message, or the message."""
+        if found.message_id is None:
+            return (
+                f"{shown(found.file_name)} is no name of a message: "
+                "{timestamp_ns}-{hex}.msg, 10 to 20 digits, -, up to 32 of 0-9a-f"
+            ), None
+        if found.size > self._max_file:
+            return (
+                f"{found.file_name} is {found.size} bytes, too large: the body may be "
+                f"{self._max_body}; put large data into an attachment"
+            ), None
+        try:
+            return "", parse(data, file=found.file_name, max_body_bytes=self._max_body)
+        except MessageError as exc:
+            return str(exc), None
 
     def _remove_orphans(self, pending: int, agent: str) -> None:
         """A file in ``.pending`` untouched for 30 s has lost its writer. Source: 6.1."""

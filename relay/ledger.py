@@ -20,6 +20,7 @@ from importlib import resources
 from relay.errors import LedgerBusy, LedgerError, VersionError
 from relay.ledger_values import Delivery, DeliveryFacts, FileFacts, Held, Row, Written
 from relay.names import shown
+from relay.processes import Processes
 from relay.registry import Registry
 
 __all__ = [
@@ -59,6 +60,7 @@ class Ledger:
     def __init__(self, connection: sqlite3.Connection, path: str) -> None:
         self._db = connection
         self.registry = Registry(connection)
+        self.processes = Processes(connection)
         self._path = path
         self._inode = os.stat(path).st_ino
 

@@ -93,7 +93,7 @@ ANSWERS = frozenset({Kind.ACK, Kind.NACK, Kind.RESPONSE})
 # Kinds that may leave TO out, because only the orchestrator takes them.
 FOR_ORCHESTRATOR = frozenset({Kind.SPAWN, Kind.RELEASE, Kind.CONTINUITY})
 # Fields that may stand as headers instead of `NAME: value` lines in the body.
-CONTROL_FIELDS = ("NAME", "CLI", "CWD", "WORKING_DIR", "ENV", "ACTION", "REASON")
+CONTROL_FIELDS = ("NAME", "CLI", "CWD", "WORKING_DIR", "ENV", "RESTART", "ACTION", "REASON")
 # Fields that stand in the body alone; CHANNEL as a header is the relay's.
 BODY_FIELDS = ("PROMPT", "CHANNEL", "PATTERN")
 

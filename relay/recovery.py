@@ -11,7 +11,7 @@
 | row open, file in the outbox | pending again, fed first, in the order of discovery |
 | row open, file in the archive, or nowhere and accepted | completed and archived |
 | row open, file nowhere, never accepted | failed: file_disappeared |
-| open intent in pending_operations | rolled back |
+| open intent in pending_operations | spawn, release: the supervisor's; any other: rolled back |
 
 Source: relay-file-system.txt 2.4, DESIGN "After a crash".
 """
@@ -59,7 +59,7 @@ def recover(
     """
     now = clock.now_ns()
     with ledger.transaction():
-        for operation in ledger.registry.roll_back_operations(now):
+        for operation in ledger.processes.roll_back(now):
             log(f"Rolled back an operation that was cut short: {operation}", action="roll_back")
     with home.dirs() as dirs:
         inboxes = _Inboxes(dirs, store, now // NS_PER_MS, power_cut=power_cut)

@@ -1,7 +1,7 @@
 """Who is there, what was meant, and what should not have been: the ledger's other tables.
 
-Agents, intents of operations of several steps, security events. On the ledger's connection, and
-within its transactions. Source: relay-file-system.txt 2.1 and 2.4, FORMATS 4.
+Agents and security events. On the ledger's connection, and within its transactions.
+Source: relay-file-system.txt 2.1, FORMATS 4.
 """
 
 from __future__ import annotations
@@ -99,19 +99,6 @@ class Registry:
             "UPDATE agents SET note = ?, last_seen_at = ? WHERE name = ?", (note, now_ns, name)
         )
         self.set_status(name, "active", None, now_ns)
-
-    # -- intents -----------------------------------------------------------------------
-
-    def roll_back_operations(self, now_ns: int) -> list[str]:
-        """Close every open intent; returns what each was, for the log."""
-        return [
-            f"{kind} {payload}"
-            for kind, payload in self._db.execute(
-                "UPDATE pending_operations SET completed_at = ? WHERE completed_at IS NULL "
-                "RETURNING operation_type, payload",
-                (now_ns,),
-            ).fetchall()
-        ]
 
     # -- keys --------------------------------------------------------------------------
 

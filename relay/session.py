@@ -25,12 +25,15 @@ from relay.comm.flush import Flusher, FlushPolicy
 from relay.comm.rolling import Roller, RollPolicy
 from relay.config import Config
 from relay.dispatch import Dispatcher
+from relay.evidence import Evidence
 from relay.home import LEDGER, STORE, Home
 from relay.ledger import Ledger
 from relay.overseer import make_overseer
 from relay.published import Board, Publisher
 from relay.roster import Roster
+from relay.spawner import Spawner, SystemSpawner
 from relay.stores import Opened, open_store, store_key
+from relay.supervisor import Supervisor
 from relay.tally import START, STOP, WAIT
 from relay.upkeep import obey
 from relay.watcher import ScanWatcher, Wake, Watcher, make_watcher
@@ -91,11 +94,16 @@ class Session:
         self._board.is_serving = True
         while not is_stopping():
             deadline = min(self._deadline, self._poll(), self._overseer.due_ns())
+            processes_due = self._supervisor.due_ns()
+            if processes_due is not None:
+                deadline = min(deadline, processes_due)
             timeout_ns = deadline - self._clock.monotonic_ns()
             self._tally.begin(WAIT)
             self._deadline = self._dispatcher.tick(self.watcher.wait(timeout_ns))
             for order in self._dispatcher.take_orders():
                 obey(self._home, self._opened, self._clock, order)
+            self._tally.begin("processes")
+            tend(self._supervisor, self._dispatcher)
             self._overseer.step()
         self._board.is_serving = False
         self._tally.begin(STOP)
@@ -141,6 +149,9 @@ class Session:
             self._log(text, action="scan_instead", level="warning")
         self._start_dispatcher(stack, key)
         self._start_tiers(stack)
+        self._supervisor = make_supervisor(
+            self._home, self._config, self._ledger, opened.store, self._clock, self._log
+        )
         self._dispatcher.feed(feed)
         self._start_overseer()
         self._deadline = self._dispatcher.tick(Wake(agents_changed=True, scan=True))
@@ -219,6 +230,29 @@ class Session:
 
     def _warn_of_store(self, text: str) -> None:
         self._log(f"The store: {text}", action="store_warning", level="warning")
+
+
+def make_supervisor(
+    home: Home,
+    config: Config,
+    ledger: Ledger,
+    store: CommStore,
+    clock: Clock,
+    log: Callable[..., object],
+    spawner: Spawner | None = None,
+) -> Supervisor:
+    """What looks after the processes of a home; it has taken over those that run."""
+    evidence = Evidence(ledger, store)
+    spawner = spawner or SystemSpawner()
+    return Supervisor(config.spawn, home, ledger, evidence, spawner, clock, log)
+
+
+def tend(supervisor: Supervisor, dispatcher: Dispatcher) -> None:
+    """One turn for the processes: what is due is done, and said."""
+    supervisor.poll(asked=dispatcher.take_asked())
+    notices = supervisor.notices()
+    if notices and supervisor.may_tell:
+        supervisor.told(dispatcher.tell(notices))
 
 
 def begin_epoch(ledger: Ledger, clock: Clock) -> int:

@@ -11,6 +11,8 @@ from relay.found import Found
 from relay.incidents import Incident
 from relay.ledger import FileFacts, Row
 from relay.names import ORCHESTRATOR, derived_id
+from relay.processes import Process
+from relay.spawning import Request
 from relay.standing import Change
 from relay.trust import Trust
 
@@ -62,6 +64,7 @@ class Work:
         "again",
         "attachments",
         "bounced",
+        "closes",
         "control",
         "discovered_at",
         "failure",
@@ -79,6 +82,9 @@ class Work:
         "over",
         "pause_s",
         "postings",
+        "process",
+        "redacted",
+        "requests",
         "seen_at",
         "status_note",
         "trust",
@@ -110,6 +116,10 @@ class Work:
         self.acknowledged: Acknowledged | None = None
         self.origin: Origin | None = None  # what is known of the file, where there is one
         self.over: list[Over] = []  # deliveries that end with this
+        self.redacted: bytes | None = None  # what is archived instead of the file: it has secrets
+        self.requests: list[Request] = []  # processes to be started or ended, once this is accepted
+        self.process: Process | None = None  # what the ledger says of one from now on
+        self.closes: tuple[int, ...] = ()  # intents that are done with this
         self.pause_s = 0  # until what is held is tried again; 0: as at first
 
     @property

@@ -23,11 +23,12 @@ from relay.home import LEDGER, STORE, Home
 from relay.ledger import Ledger
 from relay.message import MessageFile, parse_delivered
 from relay.roster import Roster
-from relay.session import make_roller
+from relay.session import make_roller, make_supervisor, tend
+from relay.spawner import Spawner
 from relay.stores import open_store, store_key
 from relay.upkeep import obey
 from relay.watcher import Wake, Watcher, make_watcher
-from tests.fakes import FakeClock
+from tests.fakes import FakeClock, FakeSpawner
 
 
 class Box:
@@ -40,7 +41,9 @@ class Box:
         config: Config | None = None,
         boot: str = "boot-1",
         seconds: int = 0,
+        spawner: Spawner | None = None,
     ) -> None:
+        self.spawner = spawner or FakeSpawner()  # the system's side: a kill leaves it as it is
         self.root = root
         self.config = config or Config()
         self.clock = FakeClock()
@@ -108,6 +111,15 @@ class Box:
             self.clock,
             self._log,
         )
+        self.supervisor = make_supervisor(
+            self.home,
+            self.config,
+            self.ledger,
+            self.store,
+            self.clock,
+            self._log,
+            self.spawner,
+        )
         self.dispatcher.feed(feed)
         self.deadline = self.dispatcher.tick(Wake(agents_changed=True, scan=True))
 
@@ -129,6 +141,7 @@ class Box:
             self.deadline = self.dispatcher.tick(self.watcher.wait(0))
             for order in self.dispatcher.take_orders():
                 obey(self.home, self.opened, self.clock, order)
+            tend(self.supervisor, self.dispatcher)
 
     def flush(self) -> None:
         """Five seconds later the store is written, and the originals go to the archive."""

@@ -24,6 +24,12 @@ COMMANDS = {
     "status": ("relay.cli.process", "Show whether the relay runs and what it has in hand."),
     "agents": ("relay.cli.agents", "List the agents there are."),
     "register": ("relay.cli.agents", "Make an agent's mailbox, or change its role."),
+    "spawn": ("relay.cli.spawn", "Start an agent's process, and say its pid."),
+    "release": (
+        "relay.cli.spawn",
+        "End an agent's process: SIGTERM, and SIGKILL after spawn.grace_s.",
+    ),
+    "ps": ("relay.cli.spawn", "List the processes that the relay started, and how they do."),
     "send": ("relay.cli.messages", "Send a message."),
     "inbox": ("relay.cli.messages", "Show what waits in an inbox, or take it."),
     "ack": ("relay.cli.messages", "Acknowledge a message."),

@@ -127,11 +127,9 @@ def test_join_is_answered(box: Box) -> None:
 
 
 def test_what_the_orchestrator_cannot_do_yet_it_says(box: Box) -> None:
-    sent = box.send("bob", "KIND: spawn\nNAME: w\nCLI: sh\n\ngo")
+    sent = box.send("bob", "KIND: continuity\nACTION: save\n\nstate")
 
-    assert box.nacks("bob") == [
-        "spawn is not there yet: start and stop the agent by hand for now\n"
-    ]
+    assert box.nacks("bob") == ["continuity is not there yet: keep what you need by hand for now\n"]
     assert box.row(sent)["status"] == "archived"  # handled: it was answered
 
 

@@ -28,6 +28,7 @@ TREE = [
     "continuity",
     "journal",
     "logs",
+    "run",
     "store",
     "tmp",
 ]

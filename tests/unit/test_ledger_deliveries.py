@@ -315,6 +315,6 @@ def test_an_open_intent_is_closed_and_named(ledger: Ledger, look: Look) -> None:
     ledger._db.execute(
         add + "VALUES ('spawn', '{\"name\": \"w\"}', 1, NULL), ('deliver', '{}', 1, 5)"
     )
-    assert ledger.registry.roll_back_operations(NOW) == ['spawn {"name": "w"}']
-    assert ledger.registry.roll_back_operations(NOW + 1) == []
+    assert ledger.processes.roll_back(NOW) == ['spawn {"name": "w"}']
+    assert ledger.processes.roll_back(NOW + 1) == []
     assert look.all("SELECT completed_at FROM pending_operations ORDER BY id") == [(NOW,), (5,)]

@@ -1,0 +1,178 @@
+"""``relay spawn``, ``relay release`` and ``relay ps``: the processes that the relay starts."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from relay.cli.ask import control_options, request, require_relay
+from relay.cli.common import (
+    ago,
+    columns,
+    echo_json,
+    home_option,
+    json_option,
+    open_home,
+    printable,
+    root_of,
+    when,
+)
+from relay.home import LEDGER
+
+RESTARTS = ("never", "on-failure", "always")
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  relay spawn reviewer --cli claude --prompt "Review what alice sends you."
+  relay spawn builder --cli sh --prompt "make -C . watch" --cwd ~/project --restart on-failure
+  relay spawn bot --cli python --prompt - --env TOKEN=secret < bot.py""",
+)
+@click.argument("name")
+@click.option("--cli", "program", required=True, help="One of spawn.clis in config.json.")
+@click.option("--prompt", default="", help="What it is told; - for standard input.")
+@click.option("--cwd", metavar="DIR", help="Where it works [the current directory].")
+@click.option("--env", multiple=True, metavar="KEY=VALUE", help="In its environment; repeatable.")
+@click.option("--restart", type=click.Choice(RESTARTS), help="When it ends [spawn.restart].")
+@control_options
+def spawn(
+    ctx: click.Context,
+    name: str,
+    program: str,
+    prompt: str,
+    cwd: str | None,
+    env: tuple[str, ...],
+    restart: str | None,
+    home: str | None,
+    agent: str,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """Start an agent's process, and say its pid.
+
+    The relay looks after it: `relay ps` shows how it does, and what becomes of it is told to who
+    asked. Its output goes to logs/NAME.log in the home. The values of --env are recorded nowhere.
+    """
+    from agent_sdk import Agent
+    from agent_sdk.processes import spawn_headers
+    from relay.names import ORCHESTRATOR
+
+    root = root_of(ctx, home)
+    require_relay(root)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    directory = str(Path(cwd).expanduser().absolute()) if cwd else str(Path.cwd())
+    headers = spawn_headers(name, program, directory, _env(env), restart)
+    with Agent(agent, root) as me:
+        said = request(me, ORCHESTRATOR, text, timeout_s, kind="spawn", headers=headers)
+    _print(said, as_json)
+
+
+def _env(given: tuple[str, ...]) -> dict[str, str]:
+    """The settings of --env. Errors: BadParameter that does not show what may be secret."""
+    found: dict[str, str] = {}
+    for number, one in enumerate(given, 1):
+        key, equals, value = one.partition("=")
+        if not equals:
+            raise click.BadParameter(f"number {number} is not KEY=VALUE", param_hint="--env")
+        found[key] = value
+    return found
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  relay release reviewer
+  relay release builder --reason "the release is out" --timeout 60""",
+)
+@click.argument("name")
+@click.option("--reason", default="", help="Who had it started hears it.")
+@control_options
+def release(
+    ctx: click.Context,
+    name: str,
+    reason: str,
+    home: str | None,
+    agent: str,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """End an agent's process: SIGTERM, and SIGKILL after spawn.grace_s.
+
+    It has ended, with all that it started, when this returns. Its mailbox stays.
+    """
+    from agent_sdk import Agent
+    from relay.names import ORCHESTRATOR
+
+    root = root_of(ctx, home)
+    require_relay(root)
+    headers = {"NAME": name} | ({"REASON": reason} if reason else {})
+    with Agent(agent, root) as me:
+        said = request(me, ORCHESTRATOR, "", timeout_s, kind="release", headers=headers)
+    _print(said, as_json)
+
+
+def _print(answer: Any, as_json: bool) -> None:
+    said = answer.body.removeprefix("completed ").strip()
+    if as_json:
+        echo_json({"id": answer.re, "answer": said})
+    else:
+        click.echo(printable(said))
+
+
+@click.command(epilog="\b\nExamples:\n  relay ps\n  relay ps --all --json")
+@home_option
+@click.option("--all", "everything", is_flag=True, help="Those that have ended for good, too.")
+@json_option
+@click.pass_context
+def ps(ctx: click.Context, home: str | None, everything: bool, as_json: bool) -> None:
+    """List the processes that the relay started, and how they do.
+
+    Starting: nothing was heard of it yet. Stuck: it owes a read or an answer for too long.
+    """
+    from relay.ledger import open_readonly
+    from relay.processes import ENDS
+
+    with open_home(ctx, home) as opened:
+        db = open_readonly(opened.path(LEDGER))
+        rows = [dict(row) for row in db.execute("SELECT * FROM processes ORDER BY name")]
+        db.close()
+    if not everything:
+        rows = [row for row in rows if row["state"] not in ENDS]
+    if as_json:
+        for row in rows:
+            echo_json(_facts(row))
+        return
+    if not rows:
+        click.echo("no process runs; `relay spawn NAME --cli …` starts one", err=True)
+        return
+    now = time.time_ns()
+    header = ("NAME", "STATE", "PID", "CLI", "STARTED", "CPU%", "RSS", "IDLE", "RESTARTS", "LAST")
+    columns(header, [_cells(row, now) for row in rows])
+
+
+def _facts(row: dict[str, Any]) -> dict[str, Any]:
+    plain = ("name", "state", "pid", "cli", "cwd", "restart", "requested_by", "request_id")
+    more = ("restarts", "exit_code", "cpu_percent", "rss_bytes", "idle_s", "last_error")
+    times = {name: when(row[name]) for name in ("started_at", "changed_at", "ended_at")}
+    return {name: row[name] for name in (*plain, *more)} | times
+
+
+def _cells(row: dict[str, Any], now: int) -> tuple[object, ...]:
+    rss = row["rss_bytes"]
+    return (
+        row["name"],
+        row["state"],
+        row["pid"],
+        printable(row["cli"], 20),
+        ago(row["started_at"], now),
+        row["cpu_percent"],
+        None if rss is None else f"{rss >> 20} MiB",
+        None if row["idle_s"] is None else f"{row['idle_s']} s",
+        row["restarts"],
+        printable(row["last_error"], 60),
+    )

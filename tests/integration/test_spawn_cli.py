@@ -1,0 +1,133 @@
+"""``relay spawn``, ``release`` and ``ps`` as a person types them, and the SDK's calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_sdk import Agent, MessageError, Refused
+from agent_sdk.processes import spawn_headers
+from relay.redaction import parse_env
+from tests.procs import home_of, relay, until
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One relay for all of them, with alice."""
+    root = home_of(tmp_path_factory.mktemp("spawn") / "home", "alice")
+    assert relay("up", home=root).returncode == 0
+    yield root
+    for row in listed(root):
+        relay("release", row["name"], "--timeout", "30", home=root)
+    relay("down", home=root)
+
+
+def listed(home: Path, *options: str) -> list[dict[str, Any]]:
+    ran = relay("ps", "--json", *options, home=home)
+    assert ran.returncode == 0
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+def test_started_listed_and_released(home: Path, tmp_path: Path) -> None:
+    script = "echo $AGENT_RELAY_NAME $TOKEN; sleep 1000"
+    options = ["--cwd", str(tmp_path), "--env", "TOKEN=a,b", "--env", "X=1"]
+    ran = relay("spawn", "one", "--cli", "sh", "--prompt", script, *options, home=home)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.startswith("started one, pid ")
+    pid = int(ran.stdout.split()[-1])
+    until(lambda: (home / "logs" / "one.log").read_text() == "one a,b\n")
+
+    (row,) = [row for row in listed(home) if row["name"] == "one"]
+    assert (row["state"], row["pid"], row["cwd"]) == ("starting", pid, str(tmp_path))
+    table = relay("ps", home=home).stdout.splitlines()
+    assert table[0].split()[:4] == ["NAME", "STATE", "PID", "CLI"]
+    assert any(line.split()[:4] == ["one", "starting", str(pid), "sh"] for line in table[1:])
+
+    ran = relay("release", "one", "--reason", "done", "--json", home=home)
+    answer = json.loads(ran.stdout)
+    assert answer["answer"] == "released one: it was ended by SIGTERM"
+    until(lambda: "one" not in [row["name"] for row in listed(home)])
+    (row,) = [row for row in listed(home, "--all") if row["name"] == "one"]
+    assert (row["state"], row["pid"], row["exit_code"]) == ("released", None, -15)
+
+
+def test_the_prompt_from_standard_input(home: Path, tmp_path: Path) -> None:
+    ran = relay(
+        "spawn",
+        "two",
+        "--cli",
+        "sh",
+        "--prompt",
+        "-",
+        "--cwd",
+        str(tmp_path),
+        home=home,
+        stdin="NAME=x\necho from stdin\nexit 4\n",
+    )
+    assert ran.returncode == 0
+    until(lambda: [r["exit_code"] for r in listed(home, "--all") if r["name"] == "two"] == [4])
+    assert (home / "logs" / "two.log").read_text() == "from stdin\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["w", "--cli", "nope", "--prompt", "x"], 6, "there is no CLI 'nope'"),
+        (["w", "--cli", "sh", "--prompt", "x", "--cwd", "/nowhere"], 6, "is no directory"),
+        (["w", "--cli", "sh", "--prompt", "x", "--env", "PATH=hunter2"], 6, "PATH may not be set"),
+        (["w", "--cli", "sh", "--prompt", "x", "--env", "hunter2"], 2, "number 1 is not KEY=VALUE"),
+        (["w", "--cli", "sh", "--prompt", "x", "--as", "alice"], 6, "spawn is for lead, operator"),
+        (["w", "--cli", "sh", "--prompt", "x", "--env", "A=b,C=hunter2"], 2, "cannot be sent"),
+    ],
+)
+def test_what_is_refused_is_one_line(
+    home: Path, arguments: list[str], code: int, said: str
+) -> None:
+    ran = relay("spawn", *arguments, home=home)
+    assert (ran.returncode, ran.stdout) == (code, "")
+    assert said in ran.stderr and "Traceback" not in ran.stderr
+    assert "hunter2" not in ran.stderr
+    assert "w" not in [row["name"] for row in listed(home, "--all")]
+
+
+def test_releasing_what_there_is_not(home: Path) -> None:
+    ran = relay("release", "nobody", home=home)
+    assert (ran.returncode, ran.stdout) == (6, "")
+    assert "the relay started no process nobody" in ran.stderr
+
+
+def test_nobody_waits_where_no_relay_runs(tmp_path: Path) -> None:
+    root = home_of(tmp_path / "home")
+    for command in (["spawn", "w", "--cli", "sh", "--prompt", "x"], ["release", "w"]):
+        ran = relay(*command, home=root)
+        assert ran.returncode != 0 and "no relay runs" in ran.stderr
+    assert list(root.glob("agents/operator/outbox/*.msg")) == []
+    ran = relay("ps", home=root)
+    assert (ran.returncode, ran.stdout) == (0, "") and "no process runs" in ran.stderr
+
+
+def test_the_sdk_asks_and_hears(home: Path, tmp_path: Path) -> None:
+    with Agent("operator", home) as me:
+        sent = me.spawn("three", "sh", "exit 5", cwd=tmp_path, env={"A": "1"}, timeout_s=20)
+        while (heard := me.receive(20)) is not None and heard.re != sent:
+            pass
+        assert heard is not None
+        assert (heard.kind, heard.body) == ("notification", "three exited with code 5\n")
+        with pytest.raises(Refused, match="the relay started no process ghost"):
+            me.release("ghost", timeout_s=20)
+
+
+def test_what_could_not_be_read_back_is_not_sent() -> None:
+    headers = spawn_headers("w", "sh", None, {"A": "x,y", "B": ""}, None)
+    assert headers == {"NAME": "w", "CLI": "sh", "ENV": "A=x,y,B="}
+    assert parse_env(headers["ENV"]) == [("A", "x,y"), ("B", "")]
+    for name, value in (("A", "b\nc"), ("A", " hunter"), ("A", "b,C=d"), ("A-B", "x"), ("", "x")):
+        with pytest.raises(MessageError) as caught:
+            spawn_headers("w", "sh", None, {name: value}, None)
+        assert value == "x" or value not in str(caught.value)

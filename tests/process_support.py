@@ -1,0 +1,83 @@
+"""Asking for processes in a box, and looking at what became of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from relay.config import Config, Spawn
+from relay.processes import Process
+from tests.box import Box
+from tests.fakes import FakeProcess, FakeSpawner
+
+QUICK = Spawn(
+    restart_first_s=1,
+    restart_most_s=4,
+    restart_times=3,
+    restart_window_s=100,
+    grace_s=5,
+    idle_after_s=60,
+    stuck_after_s=900,
+)
+
+
+class ProcessBox(Box):
+    """A box whose processes are fakes; ``operator`` asks for them."""
+
+    spawner: FakeSpawner
+
+    def __init__(self, root: Path, *agents: str, settings: Spawn = QUICK) -> None:
+        (root.parent / "work").mkdir(exist_ok=True)
+        self.cwd = root.parent / "work"
+        super().__init__(root, *agents, config=Config(spawn=settings))
+
+    def spawn(self, name: str = "w", *lines: str, asker: str = "operator") -> str:
+        """Ask for a process, and let the relay do it; the message id."""
+        more = "".join(f"{line}\n" for line in lines)
+        text = f"KIND: spawn\nNAME: {name}\nCLI: sh\nCWD: {self.cwd}\n{more}\ngo"
+        sent = self.send(asker, text)
+        self.tick(2)
+        return sent
+
+    def release(self, name: str = "w", asker: str = "operator", reason: str = "") -> str:
+        """Ask for its end."""
+        sent = self.send(asker, f"KIND: release\nNAME: {name}\nREASON: {reason}\n\n")
+        self.tick(2)
+        return sent
+
+    def go_on(self, seconds: float) -> None:
+        """Time goes by, and what is due is done."""
+        self.clock.advance(seconds)
+        self.tick(3)
+
+    def said(self, agent: str = "operator", about: str = "") -> list[str]:
+        """What the relay told, oldest first, as `kind first line`; all of it RE ``about``."""
+        return [
+            f"{m.kind} {m.body.decode().splitlines()[0]}"
+            for m in self.inbox(agent).values()
+            if not about or m.headers.get("RE") == about
+        ]
+
+    def process(self, name: str = "w") -> Process:
+        """Its row."""
+        return self.rows()[name]
+
+    def rows(self) -> dict[str, Process]:
+        """The table, as another connection sees it."""
+        columns = ", ".join(Process._fields)
+        found = self.sql(f"SELECT {columns} FROM processes")
+        return {row[0]: Process(*row) for row in found}
+
+    @property
+    def running(self) -> FakeProcess:
+        """The one that runs."""
+        (process,) = self.spawner.running()
+        return process
+
+    def open_intents(self) -> list[Any]:
+        """What is still to be done."""
+        return self.sql("SELECT payload FROM pending_operations WHERE completed_at IS NULL")
+
+    def specs(self) -> list[str]:
+        """The names of the agents that something is kept for."""
+        return [path.name.partition(".")[0] for path in self.path("run").glob("*.json")]
