@@ -81,7 +81,7 @@ class Door:
     def refuse(self, work: Work, look: Accepted) -> None:
         """Say in the work why it is not taken, if it is not."""
         # A message whose ENV values were taken out was signed with them in it.
-        signed = getattr(look, "original", None) or look.message
+        signed = look.original or look.message
         fault = self._keys.fault(work.agent, work.message_id, signed)
         if fault is not None:
             self._fail(work, fault.kind, work.found.path, fault.reason)

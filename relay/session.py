@@ -150,7 +150,13 @@ class Session:
         self._start_dispatcher(stack, key)
         self._start_tiers(stack)
         self._supervisor = make_supervisor(
-            self._home, self._config, self._ledger, opened.store, self._clock, self._log
+            self._home,
+            self._config,
+            self._ledger,
+            opened.store,
+            self._clock,
+            self._log,
+            self._dispatcher,
         )
         self._dispatcher.feed(feed)
         self._start_overseer()
@@ -239,12 +245,14 @@ def make_supervisor(
     store: CommStore,
     clock: Clock,
     log: Callable[..., object],
+    dispatcher: Dispatcher,
     spawner: Spawner | None = None,
 ) -> Supervisor:
     """What looks after the processes of a home; it has taken over those that run."""
     evidence = Evidence(ledger, store)
     spawner = spawner or SystemSpawner()
-    return Supervisor(config.spawn, home, ledger, evidence, spawner, clock, log)
+    greet = dispatcher.greet  # what it left and what waits, before it is started
+    return Supervisor(config.spawn, home, ledger, evidence, spawner, clock, log, greet)
 
 
 def tend(supervisor: Supervisor, dispatcher: Dispatcher) -> None:

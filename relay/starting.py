@@ -32,8 +32,8 @@ class _Registered(msgspec.Struct):
 class Starter:
     """Starts processes. Used from the loop's thread.
 
-    ``before_start`` is called right before a process is started, for the first time or again: the
-    place to send a first message to a name that left something.
+    ``before_start`` is called right before a process is started, for the first time or again, with
+    its name and what tells this start from every other: so its first message is there when it is.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Starter:
         spawner: Spawner,
         clock: Clock,
         log: Callable[..., object],
-        before_start: Callable[[Spec], object],
+        before_start: Callable[[str, str], object],
     ) -> None:
         self._settings = settings
         self._home = home
@@ -118,16 +118,16 @@ class Starter:
                 child.output_from = runfiles.output_size(dirs, spec.name)
                 output_fd = runfiles.open_output(dirs, spec.name)
                 try:
-                    return self._fork(spec, lock_fd, output_fd)
+                    return self._fork(child, spec, lock_fd, output_fd)
                 finally:
                     os.close(output_fd)
             finally:
                 os.close(lock_fd)
 
-    def _fork(self, spec: Spec, lock_fd: int, output_fd: int) -> Pid:
+    def _fork(self, child: Child, spec: Spec, lock_fd: int, output_fd: int) -> Pid:
         if check_dir(spec.cwd, self._settings.roots) != spec.cwd:  # it may be another by now
             raise CannotStart(dir_refusal(spec.cwd, self._settings.roots))
-        self._before_start(spec)
+        self._before_start(spec.name, f"{spec.request_id} {child.row.restarts}")
         pid = self._spawner.start(spec, self._home.root, lock_fd, output_fd)
         self._log(
             f"Started {spec.name}, pid {pid.number}",

@@ -58,7 +58,7 @@ class Supervisor:
         spawner: Spawner,
         clock: Clock,
         log: Callable[..., object],
-        before_start: Callable[[Spec], object] = lambda spec: None,
+        before_start: Callable[[str, str], object] = lambda name, start: None,
     ) -> None:
         self._settings = settings
         self._home = home

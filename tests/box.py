@@ -118,6 +118,7 @@ class Box:
             self.store,
             self.clock,
             self._log,
+            self.dispatcher,
             self.spawner,
         )
         self.dispatcher.feed(feed)
