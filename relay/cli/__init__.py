@@ -38,6 +38,7 @@ COMMANDS = {
     "acomm": ("relay.cli.acomm", "Check, dump and build `.acomm` store files."),
     "aof": ("relay.cli.aof", "Check a journal stream, print its records and its manifest."),
     "journal": ("relay.cli.journal", "Show where the journal's segments are, and move them."),
+    "ledger": ("relay.cli.ledger", "Keep a copy of the ledger, put one back, check one."),
     "doctor": ("relay.cli.doctor", "Look for what is wrong with the home"),
     "audit": ("relay.cli.audit", "Account for every message, on Spark."),
     "sh": ("relay.cli.init", "Print the path of relay.sh, to be sourced by a shell."),
