@@ -106,7 +106,9 @@ def _set_aside(path: str) -> str:
     if not os.path.lexists(path):
         return ""
     aside = ledger_file.free_name(path + BEFORE, *SIDE_FILES)
-    with contextlib.suppress(sqlite3.Error):  # a damaged one goes with its WAL
+    with contextlib.suppress(sqlite3.Error):  # one that is no database goes with its WAL
+        with contextlib.closing(_present(path)) as reader:
+            ledger_file.content(reader)
         with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as db:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     fsio.fault("link", aside)

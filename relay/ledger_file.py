@@ -214,5 +214,3 @@ def _remove(path: str, *suffixes: str) -> None:
     for suffix in suffixes:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path + suffix)
-
-
