@@ -6,6 +6,7 @@
     agents/{name}/inbox/.read/        what the agent has taken
     agents/{name}/meta.json           pid, start time, role, public key
     attachments/{2 hex}/{sha256}      archive/{date}/{agent}/[rejected/]      tmp/
+    archive/{date}.tar.zst            a day that was packed
     store/relay.acomm                 journal/                            logs/
 
 Directories are 700, files 600. Agents' files are never opened by their paths: ``Home.dirs`` walks
