@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from relay import actions
 from relay.aof2.plan import Order
+from relay.asked import Pack, Prune
 from relay.comm import topics
 from relay.comm.engine import CommStore
 from relay.comm.model import Channel, ChannelType
@@ -19,6 +20,7 @@ from relay.names import DIRECT_PREFIX, EVERYONE_CHANNEL, is_channel_name
 
 CHANNEL_KINDS = frozenset({Kind.JOIN, Kind.LEAVE, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE})
 ASKED = "journal.{} is asked for; `relay journal status` shows what became of it"
+ASKED_OF_FILES = "{} is asked for; logs/relay.log shows what became of it"
 NOT_YET = frozenset({Kind.SPAWN, Kind.RELEASE, Kind.CONTINUITY})
 
 
@@ -27,7 +29,7 @@ class Answer(NamedTuple):
 
     ok: bool | None
     text: str = ""
-    order: Order | None = None  # for the journal: to be carried out by who has it
+    order: Order | Prune | Pack | None = None  # to be carried out beside the loop
 
 
 def handle(message: MessageFile, sender: str, store: CommStore, lead: str | None = None) -> Answer:
@@ -40,11 +42,14 @@ def handle(message: MessageFile, sender: str, store: CommStore, lead: str | None
         return Answer(None)
     if message.kind is Kind.COMMAND:
         try:
-            done = actions.obey(command_fields(message), sender, lead, store)
+            fields = command_fields(message)
+            done = actions.obey(fields, sender, lead, store)
         except (CommError, MessageError, Refused) as exc:
             return Answer(False, str(exc))
         if isinstance(done, Order):
             return Answer(True, ASKED.format(done.verb), done)
+        if isinstance(done, Prune | Pack):
+            return Answer(True, ASKED_OF_FILES.format(fields["ACTION"].lower()), done)
         return Answer(True, done)
     if message.kind in NOT_YET:
         return Answer(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from relay import attachments, delivery
 from relay.admission import Admission
 from relay.aof2.plan import Order
+from relay.asked import Pack, Prune
 from relay.carry import Carrier
 from relay.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.comm.engine import CommStore
@@ -78,7 +79,8 @@ class Dispatcher:
         self._last_now_ns = 0
         self._taken: list[tuple[str, str, int]] = []  # read, not yet in the ledger
         self._last_flush_error = ""
-        self._orders: list[Order] = []
+        self._orders: list[Order | Prune | Pack] = []
+        self.paused = ""  # why nothing is taken in: files wait in their outboxes
 
     @property
     def backlog(self) -> int:
@@ -95,7 +97,7 @@ class Dispatcher:
         self._watch_clock()
         with self._home.dirs() as dirs:
             self._hear(wake)
-            limit = self._config.limits.batch_files
+            limit = 0 if self.paused else self._config.limits.batch_files
             looks = self._intake.take(dirs, limit, self._finisher.hand)
             if looks:
                 self._process(dirs, looks)
@@ -108,8 +110,8 @@ class Dispatcher:
             self._events.linger()
         return self._next_due()
 
-    def take_orders(self) -> list[Order]:
-        """What was asked of the journal since the last time; not repeated after a crash."""
+    def take_orders(self) -> list[Order | Prune | Pack]:
+        """What was asked of journal and archive since the last time; not repeated after a crash."""
         orders, self._orders = self._orders, []
         return orders
 
@@ -354,8 +356,8 @@ class Dispatcher:
         due = [self._next_scan_ns]
         if self._recheck_ns is not None:
             due.append(self._recheck_ns)
-        parts = (self._intake, self._events, self._flusher, self._held, self._overdue, self._roller)
-        for part in parts:
+        parts = (self._events, self._flusher, self._held, self._overdue, self._roller)
+        for part in parts if self.paused else (self._intake, *parts):
             at = part.due_ns()
             if at is not None:
                 due.append(at)

@@ -38,13 +38,15 @@ __all__ = [
 
 SCHEMA_VERSION = 2
 OUTBOX = "outbox"
+WAL_KEPT_BYTES = 4 << 20  # SQLite folds after 1,000 pages: more is left by a reader alone
 
-PRAGMAS = """
+PRAGMAS = f"""
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;
 PRAGMA foreign_keys = ON;
 PRAGMA cache_size = -2000;
 PRAGMA temp_store = MEMORY;
+PRAGMA journal_size_limit = {WAL_KEPT_BYTES};
 """
 
 _ROW = (
@@ -94,6 +96,20 @@ class Ledger:
     def close(self) -> None:
         """Close the connection; the WAL is folded into the database."""
         self._db.close()
+
+    def fold(self) -> bool:
+        """Fold the WAL into the database and cut it; False while somebody reads an older state.
+
+        Waits for nobody. Errors: LedgerError.
+        """
+        with translated(self._path):
+            (before,) = self._db.execute("PRAGMA busy_timeout").fetchone()
+            self._db.execute("PRAGMA busy_timeout = 0")
+            try:
+                busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            finally:
+                self._db.execute(f"PRAGMA busy_timeout = {before:d}")
+        return not busy
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from types import TracebackType
 
 from relay import recovery
+from relay.aof2.plan import Order
 from relay.aof2.tiers import TierWorker
 from relay.clock import NS_PER_S, Clock
 from relay.comm.engine import CommStore
@@ -26,6 +27,7 @@ from relay.comm.rolling import Roller, RollPolicy
 from relay.config import Config
 from relay.dispatch import Dispatcher
 from relay.home import LEDGER, STORE, Home
+from relay.housekeeping import Housekeeper
 from relay.ledger import Ledger
 from relay.roster import Roster
 from relay.stores import Opened, open_store, store_key
@@ -74,10 +76,14 @@ class Session:
     def serve(self, is_stopping: Callable[[], bool]) -> None:
         """The loop, until told to stop; then what is in hand is finished."""
         while not is_stopping():
-            timeout_ns = min(self._deadline, self._poll()) - self._clock.monotonic_ns()
+            due_ns = self._poll()
+            timeout_ns = min(self._deadline, due_ns) - self._clock.monotonic_ns()
             self._deadline = self._dispatcher.tick(self.watcher.wait(timeout_ns))
             for order in self._dispatcher.take_orders():
-                obey(self._home, self._opened, self._clock, order)
+                if isinstance(order, Order):
+                    obey(self._home, self._opened, self._clock, order)
+                else:
+                    self._keeper.ask(order)
         self._dispatcher.drain()
         self._log("Stopped", action="stopped", epoch=self.epoch)
 
@@ -107,6 +113,7 @@ class Session:
         stack.callback(self.watcher.close)
         self._start_dispatcher(stack, key)
         self._start_tiers(stack)
+        self._start_keeper(stack)
         self._dispatcher.feed(feed)
         self._deadline = self._dispatcher.tick(Wake(agents_changed=True, scan=True))
         self._log("Ready", action="ready", epoch=self.epoch, watcher=self.watcher.name)
@@ -157,8 +164,23 @@ class Session:
         )
         self._tiers = TierWorker(self._opened.tiers, thread, self._clock, self.watcher.wake)
 
+    def _start_keeper(self, stack: contextlib.ExitStack) -> None:
+        thread = stack.enter_context(
+            # two: the WAL is not to wait for a long run over the archive
+            ThreadPoolExecutor(2, thread_name_prefix="keeper", initializer=_be_nice)
+        )
+        self._keeper = Housekeeper(
+            self._home, self._ledger, self._config, self._clock, thread, self._log
+        )
+        stack.callback(self._keeper.stop)  # before the thread is waited for
+
     def _poll(self) -> int:
-        """Let the tiers go on beside the loop; when to look at them again (monotonic ns)."""
+        """Let what is done beside the loop go on; when to look at it again (monotonic ns)."""
+        due_ns = self._keeper.poll(idle=self._deadline > self._clock.monotonic_ns())
+        self._dispatcher.paused = self._keeper.paused
+        return min(due_ns, self._poll_tiers())
+
+    def _poll_tiers(self) -> int:
         done = self._tiers.poll()
         if done:
             self._log(f"The journal: {done}", action="tier_step")

@@ -38,6 +38,8 @@ COMMANDS = {
     "acomm": ("relay.cli.acomm", "Check, dump and build `.acomm` store files."),
     "aof": ("relay.cli.aof", "Check a journal stream, print its records and its manifest."),
     "journal": ("relay.cli.journal", "Show where the journal's segments are, and move them."),
+    "prune": ("relay.cli.prune", "Remove what nobody waits for, as config.json says."),
+    "archive": ("relay.cli.prune", "Pack days of the archive into one file each."),
     "ledger": ("relay.cli.ledger", "Keep a copy of the ledger, put one back, check one."),
     "doctor": ("relay.cli.doctor", "Look for what is wrong with the home"),
     "audit": ("relay.cli.audit", "Account for every message, on Spark."),

@@ -44,7 +44,10 @@ def backup(ctx: click.Context, home: str | None, file: str, force: bool, as_json
     _say({"file": os.path.abspath(file)}, content, f"backed up to {file}", as_json)
 
 
-@ledger.command(epilog="\b\nExample:\n  relay down && relay ledger restore FILE && relay up")
+@ledger.command(
+    epilog="\b\nExamples:\n  relay ledger restore FILE\n"
+    "  relay down && relay ledger restore FILE && relay up",
+)
 @home_option
 @click.argument("file", type=click.Path())
 @json_option

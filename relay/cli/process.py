@@ -160,6 +160,7 @@ def _facts(home: Home) -> dict[str, Any]:
         "running": pid is not None,
         "pid": pid,
         "trouble": trouble(home) if pid is not None else "",
+        "paused": _paused(home) if pid is not None else "",
         "rss_bytes": _memory(pid),
         "started_at": when(int(state["started_at"])) if "started_at" in state else None,
         "starts": int(state.get("epoch", 0)),
@@ -185,6 +186,19 @@ def _facts(home: Home) -> dict[str, Any]:
     return facts
 
 
+def _paused(home: Home) -> str:
+    """Why a relay that runs takes nothing in; empty when it does."""
+    from relay import wal
+    from relay.config import decode
+
+    length = wal.look(home.path(LEDGER), decode(home.read_config()).ledger)
+    if length.state is not wal.State.FULL:
+        return ""
+    owner = fsio.lock_owner(home.path(LOCK))
+    holders = wal.others(home.path(LEDGER))
+    return length.sentence({pid: name for pid, name in holders.items() if pid != owner})
+
+
 def _memory(pid: int | None) -> int | None:
     """Resident memory of the daemon in bytes; None where it cannot be asked."""
     if pid is None:
@@ -204,6 +218,8 @@ def _show(facts: dict[str, Any]) -> None:
         click.echo(f"the relay runs, pid {facts['pid']}{memory}, since {facts['started_at']}")
         if facts["trouble"]:
             click.echo(f"it serves nobody now, and begins again and again: {facts['trouble']}")
+        if facts["paused"]:
+            click.echo(f"it takes nothing in: {facts['paused']}")
     else:
         click.echo("no relay runs; start one with `relay up`")
     click.echo(f"home {facts['home']}")

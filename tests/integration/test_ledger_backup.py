@@ -86,6 +86,24 @@ def test_on_a_full_disk_nothing_is_left(
     assert os.listdir(tmp_path) == ["home"]
 
 
+def test_a_copy_that_is_not_the_ledger_gets_no_name(
+    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box.send("alice", "TO: bob\n\nhi")
+    copy = ledger_file._copy
+
+    def lossy(source: str, temp: str) -> ledger_file.Content:
+        expected = copy(source, temp)
+        with contextlib.closing(sqlite3.connect(temp, isolation_level=None)) as db:
+            db.execute("DELETE FROM deliveries")
+        return expected
+
+    monkeypatch.setattr(ledger_file, "_copy", lossy)
+    with pytest.raises(FormatError, match="1 deliveries"):
+        ledger_backup.backup(box.home, str(tmp_path / "kept.db"))
+    assert os.listdir(tmp_path) == ["home"]
+
+
 def test_what_a_crash_left_of_a_backup_is_begun_anew(box: Box, tmp_path: Path) -> None:
     (tmp_path / "kept.db.tmp").write_bytes(b"half a copy" * 1000)
     (tmp_path / "kept.db.tmp-journal").write_bytes(b"its journal")
