@@ -250,6 +250,11 @@ def decode(data: bytes, path: str = "config.json") -> Config:
     ):
         if value not in known:
             raise ConfigError(f"{path}: {key} is {value!r}, expected one of {', '.join(known)}")
+    alert, most = config.ledger.wal_alert_mib, config.ledger.wal_most_mib
+    if alert > most:
+        raise ConfigError(
+            f"{path}: ledger.wal_alert_mib is {alert}, expected no more than wal_most_mib, {most}"
+        )
     return config
 
 
