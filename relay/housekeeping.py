@@ -1,6 +1,6 @@
 """What is done beside the loop so that the disk does not fill: retention, packing, the WAL's watch.
 
-Files are removed and packed in a thread of low priority, in small slices with a pause after each;
+Files are removed and packed in a thread, in small slices with a longer pause after each;
 rows of the ledger by the loop, which alone writes it, a few hundred at a time. What is cut short
 is gone on with by the next run.
 """
@@ -27,7 +27,8 @@ from relay.ledger import Ledger, open_readonly
 from relay.prune import Gone
 from relay.wal import WalWatch
 
-PAUSE_S = 0.02  # after each slice: the disk is the loop's
+PAUSE_S = 0.01  # after each slice, at least: the disk is the loop's
+PAUSE_FACTOR = 4  # and so many times as long as the slice took, so is the interpreter
 LOOK_NS = NS_PER_S  # what the thread does is looked at so often
 AFTER_FAILURE_NS = 600 * NS_PER_S  # a disk that is low stays so
 SLICE_NS = 50_000_000  # between two slices of rows
@@ -170,12 +171,13 @@ class Housekeeper:
 
     def _go(self, steps: Iterator[T | None]) -> T | None:
         """The last value of the steps, with a pause after each; None when it was cut short."""
-        value = None
+        value, began = None, time.monotonic()
         for value in steps:
             if self._stopping.is_set():
                 return None
-            if value is None:
-                time.sleep(self._pause_s)
+            if value is None and self._pause_s:
+                time.sleep(max(self._pause_s, PAUSE_FACTOR * (time.monotonic() - began)))
+                began = time.monotonic()
         return value
 
 

@@ -18,7 +18,7 @@ import contextlib
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Generator, Iterable, Iterator, Set
 from typing import NamedTuple
 
 from relay import archive_pack, attachments, fsio
@@ -31,7 +31,8 @@ from relay.home import LEDGER, READ, Home
 from relay.ledger import SCHEMA_VERSION, Ledger, open_readonly
 from relay.names import MSG_SUFFIX, is_agent_name, message_id_of
 
-SLICE_FILES = 64  # ext4 avoids inodes freed just now: many at once slow every create down
+SLICE = 200  # files looked at: a millisecond of the interpreter, which the loop may wait for
+REMOVAL = 12  # and a removal counts for so many: ext4 avoids inodes freed just now
 SLICE_ROWS = 500  # some 2 ms of the loop
 KINDS = ("archive", "rejected", "read", "output", "attachments", "audit")
 _MIB = 1 << 20
@@ -62,6 +63,13 @@ class Gone(NamedTuple):
         return Gone(self.kind, self.number + 1, self.n_bytes + n_bytes, oldest, newest)
 
 
+class _Kind(NamedTuple):
+    name: str
+    files: Callable[[], Iterator[File]]
+    days: int
+    mib: int
+
+
 class Needed(NamedTuple):
     """What the ledger still needs of the files."""
 
@@ -80,20 +88,23 @@ def prune_files(
     """
     needed = still_needed(home)
     gone: list[Gone] = []
-    number = 0
-    for kind, files in candidates(home, settings, now_ns):
-        total = Gone(kind)
+    cutoff = 0
+    for kind in _kinds(home, settings):
+        from_ns = cutoff if kind.name == "rejected" else 0  # older ones went with the archive
+        cutoff = yield from _cutoff(kind.files(), now_ns, kind.days, kind.mib)
+        total, cost = Gone(kind.name), 0
         with home.dirs() as dirs:
-            for file in files:
-                if _is_needed(file, needed):
-                    continue
-                number += 1
-                if dry_run or _remove(dirs.get(*file.folder), file.name):
-                    total = total.plus(file.n_bytes, file.at_ns)
-                if number % SLICE_FILES == 0:
+            for file in kind.files():
+                cost += 1
+                if from_ns <= file.at_ns < cutoff and not _is_needed(file, needed):
+                    cost += REMOVAL
+                    if dry_run or _remove(dirs.get(*file.folder), file.name):
+                        total = total.plus(file.n_bytes, file.at_ns)
+                if cost >= SLICE:
                     yield None
+                    cost = 0
         gone.append(total)
-    gone.append(_collect_attachments(home, settings, now_ns, dry_run=dry_run))
+    gone.append((yield from _collect_attachments(home, settings, now_ns, dry_run=dry_run)))
     if not dry_run:
         for day in archive_pack.days(home):
             if _is_past(settings.archive_days, _day_ns(day), now_ns):
@@ -101,31 +112,33 @@ def prune_files(
     yield gone
 
 
-def candidates(
-    home: Home, settings: Retention, now_ns: int
-) -> Iterator[tuple[str, Iterator[File]]]:
-    """For each kind of file what is past its age, or over its size, whoever needs it."""
-    archive = _cutoff(_archive(home), now_ns, settings.archive_days, settings.archive_mib)
-    yield "archive", (file for file in _archive(home) if file.at_ns < archive)
-    rejected = _cutoff((), now_ns, settings.rejected_days, 0)
-    yield (
-        "rejected",
-        (f for f in _archive(home) if f.folder[-1] == REJECTED and archive <= f.at_ns < rejected),
+def _kinds(home: Home, settings: Retention) -> tuple[_Kind, ...]:
+    """Each kind of file, in the order in which they go."""
+
+    def rejected() -> Iterator[File]:
+        return (file for file in _archive(home) if file.folder[-1] == REJECTED)
+
+    return (
+        _Kind("archive", lambda: _archive(home), settings.archive_days, settings.archive_mib),
+        _Kind("rejected", rejected, settings.rejected_days, 0),
+        _Kind("read", lambda: _read(home), settings.read_days, settings.read_mib),
+        _Kind("output", lambda: _output(home), settings.output_days, 0),
     )
-    read = _cutoff(_read(home), now_ns, settings.read_days, settings.read_mib)
-    yield "read", (file for file in _read(home) if file.at_ns < read)
-    output = _cutoff((), now_ns, settings.output_days, 0)
-    yield "output", (file for file in _output(home) if file.at_ns < output)
 
 
-def _cutoff(files: Iterable[File], now_ns: int, days: int, mib: int) -> int:
-    """What is older goes: by age, or for the oldest days of more than ``mib``; 0 is for ever."""
+def _cutoff(files: Iterable[File], now_ns: int, days: int, mib: int) -> Generator[None, None, int]:
+    """What is older goes: by age, or for the oldest days of more than ``mib``; 0 is for ever.
+
+    None after each slice that was looked at.
+    """
     cutoff = now_ns - days * DAY_NS if days else 0
     if mib:
         by_day: Counter[int] = Counter()
-        for file in files:
+        for number, file in enumerate(files):
             if file.at_ns >= cutoff:
                 by_day[file.at_ns // DAY_NS] += file.n_bytes
+            if number % SLICE == SLICE - 1:
+                yield
         over = sum(by_day.values()) - mib * _MIB
         for day in sorted(by_day):
             if over <= 0:
@@ -242,12 +255,14 @@ def _day_ns(day: str) -> int:
 # -- attachments -------------------------------------------------------------------------------
 
 
-def _collect_attachments(home: Home, settings: Retention, now_ns: int, *, dry_run: bool) -> Gone:
+def _collect_attachments(
+    home: Home, settings: Retention, now_ns: int, *, dry_run: bool
+) -> Generator[None, None, Gone]:
     """Attachments that no message names, where the store of them can tell."""
     gone = Gone("attachments")
     collect = getattr(attachments, "collect", None)
     days, mib = settings.attachments_days, settings.attachments_mib
-    older_than_ns = _cutoff(_attached(home), now_ns, days, mib)
+    older_than_ns = yield from _cutoff(_attached(home), now_ns, days, mib)
     path = home.path(LEDGER)
     if collect is None or older_than_ns <= 0 or not _is_of_today(path):
         return gone

@@ -166,8 +166,9 @@ class Session:
 
     def _start_keeper(self, stack: contextlib.ExitStack) -> None:
         thread = stack.enter_context(
-            # two: the WAL is not to wait for a long run over the archive
-            ThreadPoolExecutor(2, thread_name_prefix="keeper", initializer=_be_nice)
+            # Two: the WAL is not to wait for a long run over the archive. Not nice: who is put off
+            # while it has the interpreter puts the loop off, too; it pauses by itself.
+            ThreadPoolExecutor(2, thread_name_prefix="keeper")
         )
         self._keeper = Housekeeper(
             self._home, self._ledger, self._config, self._clock, thread, self._log
