@@ -9,10 +9,12 @@ docs/formats/msg.md. Source: DESIGN "Control"; message-engine.txt "Dead Letter H
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from relay.aof2.plan import PRUNE, SEAL, VERBS, Order
+from relay.asked import Pack, Prune
 from relay.comm import topics
 from relay.comm.engine import CommStore
 from relay.comm.model import (
@@ -55,6 +57,10 @@ SETTINGS = (*ChannelConfig.__struct_fields__, "max_pending", "flush", "descripti
 RETENTION_WORDS = tuple(kind.name.lower() for kind in RetentionKind)
 
 
+# What is so now; or what is to be done beside the loop; or what the ledger is to say.
+Done = str | Order | Prune | Pack | Trust | Change
+
+
 class Command(NamedTuple):
     """One command: what is asked, with which fields, by whom."""
 
@@ -78,18 +84,16 @@ class Command(NamedTuple):
 class Action(NamedTuple):
     """What one ACTION needs, may have besides, and does."""
 
-    do: Callable[[Command, CommStore], str | Order | Trust | Change]
+    do: Callable[[Command, CommStore], Done]
     needs: tuple[str, ...] = ("CHANNEL",)
     takes: tuple[str, ...] = ()
     has_settings: bool = False
 
 
-def obey(
-    fields: dict[str, str], sender: str, lead: str | None, store: CommStore
-) -> str | Order | Trust | Change:
+def obey(fields: dict[str, str], sender: str, lead: str | None, store: CommStore) -> Done:
     """Do what a command asks; says in a line what is so now, or gives what others are to do: the
-    order for the journal, beside the loop; the key or an agent's new status for the ledger, with
-    the answer.
+    order that is carried out beside the loop; the key or an agent's new status for the ledger,
+    with the answer.
 
     ``lead`` is the agent that has the role, where that is known.
     Errors: Refused and CommError, with nothing changed.
@@ -375,6 +379,22 @@ def _change_life(command: Command, store: CommStore) -> Change:
     return change
 
 
+# -- retention -------------------------------------------------------------------------------
+
+
+def _prune(command: Command, store: CommStore) -> Prune:
+    _check_governs(command)
+    return Prune()
+
+
+def _pack(command: Command, store: CommStore) -> Pack:
+    _check_governs(command)
+    before = command.fields.get("BEFORE", "")
+    if before and not DAY.fullmatch(before):
+        raise Refused(f"BEFORE {before[:60]!r} is no day like 2026-01-31")
+    return Pack(before)
+
+
 def _check_governs(command: Command) -> None:
     if not command.governs:
         raise Refused(
@@ -388,6 +408,7 @@ def _list(names: Iterable[str]) -> str:
 
 JOURNAL = "journal."
 KEEPS = ("KEEP_AGE", "KEEP_BYTES")
+DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 MOST_DIGITS = 15
 _FIELDS = {SEAL: (), PRUNE: KEEPS}
 _PATTERN = ("CHANNEL", "PATTERN")
@@ -406,4 +427,6 @@ ACTIONS = {
     "dead.discard": Action(_discard, ("ID",)),
     "dead.purge": Action(_purge, ("OLDER_THAN",)),
     **{JOURNAL + verb: Action(_order, (), _FIELDS.get(verb, ("SEGMENTS",))) for verb in VERBS},
+    "prune": Action(_prune, ()),
+    "archive.pack": Action(_pack, (), ("BEFORE",)),
 }

@@ -260,6 +260,11 @@ def decode(data: bytes, path: str = "config.json") -> Config:
             raise ConfigError(
                 f"{path}: spawn.clis.{name} is {list(argv)}, expected a program first"
             )
+    alert, most = config.ledger.wal_alert_mib, config.ledger.wal_most_mib
+    if alert > most:
+        raise ConfigError(
+            f"{path}: ledger.wal_alert_mib is {alert}, expected no more than wal_most_mib, {most}"
+        )
     return config
 
 

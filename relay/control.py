@@ -1,8 +1,8 @@
 """Control messages: what agents ask of the orchestrator itself, and its answers.
 
 Here: ``join``, ``leave``, ``subscribe``, ``unsubscribe`` and ``status``; a ``command`` is one of
-``relay.actions``, ``spawn`` and ``release`` are the supervisor's. What it cannot do yet it says so.
-Source: relay-file-system.txt 4.1, FORMATS 1.
+``relay.actions``, ``continuity`` of ``relay.continuity``; ``spawn`` and ``release`` are the
+supervisor's. Source: relay-file-system.txt 4.1, FORMATS 1.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from relay import actions
 from relay.aof2.plan import Order
+from relay.asked import Pack, Prune
 from relay.comm import topics
 from relay.comm.engine import CommStore
 from relay.comm.model import Channel, ChannelType
@@ -22,7 +23,7 @@ from relay.trust import Trust
 
 CHANNEL_KINDS = frozenset({Kind.JOIN, Kind.LEAVE, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE})
 ASKED = "journal.{} is asked for; `relay journal status` shows what became of it"
-NOT_YET = frozenset({Kind.CONTINUITY})
+ASKED_OF_FILES = "{} is asked for; logs/relay.log shows what became of it"
 
 
 class Answer(NamedTuple):
@@ -30,7 +31,7 @@ class Answer(NamedTuple):
 
     ok: bool | None
     text: str = ""
-    order: Order | None = None  # for the journal: to be carried out by who has it
+    order: Order | Prune | Pack | None = None  # to be carried out beside the loop
     trust: Trust | None = None  # for the ledger: a key that counts from now on
     life: Change | None = None  # of an agent: noted with the answer
     attached: bytes = b""  # stands behind the text, byte for byte
@@ -45,24 +46,12 @@ def handle(message: MessageFile, sender: str, store: CommStore, lead: str | None
     if message.kind is Kind.STATUS:
         return Answer(None)
     if message.kind is Kind.COMMAND:
-        try:
-            done = actions.obey(command_fields(message), sender, lead, store)
-        except (CommError, MessageError, Refused) as exc:
-            return Answer(False, str(exc))
-        if isinstance(done, Order):
-            return Answer(True, ASKED.format(done.verb), done)
-        if isinstance(done, Trust):
-            return Answer(True, str(done), trust=done)
-        if isinstance(done, Change):
-            return Answer(True, f"{done.name} is {done.status}", life=done)
-        return Answer(True, done)
-    if message.kind in NOT_YET:
-        return Answer(False, f"{message.kind} is not there yet: keep what you need by hand for now")
+        return _command(message, sender, store, lead)
     if message.kind not in CHANNEL_KINDS:
         return Answer(
             False,
             f"the orchestrator takes no {message.kind}: "
-            "it knows join, leave, subscribe, unsubscribe, spawn, release, status, "
+            "it knows join, leave, subscribe, unsubscribe, spawn, release, continuity, status, "
             "and command with an ACTION",
         )
     fields = control_fields(message)
@@ -92,6 +81,23 @@ def trust_again(message: MessageFile, sender: str, store: CommStore) -> Trust | 
         return None
     done = actions.obey(fields, sender, sender, store)  # who it was has been asked
     return done if isinstance(done, Trust) else None
+
+
+def _command(message: MessageFile, sender: str, store: CommStore, lead: str | None) -> Answer:
+    try:
+        fields = command_fields(message)
+        done = actions.obey(fields, sender, lead, store)
+    except (CommError, MessageError, Refused) as exc:
+        return Answer(False, str(exc))
+    if isinstance(done, Order):
+        return Answer(True, ASKED.format(done.verb), done)
+    if isinstance(done, Trust):
+        return Answer(True, str(done), trust=done)
+    if isinstance(done, Change):
+        return Answer(True, f"{done.name} is {done.status}", life=done)
+    if isinstance(done, Prune | Pack):
+        return Answer(True, ASKED_OF_FILES.format(fields["ACTION"].lower()), done)
+    return Answer(True, done)
 
 
 def _change_channel(kind: Kind, name: str, pattern: str, sender: str, store: CommStore) -> Answer:

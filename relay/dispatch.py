@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from relay import continuity, delivery, hardening
 from relay.admission import Admission
 from relay.aof2.plan import Order
+from relay.asked import Pack, Prune
 from relay.carry import Carrier
 from relay.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.comm.engine import CommStore
@@ -65,7 +66,7 @@ class Dispatcher:
     ) -> None:
         self.tally = tally or Tally(clock)
         events_log.commit_s = self.tally.commit_s
-        self.paused = ""  # why nothing is taken out of the outboxes; empty when it is
+        self.pauses: dict[str, str] = {}  # who holds the intake up -> why; empty: nobody
         self._config = config
         self._home = home
         self._ledger = ledger
@@ -111,8 +112,13 @@ class Dispatcher:
         self._last_now_ns = 0
         self._taken: list[tuple[str, str, int]] = []  # read, not yet in the ledger
         self._last_flush_error = ""
-        self._orders: list[Order] = []
+        self._orders: list[Order | Prune | Pack] = []
         self._asked = False  # for processes to be started or ended
+
+    @property
+    def paused(self) -> str:
+        """Why nothing is taken out of the outboxes; empty when it is."""
+        return "; ".join(why for why in self.pauses.values() if why)
 
     @property
     def backlog(self) -> int:
@@ -182,8 +188,8 @@ class Dispatcher:
             self._events.linger()
         return self._next_due()
 
-    def take_orders(self) -> list[Order]:
-        """What was asked of the journal since the last time; not repeated after a crash."""
+    def take_orders(self) -> list[Order | Prune | Pack]:
+        """What was asked of journal and archive since the last time; not repeated after a crash."""
         orders, self._orders = self._orders, []
         return orders
 

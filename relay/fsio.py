@@ -376,6 +376,12 @@ def remove(name: str, dir_fd: int) -> None:
         os.unlink(name, dir_fd=dir_fd)
 
 
+def remove_dir(name: str, dir_fd: int) -> None:
+    """Remove a directory that is empty. Errors: OSError for one that is not, or is none."""
+    fault("remove", name)
+    os.rmdir(name, dir_fd=dir_fd)
+
+
 def exists(name: str, dir_fd: int) -> bool:
     """True when something of that name is in the open directory."""
     try:

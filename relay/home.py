@@ -7,6 +7,7 @@
     agents/{name}/meta.json           pid, start time, role, public key
     agents/{name}/key                 the private one, where it signs
     attachments/{2 hex}/{sha256}      archive/{date}/{agent}/[rejected/]      tmp/
+    archive/{date}.tar.zst            a day that was packed
     store/relay.acomm                 journal/                            logs/
     continuity/{agent}/{version}-{message id}.state    what agents keep for their next life
     run/{name}.lock                   held by a process that the relay started

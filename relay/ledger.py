@@ -17,8 +17,10 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 
-from relay.errors import LedgerBusy, LedgerError, VersionError
+from relay.errors import LedgerError, VersionError
+from relay.ledger_file import connect_readonly, translated
 from relay.ledger_values import Delivery, DeliveryFacts, FileFacts, Held, Row, Written
+from relay.migrations import migrate
 from relay.names import shown
 from relay.processes import Processes
 from relay.registry import Registry
@@ -37,13 +39,15 @@ __all__ = [
 
 SCHEMA_VERSION = 2
 OUTBOX = "outbox"
+WAL_KEPT_BYTES = 4 << 20  # SQLite folds after 1,000 pages: more is left by a reader alone
 
-PRAGMAS = """
+PRAGMAS = f"""
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;
 PRAGMA foreign_keys = ON;
 PRAGMA cache_size = -2000;
 PRAGMA temp_store = MEMORY;
+PRAGMA journal_size_limit = {WAL_KEPT_BYTES};
 """
 
 _ROW = (
@@ -79,7 +83,7 @@ class Ledger:
 
         Errors: VersionError when a newer version wrote it; LedgerError when it is no database.
         """
-        with _translated(path):
+        with translated(path):
             _restrict(path)
             connection = sqlite3.connect(
                 path, isolation_level=None, timeout=busy_timeout_ms / 1000, cached_statements=256
@@ -95,10 +99,24 @@ class Ledger:
         """Close the connection; the WAL is folded into the database."""
         self._db.close()
 
+    def fold(self) -> bool:
+        """Fold the WAL into the database and cut it; False while somebody reads an older state.
+
+        Waits for nobody. Errors: LedgerError.
+        """
+        with translated(self._path):
+            (before,) = self._db.execute("PRAGMA busy_timeout").fetchone()
+            self._db.execute("PRAGMA busy_timeout = 0")
+            try:
+                busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            finally:
+                self._db.execute(f"PRAGMA busy_timeout = {before:d}")
+        return not busy
+
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """One step: all of it is there after the block, or none of it."""
-        with _translated("ledger.db"):
+        with translated("ledger.db"):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -377,8 +395,8 @@ def open_readonly(path: str) -> sqlite3.Connection:
     """A reader's connection; it never blocks the relay and cannot write."""
     if not os.path.exists(path):
         raise LedgerError(f"there is no ledger at {path}", hint="run `relay init`")
-    with _translated(path):
-        connection = sqlite3.connect(f"file:{_quoted(path)}?mode=ro", uri=True, timeout=5)
+    with translated(path):
+        connection = connect_readonly(path)
         connection.row_factory = sqlite3.Row
         try:
             connection.execute("SELECT 1 FROM messages LIMIT 1")
@@ -410,21 +428,5 @@ def _set_up(connection: sqlite3.Connection, path: str, busy_timeout_ms: int) -> 
         raise VersionError(path, 60, f"user_version <= {SCHEMA_VERSION}", version)
     if version == 0:
         connection.executescript(f"BEGIN IMMEDIATE; {schema_sql()} COMMIT;")
-
-
-def _quoted(path: str) -> str:
-    return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-
-
-@contextlib.contextmanager
-def _translated(path: str) -> Iterator[None]:
-    """sqlite3's errors become ours, once, here."""
-    try:
-        yield
-    except sqlite3.OperationalError as exc:
-        if "locked" in str(exc) or "busy" in str(exc):
-            raise LedgerBusy(f"{path}: {exc}") from exc
-        hint = "free some space" if "is full" in str(exc) else ""
-        raise LedgerError(f"{path}: {exc}", hint=hint) from exc
-    except sqlite3.DatabaseError as exc:
-        raise LedgerError(f"{path}: {exc}") from exc
+    else:
+        migrate(connection, path, SCHEMA_VERSION)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import base64
 import contextlib
 
-from relay import fsio, router
+from relay import archive_pack, fsio, router
 from relay.checksums import sha256_hex
 from relay.comm.engine import CommStore
 from relay.comm.model import Message, Priority
 from relay.delivery import render_delivered
-from relay.errors import MessageError, UnsafePath
+from relay.errors import FormatError, MessageError, UnsafePath
 from relay.home import Dirs
 from relay.ledger import Row
 from relay.message import (
@@ -36,6 +36,8 @@ def render_again(dirs: Dirs, store: CommStore, row: Row, attempt: int) -> bytes:
     """
     stored = store.by_relay_id(row.message_id)
     message = original(dirs, row)
+    if message is None and stored is None:
+        message = _packed(dirs, row)  # last: it is found by reading a whole day
     if message is None and stored is None:
         raise MessageError("neither file nor store holds it", file=row.file_path)
     if message is None:
@@ -60,13 +62,25 @@ def original(dirs: Dirs, row: Row) -> MessageFile | None:
     with contextlib.suppress(OSError, UnsafePath, MessageError):
         limit = max_file_bytes(DEFAULT_MAX_BODY_BYTES)
         data, _ = fsio.read_regular(name, dirs.get(*folder), limit, shared=True)
-        message = parse(data, file=name)
-        clean = redact(data) if message.kind is Kind.SPAWN else None
-        if clean is not None:  # it lies in the outbox still, with its secrets
-            message = parse(clean.data, file=name)
-        if sha256_hex(message.content) == row.checksum:
-            return message
+        return _accepted(data, row)
     return None
+
+
+def _packed(dirs: Dirs, row: Row) -> MessageFile | None:
+    """The same, from the pack of its day in the archive."""
+    with contextlib.suppress(OSError, UnsafePath, MessageError, FormatError):
+        data = archive_pack.read(dirs, row.file_path)
+        return None if data is None else _accepted(data, row)
+    return None
+
+
+def _accepted(data: bytes, row: Row) -> MessageFile | None:
+    name = row.file_path.rpartition("/")[2]
+    message = parse(data, file=name)
+    clean = redact(data) if message.kind is Kind.SPAWN else None
+    if clean is not None:  # it lies in the outbox still, with its secrets
+        message = parse(clean.data, file=name)
+    return message if sha256_hex(message.content) == row.checksum else None
 
 
 def rebuild(message: Message) -> MessageFile:

@@ -162,3 +162,25 @@ class Registry:
             "INSERT INTO security_events (at, kind, agent, path, detail) VALUES (?, ?, ?, ?, ?)",
             (now_ns, kind, agent, path and shown(path), detail),
         )
+
+    def forget(self, before_ns: int, limit: int) -> dict[str, int]:
+        """Remove up to ``limit`` of the first rows of audit_log and of security_events that are
+        older; how many by table. The caller says so in the same transaction."""
+        gone = {}
+        for table in ("audit_log", "security_events"):
+            oldest = self._db.execute(f"SELECT id, at FROM {table} ORDER BY id LIMIT ?", (limit,))
+            ids = []
+            for row_id, at in oldest:
+                if at >= before_ns:
+                    break  # ids grow with time
+                ids.append(row_id)
+            gone[table] = len(ids)
+            if ids:
+                self._db.execute(
+                    "INSERT INTO orchestrator_state VALUES ('audit_kept_from', ?, ?) "
+                    "ON CONFLICT (key) DO UPDATE SET value = excluded.value "
+                    "WHERE CAST(value AS INTEGER) < CAST(excluded.value AS INTEGER)",
+                    (str(before_ns), before_ns),
+                )
+                self._db.execute(f"DELETE FROM {table} WHERE id <= ?", (ids[-1],))
+        return gone

@@ -18,6 +18,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from types import TracebackType
 
 from relay import hardening, recovery
+from relay.aof2.plan import Order
 from relay.aof2.tiers import TierWorker
 from relay.clock import NS_PER_S, Clock
 from relay.comm.engine import CommStore
@@ -27,6 +28,7 @@ from relay.config import Config
 from relay.dispatch import Dispatcher
 from relay.evidence import Evidence
 from relay.home import LEDGER, STORE, Home
+from relay.housekeeping import Housekeeper
 from relay.ledger import Ledger
 from relay.overseer import make_overseer
 from relay.published import Board, Publisher
@@ -100,8 +102,7 @@ class Session:
             timeout_ns = deadline - self._clock.monotonic_ns()
             self._tally.begin(WAIT)
             self._deadline = self._dispatcher.tick(self.watcher.wait(timeout_ns))
-            for order in self._dispatcher.take_orders():
-                obey(self._home, self._opened, self._clock, order)
+            self._carry_out_orders()
             self._tally.begin("processes")
             tend(self._supervisor, self._dispatcher)
             self._overseer.step()
@@ -158,6 +159,7 @@ class Session:
             self._log,
             self._dispatcher,
         )
+        self._start_keeper(stack)
         self._dispatcher.feed(feed)
         self._start_overseer()
         self._deadline = self._dispatcher.tick(Wake(agents_changed=True, scan=True))
@@ -225,8 +227,31 @@ class Session:
         )
         self._tiers = TierWorker(self._opened.tiers, thread, self._clock, self.watcher.wake)
 
+    def _start_keeper(self, stack: contextlib.ExitStack) -> None:
+        thread = stack.enter_context(
+            # Two: the WAL is not to wait for a long run over the archive. Not nice: who is put off
+            # while it has the interpreter puts the loop off, too; it pauses by itself.
+            ThreadPoolExecutor(2, thread_name_prefix="keeper")
+        )
+        self._keeper = Housekeeper(
+            self._home, self._ledger, self._config, self._clock, thread, self._log
+        )
+        stack.callback(self._keeper.stop)  # before the thread is waited for
+
     def _poll(self) -> int:
-        """Let the tiers go on beside the loop; when to look at them again (monotonic ns)."""
+        """Let what is done beside the loop go on; when to look at it again (monotonic ns)."""
+        due_ns = self._keeper.poll(idle=self._deadline > self._clock.monotonic_ns())
+        self._dispatcher.pauses["wal"] = self._keeper.paused
+        return min(due_ns, self._poll_tiers())
+
+    def _carry_out_orders(self) -> None:
+        for order in self._dispatcher.take_orders():
+            if isinstance(order, Order):
+                obey(self._home, self._opened, self._clock, order)
+            else:
+                self._keeper.ask(order)
+
+    def _poll_tiers(self) -> int:
         done = self._tiers.poll(start=not self.is_ending)
         if done:
             self._log(f"The journal: {done}", action="tier_step")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from relay.aof2.plan import Order
+from relay.asked import Pack, Prune
 from relay.checksums import sha256_hex
 from relay.comm.model import DeliveryState, Origin
 from relay.found import Found
@@ -106,7 +107,7 @@ class Work:
         self.trust: Trust | None = None  # a key that is registered with this
         self.notice = ""  # not a file at all: what tells one notice from another
         self.control = False  # the orchestrator itself was the recipient
-        self.orders: list[Order] = []  # for the journal, once this is accepted
+        self.orders: list[Order | Prune | Pack] = []  # once this is accepted
         self.bounced: dict[str, str] = {}  # recipients that are no longer there -> why
         self.postings: list[Posting] = []
         self.later: list[Later] = []

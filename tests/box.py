@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from relay import recovery
+from relay.aof2.plan import Order
+from relay.asked import Pack, Prune
 from relay.comm import acomm
 from relay.comm.engine import CommStore
 from relay.comm.flush import Flusher, FlushPolicy, Inline
@@ -50,6 +52,7 @@ class Box:
         self.clock.advance(seconds)
         self.boot = boot
         self.log: list[dict[str, Any]] = []
+        self.asked: list[Prune | Pack] = []  # what a session's housekeeper would do
         self._names = 0
         self.home = Home.create(str(root), encode(self.config))
         for agent in agents:
@@ -141,7 +144,10 @@ class Box:
         for _ in range(times):
             self.deadline = self.dispatcher.tick(self.watcher.wait(0))
             for order in self.dispatcher.take_orders():
-                obey(self.home, self.opened, self.clock, order)
+                if isinstance(order, Order):
+                    obey(self.home, self.opened, self.clock, order)
+                else:
+                    self.asked.append(order)
             tend(self.supervisor, self.dispatcher)
 
     def flush(self) -> None:

@@ -1,33 +1,70 @@
-"""``relay doctor``: everything that can be found wrong without changing anything."""
+"""``relay doctor``: everything that can be found wrong, and what of it is safe to mend."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from relay.cli.common import echo_json, home_option, json_option, open_home, printable
 from relay.errors import EXIT_FINDINGS
 
+if TYPE_CHECKING:
+    from relay.doctor import Finding
+    from relay.home import Home
 
-@click.command(epilog="\b\nExamples:\n  relay doctor\n  relay doctor --json | jq -r .remedy")
+
+@click.command(
+    epilog="\b\nExamples:\n  relay doctor\n  relay doctor --repair\n"
+    "  relay doctor --json | jq -r .remedy"
+)
 @home_option
+@click.option("--repair", "mend", is_flag=True, help="Do what is safe, and say what was done.")
+@click.option("--deep", is_flag=True, help="Read every attachment and every packed day, too.")
 @json_option
 @click.pass_context
-def doctor(ctx: click.Context, home: str | None, as_json: bool) -> int:
-    """Look for what is wrong with the home: settings, store, journal, tiers, ledger.
+def doctor(ctx: click.Context, home: str | None, mend: bool, deep: bool, as_json: bool) -> int:
+    """Look for what is wrong with the home: settings, process, limits, files, store, journal,
+    tiers, ledger, attachments.
 
-    Prints a line for each finding and what to do, then how many there are, or OK. Exits 3 when
-    there is one. Works beside a running relay; no file is changed.
+    Prints a line for each finding and what to do, then how many problems there are, or OK. Exits 3
+    when there is one; notes count as none. Works beside a running relay; without --repair no file
+    is changed. --repair narrows modes and removes what a crash left over, nothing else.
     """
-    from relay.doctor import examine
+    from relay.doctor import Severity, examine
 
-    count = 0
     with open_home(ctx, home) as opened:
-        for finding in examine(opened):
-            count += 1
+        if mend:
+            _mend(opened, list(examine(opened, deep=deep)), as_json)
+        problems = 0
+        for finding in examine(opened, deep=deep):
+            problems += finding.severity is not Severity.NOTE
             if as_json:
-                echo_json(finding._asdict())
+                echo_json(_facts(finding))
             else:
                 click.echo(printable(str(finding)))
     if not as_json:
-        click.echo(f"{count} problems found" if count else "OK")
-    return EXIT_FINDINGS if count else 0
+        click.echo(f"{problems} problems found" if problems else "OK")
+    return EXIT_FINDINGS if problems else 0
+
+
+def _mend(home: Home, findings: list[Finding], as_json: bool) -> None:
+    from relay.doctor import repair
+
+    for one, error in repair(home, findings):
+        if as_json:
+            echo_json({"repair": one.action, "path": one.path, "error": error or None})
+        else:
+            done = f"{one.action} {one.path}"
+            click.echo(printable(f"not {done}: {error}" if error else done), err=bool(error))
+
+
+def _facts(finding: Finding) -> dict[str, Any]:
+    return {
+        "check": finding.check,
+        "severity": str(finding.severity),
+        "where": finding.where or None,
+        "finding": finding.finding,
+        "remedy": finding.remedy,
+        "repairable": finding.repairable,
+    }

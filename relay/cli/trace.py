@@ -10,7 +10,7 @@ import click
 
 from relay.cli.common import echo_json, home_option, json_option, open_home, printable, when
 from relay.errors import NotFound
-from relay.home import LEDGER
+from relay.home import LEDGER, Home
 from relay.names import ORCHESTRATOR
 
 
@@ -30,10 +30,19 @@ def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) 
         db = open_readonly(opened.path(LEDGER))
         facts = read_trace(db, message_id)
         db.close()
+        facts["file_at"] = _file_at(opened, facts)
     if as_json:
         echo_json(facts)
     else:
         _show(facts)
+
+
+def _file_at(home: Home, facts: dict[str, Any]) -> str | None:
+    """Where the file of a message that is at its end is now; None where that is not asked."""
+    from relay import archive_pack
+
+    path = facts.get("file") or ""
+    return archive_pack.place(home, path) if path.startswith("archive/") else None
 
 
 ENDED = ("bounced", "expired", "dead", "held")
@@ -120,7 +129,9 @@ def _show(facts: dict[str, Any]) -> None:
             else:
                 missing.append(("-" if delivery["state"] in ENDED else "not yet", text))
     if facts.get("processed_at"):
-        came.append((facts["processed_at"], f"{facts['status']}, file in {facts['file']}"))
+        at = facts.get("file_at") or facts["file"]
+        also = "" if at == facts["file"] else f" ({at})"
+        came.append((facts["processed_at"], f"{facts['status']}, file in {facts['file']}{also}"))
     if not facts["deliveries"] and facts["status"] not in ("failed", "rejected"):
         missing.append(("-", "no recipients"))
     for at, text in [*sorted(came, key=itemgetter(0)), *missing]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,14 @@ from relay.config import Config, Journal
 from relay.home import BASE, STORE
 from relay.ledger import Ledger
 from tests.box import Box
+
+
+@pytest.fixture(autouse=True)
+def private() -> Iterator[None]:
+    """What a test plants is nobody else's to read: modes have tests of their own."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture

@@ -147,6 +147,11 @@ def test_what_changed_is_named() -> None:
     assert changes(after, after) == []
 
 
+def test_the_wal_is_alarming_before_it_is_full() -> None:
+    text = refused(b'{"ledger": {"wal_alert_mib": 2, "wal_most_mib": 1}}')
+    assert "ledger.wal_alert_mib is 2, expected no more than wal_most_mib, 1" in text
+
+
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"lead": "\xff"}', b"null", b'"x"', b"{}x"])
 def test_what_is_no_json_object_is_refused(data: bytes) -> None:
     refused(data)

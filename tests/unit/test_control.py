@@ -6,7 +6,7 @@ import pytest
 
 from relay.comm.engine import CommStore
 from relay.comm.model import ChannelType
-from relay.control import CHANNEL_KINDS, NOT_YET, Answer, handle
+from relay.control import CHANNEL_KINDS, Answer, handle
 from relay.message import Kind, parse
 from tests.unit.comm_support import channel_of, new_store, routed
 
@@ -170,13 +170,7 @@ def test_a_status_is_told_not_asked(store: CommStore) -> None:
     assert ask(store, "status", "compiling") == Answer(None)
 
 
-@pytest.mark.parametrize("kind", sorted(NOT_YET))
-def test_what_is_not_there_yet_says_so(store: CommStore, kind: str) -> None:
-    text = refused(store, kind, "NAME: w\nACTION: save")
-    assert text.startswith(f"{kind} is not there yet")
-
-
-OTHERS = set(Kind) - CHANNEL_KINDS - NOT_YET - {Kind.STATUS, Kind.COMMAND}
+OTHERS = set(Kind) - CHANNEL_KINDS - {Kind.STATUS, Kind.COMMAND}
 
 
 @pytest.mark.parametrize("kind", sorted(OTHERS))

@@ -1,14 +1,9 @@
-"""What is wrong with a home, as far as its files say: read only, whether a relay runs or not.
-
-Each finding is one line with what to do. What recovery puts right by itself is none; what it had
-to set aside is, until somebody has looked at it.
-"""
+"""Store, journal, tiers, and whether the ledger follows them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from relay.aof2 import check, orders
 from relay.aof2.catalog import Catalog, Residency
@@ -17,9 +12,10 @@ from relay.aof2.manifest import read_manifest
 from relay.aof2.reader import JournalReader
 from relay.comm import acomm
 from relay.comm.store_file import PREVIOUS
-from relay.config import Config, decode
-from relay.errors import ConfigError, LedgerError, RelayError
-from relay.home import BASE, CONFIG, LEDGER, STORE, Home
+from relay.config import Config
+from relay.doctor.finding import Finding, Place, names, said
+from relay.errors import LedgerError, RelayError
+from relay.home import BASE, LEDGER, STORE, Home
 from relay.ledger import open_readonly
 from relay.stores import stream_dir
 from relay.upkeep import covers
@@ -45,33 +41,14 @@ _REMEDIES = {  # of what waits for the operator
 }
 
 
-class Finding(NamedTuple):
-    """Something wrong, and its remedy."""
-
-    check: str  # config, store, journal, tiers, ledger
-    finding: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.check}: {self.finding}; {self.remedy}"
-
-
-def examine(home: Home) -> Iterator[Finding]:
-    """Everything that is found, in the order config, store, journal, tiers, ledger."""
-    config = Config()
-    try:
-        config = decode(home.read_config(), home.path(CONFIG))
-    except (ConfigError, OSError) as exc:
-        yield Finding(
-            "config", _said(exc), "mend it: the relay does not start; the rest is checked"
-        )
-    position = _ledger_position(home)  # before the journal: what it follows only grows
+def examine(place: Place) -> Iterator[Finding]:
+    """Everything that is found, in the order store, journal, tiers."""
+    home = place.home
     covered = max(covers(home.path(name)) for name in (STORE, STORE + PREVIOUS))
     yield from _store(home)
     if os.path.isdir(stream_dir(home)):
         yield from _journal(home, covered)
-        yield from _tiers(read_manifest(stream_dir(home), _ignore).catalog, config)
-    yield from _ledger(home, position)
+        yield from _tiers(read_manifest(stream_dir(home), _ignore).catalog, place.config)
 
 
 # -- the store -------------------------------------------------------------------------------
@@ -92,7 +69,7 @@ def _store(home: Home) -> Iterator[Finding]:
     base = home.path(BASE)
     if os.path.lexists(base) and (wrong := _fault(base)):
         yield Finding("store", wrong, "the next checkpoint, or `relay journal prune`, replaces it")
-    for name in _names(home.path(os.path.dirname(STORE))):
+    for name in names(home.path(os.path.dirname(STORE))):
         if ".bad" in name:
             found = f"{name}: a damaged file was set aside, the store was made without it"
             yield Finding("store", found, "`relay acomm check` says what it has; remove it then")
@@ -116,7 +93,7 @@ def _fault(path: str) -> str:
     except FileNotFoundError:
         return f"{path}: missing"
     except (RelayError, OSError) as exc:
-        return _said(exc)
+        return said(exc)
     return ""
 
 
@@ -129,11 +106,11 @@ def _journal(home: Home, covered: int) -> Iterator[Finding]:
     for problem in check.check(folder).problems:
         yield Finding("journal", problem, _remedy_of(problem))
     for sub in ("segments", "manifest", "warm"):
-        for name in _names(os.path.join(folder, sub)):
+        for name in names(os.path.join(folder, sub)):
             for suffix, (what, remedy) in _ASIDE.items():
                 if suffix in name:
                     yield Finding("journal", f"{os.path.join(folder, sub, name)}: {what}", remedy)
-    first, end = _reach(folder)
+    first, end = reach(folder)
     base = covers(home.path(BASE))
     if max(covered, base) < first:
         yield Finding(
@@ -163,7 +140,7 @@ def _remedy_of(problem: str) -> str:
     return "`relay journal hydrate SEGMENT` mends a segment that another tier has; else a backup"
 
 
-def _reach(folder: str) -> tuple[int, int | None]:
+def reach(folder: str) -> tuple[int, int | None]:
     """Where the stream begins and ends; the end is None where damage hides it."""
     reader = JournalReader(folder)
     entries = list(read_manifest(folder, _ignore).catalog.entries.values())
@@ -193,7 +170,7 @@ def _tiers(catalog: Catalog, config: Config) -> Iterator[Finding]:
 # -- the ledger ------------------------------------------------------------------------------
 
 
-def _ledger_position(home: Home) -> int | Finding:
+def ledger_position(home: Home) -> int | Finding:
     """Up to where the ledger follows the journal."""
     try:
         db = open_readonly(home.path(LEDGER))
@@ -203,18 +180,19 @@ def _ledger_position(home: Home) -> int | Finding:
         finally:
             db.close()
     except LedgerError as exc:
-        return Finding("ledger", _said(exc), exc.hint)
+        return Finding("ledger", said(exc), exc.hint)
     return int(row[0]) if row else 0
 
 
-def _ledger(home: Home, position: int | Finding) -> Iterator[Finding]:
+def ledger(home: Home, position: int | Finding) -> Iterator[Finding]:
+    """Whether what the ledger follows is there."""
     if isinstance(position, Finding):
         yield position
         return
     folder = stream_dir(home)
     if not os.path.isdir(folder):
         return
-    first, end = _reach(folder)
+    first, end = reach(folder)
     if end is not None and position > end:
         yield Finding(
             "ledger",
@@ -227,17 +205,6 @@ def _ledger(home: Home, position: int | Finding) -> Iterator[Finding]:
             f"it follows the journal up to {position}, and what came before {first} was pruned",
             "rows of that time are not made again: restore ledger.db from a backup, or do without",
         )
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except FileNotFoundError:
-        return []
-
-
-def _said(exc: RelayError | OSError) -> str:
-    return str(exc) if isinstance(exc, RelayError) else f"{exc.filename}: {exc.strerror}"
 
 
 def _ignore(_: str) -> None:

@@ -1,0 +1,128 @@
+"""``relay prune`` and ``relay archive pack``: room on the disk, by hand.
+
+A relay that runs is asked, and does it beside its work; where none runs it is done here and now,
+with the home's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from relay import fsio
+from relay.cli import ask
+from relay.cli.common import columns, echo_json, open_home, when
+from relay.clock import Clock
+from relay.errors import AlreadyRunning
+from relay.home import CONFIG, LOCK, Home
+
+if TYPE_CHECKING:
+    from relay.config import Config
+    from relay.prune import Gone
+
+
+@click.command(epilog="\b\nExamples:\n  relay prune --dry-run\n  relay prune")
+@ask.control_options
+@click.option("--dry-run", is_flag=True, help="Only show what would go.")
+def prune(ctx: click.Context, /, dry_run: bool, **caller: Any) -> None:
+    """Remove what nobody waits for, as config.json says under `retention`.
+
+    Archive, what agents have read, refused files, output of agents that are no more, attachments
+    that no message names, old rows of audit_log. A relay that runs does so every hour by itself.
+    """
+    from relay.housekeeping import whole_run
+
+    with open_home(ctx, caller["home"]) as home:
+        config = _config(home)
+        if dry_run:
+            _show(whole_run(home, config, Clock(), dry_run=True), caller["as_json"])
+            return
+        if not _is_served(home):
+            with _lock(home):
+                _show(whole_run(home, config, Clock()), caller["as_json"])
+            return
+    ask.order(ctx, "prune", {}, **caller)
+
+
+@click.group(epilog="\b\nExamples:\n  relay archive pack\n  relay archive pack --before 2026-01-31")
+def archive() -> None:
+    """Pack days of the archive into one file each."""
+
+
+@archive.command(epilog="\b\nExample:\n  relay archive pack --before 2026-01-31")
+@ask.control_options
+@click.option("--before", metavar="DATE", default="", help="Days before this one [yesterday].")
+def pack(ctx: click.Context, /, before: str, **caller: Any) -> None:
+    """Pack each day into archive/DATE.tar.zst, read it back and compare it, then remove the files.
+
+    Never today's or yesterday's. `relay trace` says where a file is, and `tar --zstd -x` takes it
+    out. A relay that runs does so by itself when the disk is low.
+    """
+    from relay import archive_pack
+    from relay.housekeeping import packable, packing_said
+
+    if before and not archive_pack.is_day(before):
+        raise click.BadParameter(f"{before!r} is no day like 2026-01-31", param_hint="--before")
+    with open_home(ctx, caller["home"]) as home:
+        if not _is_served(home):
+            with _lock(home):
+                for day in packable(home, Clock(), before):
+                    *_, packed = archive_pack.pack(home, day)
+                    assert packed is not None
+                    if caller["as_json"]:
+                        echo_json(packed._asdict())
+                    else:
+                        click.echo(packing_said(packed))
+            return
+    ask.order(ctx, "archive.pack", {"BEFORE": before or None}, **caller)
+
+
+def _config(home: Home) -> Config:
+    from relay.config import decode
+
+    return decode(home.read_config(), home.path(CONFIG))
+
+
+def _is_served(home: Home) -> bool:
+    """A relay runs; another command that has the lock is none, and cannot answer."""
+    from relay.daemon import lock_holder
+
+    holder = lock_holder(home)
+    if holder is None:
+        return False
+    with open(home.path(LOCK), encoding="utf-8", errors="replace") as file:
+        return file.readline().strip() == str(holder)
+
+
+@contextmanager
+def _lock(home: Home) -> Iterator[None]:
+    try:
+        with fsio.locked(home.path(LOCK)):
+            yield
+    except BlockingIOError as exc:
+        raise AlreadyRunning(
+            "another process has the home: a relay that starts, or a command like this one",
+            hint="try again when it is done",
+        ) from exc
+
+
+def _show(found: list[Gone], as_json: bool) -> None:
+    if as_json:
+        for gone in found:
+            echo_json(
+                {
+                    "kind": gone.kind,
+                    "count": gone.number,
+                    "bytes": gone.n_bytes,
+                    "oldest": when(gone.oldest_ns),
+                    "newest": when(gone.newest_ns),
+                }
+            )
+        return
+    columns(
+        ("KIND", "COUNT", "BYTES", "OLDEST", "NEWEST"),
+        [(g.kind, g.number, g.n_bytes, when(g.oldest_ns), when(g.newest_ns)) for g in found],
+    )

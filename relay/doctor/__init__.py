@@ -1,0 +1,45 @@
+"""What is wrong with a home: read only, whether a relay runs or not; and what of it can be mended.
+
+One module a subject. Each finding says where, what and what to do. What recovery puts right by
+itself is none; what it had to set aside is, until somebody has looked at it. What a running relay
+has in hand is looked at twice, so that a busy one is not a broken one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from relay.clock import Clock
+from relay.config import Config, decode
+from relay.daemon import lock_holder
+from relay.doctor import attached, engine, files, ledger, limits, process
+from relay.doctor.finding import Finding, Place, Severity, said
+from relay.doctor.repair import repair
+from relay.errors import ConfigError
+from relay.home import CONFIG, Home
+
+__all__ = ["Finding", "Severity", "examine", "repair"]
+
+
+def examine(home: Home, *, deep: bool = False) -> Iterator[Finding]:
+    """Everything that is found: settings, process, limits, files, store, journal, tiers, ledger,
+    attachments.
+
+    ``deep``: every attachment and every pack of the archive is read, too.
+    """
+    config = Config()
+    try:
+        config = decode(home.read_config(), home.path(CONFIG))
+    except (ConfigError, OSError) as exc:
+        remedy = "mend it: the relay does not start; the rest is checked"
+        yield Finding("config", said(exc), remedy, where=CONFIG)
+    place = Place(home, config, Clock(), lock_holder(home) is not None, deep)
+    position = engine.ledger_position(home)  # before the journal: what it follows only grows
+    yield from process.examine(place)
+    yield from limits.examine(place)
+    yield from files.examine(place)
+    yield from engine.examine(place)
+    yield from engine.ledger(home, position)
+    if isinstance(position, int):
+        yield from ledger.examine(place, position)
+        yield from attached.examine(place)

@@ -1,0 +1,91 @@
+"""Attachments beside the messages that name them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator
+
+from relay.archive_pack import DAY_NS
+from relay.doctor.finding import Finding, Place, Severity, names, several, twice
+from relay.home import LEDGER
+from relay.ledger import open_readonly
+
+_NAMED = (
+    "SELECT r.sha256, EXISTS (SELECT 1 FROM deliveries AS d WHERE d.message_id = r.message_id "
+    "AND d.state IN ('held', 'staged', 'written')) FROM attachment_refs AS r"
+)
+
+
+def examine(place: Place) -> Iterator[Finding]:
+    """Missing for messages that somebody still reads; named by none; not what their name says."""
+    yield from twice(place, lambda: {f.where: f for f in _examine(place)})
+    if place.deep:
+        wrong = [path for path in _stored(place).values() if not _is_whole(place, path)]
+        if wrong:
+            yield Finding(
+                "attachments",
+                f"not what their names say: {several(wrong)}",
+                "restore them from a backup, or ask the sender for them again",
+                where=wrong[0],
+            )
+
+
+def _examine(place: Place) -> Iterator[Finding]:
+    with contextlib.closing(open_readonly(place.home.path(LEDGER))) as db:
+        if db.execute("PRAGMA user_version").fetchone()[0] < 2:
+            return  # the next start makes the table
+        live: dict[str, bool] = {}
+        for digest, is_live in db.execute(_NAMED):
+            live[digest] = live.get(digest, False) or bool(is_live)
+    stored = _stored(place)
+    missing = sorted(digest for digest, is_live in live.items() if is_live and digest not in stored)
+    if missing:
+        yield Finding(
+            "attachments",
+            f"messages that are not read yet name what is not there: {several(missing)}",
+            "ask their senders to put them there again",
+            where="attachments missing",
+        )
+    days = place.config.retention.attachments_days
+    oldest_ns = place.clock.now_ns() - 2 * max(days, 1) * DAY_NS
+    nobodys = [
+        path
+        for digest, path in stored.items()
+        if live and digest not in live and _written_ns(place, path) < oldest_ns
+    ]
+    if nobodys:
+        yield Finding(
+            "attachments",
+            f"named by no message: {several(nobodys)}",
+            "`relay prune` removes them" if days else "retention.attachments_days keeps them",
+            Severity.NOTE,
+            "attachments unnamed",
+        )
+
+
+def _stored(place: Place) -> dict[str, str]:
+    """digest -> path below the home."""
+    return {
+        name: f"attachments/{folder}/{name}"
+        for folder in names(place.home.path("attachments"))
+        for name in names(place.home.path("attachments", folder))
+        if len(name) == 64 and name.startswith(folder)
+    }
+
+
+def _written_ns(place: Place, path: str) -> int:
+    try:
+        return os.lstat(place.home.path(path)).st_mtime_ns
+    except FileNotFoundError:
+        return place.clock.now_ns()
+
+
+def _is_whole(place: Place, path: str) -> bool:
+    try:
+        with open(place.home.path(path), "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return not os.path.lexists(place.home.path(path))  # collected meanwhile
+    return found == os.path.basename(path)

@@ -1,0 +1,184 @@
+"""Modes, owners, links, and what was left lying about.
+
+Nobody but the owner can get into the home while its own mode is 700: a mode inside it that is too
+wide is mended, and no alarm. Big trees are looked at up to a bound, and that is said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Iterator
+
+from relay import archive_pack
+from relay.archive_pack import SUFFIX
+from relay.doctor.finding import Finding, Place, Repair, Severity, names, several, twice
+from relay.errors import FormatError
+from relay.home import PENDING
+
+MOST_LOOKED = 50_000  # entries: half a second
+TEMP_AGE_S = 3600  # a backup or a pack of a large home takes minutes
+TEMPS = ("", "store", "archive", "tmp")  # folders in which ours have temporary files
+UNTOUCHED = ("outbox",)  # the agents': what is there is narrowed when it is read
+
+
+def examine(place: Place) -> Iterator[Finding]:
+    """Everything that is open to others, is of another user, is a link, or is left over."""
+    looked = _Looked()
+    for path, entry in _walk(place.home.root, "", looked):
+        looked.take(path, entry)
+    yield from looked.findings()
+    yield from twice(place, lambda: {f.where: f for f in _pending(place)})
+    yield from _temps(place)
+    if place.deep:
+        yield from _packs(place)
+
+
+def _walk(root: str, path: str, looked: _Looked) -> Iterator[tuple[str, os.stat_result]]:
+    """Every entry with its path below the home, no link followed."""
+    yield path, os.lstat(os.path.join(root, path))
+    todo = [path]
+    while todo:
+        folder = todo.pop()
+        try:
+            entries = sorted(os.scandir(os.path.join(root, folder)), key=lambda entry: entry.name)
+        except OSError:
+            continue  # it has just gone, or its mode is among the findings
+        for entry in entries:
+            if looked.count >= MOST_LOOKED:
+                looked.is_cut = True
+                return
+            below = os.path.join(folder, entry.name)
+            with contextlib.suppress(FileNotFoundError):
+                yield below, entry.stat(follow_symlinks=False)
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(below)
+
+
+class _Looked:
+    """What is wrong with entries, by what is wrong."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.is_cut = False
+        self._open: list[str] = []
+        self._repairs: list[Repair] = []
+        self._links: list[str] = []
+        self._foreign: list[str] = []
+
+    def take(self, path: str, status: os.stat_result) -> None:
+        """One entry."""
+        self.count += 1
+        parts = path.split("/")
+        is_agents = parts[0] == "agents" and len(parts) > 3 and parts[2] in UNTOUCHED
+        mode = stat.S_IMODE(status.st_mode)
+        if stat.S_ISLNK(status.st_mode):
+            if not is_agents:
+                self._links.append(path)
+        elif status.st_uid != os.geteuid():
+            self._foreign.append(path)
+        elif mode & 0o077 and not is_agents and path.partition("/")[2][-9:] != "meta.json":
+            is_dir = stat.S_ISDIR(status.st_mode)
+            if is_dir or stat.S_ISREG(status.st_mode):
+                self._open.append(path or ".")
+                self._repairs.append(Repair("chmod 700" if is_dir else "chmod 600", path or "."))
+
+    def findings(self) -> Iterator[Finding]:
+        """A line a kind."""
+        if self._open:
+            yield Finding(
+                "files",
+                f"open to others: {several(self._open)}",
+                "`relay doctor --repair` narrows them: directories 700, files 600",
+                Severity.WARNING,
+                self._open[0],
+                tuple(self._repairs),
+            )
+        if self._links:
+            yield Finding(
+                "files",
+                f"links, which the relay does not follow: {several(self._links)}",
+                "move what they lead to here, or remove them",
+                Severity.WARNING,
+                self._links[0],
+            )
+        if self._foreign:
+            yield Finding(
+                "files",
+                f"of another user: {several(self._foreign)}",
+                "`chown` them, as root",
+                where=self._foreign[0],
+            )
+        if self.is_cut:
+            found = f"of modes and owners the first {MOST_LOOKED} entries were looked at"
+            yield Finding("files", found, "nothing: it takes long", Severity.NOTE)
+
+
+def _pending(place: Place) -> Iterator[Finding]:
+    """Files that lost their writer. A relay removes them itself, with its next scan."""
+    detection = place.config.detection
+    age_s = detection.orphan_after_s
+    if place.is_running:
+        age_s += 2 * detection.scan_interval_s
+    for agent in sorted(place.home.agent_names()):
+        for box in ("outbox", "inbox"):
+            if box == "inbox" and not place.is_running:
+                continue  # staged: the next start knows which were committed
+            folder = f"agents/{agent}/{box}/{PENDING}"
+            old = [f"{folder}/{name}" for name in _older(place.home.path(folder), age_s)]
+            if not old:
+                continue
+            safe = box == "outbox" and not place.is_running
+            yield Finding(
+                "files",
+                f"untouched for more than {age_s} s, its writer is gone: {several(old)}",
+                "the next start removes it" if safe else "look into logs/relay.log",
+                Severity.WARNING,
+                folder,
+                tuple(Repair("remove", path) for path in old) if safe else (),
+            )
+
+
+def _temps(place: Place) -> Iterator[Finding]:
+    """What a crash left of a copy, a checkpoint or a pack. None of it was ever counted on."""
+    if place.is_running:
+        return
+    left: list[str] = []
+    for folder in TEMPS:
+        for name in _older(place.home.path(folder), TEMP_AGE_S):
+            if name.endswith((".tmp", ".tmp-journal", ".tmp-wal")) or folder == "tmp":
+                left.append(f"{folder}/{name}" if folder else name)
+    if left:
+        yield Finding(
+            "files",
+            f"left over by a crash: {several(left)}",
+            "`relay doctor --repair` removes them",
+            Severity.WARNING,
+            left[0],
+            tuple(Repair("remove", path) for path in left),
+        )
+
+
+def _older(folder: str, age_s: int) -> Iterator[str]:
+    """Names of the regular files of a folder that nobody has touched for so long."""
+    oldest = time.time() - age_s
+    for name in names(folder):
+        with contextlib.suppress(FileNotFoundError):
+            status = os.lstat(os.path.join(folder, name))
+            if stat.S_ISREG(status.st_mode) and status.st_mtime < oldest:
+                yield name
+
+
+def _packs(place: Place) -> Iterator[Finding]:
+    """Packs of the archive that cannot be read to their end."""
+    for name in names(place.home.path("archive")):
+        if not name.endswith(SUFFIX):
+            continue
+        try:
+            with place.home.dirs() as dirs:
+                archive_pack.read(dirs, f"archive/{name.removesuffix(SUFFIX)}/there is none")
+        except FormatError as exc:
+            remedy = "restore it from a backup; the store and its archives have the messages' text"
+            yield Finding("files", str(exc), remedy, where=f"archive/{name}")

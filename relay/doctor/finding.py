@@ -1,0 +1,89 @@
+"""A finding as a value, and what every check is given."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+from relay.clock import Clock
+from relay.config import Config
+from relay.errors import RelayError
+from relay.home import Home
+
+SECOND_LOOK_S = 1.0  # what a running relay has in hand is done by then
+
+
+class Severity(StrEnum):
+    """How much it matters."""
+
+    ERROR = "error"  # something is lost, or does not work
+    WARNING = "warning"  # it will, or somebody should look at it
+    NOTE = "note"  # good to know; nothing is wrong
+
+
+class Repair(NamedTuple):
+    """One safe thing to do, below the home."""
+
+    action: str  # of relay.doctor.repair
+    path: str  # relative to the home
+
+
+class Finding(NamedTuple):
+    """Something wrong, and its remedy."""
+
+    check: str  # config, process, limits, files, store, journal, tiers, ledger, attachments
+    finding: str
+    remedy: str
+    severity: Severity = Severity.ERROR
+    where: str = ""  # relative to the home, or a command
+    repairs: tuple[Repair, ...] = ()
+
+    @property
+    def repairable(self) -> bool:
+        """True where ``--repair`` does it."""
+        return bool(self.repairs)
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.finding}; {self.remedy}"
+
+
+class Place(NamedTuple):
+    """The home that is examined."""
+
+    home: Home
+    config: Config
+    clock: Clock
+    is_running: bool
+    deep: bool
+
+
+def twice(place: Place, look: Callable[[], dict[str, Finding]]) -> Iterator[Finding]:
+    """What two looks find, where a relay runs: the first may have met what is in hand."""
+    found = look()
+    if found and place.is_running:
+        time.sleep(SECOND_LOOK_S)
+        again = look()
+        found = {key: finding for key, finding in again.items() if key in found}
+    yield from found.values()
+
+
+def names(folder: str) -> list[str]:
+    """The names in a folder, in order; none where there is no such folder."""
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def said(exc: RelayError | OSError) -> str:
+    """An error in a line."""
+    return str(exc) if isinstance(exc, RelayError) else f"{exc.filename}: {exc.strerror}"
+
+
+def several(items: list[str], most: int = 3) -> str:
+    """The first of them, and how many more."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more

@@ -1,0 +1,226 @@
+"""The ledger: sound in itself, and beside the files and the store that it speaks of."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterator
+
+from relay import archive_pack, ledger_file
+from relay.aof2.reader import JournalReader
+from relay.comm.event_codec import EventCodec
+from relay.comm.model import Message
+from relay.config import Retention
+from relay.doctor.finding import Finding, Place, Severity, names, several, twice
+from relay.errors import LedgerError, RelayError
+from relay.home import LEDGER
+from relay.ledger import SCHEMA_VERSION, open_readonly
+from relay.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
+from relay.projection import deliveries_of
+from relay.stores import look, store_key, stream_dir
+
+MOST_ROWS = 50_000  # of each kind, the newest: some tenths of a second
+_BACKUP = "`relay ledger restore FILE` puts a backup back, and the next start tells it the rest"
+
+
+def examine(place: Place, position: int) -> Iterator[Finding]:
+    """Pages, rows and version; then rows against files, inboxes and store."""
+    try:
+        with contextlib.closing(open_readonly(place.home.path(LEDGER))) as db:
+            yield from _soundness(db)
+    except (LedgerError, sqlite3.Error) as exc:
+        yield Finding("ledger", str(exc), _BACKUP, where=LEDGER)
+        return
+    yield from twice(place, lambda: {f.where: f for f in _files(place)})
+    if place.is_running:  # else agents may have read since, and the next start notes it
+        yield from twice(place, lambda: _inboxes(place))
+    yield from twice(place, lambda: _store(place, position))
+
+
+def _soundness(db: sqlite3.Connection) -> Iterator[Finding]:
+    wrong = ledger_file.problems(db)
+    if wrong:
+        yield Finding("ledger", f"damaged: {several(wrong)}", _BACKUP, where=LEDGER)
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        found = f"its schema is {version}, this agent-relay knows {SCHEMA_VERSION}"
+        yield Finding("ledger", found, "use the newer agent-relay that wrote it", where=LEDGER)
+    elif version < SCHEMA_VERSION:
+        found = f"its schema is {version}, of an earlier agent-relay"
+        remedy = f"nothing: the next start copies it and brings it to {SCHEMA_VERSION}"
+        yield Finding("ledger", found, remedy, Severity.NOTE, LEDGER)
+
+
+# -- files -------------------------------------------------------------------------------------
+
+
+def _files(place: Place) -> Iterator[Finding]:
+    """Archived rows without a file, and files without a row."""
+    with contextlib.closing(open_readonly(place.home.path(LEDGER))) as db:
+        rows = db.execute(
+            "SELECT message_id, file_path FROM messages WHERE status = 'archived' "
+            "AND agent_name <> ? ORDER BY id DESC LIMIT ?",
+            (ORCHESTRATOR, MOST_ROWS),
+        ).fetchall()
+        unknown = _unknown(place, db)
+    by_folder: dict[str, list[str]] = defaultdict(list)
+    for _, path in rows:
+        folder, _, name = path.rpartition("/")
+        by_folder[folder].append(name)
+    missing = [
+        f"{folder}/{name}"
+        for folder, wanted in by_folder.items()
+        if not _is_away(place, folder)
+        for name in sorted(set(wanted) - set(names(place.home.path(folder))))
+    ]
+    if missing:
+        yield Finding(
+            "ledger",
+            f"archived messages whose file is gone: {several(missing)}",
+            "restore them from a backup; `relay search` has their text, where the store does",
+            Severity.WARNING,
+            "rows without a file",
+        )
+    if unknown:
+        yield Finding(
+            "ledger",
+            f"files in the archive that no row knows: {several(unknown)}",
+            "nothing, if the ledger was made anew; else " + _BACKUP,
+            Severity.WARNING,
+            "files without a row",
+        )
+
+
+def _is_away(place: Place, folder: str) -> bool:
+    """True where the files of a folder were pruned, or packed: its whole day is."""
+    parts = folder.split("/")
+    if parts[0] != "archive" or len(parts) < 2:
+        return False
+    if os.path.exists(place.home.path("archive", parts[1] + archive_pack.SUFFIX)):
+        return True
+    settings: Retention = place.config.retention
+    last_days = archive_pack.before_yesterday(place.clock.now_ns())
+    is_kept = settings.archive_days == settings.archive_mib == 0 or parts[1] >= last_days
+    return not is_kept and not os.path.isdir(place.home.path("archive", parts[1]))
+
+
+def _unknown(place: Place, db: sqlite3.Connection) -> list[str]:
+    """Originals of the newest days that no row knows."""
+    found: list[tuple[str, str]] = []
+    for day in reversed(archive_pack.days(place.home)):
+        for agent in names(place.home.path("archive", day)):
+            folder = f"archive/{day}/{agent}"
+            for name in names(place.home.path(folder)):
+                message_id = message_id_of(name)
+                if message_id is not None:
+                    found.append((message_id, f"{folder}/{name}"))
+        if len(found) >= MOST_ROWS:
+            break
+    unknown = []
+    for first in range(0, len(found), 500):
+        part = dict(found[first : first + 500])
+        marks = ", ".join("?" * len(part))
+        query = f"SELECT message_id FROM messages WHERE message_id IN ({marks})"
+        known = {row[0] for row in db.execute(query, list(part))}
+        unknown += [path for message_id, path in part.items() if message_id not in known]
+    return unknown
+
+
+def _inboxes(place: Place) -> dict[str, Finding]:
+    """Deliveries that are written, and whose file has left without being read; and the reverse."""
+    found = {}
+    with contextlib.closing(open_readonly(place.home.path(LEDGER))) as db:
+        for agent in sorted(place.home.agent_names()):
+            query = "SELECT message_id FROM deliveries WHERE recipient = ? AND state = 'written'"
+            written = {row[0] for row in db.execute(query, (agent,))}
+            there = {
+                name.removesuffix(MSG_SUFFIX)
+                for name in names(place.home.path("agents", agent, "inbox"))
+                if name.endswith(MSG_SUFFIX)
+            }
+            for message_id in written - there:
+                found[f"{agent} {message_id}"] = Finding(
+                    "ledger",
+                    f"{message_id} left the inbox of {agent}, and is not noted as read",
+                    "nothing: the next scan notes it, within detection.scan_interval_s",
+                    Severity.WARNING,
+                    f"agents/{agent}/inbox",
+                )
+            for message_id in there - written:
+                found[f"{message_id} {agent}"] = Finding(
+                    "ledger",
+                    f"{message_id} lies in the inbox of {agent}, and no delivery says so",
+                    "find out who put it there; the relay did not",
+                    Severity.WARNING,
+                    f"agents/{agent}/inbox/{message_id}{MSG_SUFFIX}",
+                )
+    return found
+
+
+# -- store and journal ---------------------------------------------------------------------------
+
+
+def _store(place: Place, position: int) -> dict[str, Finding]:
+    """Deliveries that ledger and store (its checkpoint and the journal behind it) tell apart."""
+    with contextlib.closing(open_readonly(place.home.path(LEDGER))) as db:
+        have = {
+            (row[0], row[1]): row[2]
+            for row in db.execute(
+                "SELECT message_id, recipient, state FROM deliveries ORDER BY message_id DESC "
+                "LIMIT ?",
+                (4 * MOST_ROWS,),
+            )
+        }
+        rows = {
+            row[0]
+            for row in db.execute(
+                "SELECT message_id FROM messages ORDER BY id DESC LIMIT ?", (4 * MOST_ROWS,)
+            )
+        }
+    try:
+        key = store_key(place.home, place.config, make=False)
+        store = look(place.home, place.clock, place.config, key)
+    except (RelayError, OSError):
+        return {}  # the checks of store and journal say so
+    if not place.is_running and _is_behind(place, position, key):
+        return {}  # the next start tells the ledger
+    oldest = min(rows, default="")
+    found: dict[str, Finding] = {}
+    for number, deliveries in store.state.deliveries.items():
+        message = store.get_message(number)
+        relay_id = _relay_id(message)
+        if message is None or relay_id is None or relay_id < oldest:
+            continue
+        if relay_id not in rows:
+            found[relay_id] = _differs(relay_id, "the store has it, and the ledger has no row")
+            continue
+        for fact in deliveries_of(message, relay_id, deliveries):
+            state = have.get((relay_id, fact.recipient))
+            if state != fact.state:
+                what = f"for {fact.recipient} the store says {fact.state}, the ledger {state}"
+                found[f"{relay_id} {fact.recipient} {what}"] = _differs(relay_id, what)
+    return found
+
+
+def _is_behind(place: Place, position: int, key: bytes | None) -> bool:
+    """True when the journal has events that the ledger has not heard of."""
+    folder, codec = stream_dir(place.home), EventCodec(key)
+    if not os.path.isdir(folder):
+        return False
+    try:
+        records = JournalReader(folder).read(position)
+        return any(codec.decode(one.payload, one.offset).event is not None for one in records)
+    except (RelayError, OSError):
+        return True  # the journal's checks say why
+
+
+def _differs(relay_id: str, what: str) -> Finding:
+    remedy = f"`relay trace {relay_id}` shows what the ledger has; {_BACKUP}"
+    return Finding("ledger", f"{relay_id}: {what}", remedy, Severity.ERROR, relay_id)
+
+
+def _relay_id(message: Message | None) -> str | None:
+    value = (message.metadata or {}).get("relay_id") if message else None
+    return value if isinstance(value, str) else None

@@ -1,0 +1,216 @@
+"""The ledger as a file: read by others, copied while it is written, compared with its copy.
+
+A copy is complete, checked and durable before it has its name: a crash leaves `NAME.tmp` at
+most, which the next copy begins anew. Nobody is held up by one: it reads a snapshot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from relay import fsio
+from relay.errors import FormatError, LedgerBusy, LedgerError
+
+SLICE_PAGES = 256  # 1 MiB, a few milliseconds
+PAUSE_S = 0.002  # between two slices the disk is the writer's
+LEFTOVERS = ("-journal", "-wal", "-shm")  # what SQLite puts beside a file
+
+
+class Content(NamedTuple):
+    """What is in a ledger: enough to see that two are the same."""
+
+    version: int
+    counts: dict[str, int]  # rows by table, in the order of their names
+
+    def __str__(self) -> str:
+        rows = ", ".join(f"{count} {name}" for name, count in self.counts.items() if count)
+        return f"schema {self.version}, {rows or 'no rows'}"
+
+
+@contextlib.contextmanager
+def translated(path: str) -> Iterator[None]:
+    """sqlite3's errors become ours, once, here."""
+    try:
+        yield
+    except sqlite3.OperationalError as exc:
+        if "locked" in str(exc) or "busy" in str(exc):
+            raise LedgerBusy(f"{path}: {exc}") from exc
+        hint = "free some space" if "is full" in str(exc) else ""
+        raise LedgerError(f"{path}: {exc}", hint=hint) from exc
+    except sqlite3.DatabaseError as exc:
+        raise LedgerError(f"{path}: {exc}") from exc
+
+
+def connect_readonly(path: str) -> sqlite3.Connection:
+    """A connection that cannot write, whose transactions the caller begins and ends."""
+    quoted = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    return sqlite3.connect(f"file:{quoted}?mode=ro", uri=True, timeout=5, isolation_level=None)
+
+
+def content(db: sqlite3.Connection) -> Content:
+    """Version and counts, of one snapshot when the caller is in a transaction."""
+    tables = [
+        name
+        for (name,) in db.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table' "
+            "AND name NOT LIKE 'sqlite_%' ORDER BY name"
+        )
+    ]
+    counts = {name: db.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0] for name in tables}
+    return Content(db.execute("PRAGMA user_version").fetchone()[0], counts)
+
+
+def problems(db: sqlite3.Connection) -> list[str]:
+    """What SQLite finds wrong with a database, a line each; none when it is sound."""
+    found = [str(row[0]) for row in db.execute("PRAGMA integrity_check(20)")]
+    wrong = [] if found == ["ok"] else found
+    for table, rowid, parent, _ in db.execute("PRAGMA foreign_key_check").fetchall()[:20]:
+        wrong.append(f"row {rowid} of {table} names none of {parent}")
+    return wrong
+
+
+def verify(path: str) -> Content:
+    """What a ledger's file has, once all of it is found to be sound.
+
+    Errors: FormatError for a damaged one, LedgerError for what is no ledger at all.
+    """
+    with translated(path), contextlib.closing(_sound(path)) as db:
+        db.execute("BEGIN")
+        wrong = problems(db)
+        if wrong:
+            raise FormatError(path, 0, "a sound database", "; ".join(wrong[:3]))
+        found = content(db)
+    if found.version < 1 or "messages" not in found.counts:
+        raise LedgerError(f"{path} is a database, and no ledger", hint="name a ledger's backup")
+    return found
+
+
+def _sound(path: str) -> sqlite3.Connection:
+    if not os.path.exists(path):
+        raise LedgerError(f"there is no file {path}", hint="name a ledger's backup")
+    return connect_readonly(path)
+
+
+@contextlib.contextmanager
+def copied(source: str, target: str) -> Iterator[tuple[str, Content]]:
+    """A copy of a ledger as it is now: (its path ``target.tmp``, what it has), for the block.
+
+    It is whole and sound; the caller gives it its name, or changes it first. Written in slices,
+    from one snapshot: its writer waits for nothing. What still is ``target.tmp`` at the end of the
+    block is removed. Errors: LedgerError, FormatError; OSError for a full disk.
+    """
+    temp = target + ".tmp"
+    fsio.fault("create", temp)
+    with _alone(temp) as held:
+        try:
+            os.ftruncate(held, 0)
+            _remove(temp, *LEFTOVERS)
+            expected = _copy(source, temp)
+            found = verify(temp)
+            if found != expected:
+                raise FormatError(temp, 0, expected, found)
+            yield temp, found
+        finally:
+            if os.path.exists(temp) and os.fstat(held).st_ino == os.stat(temp).st_ino:
+                _remove(temp, "", *LEFTOVERS)
+
+
+@contextlib.contextmanager
+def _alone(temp: str) -> Iterator[int]:
+    """Hold the unfinished copy, so that no second one is written under its name."""
+    with contextlib.ExitStack() as stack:
+        try:
+            held = stack.enter_context(fsio.locked(temp))
+        except BlockingIOError as exc:
+            hint = "wait for it to end"
+            raise LedgerBusy(f"{temp}: another process writes it", hint=hint) from exc
+        yield held
+
+
+def _copy(source: str, temp: str) -> Content:
+    def pause(status: int, remaining: int, total: int) -> None:
+        fsio.fault("write", temp)
+        if remaining:
+            time.sleep(PAUSE_S)
+
+    with (
+        translated(source),
+        contextlib.closing(connect_readonly(source)) as db,
+        contextlib.closing(sqlite3.connect(temp, isolation_level=None)) as copy,
+    ):
+        db.execute("BEGIN")  # one snapshot: a copy that followed the writer would never end
+        expected = content(db)
+        db.backup(copy, pages=SLICE_PAGES, progress=pause)
+        copy.execute("PRAGMA journal_mode = DELETE")  # one file, whoever opens it
+    return expected
+
+
+def place(temp: str, target: str, *, replace: bool) -> None:
+    """Give a finished copy its name, durably. Errors: LedgerError when the name is taken."""
+    fd = fsio.open_rw(temp)
+    try:
+        fsio.sync_data(fd, temp)
+    finally:
+        os.close(fd)
+    fsio.fault("rename", target)
+    if replace:
+        os.rename(temp, target)
+    else:
+        try:
+            os.link(temp, target)
+        except FileExistsError:
+            raise LedgerError(
+                f"{target} is there already", hint="name another file, or say --force"
+            ) from None
+        os.unlink(temp)
+    fsio.sync_dir(os.path.dirname(os.path.abspath(target)))
+
+
+def free_name(path: str, *suffixes: str) -> str:
+    """``path``, or ``path.1`` …: the first such that no file has it, with or without a suffix."""
+    name, number = path, 0
+    while any(os.path.lexists(name + suffix) for suffix in ("", *suffixes)):
+        number += 1
+        name = f"{path}.{number}"
+    return name
+
+
+def same_bytes(one: str, other: str) -> bool:
+    """True when two files are the same to the byte; False where one is missing."""
+    try:
+        with open(one, "rb") as first, open(other, "rb") as second:
+            while block := first.read(1 << 20):
+                if block != second.read(1 << 20):
+                    return False
+            return not second.read(1)
+    except OSError:
+        return False
+
+
+def holders(path: str) -> dict[int, str]:
+    """Who has this file, or what SQLite keeps beside it, open: pid -> name of its program.
+
+    Processes of other users are not seen. Takes some milliseconds for a hundred processes.
+    """
+    import psutil  # here: who only reads a ledger does without
+
+    names = {os.path.realpath(path) + suffix for suffix in ("", "-wal", "-shm")}
+    found = {}
+    for process in psutil.process_iter(["name"]):
+        try:
+            if any(file.path in names for file in process.open_files()):
+                found[process.pid] = str(process.info["name"])
+        except (psutil.Error, OSError):
+            continue  # it has ended, or is another user's
+    return found
+
+
+def _remove(path: str, *suffixes: str) -> None:
+    for suffix in suffixes:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path + suffix)

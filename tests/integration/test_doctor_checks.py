@@ -1,0 +1,398 @@
+"""`relay doctor` on files, processes, limits, ledger and attachments; and what `--repair` does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from agent_sdk import Agent
+from relay import archive_pack, fsio
+from relay.cli import cli
+from relay.config import Config, Disk, Ledger
+from relay.doctor import Finding, Severity, examine, files, limits, repair
+from relay.home import LEDGER
+from tests.box import Box
+from tests.integration.test_wal import reader
+from tests.procs import Relay, home_of, relay, until
+
+QUIET = Config(disk=Disk(floor_mib=0, alert_percent=100))
+
+
+@pytest.fixture(autouse=True)
+def private() -> Iterator[None]:
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    """A relay that was stopped after a delivered message, a read one and a refused one."""
+    made = Box(tmp_path / "home", "alice", "bob", config=QUIET)
+    made.send("alice", "TO: bob\n\nwaits")
+    made.take("bob", made.send("alice", "TO: bob\n\nread"))
+    made.send("alice", "no message")
+    made.flush()
+    made.dispatcher.drain()
+    made.kill()
+    yield made
+    made.home.close()
+
+
+def found(box: Box, *, deep: bool = False) -> list[Finding]:
+    return list(examine(box.home, deep=deep))
+
+
+def one(box: Box, *, deep: bool = False) -> Finding:
+    (finding,) = found(box, deep=deep)
+    assert finding.remedy and "\n" not in str(finding)
+    return finding
+
+
+def sql(box: Box, statement: str, *values: object) -> None:
+    with sqlite3.connect(box.path(LEDGER)) as db:
+        db.execute(statement, values)
+    db.close()
+
+
+def mend(box: Box) -> list[str]:
+    return [
+        f"{what.action} {what.path} {error}".strip() for what, error in repair(box.home, found(box))
+    ]
+
+
+def test_a_sound_home_has_no_findings(box: Box) -> None:
+    assert found(box, deep=True) == []
+
+
+# -- files ---------------------------------------------------------------------------------
+
+
+def test_modes_that_are_too_wide_are_named_and_narrowed(box: Box) -> None:
+    os.chmod(box.path("store"), 0o755)
+    os.chmod(box.path("store/relay.acomm"), 0o644)
+    finding = one(box)
+    assert "open to others: store, store/relay.acomm" in str(finding) and finding.repairable
+    assert finding.severity is Severity.WARNING
+    assert mend(box) == ["chmod 700 store", "chmod 600 store/relay.acomm"]
+    assert found(box) == []
+
+
+def test_the_home_itself_is_narrowed_too(box: Box) -> None:
+    os.chmod(box.root, 0o755)
+    assert "open to others: ." in str(one(box))
+    assert mend(box) == ["chmod 700 ."]
+    assert found(box) == []
+
+
+def test_what_agents_have_in_hand_is_no_alarm(box: Box) -> None:
+    pending = box.path("agents/alice/outbox/.pending/1700000000000000099-99.msg")
+    pending.write_text("TO: bob\n\nhal")
+    os.chmod(pending, 0o644)
+    assert found(box) == []
+
+
+def test_links_are_named_and_left(box: Box, tmp_path: Path) -> None:
+    box.path("agents/bob/elsewhere").symlink_to(tmp_path)
+    finding = one(box)
+    assert "links, which the relay does not follow: agents/bob/elsewhere" in str(finding)
+    assert not finding.repairable
+
+
+def test_a_file_that_lost_its_writer(box: Box) -> None:
+    pending = box.path("agents/alice/outbox/.pending/1700000000000000099-99.msg")
+    pending.write_text("TO: bob\n\nhal")
+    os.utime(pending, (time.time() - 40, time.time() - 40))
+    assert "untouched for more than 30 s" in str(one(box))
+    assert mend(box) == [f"remove agents/alice/outbox/.pending/{pending.name}"]
+    assert found(box) == [] and not pending.exists()
+
+
+def test_a_staged_file_is_the_next_starts_business(box: Box) -> None:
+    staged = box.path("agents/bob/inbox/.pending/1700000000000000099-99.msg")
+    staged.write_text("staged")
+    os.utime(staged, (0, 0))
+    assert found(box) == [] and mend(box) == [] and staged.exists()
+
+
+def test_what_a_crash_left_over_is_removed_once_it_is_old(box: Box) -> None:
+    names = ["ledger.db.v1.bak.tmp", "store/relay.acomm.tmp", "archive/2020-01-01.tar.zst.tmp"]
+    for name in names:
+        box.path(name).write_bytes(b"half")
+    assert found(box) == []  # somebody may be at it
+    for name in names:
+        os.utime(box.path(name), (0, 0))
+    assert "left over by a crash: ledger.db.v1.bak.tmp" in str(one(box))
+    assert sorted(mend(box)) == sorted(f"remove {name}" for name in names)
+    assert found(box) == []
+
+
+def test_a_big_tree_is_looked_at_up_to_a_bound(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_LOOKED", 10)
+    finding = one(box)
+    assert finding.severity is Severity.NOTE
+    assert "of modes and owners the first 10 entries were looked at" in str(finding)
+
+
+def test_a_damaged_pack_is_found_with_deep(box: Box) -> None:
+    (day,) = archive_pack.days(box.home)
+    list(archive_pack.pack(box.home, day))
+    assert found(box, deep=True) == []
+    path = box.path("archive", f"{day}.tar.zst")
+    path.write_bytes(path.read_bytes()[:-9])
+    assert found(box) == []
+    assert str(path.relative_to(box.root)) in str(one(box, deep=True))
+
+
+# -- process and limits --------------------------------------------------------------------
+
+
+def test_a_socket_that_nobody_listens_on(box: Box) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(box.path("admin.sock")))
+    assert "admin.sock: no relay runs, and nobody listens there" in str(one(box))
+    assert mend(box) == ["remove admin.sock"]
+    assert found(box) == []
+
+
+def test_a_process_that_is_gone_and_files_of_one_that_is_not_known(box: Box) -> None:
+    sql(
+        box,
+        "INSERT INTO processes (name, state, pid, cli, cwd, restart, requested_by, request_id, "
+        "changed_at) VALUES ('bob', 'ready', ?, 'sh', '/', 'never', 'alice', 'x', 0)",
+        2**22 + 7,
+    )
+    box.path("run").mkdir(exist_ok=True)
+    box.path("run/bob.lock").touch()
+    assert f"bob is ready as pid {2**22 + 7}, and there is no such process" in str(one(box))
+    sql(box, "UPDATE processes SET pid = ?", os.getpid())
+    assert found(box) == []
+    box.path("run/dave.lock").touch()
+    assert "run/dave.lock: of a process that the ledger does not know" in str(one(box))
+
+
+def test_logs_that_are_too_large_or_tell_of_a_fault(box: Box) -> None:
+    with open(box.path("logs/relay.log"), "wb") as file:
+        file.truncate(33 << 20)
+    box.path("logs/relay.err").write_text("Traceback\n")
+    err, log = found(box)
+    assert "logs/relay.err has 10 bytes" in str(err)
+    assert "logs/relay.log has 33 MiB, more than twice log.max_mib" in str(log)
+
+
+def test_a_service_unit_whose_program_is_gone(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(os.environ["HOME"]) / ".config/systemd/user"
+    folder.mkdir(parents=True)
+    unit = folder / "agent-relay.service"
+    unit.write_text(f"[Service]\nExecStart=/nowhere/relay --home {box.root} up --foreground\n")
+    assert "starts /nowhere/relay, and there is no such program" in str(one(box))
+    unit.write_text(f"[Service]\nExecStart=/bin/sh {box.root}\n")
+    assert found(box) == []
+
+
+def test_limits_of_inotify_and_the_disk(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "read_limit", lambda name: 5)
+    queued, _, watches = sorted(found(box), key=lambda finding: finding.where)
+    assert "fs.inotify.max_user_watches is 5, 7 are wanted: two for each of 3 agents" in str(
+        watches
+    )
+    assert "sysctl fs.inotify.max_queued_events=" in str(queued)
+    monkeypatch.setattr(limits, "read_limit", lambda name: None)
+    box.path("config.json").write_text('{"disk": {"alert_percent": 90, "floor_mib": 64}}')
+    monkeypatch.setattr(limits, "usage", lambda path: (65 << 20, 90))
+    assert "the disk is 90 % full, 65 MiB are free" in str(one(box))
+    monkeypatch.setattr(limits, "usage", lambda path: (63 << 20, 99))
+    assert "63 MiB are free on the disk, below disk.floor_mib nothing" in str(one(box))
+
+
+def test_a_long_wal_and_who_keeps_it(box: Box) -> None:
+    box.path("config.json").write_text('{"ledger": {"wal_alert_mib": 1}}')
+    box.open()
+    with reader(box.path(LEDGER)) as pid:
+        while box.path(LEDGER + "-wal").stat().st_size < 1 << 20:
+            with box.ledger.transaction():
+                box.ledger.set_state("filler", os.urandom(50_000).hex(), 0)
+        box.dispatcher.drain()
+        lines = [str(finding) for finding in found(box) if finding.where == "ledger.db-wal"]
+        assert len(lines) == 1 and f"pid {pid} (" in lines[0]
+    box.kill()
+    assert Ledger().wal_alert_mib == 64
+
+
+# -- ledger --------------------------------------------------------------------------------
+
+
+def test_a_damaged_ledger(box: Box) -> None:
+    with sqlite3.connect(box.path(LEDGER)) as db:
+        (root,) = db.execute(
+            "SELECT rootpage FROM sqlite_master WHERE name = 'deliveries_unread'"
+        ).fetchone()
+    db.close()
+    data = bytearray(box.path(LEDGER).read_bytes())
+    data[(root - 1) * 4096 + 8 : (root - 1) * 4096 + 200] = bytes(192)
+    data[root * 4096 - 60 : root * 4096] = b"x" * 60
+    box.path(LEDGER).write_bytes(data)
+    lines = [finding for finding in found(box) if finding.check == "ledger"]
+    assert lines and all("relay ledger restore FILE" in line.remedy for line in lines)
+
+
+def test_an_older_schema_is_a_note_alone(box: Box) -> None:
+    sql(box, "PRAGMA user_version = 1")
+    finding = one(box)
+    assert finding.severity is Severity.NOTE and "its schema is 1" in str(finding)
+    done = CliRunner().invoke(cli, ["--home", str(box.root), "doctor"], standalone_mode=False)
+    assert done.return_value == 0 and done.stdout.splitlines()[-1] == "OK"
+
+
+def test_archived_rows_without_a_file_and_files_without_a_row(box: Box) -> None:
+    paths = sorted(box.path("archive").glob("*/alice/*.msg"))
+    paths[0].rename(paths[0].with_name("1600000000000000001-01.msg"))
+    gone, unknown = found(box)
+    path = paths[0].relative_to(box.root)
+    assert str(gone).startswith(f"ledger: archived messages whose file is gone: {path};")
+    assert "files in the archive that no row knows: " in str(unknown)
+
+
+def test_days_that_were_pruned_or_packed_are_no_finding(box: Box) -> None:
+    (day,) = archive_pack.days(box.home)
+    list(archive_pack.pack(box.home, day))
+    assert found(box) == []
+    past = box.path("archive/2020-01-01")
+    sql(box, "UPDATE messages SET file_path = replace(file_path, ?, '2020-01-01')", day)
+    assert found(box) == []
+    past.mkdir()
+    assert "whose file is gone" in str(one(box))
+
+
+def test_a_ledger_that_does_not_agree_with_the_store(box: Box) -> None:
+    waits, read = sorted(
+        box.sql("SELECT message_id FROM deliveries WHERE recipient = 'bob' ORDER BY 1")
+    )[:2]
+    sql(box, "UPDATE deliveries SET state = 'acked' WHERE message_id = ?", waits[0])
+    finding = one(box)
+    assert str(finding).startswith(
+        f"ledger: {waits[0]}: for bob the store says written, the ledger acked; "
+    )
+    sql(box, "UPDATE deliveries SET state = 'written' WHERE message_id = ?", waits[0])
+    sql(box, "DELETE FROM messages WHERE message_id = ?", read[0])
+    lines = [str(finding) for finding in found(box)]
+    assert any(f"{read[0]}: the store has it, and the ledger has no row" in line for line in lines)
+
+
+def test_a_ledger_that_is_behind_is_the_next_starts_business(box: Box) -> None:
+    kept = box.path(LEDGER).read_bytes()
+    box.open()
+    box.send("alice", "TO: bob\n\nmore")
+    box.dispatcher.drain()
+    box.kill()
+    for name in (LEDGER, LEDGER + "-wal", LEDGER + "-shm"):
+        box.path(name).unlink(missing_ok=True)
+    box.path(LEDGER).write_bytes(kept)
+    assert [str(f) for f in found(box) if "no row knows" not in str(f)] == []
+    box.open()
+    box.flush()
+    box.dispatcher.drain()
+    box.kill()
+    assert found(box) == []
+
+
+# -- attachments ---------------------------------------------------------------------------
+
+
+def test_attachments_missing_unnamed_and_spoiled(box: Box) -> None:
+    digests = [hashlib.sha256(text).hexdigest() for text in (b"one", b"two", b"three")]
+    for digest, text in zip(digests[:2], (b"one", b"two"), strict=True):
+        folder = box.path("attachments", digest[:2])
+        folder.mkdir(exist_ok=True)
+        (folder / digest).write_bytes(text)
+    ((waits,),) = box.sql(
+        "SELECT message_id FROM deliveries WHERE state = 'written' AND recipient = 'bob'"
+    )
+    sql(box, "INSERT INTO attachment_refs VALUES (?, ?, 0)", digests[0], waits)
+    assert found(box, deep=True) == []
+    sql(box, "INSERT INTO attachment_refs VALUES (?, ?, 0)", digests[2], waits)
+    assert f"name what is not there: {digests[2]}" in str(one(box))
+    sql(box, "DELETE FROM attachment_refs WHERE sha256 = ?", digests[2])
+    path = box.path("attachments", digests[1][:2], digests[1])
+    os.utime(path, (0, 0))
+    assert one(box).severity is Severity.NOTE and "named by no message" in str(one(box))
+    path.write_bytes(b"spoiled")
+    assert f"not what their names say: attachments/{digests[1][:2]}/" in str(one(box, deep=True))
+
+
+# -- beside a relay that runs --------------------------------------------------------------
+
+
+@pytest.mark.timeout(60)
+def test_no_false_alarms_beside_a_busy_relay_and_repair_leaves_it_alone(tmp_path: Path) -> None:
+    home = home_of(tmp_path / "home", "alice", "bob", "carol")
+    running = Relay(home)
+    running.start()
+    stop = threading.Event()
+
+    def traffic() -> None:
+        with Agent("alice", str(home)) as alice, Agent("bob", str(home)) as bob:
+            while not stop.is_set():
+                alice.send("*", "to all")
+                alice.send("bob", "to bob")
+                for message in (home / "agents/bob/inbox").glob("*.msg"):
+                    os.rename(message, home / "agents/bob/inbox/.read" / message.name)
+            assert bob.name == "bob"
+
+    thread = threading.Thread(target=traffic)
+    thread.start()
+    try:
+        until(lambda: len(list((home / "agents/carol/inbox").glob("*.msg"))) > 20)
+        for _ in range(2):
+            done = relay("doctor", "--json", home=home)
+            findings = [json.loads(line) for line in done.stdout.splitlines()]
+            alarms = [f for f in findings if f["check"] != "limits"]
+            assert alarms == [], done.stdout + done.stderr
+    finally:
+        stop.set()
+        thread.join()
+    with Aged(home / "agents/alice/outbox/.pending/1700000000000000099-99.msg") as old:
+        done = relay("doctor", "--repair", home=home)
+        assert done.returncode in (0, 3) and old.exists()
+    stray = home / "agents/carol/inbox/1700000000000000099-99.msg"
+    stray.write_text("put there by hand")
+    os.chmod(stray, 0o600)
+    done = relay("doctor", home=home)
+    assert done.returncode == 3
+    assert "1700000000000000099-99 lies in the inbox of carol, and no delivery says" in done.stdout
+    assert running.stop() == 0
+
+
+class Aged:
+    """A file that is 50 s old, for the block."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> Path:
+        self.path.write_text("half")
+        os.utime(self.path, (time.time() - 50, time.time() - 50))
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+def test_repair_removes_nothing_while_the_home_is_locked(box: Box) -> None:
+    leftover = box.path("ledger.db.v1.bak.tmp")
+    leftover.write_bytes(b"half")
+    os.utime(leftover, (0, 0))
+    findings = found(box)
+    with fsio.locked(str(box.path(".lock"))):
+        (done,) = repair(box.home, findings)
+    assert "a relay runs" in done[1] and leftover.exists()

@@ -1,0 +1,319 @@
+"""The ledger kept and put back, beside a relay that runs and where none does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from agent_sdk import Agent
+from relay import fsio, ledger_backup, ledger_file
+from relay.errors import AlreadyRunning, FormatError, LedgerBusy, LedgerError, VersionError
+from relay.home import LEDGER, Home
+from tests.box import Box
+from tests.procs import Relay, home_of, relay, until
+from tests.unit.ledger_support import Look
+
+RESTORE = """
+import os, signal, sys
+from relay import fsio, ledger_backup
+from relay.home import Home
+steps = int(sys.argv[3])
+def fault(operation, name):
+    global steps
+    steps -= 1
+    if steps == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+fsio.fault = fault
+ledger_backup.restore(Home(sys.argv[1]), sys.argv[2])
+"""
+
+
+def ids(path: Path | str) -> set[str]:
+    look = Look(path)
+    found = {str(row[0]) for row in look.all("SELECT message_id FROM messages")}
+    look.close()
+    return found
+
+
+def test_a_backup_is_of_one_instant_checked_and_its_owners_alone(box: Box, tmp_path: Path) -> None:
+    sent = box.send("alice", "TO: bob\n\nbefore")
+    target = tmp_path / "kept.db"
+    content = ledger_backup.backup(box.home, str(target))
+    box.send("alice", "TO: bob\n\nafter")
+    assert content.counts["messages"] == 1 and ids(target) == {sent}
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    assert ledger_file.verify(str(target)) == content
+    assert len(os.listdir(tmp_path)) == 2  # looking at it leaves nothing beside it
+
+
+def test_a_file_that_is_there_stays_unless_forced(box: Box, tmp_path: Path) -> None:
+    target = tmp_path / "kept.db"
+    target.write_bytes(b"mine")
+    with pytest.raises(LedgerError, match="is there already"):
+        ledger_backup.backup(box.home, str(target))
+    assert target.read_bytes() == b"mine"
+    ledger_backup.backup(box.home, str(target), force=True)
+    ledger_file.verify(str(target))
+
+
+@pytest.mark.parametrize("name", ["ledger.db", "ledger.db-wal"])
+def test_the_ledger_is_not_copied_over_itself(box: Box, name: str) -> None:
+    with pytest.raises(LedgerError, match="is the ledger itself"):
+        ledger_backup.backup(box.home, str(box.path(name)), force=True)
+
+
+def test_on_a_full_disk_nothing_is_left(
+    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(operation: str, name: str) -> None:
+        if operation == "write" and name.endswith(".tmp"):
+            raise OSError(28, "No space left on device", name)
+
+    monkeypatch.setattr(fsio, "fault", full)
+    with pytest.raises(OSError, match="No space"):
+        ledger_backup.backup(box.home, str(tmp_path / "kept.db"))
+    monkeypatch.undo()
+    assert os.listdir(tmp_path) == ["home"]
+
+
+def test_a_copy_that_is_not_the_ledger_gets_no_name(
+    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box.send("alice", "TO: bob\n\nhi")
+    copy = ledger_file._copy
+
+    def lossy(source: str, temp: str) -> ledger_file.Content:
+        expected = copy(source, temp)
+        with contextlib.closing(sqlite3.connect(temp, isolation_level=None)) as db:
+            db.execute("DELETE FROM deliveries")
+        return expected
+
+    monkeypatch.setattr(ledger_file, "_copy", lossy)
+    with pytest.raises(FormatError, match="1 deliveries"):
+        ledger_backup.backup(box.home, str(tmp_path / "kept.db"))
+    assert os.listdir(tmp_path) == ["home"]
+
+
+def test_what_a_crash_left_of_a_backup_is_begun_anew(box: Box, tmp_path: Path) -> None:
+    (tmp_path / "kept.db.tmp").write_bytes(b"half a copy" * 1000)
+    (tmp_path / "kept.db.tmp-journal").write_bytes(b"its journal")
+    ledger_backup.backup(box.home, str(tmp_path / "kept.db"))
+    assert sorted(os.listdir(tmp_path)) == ["home", "kept.db"]
+
+
+def test_two_backups_to_one_name_do_not_mix(box: Box, tmp_path: Path) -> None:
+    target = str(tmp_path / "kept.db")
+    with ledger_file.copied(box.home.path(LEDGER), target):
+        with pytest.raises(LedgerBusy, match="another process writes it"):
+            ledger_backup.backup(box.home, target)
+    ledger_backup.backup(box.home, target)
+
+
+@pytest.mark.timeout(60)
+def test_the_writer_goes_on_while_a_large_ledger_is_copied(
+    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every slice of the copy lets the relay take a message: none of them is in the copy."""
+    filler = Look(box.path(LEDGER))
+    filler.db.execute(
+        "CREATE TABLE filler AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL "
+        "SELECT i + 1 FROM n WHERE i < 3000) SELECT randomblob(4000) AS b FROM n"
+    )
+    filler.close()
+    sent: list[str] = []
+
+    def between(operation: str, name: str) -> None:
+        if operation == "write" and name.endswith("kept.db.tmp"):
+            sent.append(box.send("alice", "TO: bob\n\nmeanwhile"))
+
+    before = ids(box.path(LEDGER))
+    monkeypatch.setattr(fsio, "fault", between)
+    ledger_backup.backup(box.home, str(tmp_path / "kept.db"))
+    monkeypatch.undo()
+    assert len(sent) > 10 and set(sent) <= ids(box.path(LEDGER))
+    assert ids(tmp_path / "kept.db") == before
+
+
+# -- restore -------------------------------------------------------------------------------
+
+
+def stopped(tmp_path: Path) -> tuple[Path, Path, list[str]]:
+    """A home, a backup of its ledger, and the ids of what was sent before and after it."""
+    made = Box(tmp_path / "home", "alice", "bob")
+    first = made.send("alice", "TO: bob\n\nbefore")
+    ledger_backup.backup(made.home, str(tmp_path / "kept.db"))
+    second = made.send("alice", "TO: bob\n\nafter")
+    made.close()
+    return tmp_path / "home", tmp_path / "kept.db", [first, second]
+
+
+def test_what_came_after_the_backup_is_told_again_from_the_journal(tmp_path: Path) -> None:
+    home, kept, sent = stopped(tmp_path)
+    with Home(str(home)) as opened:
+        restored = ledger_backup.restore(opened, str(kept))
+    assert restored.content.counts["messages"] == 1
+    assert ids(restored.aside) == set(sent)
+    assert ids(home / LEDGER) == {sent[0]}
+    again = Box(home)
+    assert {again.row(one)["status"] for one in sent} == {"archived"}
+    assert all(again.states(one) == {"bob": "written"} for one in sent)
+    assert again.bodies("bob") == ["before", "after"]
+    again.close()
+
+
+def test_not_while_a_relay_runs_or_somebody_reads(tmp_path: Path) -> None:
+    home, kept, _ = stopped(tmp_path)
+    with Home(str(home)) as opened:
+        with fsio.locked(opened.path(".lock")), pytest.raises(AlreadyRunning):
+            ledger_backup.restore(opened, str(kept))
+        reader = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "import sqlite3, sys; d = sqlite3.connect(sys.argv[1]); "
+                "d.execute('SELECT * FROM messages').fetchone(); print('open', flush=True); "
+                "sys.stdin.read()",
+                str(home / LEDGER),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert reader.stdout is not None and reader.stdout.readline() == b"open\n"
+        with pytest.raises(LedgerBusy, match=f"pid {reader.pid} "):
+            ledger_backup.restore(opened, str(kept))
+        reader.communicate()
+        ledger_backup.restore(opened, str(kept))
+
+
+def test_a_damaged_newer_or_foreign_file_is_refused_and_nothing_changes(tmp_path: Path) -> None:
+    home, kept, _ = stopped(tmp_path)
+    data = kept.read_bytes()
+    damaged, newer, foreign = (tmp_path / name for name in ("damaged", "newer", "foreign"))
+    damaged.write_bytes(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
+    newer.write_bytes(data)
+    with contextlib.closing(sqlite3.connect(newer)) as db:
+        db.execute("PRAGMA user_version = 99")
+    with contextlib.closing(sqlite3.connect(foreign)) as db:
+        db.execute("CREATE TABLE something (else_)")
+    before = (home / LEDGER).read_bytes()
+    names = sorted(os.listdir(home))
+    with Home(str(home)) as opened:
+        for path, error in (
+            (damaged, (FormatError, LedgerError)),
+            (newer, VersionError),
+            (foreign, LedgerError),
+            (tmp_path / "none", LedgerError),
+            (tmp_path, LedgerError),
+        ):
+            with pytest.raises(error) as caught:  # type: ignore[call-overload]
+                ledger_backup.restore(opened, str(path))
+            assert "\n" not in str(caught.value)
+    assert (home / LEDGER).read_bytes() == before
+    assert set(os.listdir(home)) - {".lock"} == set(names)
+
+
+def test_starts_are_counted_on(tmp_path: Path) -> None:
+    home, kept, _ = stopped(tmp_path)
+    look = Look(home / LEDGER)
+    look.db.execute("INSERT OR REPLACE INTO orchestrator_state VALUES ('epoch', '7', 0)")
+    look.close()
+    look = Look(kept)
+    look.db.execute("INSERT OR REPLACE INTO orchestrator_state VALUES ('epoch', '3', 0)")
+    look.close()
+    with Home(str(home)) as opened:
+        ledger_backup.restore(opened, str(kept))
+    look = Look(home / LEDGER)
+    assert look.one("SELECT value FROM orchestrator_state WHERE key = 'epoch'") == "7"
+    look.close()
+
+
+def test_a_ledger_that_is_no_database_is_set_aside_with_its_wal(tmp_path: Path) -> None:
+    home, kept, sent = stopped(tmp_path)
+    (home / LEDGER).write_bytes(b"no database" * 1000)
+    (home / "ledger.db-wal").write_bytes(b"no wal")
+    with Home(str(home)) as opened:
+        restored = ledger_backup.restore(opened, str(kept))
+    assert Path(restored.aside).read_bytes() == b"no database" * 1000
+    assert Path(restored.aside + "-wal").read_bytes() == b"no wal"
+    assert ids(home / LEDGER) == {sent[0]}
+
+
+@pytest.mark.timeout(60)
+def test_killed_at_any_step_of_a_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, kept, sent = stopped(tmp_path)
+    steps: list[tuple[str, str]] = []
+    monkeypatch.setattr(fsio, "fault", lambda *step: steps.append(step))
+    with Home(str(home)) as opened:
+        aside = ledger_backup.restore(opened, str(kept)).aside
+    monkeypatch.undo()
+    os.rename(aside, home / LEDGER)
+    assert len(steps) >= 5
+    for number in range(1, len(steps) + 1):
+        done = subprocess.run(
+            [sys.executable, "-c", RESTORE, str(home), str(kept), str(number)],
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        found = ids(home / LEDGER)
+        assert found in ({sent[0]}, set(sent)), steps[number - 1]  # the one or the other, whole
+        again = Box(home)  # the next start
+        assert all(again.row(one)["status"] == "archived" for one in sent)
+        assert again.bodies("bob") == ["before", "after"]
+        again.close()
+
+
+@pytest.mark.timeout(60)
+def test_backup_more_messages_restore_start_beside_a_real_relay(tmp_path: Path) -> None:
+    home = home_of(tmp_path / "home", "alice", "bob")
+    running = Relay(home)
+    running.start()
+    alice = Agent("alice", str(home))
+    kept = tmp_path / "kept.db"
+    stop = threading.Event()
+    sent: list[str] = []
+
+    def traffic() -> None:
+        while not stop.is_set():
+            sent.append(alice.send("bob", f"number {len(sent)}"))
+            stop.wait(0.005)
+
+    thread = threading.Thread(target=traffic)
+    thread.start()
+    try:
+        until(lambda: len(sent) > 50)
+        done = relay("ledger", "backup", str(kept), "--json", home=home)
+        assert done.returncode == 0, done.stderr
+        assert 0 < json.loads(done.stdout)["rows"]["messages"]
+        more = len(sent) + 50
+        until(lambda: len(sent) > more)
+    finally:
+        stop.set()
+        thread.join()
+    refused = relay("ledger", "restore", str(kept), home=home)
+    assert refused.returncode == 5 and "a relay runs" in refused.stderr
+    until(lambda: len(os.listdir(home / "agents/bob/inbox")) >= len(sent))
+    running.kill()
+    done = relay("ledger", "restore", str(kept), home=home)
+    assert done.returncode == 0, done.stderr
+    running.start()
+    look = Look(home / LEDGER)
+    until(lambda: look.one("SELECT count(*) FROM messages WHERE status = 'archived'") == len(sent))
+    assert look.one("SELECT count(*) FROM deliveries WHERE state = 'written'") == len(sent)
+    look.close()
+    inbox = sorted((home / "agents/bob/inbox").glob("*.msg"))
+    assert [path.stem for path in inbox] == sorted(sent)  # nothing lost, nothing doubled
+    running.stop()
+    done = relay("doctor", home=home)
+    assert done.returncode == 0, done.stdout
+    alice.close()

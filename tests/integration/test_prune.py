@@ -1,0 +1,382 @@
+"""Retention: what is old or too much goes, what somebody still needs stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay import fsio, prune
+from relay.asked import Pack, Prune
+from relay.comm.flush import Inline
+from relay.config import Config, Disk, Retention, encode
+from relay.home import Home
+from relay.housekeeping import Housekeeper, packable, whole_run
+from relay.ledger import Ledger
+from relay.prune import Gone
+from tests.box import Box
+from tests.procs import Relay, home_of, relay, until
+
+DAY_S = 86_400
+DAY_NS = DAY_S * 10**9
+
+
+class Killed(BaseException):
+    """SIGKILL: nothing catches it."""
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    made = Box(tmp_path / "home", "alice", "bob")
+    yield made
+    made.close()
+
+
+def run(box: Box, *, dry_run: bool = False, **settings: int) -> dict[str, Gone]:
+    """A whole run with these settings and no others; what went, by kind."""
+    quiet = {name: 0 for name in Retention.__struct_fields__ if name != "every_s"}
+    config = Config(retention=Retention(**{**quiet, **settings}))
+    return {g.kind: g for g in whole_run(box.home, config, box.clock, dry_run=dry_run)}
+
+
+def files(box: Box) -> set[str]:
+    """Every file of the home but those of SQLite, store and journal."""
+    top = ("agents", "archive", "logs", "attachments")
+    found = (path for name in top for path in box.path(name).rglob("*") if path.is_file())
+    return {str(path.relative_to(box.root)) for path in found}
+
+
+def archived(box: Box, *texts: str) -> list[str]:
+    """Messages that are delivered, read and archived on the clock's day; their paths."""
+    sent = [box.send("alice", f"TO: bob\n\n{text}") for text in texts]
+    for one in sent:
+        box.take("bob", one)
+    box.flush()
+    return [str(box.row(one)["file_path"]) for one in sent]
+
+
+def test_days_of_the_archive_go_by_age_oldest_first(box: Box) -> None:
+    (old,) = archived(box, "old")
+    box.clock.advance(5 * DAY_S)
+    (young,) = archived(box, "young")
+    box.clock.advance(5 * DAY_S)
+    gone = run(box, archive_days=7)
+    assert gone["archive"].number == 1 and gone["archive"].n_bytes > 0
+    assert not box.path(old).exists() and not box.path(old).parent.parent.exists()
+    assert box.path(young).exists()
+    assert box.row(box.path(old).stem)["file_path"] == old  # the row still says where it was
+    done = relay("trace", box.path(old).stem, home=box.root)
+    assert f"file in {old} (pruned)" in done.stdout
+    done = relay("trace", box.path(young).stem, "--json", home=box.root)
+    assert json.loads(done.stdout)["file_at"] == young
+
+
+def test_and_by_size_but_nothing_of_the_last_day(box: Box) -> None:
+    large = "x" * 700_000
+    paths = []
+    for _ in range(3):
+        paths += archived(box, large)
+        box.clock.advance(DAY_S)
+    box.clock.advance(-DAY_S + 3600)
+    assert run(box, archive_mib=1)["archive"].number == 2
+    assert [box.path(path).exists() for path in paths] == [False, False, True]
+    for _ in range(3):
+        paths += archived(box, large)
+    run(box, archive_mib=1)
+    assert [box.path(path).exists() for path in paths[2:]] == [True] * 4  # a day is underway
+
+
+def test_what_agents_have_read_goes_and_is_no_read_of_another(box: Box) -> None:
+    archived(box, "one", "two")
+    waits = box.send("alice", "TO: bob\n\nwaits")
+    box.clock.advance(31 * DAY_S)
+    before = box.sql("SELECT message_id, state, read_at FROM deliveries")
+    assert run(box, read_days=30)["read"].number == 2
+    assert not list(box.path("agents/bob/inbox/.read").iterdir())
+    box.tick(3)
+    assert box.sql("SELECT message_id, state, read_at FROM deliveries") == before
+    assert list(box.inbox("bob")) == [waits]  # unread is no business of retention
+
+
+def test_refused_files_go_before_the_rest_of_their_day(box: Box) -> None:
+    (kept,) = archived(box, "fine")
+    box.send("alice", "no message")
+    box.flush()
+    refused = list(box.path("archive").rglob("rejected/*.msg"))
+    box.clock.advance(40 * DAY_S)
+    gone = run(box, rejected_days=30, archive_days=90)
+    assert (gone["rejected"].number, gone["archive"].number) == (1, 0)
+    assert len(refused) == 1 and not refused[0].exists() and box.path(kept).exists()
+
+
+def test_output_of_agents_that_are_no_more(box: Box) -> None:
+    for name in ("bob.log", "gone.log", "gone.log.1", "relay.log", "relay.log.1", "relay.err"):
+        box.path("logs", name).write_text("said")
+    box.clock.advance(31 * DAY_S)
+    assert run(box, output_days=30)["output"].number == 2
+    assert sorted(os.listdir(box.path("logs"))) == [
+        "bob.log",
+        "relay.err",
+        "relay.log",
+        "relay.log.1",
+    ]
+
+
+def test_what_an_open_row_or_delivery_needs_stays(box: Box) -> None:
+    needed, other = archived(box, "needed", "other")
+    (held,) = archived(box, "held")
+    for statement in (
+        f"UPDATE messages SET status = 'completed' WHERE file_path = '{needed}'",
+        f"UPDATE deliveries SET state = 'held' WHERE message_id = '{box.path(held).stem}'",
+    ):
+        box.ledger._db.execute(statement)
+    box.clock.advance(100 * DAY_S)
+    run(box, archive_days=1, read_days=1)
+    assert [box.path(path).exists() for path in (needed, other, held)] == [True, False, True]
+    assert len(list(box.path("agents/bob/inbox/.read").iterdir())) == 2
+
+
+def test_what_may_lie_in_the_archive_without_a_note_stays(box: Box) -> None:
+    """Killed between the rename into the archive and its note, the row still names the outbox."""
+    (path,) = archived(box, "needed")
+    name = box.path(path).name
+    box.ledger._db.execute(
+        "UPDATE messages SET status = 'completed', file_path = ?", (f"agents/alice/outbox/{name}",)
+    )
+    box.clock.advance(100 * DAY_S)
+    assert packable(box.home, box.clock) == []
+    run(box, archive_days=1)
+    assert box.path(path).exists()
+    box.kill()
+    box.open()
+    assert (box.row(box.path(path).stem)["status"]) == "archived"
+    assert box.row(box.path(path).stem)["file_path"] == path
+    assert packable(box.home, box.clock) != []
+
+
+def test_attachments_are_asked_for_where_there_is_an_answer(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = box.path("attachments/ab")
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"ab{number:062d}").write_bytes(b"x" * 700_000)
+        os.utime(folder / f"ab{number:062d}", ns=(0, box.clock.now_ns() - (9 - number) * DAY_NS))
+    asked: list[tuple[int, bool]] = []
+
+    def collect(home: Home, ledger: Ledger, older_than_ns: int, dry_run: bool) -> list[str]:
+        assert ledger.open_rows() == []
+        asked.append(((box.clock.now_ns() - older_than_ns) // DAY_NS, dry_run))
+        old = [p for p in folder.iterdir() if p.stat().st_mtime_ns < older_than_ns]
+        return [str(path.relative_to(home.root)) for path in old]
+
+    monkeypatch.setattr(prune.attachments, "collect", collect, raising=False)
+    gone = run(box, attachments_days=8, dry_run=True)["attachments"]
+    assert (gone.number, gone.n_bytes) == (1, 700_000)
+    assert gone.newest_ns == box.clock.now_ns() - 9 * DAY_NS
+    assert run(box, attachments_mib=1)["attachments"].number == 2  # the oldest days, until it fits
+    assert asked == [(8, True), (7, False)]
+    assert run(box)["attachments"].number == 0 and len(asked) == 2  # 0: for ever
+
+
+def test_a_dry_run_changes_nothing_and_says_what_the_run_then_does(box: Box) -> None:
+    archived(box, "a", "b")
+    box.path("logs/gone.log").write_text("said")
+    box.clock.advance(400 * DAY_S)
+    settings = {"archive_days": 1, "read_days": 1, "output_days": 1, "audit_days": 1}
+    before, rows = files(box), box.sql("SELECT * FROM audit_log")
+    would = run(box, dry_run=True, **settings)
+    assert files(box) == before and box.sql("SELECT * FROM audit_log") == rows
+    assert run(box, **settings) == would
+    assert {kind: gone.number for kind, gone in would.items()} == {
+        "archive": 2, "rejected": 0, "read": 2, "output": 1, "attachments": 0, "audit": len(rows),
+    }  # fmt: skip
+    assert not [
+        gone for gone in run(box, **settings).values() if gone.kind != "audit" and gone.number
+    ]
+
+
+def test_zero_keeps_for_ever(box: Box) -> None:
+    archived(box, "a")
+    box.clock.advance(4000 * DAY_S)
+    before = files(box)
+    assert not any(gone.number for gone in run(box).values())
+    assert files(box) == before
+
+
+def test_links_are_not_followed(box: Box, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    (outside / "2020-01-01").mkdir(parents=True)
+    (outside / "2020-01-01" / "mine").write_text("mine")
+    box.path("archive/2020-01-01").symlink_to(outside / "2020-01-01")
+    box.path("archive/2020-01-02").mkdir()
+    box.path("archive/2020-01-02/alice").symlink_to(outside)
+    run(box, archive_days=1)
+    assert (outside / "2020-01-01" / "mine").read_text() == "mine"
+
+
+def test_killed_at_any_removal_the_next_run_goes_on(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archived(box, *"abc")
+    box.clock.advance(100 * DAY_S)
+    for _ in range(20):
+        effects = 0
+
+        def fault(operation: str, name: str) -> None:
+            nonlocal effects
+            effects += 1
+            if effects == 2:
+                raise Killed
+
+        monkeypatch.setattr(fsio, "fault", fault)
+        try:
+            run(box, archive_days=1, read_days=1)
+        except Killed:
+            continue
+        finally:
+            monkeypatch.undo()
+        break
+    assert not list(box.path("archive").iterdir())
+    assert not list(box.path("agents/bob/inbox/.read").iterdir())
+
+
+# -- rows of the ledger --------------------------------------------------------------------
+
+
+def test_audit_rows_go_in_slices_and_each_says_so(box: Box) -> None:
+    archived(box, "a")
+    box.ledger._db.executemany(
+        "INSERT INTO audit_log (at, what, new_status) VALUES (?, ?, 'x')",
+        [(box.clock.now_ns() + n, str(n)) for n in range(1200)],
+    )
+    (count,) = box.sql("SELECT count(*) FROM audit_log")[0]
+    box.clock.advance(400 * DAY_S)
+    young = box.send("alice", "TO: bob\n\nyoung")
+    settings, now = Retention(audit_days=365), box.clock.now_ns()
+    assert prune.prune_audit(box.ledger, settings, now) == prune.SLICE_ROWS
+    while prune.prune_audit(box.ledger, settings, now):
+        pass
+    # SQLite's own clock wrote the rows of the young one: they are as old as the others
+    assert not box.sql("SELECT 1 FROM audit_log WHERE what = ? AND at > ?", young, now)
+    said = box.sql("SELECT detail FROM security_events WHERE kind = 'retention'")
+    assert sum(int(line.split()[1]) for (line,) in said) >= count
+    assert len(said) == 3
+
+
+def test_younger_rows_stay_append_only(box: Box) -> None:
+    box.clock.advance(400 * DAY_S)
+    now = box.clock.now_ns()
+    box.ledger._db.execute(
+        "INSERT INTO audit_log (at, what, new_status) VALUES (?, 'young', 'x')", (now,)
+    )
+    prune.prune_audit(box.ledger, Retention(audit_days=365), now)
+    assert box.sql("SELECT what FROM audit_log") == [("young",)]
+    with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+        box.ledger._db.execute("DELETE FROM audit_log")
+
+
+def test_a_slice_that_fails_removes_nothing(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    archived(box, "a")
+    box.clock.advance(400 * DAY_S)
+    before = box.sql("SELECT * FROM audit_log")
+
+    def fail(*_: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr(box.ledger.registry, "security_event", fail)
+    with pytest.raises(Killed):
+        prune.prune_audit(box.ledger, Retention(audit_days=365), box.clock.now_ns())
+    assert box.sql("SELECT * FROM audit_log") == before
+    assert not box.sql("SELECT 1 FROM orchestrator_state WHERE key = 'audit_kept_from'")
+
+
+# -- beside the loop -----------------------------------------------------------------------
+
+
+def keeper_of(box: Box, config: Config) -> Housekeeper:
+    return Housekeeper(box.home, box.ledger, config, box.clock, Inline(), box._log, pause_s=0)
+
+
+def test_it_runs_by_itself_and_when_asked(box: Box) -> None:
+    (old,) = archived(box, "old")
+    box.clock.advance(100 * DAY_S)
+    keeper = keeper_of(box, Config())
+    keeper.poll(idle=True)
+    assert box.path(old).exists()
+    box.clock.advance(60)
+    keeper.poll(idle=True)
+    assert not box.path(old).exists()
+    keeper.poll(idle=True)
+    assert [e["kind"] for e in box.log if e.get("action") == "prune"] == ["archive", "read"]
+
+    (again,) = archived(box, "again")
+    box.clock.advance(100 * DAY_S)
+    keeper._next_prune_ns = 1 << 62
+    box.send("alice", "TO: __orchestrator__\nKIND: command\n\nACTION: prune")
+    assert "for operator and the lead alone" in box.nacks("alice")[0] and not box.asked
+    box.send("operator", "TO: __orchestrator__\nKIND: command\n\nACTION: prune")
+    assert box.asked == [Prune()]
+    keeper.ask(box.asked[0])
+    keeper.poll(idle=True)
+    assert not box.path(again).exists()
+
+
+def test_it_packs_when_the_disk_is_low(box: Box) -> None:
+    (old,) = archived(box, "old")
+    box.clock.advance(5 * DAY_S)
+    keeper_of(box, Config()).poll(idle=True)
+    day = box.path("archive", old.split("/")[1])
+    if day.exists():  # where this machine's own disk is not low
+        keeper = keeper_of(box, Config(disk=Disk(low_percent=1)))
+        keeper.poll(idle=True)
+        keeper.poll(idle=True)
+    assert not day.exists() and box.path(f"{day}.tar.zst").exists()
+    assert any(entry.get("action") == "pack" for entry in box.log)
+
+
+def test_a_command_names_the_days(box: Box) -> None:
+    ask = "TO: __orchestrator__\nKIND: command\n\nACTION: archive.pack\nBEFORE: "
+    box.send("operator", ask + "yesterday")
+    assert "'yesterday' is no day like 2026-01-31" in box.nacks("operator")[0]
+    box.send("operator", ask + "2026-01-31")
+    assert box.asked == [Pack("2026-01-31")]
+
+
+@pytest.mark.timeout(60)
+def test_a_real_relay_is_asked_and_without_one_it_is_done_here(tmp_path: Path) -> None:
+    home = home_of(tmp_path / "home", "alice", "bob")
+    settings = Config(retention=Retention(archive_days=2))
+    (home / "config.json").write_bytes(encode(settings))
+
+    def plant() -> Path:
+        folder = home / "archive/2020-01-01/alice"
+        folder.mkdir(parents=True)
+        (folder / "1577836800000000000-01.msg").write_text("TO: bob\n\nold")
+        return folder
+
+    folder = plant()
+    done = relay("prune", "--dry-run", "--json", home=home)
+    rows = {row["kind"]: row for row in map(json.loads, done.stdout.splitlines())}
+    assert list(rows) == list(prune.KINDS)
+    assert rows["archive"]["count"] == 1 and rows["archive"]["oldest"].startswith("2020-01-01")
+    assert folder.exists()
+    done = relay("prune", home=home)
+    assert done.returncode == 0 and "archive      1" in done.stdout
+    assert not folder.parent.exists()
+    plant()
+    running = Relay(home)
+    running.start()
+    done = relay("prune", home=home)
+    assert "prune is asked for" in done.stdout, done.stderr
+    until(lambda: not folder.parent.exists())
+    plant()
+    done = relay("archive", "pack", home=home)
+    assert "archive.pack is asked for" in done.stdout, done.stderr
+    until(lambda: (home / "archive/2020-01-01.tar.zst").exists() and not folder.parent.exists())
+    assert running.stop() == 0
