@@ -125,7 +125,9 @@ def check(box: Box, accepted: set[str]) -> None:
             known = box.states(relay_id)[recipient]
             # who has acknowledged or taken it needs it no more
             is_done = known == "acked" or (relay_id, recipient, known) == TAKEN
-            assert stands == [True] or is_done, (relay_id, recipient, known, stands)
+            # its own rename into .read: of two folders one may have the old name, one the new
+            is_both = (relay_id, recipient) == TAKEN[:2] and stands == [True, True]
+            assert stands == [True] or is_done or is_both, (relay_id, recipient, known, stands)
             assert known in ("written", "read", "acked")
         assert box.row(relay_id)["status"] == "archived"
     assert not list(box.path("agents").glob("*/inbox/.pending/*"))
