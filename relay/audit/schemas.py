@@ -193,6 +193,7 @@ LEDGER = {
             _always("requested_by", _TEXT, "agent"),
             _always("request_id", _TEXT, "message_id of the spawn"),
             _always("restarts", _NUMBER, "how often it was started again"),
+            _always("restarted_at", _TEXT, "JSON: when, as far as it counts"),
             _maybe("started_at", _TIME, "of the process that ran last"),
             _always("changed_at", _TIME, "of the state"),
             _maybe("ended_at", _TIME, "seen to have ended"),
