@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from relay import fsio
 from relay.config import Config, Security
 from tests.box import Box
 
@@ -83,6 +85,29 @@ def test_killed_while_messages_wait_for_their_turn_each_is_delivered_once(
     for _ in range(10):
         box.clock.advance(0.2)
         box.tick()
+    assert box.bodies("bob") == [str(number) for number in range(6)]
+
+
+def test_what_was_taken_before_a_crash_counts_no_second_time(
+    make_box: MakeBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = make_box(rate_per_s=1, rate_burst=3)
+
+    def full(operation: str, name: str) -> None:
+        if operation == "create" and name.endswith(".msg"):
+            raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fsio, "fault", full)
+        for number in range(3):
+            box.send("alice", f"TO: bob\n\n{number}")
+    assert box.bodies("bob") == []
+    box.kill()
+    for number in range(3, 6):
+        box.drop("alice", f"TO: bob\n\n{number}")
+    box.clock.advance(1)
+    box.open()
+    box.tick(2)
     assert box.bodies("bob") == [str(number) for number in range(6)]
 
 
