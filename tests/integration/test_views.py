@@ -8,7 +8,6 @@ import re
 import shutil
 import sys
 import tempfile
-import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,8 +130,16 @@ def test_a_time_that_is_none_is_named(home: Path, since: str) -> None:
 
 def test_top_refreshes_in_place_and_leaves_the_terminal_as_it_was(running: Relay) -> None:
     home = running.home
-    view = terminal(home, "top", "--every", "0.2")
-    before = termios.tcgetattr(view.child_fd)
+    relay_top = f"{sys.executable} -m relay.cli --home {home} top --every 0.2"
+    before, behind = home.parent / "before", home.parent / "behind"
+    view = pexpect.spawn(
+        "sh",
+        ["-c", f"stty -a > {before}; {relay_top}; code=$?; stty -a > {behind}; exit $code"],
+        env=environment(TERM="xterm"),  # type: ignore[arg-type]
+        dimensions=(24, 100),
+        encoding="utf-8",
+        timeout=30,
+    )
     view.expect("relay ready, pid")
     for name in COLUMNS:
         view.expect_exact(name)
@@ -146,7 +153,7 @@ def test_top_refreshes_in_place_and_leaves_the_terminal_as_it_was(running: Relay
     shown = view.before or ""
     assert "\x1b[?1049l" in shown and "\x1b[?25h" in shown  # the screen before, and a cursor
     assert "Traceback" not in shown
-    assert before[3] & termios.ECHO
+    assert behind.read_text() == before.read_text() and " echo " in before.read_text()
 
 
 def test_top_ends_with_an_interrupt_as_well(running: Relay) -> None:
