@@ -1,0 +1,212 @@
+"""``scripts/soak``: harm at random, then the check."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from agent_sdk import Agent, Kind
+from relay.config import Config, Spawn, encode
+from relay.errors import EXIT_FINDINGS
+from relay.home import Home
+from relay.names import ORCHESTRATOR
+from scripts.soaking import check
+
+WORKER = Path(__file__).with_name("worker.py")
+STEP_S = 0.5
+PATIENCE_S = 60
+OPEN = "status IN ('pending', 'processing', 'completed')"
+
+
+class Soak:
+    """One relay, its agents, and the harm done to them."""
+
+    def __init__(self, root: Path, agents: int, seed: int) -> None:
+        self.home, self.books = root / "home", root / "books"
+        self.books.mkdir(parents=True)
+        self.names = [f"agent{number:02d}" for number in range(agents)]
+        self._rng = random.Random(seed)
+        self.did: Counter[str] = Counter()
+        argv = (sys.executable, str(WORKER), "{name}", str(self.books), *self.names)
+        spawn = Spawn(clis={"worker": argv}, restart="on-failure", restart_times=1000, grace_s=5)
+        config = Config(spawn=spawn)
+        with Home.create(str(self.home), encode(config)) as made:
+            for name in self.names:
+                made.make_agent(name)
+        self._daemon: subprocess.Popen[bytes] | None = None
+        self.rss: list[int] = []
+
+    # -- the relay -------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the relay, and wait until it is ready."""
+        read_fd, write_fd = os.pipe()
+        command = [sys.executable, "-m", "relay.daemon", "--home", str(self.home)]
+        self._daemon = subprocess.Popen(
+            [*command, "--ready-fd", str(write_fd)], pass_fds=[write_fd]
+        )
+        os.close(write_fd)
+        with os.fdopen(read_fd, "rb") as answer:
+            said = answer.read()
+        if said != b"ready\n":
+            raise SystemExit(f"soak: the relay did not start: {said.decode()}")
+
+    def end(self, number: int) -> None:
+        """End the relay by a signal."""
+        assert self._daemon is not None
+        self.rss.append(psutil.Process(self._daemon.pid).memory_info().rss)
+        self._daemon.send_signal(number)
+        self._daemon.wait(PATIENCE_S)
+
+    # -- the agents ------------------------------------------------------------------------
+
+    def ask(self, me: Agent, kind: Kind, name: str) -> None:
+        """Ask for a process, or for its end; what comes of it is counted at the end."""
+        lines = [f"NAME: {name}"]
+        if kind is Kind.SPAWN:
+            lines += ["CLI: worker", "PROMPT: talk", f"WORKING_DIR: {self.books}"]
+        me.send(ORCHESTRATOR, "\n".join(lines), kind=kind)
+        self.did[f"asked_{kind}"] += 1
+
+    def harm(self, me: Agent) -> None:
+        """One thing at random."""
+        name = self._rng.choice(self.names)
+        what = self._rng.choice(["kill", "kill", "kill", "release", "spawn", "spawn"])
+        if what == "kill":
+            for pid in self.pids(name):
+                os.kill(pid, signal.SIGKILL)
+                self.did["killed_agents"] += 1
+        else:
+            self.ask(me, Kind.SPAWN if what == "spawn" else Kind.RELEASE, name)
+
+    def pids(self, name: str) -> list[int]:
+        """The processes of an agent, by their command line; more than one is written down."""
+        found = [
+            process.pid
+            for process in psutil.process_iter(["cmdline", "status"])
+            if process.info["status"] != psutil.STATUS_ZOMBIE
+            and [str(WORKER), name, str(self.books)] == (process.info["cmdline"] or [])[1:4]
+        ]
+        if len(found) > 1:
+            (self.books / f"{name}.twice").write_text(f"{found}\n")
+        return found
+
+    # -- the whole -------------------------------------------------------------------------
+
+    def run(self, seconds: float, kill_every_s: float) -> None:
+        """Do harm for so long, then let everything come to its end."""
+        self.start()
+        with Agent("operator", self.home) as me:
+            for name in self.names:
+                self.ask(me, Kind.SPAWN, name)
+            ends = time.monotonic() + seconds
+            next_kill = time.monotonic() + kill_every_s
+            while time.monotonic() < ends:
+                self.harm(me)
+                if time.monotonic() >= next_kill:
+                    self.end(signal.SIGKILL)
+                    self.did["killed_relays"] += 1
+                    self.start()
+                    next_kill += kill_every_s
+                time.sleep(STEP_S)
+            for name in self.names:
+                self.ask(me, Kind.RELEASE, name)
+            self._until(lambda: not any(self.pids(name) for name in self.names), "agents end")
+            self._until(self._is_settled, "every row is at its end")
+            while (answer := me.receive(0)) is not None:
+                self.did["heard_" + (answer.body.split() or ["nothing"])[0].strip(":,")] += 1
+        self._until(self._is_settled, "every row is at its end")
+        self.end(signal.SIGTERM)
+
+    def _is_settled(self) -> bool:
+        if any(self.home.glob("agents/*/outbox/*.msg")):
+            return False
+        with closing(sqlite3.connect(self.home / "ledger.db")) as db:
+            (left,) = db.execute(f"SELECT count(*) FROM messages WHERE {OPEN}").fetchone()
+            (intents,) = db.execute(
+                "SELECT count(*) FROM pending_operations WHERE completed_at IS NULL"
+            ).fetchone()
+        return not left and not intents
+
+    def _until(self, what: Callable[[], object], why: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not what():
+            if time.monotonic() > deadline:
+                raise SystemExit(f"soak: not within {PATIENCE_S} s: {why}; home {self.home}")
+            time.sleep(0.1)
+
+
+def soak(
+    root: Path, *, seconds: float, agents: int, kill_every_s: float, seed: int
+) -> dict[str, object]:
+    """Run one soak in ``root``; what happened, and every fault found."""
+    one = Soak(root, agents, seed)
+    try:
+        one.run(seconds, kill_every_s)
+    finally:
+        for name in one.names:
+            for pid in one.pids(name):
+                os.kill(pid, signal.SIGKILL)
+    doctor = subprocess.run(
+        [sys.executable, "-m", "relay.cli", "--home", str(one.home), "doctor"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = list(check.faults(one.home, one.books))
+    if doctor.returncode:
+        found.append(f"relay doctor: {doctor.stdout.strip()} {doctor.stderr.strip()}")
+    return {
+        "case": "soak",
+        "seconds": seconds,
+        "agents": agents,
+        "seed": seed,
+        "messages": len(check.sent(one.books)),
+        **dict(sorted(one.did.items())),
+        "rss_mb_first_last": [round(one.rss[0] / 1e6, 1), round(one.rss[-1] / 1e6, 1)],
+        "faults": found,
+    }
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--agents", type=int, default=50)
+    parser.add_argument("--kill-every", type=float, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dir", help="where the fresh directory is made [the system's]")
+    given = parser.parse_args()
+    root = Path(tempfile.mkdtemp(prefix="agent-relay-soak-", dir=given.dir))
+    result = soak(
+        root,
+        seconds=given.seconds,
+        agents=given.agents,
+        kill_every_s=given.kill_every,
+        seed=given.seed,
+    )
+    print(msgspec.json.encode(result).decode(), flush=True)
+    if result["faults"]:
+        print(f"the home is kept: {root}", file=sys.stderr)
+        return EXIT_FINDINGS
+    shutil.rmtree(root)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""One agent of the soak: talks to the others at random, and keeps a book of it.
+
+python worker.py NAME BOOKS OTHER...
+
+BOOKS/NAME.sent     message id, recipient: a line each, once the message is renamed
+BOOKS/NAME.got      message id, attempt: a line each, once the message is taken
+BOOKS/NAME.lock     held while it lives; BOOKS/NAME.twice: two lived at once
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import TextIO
+
+from agent_sdk import Agent, Kind, RelayError
+
+PAUSE_S = (0.3, 1.0)
+CRASH_EVERY = 150  # so many turns, about; so restarts are tried, too
+
+
+def main() -> None:
+    """Talk until ended."""
+    name, books, *others = sys.argv[1:]
+    folder = Path(books)
+    lock = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        (folder / f"{name}.twice").write_text(f"{os.getpid()}\n")
+        raise
+    rng = random.Random(os.getpid() ^ time.time_ns())
+    with (
+        Agent(name) as me,
+        (folder / f"{name}.sent").open("a", buffering=1) as sent,
+        (folder / f"{name}.got").open("a", buffering=1) as got,
+    ):
+        while rng.randrange(CRASH_EVERY):
+            to = rng.choice([*others, "nobody"])
+            kind = Kind.COMMAND if rng.random() < 0.3 else Kind.MESSAGE
+            sent.write(f"{me.send(to, f'{name} says {rng.random()}', kind=kind)} {to}\n")
+            answer(me, got, rng.uniform(*PAUSE_S))
+    sys.exit(1)
+
+
+def answer(me: Agent, got: TextIO, seconds: float) -> None:
+    """Take what comes for so long, and acknowledge the commands."""
+    ends = time.monotonic() + seconds
+    while (left := ends - time.monotonic()) > 0:
+        message = me.receive(left)
+        if message is None:
+            return
+        got.write(f"{message.id} {message.attempt}\n")
+        if message.kind is Kind.COMMAND:
+            try:
+                me.ack(message, "completed", "done")
+            except RelayError as exc:
+                print(exc, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
