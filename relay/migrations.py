@@ -46,6 +46,7 @@ CREATE TABLE processes (
     requested_by TEXT NOT NULL,
     request_id TEXT NOT NULL,
     restarts INTEGER NOT NULL DEFAULT 0,
+    restarted_at TEXT NOT NULL DEFAULT '[]',
     started_at INTEGER,
     changed_at INTEGER NOT NULL,
     ended_at INTEGER,
