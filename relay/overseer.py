@@ -113,7 +113,7 @@ class Overseer:
                 began = str(self._clock.now_ns())
                 self._note(began)
             names = {OPERATOR, self._dispatcher.roster.lead() or OPERATOR}
-            if self._dispatcher.announce(names, _notice(reading), EPISODE, int(began)):
+            if self._dispatcher.teller.announce(names, _notice(reading), EPISODE, int(began)):
                 self._note(began + TOLD)
             self._trouble = ""
         except LedgerError as exc:  # a disk so full: the log has it, and this is tried again

@@ -276,7 +276,7 @@ def make_supervisor(
     """What looks after the processes of a home; it has taken over those that run."""
     evidence = Evidence(ledger, store)
     spawner = spawner or SystemSpawner()
-    greet = dispatcher.greet  # what it left and what waits, before it is started
+    greet = dispatcher.teller.greet  # what it left and what waits, before it is started
     return Supervisor(config.spawn, home, ledger, evidence, spawner, clock, log, greet)
 
 
@@ -285,7 +285,7 @@ def tend(supervisor: Supervisor, dispatcher: Dispatcher) -> None:
     supervisor.poll(asked=dispatcher.take_asked())
     notices = supervisor.notices()
     if notices and supervisor.may_tell:
-        supervisor.told(dispatcher.tell(notices))
+        supervisor.told(dispatcher.teller.tell(notices))
 
 
 def begin_epoch(ledger: Ledger, clock: Clock) -> int:
