@@ -129,7 +129,8 @@ class Soak:
             self._until(lambda: not any(self.pids(name) for name in self.names), "agents end")
             self._until(self._is_settled, "every row is at its end")
             while (answer := me.receive(0)) is not None:
-                self.did["heard_" + (answer.body.split() or ["nothing"])[0].strip(":,")] += 1
+                self.did[f"heard_{answer.kind}_{_gist(answer.body)}"] += 1
+        self._until(lambda: not self._unread("operator"), "what was read is noted")
         self._until(self._is_settled, "every row is at its end")
         self.end(signal.SIGTERM)
 
@@ -143,12 +144,23 @@ class Soak:
             ).fetchone()
         return not left and not intents
 
+    def _unread(self, agent: str) -> int:
+        with closing(sqlite3.connect(self.home / "ledger.db")) as db:
+            query = "SELECT count(*) FROM deliveries WHERE recipient = ? AND state = 'written'"
+            return int(db.execute(query, (agent,)).fetchone()[0])
+
     def _until(self, what: Callable[[], object], why: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not what():
             if time.monotonic() > deadline:
                 raise SystemExit(f"soak: not within {PATIENCE_S} s: {why}; home {self.home}")
             time.sleep(0.1)
+
+
+def _gist(text: str) -> str:
+    """Two words of what the relay says of an agent: `was_started`, `does_not`, `ended_with`."""
+    words = [word for word in text.split() if not word.startswith(("agent", "completed"))]
+    return "_".join(words[:2]).strip(":,;")
 
 
 def soak(
