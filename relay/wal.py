@@ -116,7 +116,8 @@ class WalWatch:
             if ask:
                 self._asked_ns = now
             self._job = self._executor.submit(_fold, self._path, ask)
-        self.paused = self.length.sentence(self.holders) if state is State.FULL else ""
+        said = f"intake is paused: {self.length.sentence(self.holders)}"
+        self.paused = said if state is State.FULL else ""
         return self._next_ns
 
     def _take_result(self) -> None:

@@ -53,7 +53,7 @@ Examples:
   relay ledger audit --security""",
 )
 def ledger() -> None:
-    """Keep a copy of the ledger, put one back, check one; show what changed."""
+    """Keep a copy of the ledger, put one back, show what changed."""
 
 
 @ledger.command(epilog="\b\nExample:\n  relay ledger backup /backup/ledger-monday.db")
