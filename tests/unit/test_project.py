@@ -109,7 +109,9 @@ def test_links_in_the_documents_lead_somewhere() -> None:
             assert (document.parent / target).exists(), f"{document}: {target}"
 
 
-@pytest.mark.parametrize("document", ["states.md", "engine.md", "journal.md", "security.md"])
+@pytest.mark.parametrize(
+    "document", ["states.md", "engine.md", "journal.md", "security.md", "readiness.md"]
+)
 def test_every_test_that_a_page_names_is_there(document: str) -> None:
     text = (PROJECT / "docs" / document).read_text()
     tests = "".join(path.read_text() for path in (PROJECT / "tests").rglob("test_*.py"))
@@ -119,6 +121,18 @@ def test_every_test_that_a_page_names_is_there(document: str) -> None:
         assert f"def {name}(" in tests, name
     for file in re.findall(r"\b(test_\w+\.py)", text):
         assert list((PROJECT / "tests").rglob(file)), file
+
+
+def test_every_item_of_the_readiness_checklist_is_ticked_and_names_how_it_is_shown() -> None:
+    text = (PROJECT / "docs" / "readiness.md").read_text()
+    items = re.findall(r"^- \[(.)\] (.*(?:\n  .*)*)", text, flags=re.M)
+    assert [len(re.findall("^- ", part, flags=re.M)) for part in text.split("\n## ")[1:]] == [
+        *(6, 5, 5, 6, 5, 5)
+    ]
+    for tick, item in items:
+        assert tick == "x" and re.search(r"`test_\w+\.py|`\./scripts/|as in 7|tests/unit", item), (
+            item
+        )
 
 
 @pytest.mark.timeout(60)
