@@ -25,14 +25,7 @@ from relay.home import Home
 from relay.ledger import Ledger
 from relay.looks import Looks
 from relay.message import Kind
-from relay.processes import (
-    ENDS,
-    EXITED,
-    FAILED,
-    RELEASED,
-    STARTING,
-    Process,
-)
+from relay.processes import ENDS, EXITED, FAILED, RELEASED, STARTING, Process
 from relay.spawner import CannotStart, Pid, Spawner, ends
 from relay.spawning import Intent, Spec
 from relay.standing import Change, Status
@@ -89,6 +82,7 @@ class Supervisor:
                 self._step(child)
         if self._clock.monotonic_ns() >= self._next_look:
             self._look()
+        self._looks.keep_short(self._children.values())
 
     def notices(self) -> list[Notice]:
         """What is to be journalled and delivered now; the same again until it is told."""
@@ -120,7 +114,8 @@ class Supervisor:
 
     def due_ns(self) -> int | None:
         """When ``poll`` has something to do next (monotonic)."""
-        due: list[int] = []
+        logs_due = self._looks.due_ns()
+        due = [] if logs_due is None else [logs_due]
         if self._out:
             due.append(0 if self._refused_at is None else self._refused_at + AGAIN_NS)
         if self._ask_again:
@@ -137,6 +132,10 @@ class Supervisor:
             else:
                 due.append(child.check_at)
         return min(due, default=None)
+
+    def close(self) -> None:
+        """Let go of the logs that are being copied; processes go on."""
+        self._looks.close()
 
     # -- what was asked ----------------------------------------------------------------------
 

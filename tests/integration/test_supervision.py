@@ -223,6 +223,7 @@ def test_a_log_that_is_too_long_is_rotated_and_bounded(tmp_path: Path) -> None:
     for number in range(4):
         os.write(box.running.output, f"{number}".encode() * (1 << 20) + b"\n")
         box.go_on(6)
+        assert sum(p.stat().st_size for p in box.path("logs").glob("w.log.1")) == (1 << 20) + 1
     os.write(box.running.output, b"after\n")
     logs = box.path("logs")
     assert sorted(p.name for p in logs.iterdir()) == ["w.log", "w.log.1", "w.log.2"]
