@@ -83,6 +83,17 @@ class Processes:
         found = self._db.execute(f"SELECT {_COLUMNS} FROM processes ORDER BY name")
         return {row[0]: Process(*row) for row in found.fetchall()}
 
+    def tended(self) -> set[str]:
+        """Whose processes run, or are to be started again."""
+        ends = ", ".join(f"'{state}'" for state in ENDS)
+        found = self._db.execute(f"SELECT name FROM processes WHERE state NOT IN ({ends})")
+        return {row[0] for row in found.fetchall()}
+
+    def ended_at(self, name: str) -> int | None:
+        """When the last process of that name ended; None where none did, or one runs."""
+        row = self._db.execute("SELECT ended_at FROM processes WHERE name = ?", (name,)).fetchone()
+        return row[0] if row else None
+
     def intend(self, intents: Iterable[Intent], now_ns: int) -> None:
         """Note what is to be done, until it is closed."""
         self._db.executemany(

@@ -426,11 +426,6 @@ class Supervisor:
         """
         row = child.row
         gone = _gone(row, why or text.partition("\n")[0]) if child.over else None
-        active = (
-            Change(row.name, Status.ACTIVE, None)
-            if row.pid is not None and key[:3] == "res"
-            else None
-        )
         notice = Notice(
             row.requested_by,
             row.request_id,
@@ -440,7 +435,7 @@ class Supervisor:
             key,
             row,
             (),
-            gone or active,
+            gone,
         )
         self._say(child, notice)
         self._log(
