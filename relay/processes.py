@@ -53,6 +53,11 @@ class Process(NamedTuple):
         """The row in another state from now on."""
         return self._replace(state=state, changed_at=now_ns, **facts)  # type: ignore[arg-type]
 
+    def ended(self, at: int, code: int | None) -> Process:
+        """The row of a process that has just ended: nothing runs, and nothing is used."""
+        row = self._replace(pid=None, pid_start=None, ended_at=at, exit_code=code)
+        return row._replace(cpu_percent=None, rss_bytes=None, idle_s=None)
+
     @property
     def recent_restarts(self) -> tuple[int, ...]:
         """When it was started again, in the window of the last time."""
