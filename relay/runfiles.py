@@ -93,15 +93,15 @@ def last_lines(home: Home, name: str, begin: int, secrets: tuple[str, ...]) -> l
             data = os.pread(fd, TAIL_BYTES, begin)
         finally:
             os.close(fd)
-    if is_cut:  # half a line may hold half a secret
-        data = data.partition(b"\n")[2]
+    if is_cut:  # it may begin with the end of a secret
+        data = data[max((len(one.encode()) for one in secrets), default=0) :]
     text = mask(data.decode(errors="replace"), secrets)
-    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    return [_plain(line)[:TAIL_LINE] for line in lines[-TAIL_LINES:]]
+    lines = [line for line in map(_plain, text.splitlines()) if line]
+    return [line[:TAIL_LINE] for line in lines[-TAIL_LINES:]]
 
 
 def _plain(line: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in line)
+    return "".join(c if c.isprintable() else " " for c in line).rstrip()
 
 
 def _name(name: str, request_id: str) -> str:

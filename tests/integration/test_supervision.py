@@ -257,6 +257,15 @@ def test_an_end_is_said_with_its_code_and_last_lines(box: ProcessBox) -> None:
     ]
 
 
+def test_the_end_of_a_line_that_never_ended_is_told_without_half_a_secret(box: ProcessBox) -> None:
+    box.spawn("w", "ENV: KEY=hunter2")
+    os.write(box.running.output, b"x" * 999 + b"hunter2" + b"y" * ((64 << 10) - 4))
+    box.spawner.end(1, "", "\x00\x07")
+    box.go_on(0)
+    said = box.bodies("operator")[-1].splitlines()
+    assert said == ["w exited with code 1", "y" * 240]
+
+
 @pytest.mark.parametrize(
     ("policy", "code", "state"),
     [
