@@ -20,6 +20,7 @@ class Child:
         self.start_at = 0  # monotonic; of the next start
         self.term_at: int | None = None  # monotonic; SIGTERM was sent
         self.killed = False
+        self.waits_since: int | None = None  # monotonic; something holds its lock
         self.check_at = 0  # monotonic; when to look whether it lives
         self.output_from = 0  # bytes of its log that are not this run's
         self.cpu_s: float | None = None
@@ -31,3 +32,14 @@ class Child:
         """The process that runs."""
         row = self.row
         return None if row.pid is None else Pid(row.pid, row.pid_start or "")
+
+    @property
+    def busy_text(self) -> str:
+        """Why another process of its name is not started."""
+        row = self.row
+        if self.releases:
+            return f"{row.name} is being released: ask again when that is done"
+        first = f"`relay release {row.name}` first"
+        if row.pid is None:
+            return f"{row.name} is to be started again: {first}"
+        return f"{row.name} runs already, pid {row.pid}: {first}"

@@ -259,7 +259,11 @@ class Dispatcher:
 
     def _meet(self, admitted: list[tuple[Work, Look]]) -> None:
         """Who writes is there; so may be, by now, who is written to and was away."""
-        self._lives.heard({work.agent for work, _ in admitted if not work.again})
+        written: dict[str, int] = {}
+        for work, look in admitted:
+            if not work.again:
+                written[work.agent] = max(written.get(work.agent, 0), look.found.ctime_ns)
+        self._lives.heard(written)
         wanted = {look.message.to for _, look in admitted if isinstance(look, Accepted)}
         if wanted & self._lives.away.keys():
             self._hearing.review(wanted & self._lives.away.keys())

@@ -20,6 +20,7 @@ class Found(NamedTuple):
     size: int
     mtime_ns: int
     inode: int
+    ctime_ns: int = 0  # last changed or renamed: no writer can set it
 
     @property
     def path(self) -> str:
@@ -35,4 +36,12 @@ class Found(NamedTuple):
 def found_of(agent: str, name: str, status: os.stat_result) -> Found:
     """The facts of a file; its writer may have set any mtime, SQLite takes 63 bits."""
     mtime_ns = min(max(status.st_mtime_ns, 0), LATEST_NS)
-    return Found(agent, name, message_id_of(name), status.st_size, mtime_ns, status.st_ino)
+    return Found(
+        agent,
+        name,
+        message_id_of(name),
+        status.st_size,
+        mtime_ns,
+        status.st_ino,
+        status.st_ctime_ns,
+    )

@@ -6,6 +6,8 @@ and every ``detection.scan_interval_s``. A file that left an inbox is the eviden
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Iterable
 
 from relay import delivery, hardening
@@ -14,7 +16,7 @@ from relay.comm.engine import CommStore
 from relay.config import Detection
 from relay.errors import UnsafePath
 from relay.eventlog import EventLog
-from relay.home import Home
+from relay.home import READ, Home
 from relay.incidents import Incident, IncidentKind, Told
 from relay.intake import Intake
 from relay.ledger import Ledger
@@ -165,7 +167,21 @@ class Hearing:
             self._ledger.read(taken, now)
             self._ledger.registry.seen({agent for _, agent, _ in taken}, now)
             self._ledger.note_position(self._events.journal.durable, now)
-        self._lives.heard({agent for _, agent, _ in taken}, by_reading=True)
+        read: dict[str, int] = {}
+        for message_id, agent, _ in taken:
+            if agent in self._lives.away or agent in self._lives.silent:
+                read[agent] = max(read.get(agent, 0), self._read_at(agent, message_id))
+        self._lives.heard(read, by_reading=True)
+
+    def _read_at(self, agent: str, message_id: str) -> int:
+        """When a file left the inbox, or a time that is not before it (Unix ns)."""
+        with self._home.dirs() as dirs, contextlib.suppress(OSError, UnsafePath):
+            inbox = dirs.get("agents", agent, "inbox")
+            with contextlib.suppress(FileNotFoundError):
+                name = f"{READ}/{message_id}{MSG_SUFFIX}"
+                return os.stat(name, dir_fd=inbox, follow_symlinks=False).st_ctime_ns
+            return os.fstat(inbox).st_mtime_ns
+        return self._clock.now_ns()
 
     def _note(self, found: list[Incident]) -> None:
         """What a look at the home found, said and kept once while it lasts."""

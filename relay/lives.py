@@ -7,7 +7,7 @@ would bounce: no wakeup of its own. A status moves in the ledger first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from relay import pids
@@ -75,19 +75,25 @@ class Lives:
             else:
                 self.silent.add(one.name)
 
-    def heard(self, names: Collection[str], *, by_reading: bool = False) -> None:
-        """These agents wrote something, or read it: that makes them active again.
+    def heard(self, when: Mapping[str, int], *, by_reading: bool = False) -> None:
+        """These agents wrote something, or read it, at these times (Unix ns): that makes them
+        active again.
 
-        Who is retired is not brought back by reading what it still has.
+        Who is retired is not brought back by reading what it still has; nor is anybody by what
+        the process that the relay saw end did before its end, though it is found only now.
         """
-        if not self._statuses:
-            return
-        back = [
-            name
-            for name in sorted(set(names) & self._statuses.keys())
-            if not (by_reading and self._statuses[name] == Status.RETIRED)
-        ]
+        back = [name for name in sorted(when.keys() & self._statuses.keys())]
+        if by_reading:
+            back = [name for name in back if self._statuses[name] != Status.RETIRED]
+        back = [name for name in back if not self._is_of_before(name, when[name])]
         self._move([Change(name, Status.ACTIVE, None) for name in back])
+
+    def _is_of_before(self, name: str, at: int) -> bool:
+        """True for what the process that ended left; a clock that was set back tells nothing."""
+        if self._statuses[name] != Status.TERMINATED:
+            return False
+        ended_at = self._ledger.processes.ended_at(name)
+        return ended_at is not None and at <= ended_at <= self._clock.now_ns()
 
     def review(self, dirs: Dirs, names: Iterable[str] | None = None) -> list[Comeback]:
         """Judge every agent by what is known now, or those of ``names``.
@@ -97,6 +103,7 @@ class Lives:
         """
         now = self._clock.now_ns()
         wanted = set(self._roster.agents if names is None else names)
+        tended = self._ledger.processes.tended()
         changes: list[Change] = []
         comebacks: list[Comeback] = []
         heard_of: list[tuple[str, int]] = []
@@ -104,7 +111,7 @@ class Lives:
         for one in self._ledger.registry.standings():
             if one.name not in wanted or one.name not in self._roster.agents:
                 continue
-            facts = self._facts(dirs, one, now)
+            facts = self._facts(dirs, one, now)._replace(is_tended=one.name in tended)
             if facts.runs and facts.started_at > (one.last_seen_at or 0):
                 heard_of.append((one.name, min(facts.started_at, now)))
             running = facts.pid if facts.runs else one.pid if facts.pid is not None else None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from relay import runfiles
 from relay.children import Child
 from relay.clock import NS_PER_S, Clock
 from relay.config import Spawn
@@ -12,6 +11,7 @@ from relay.evidence import Evidence, Seen
 from relay.home import Home
 from relay.ledger import Ledger
 from relay.processes import STUCK
+from relay.rotation import Rotations
 from relay.spawner import Spawner, Usage
 from relay.supervision import BUSY_PERCENT, next_state
 
@@ -30,12 +30,14 @@ class Looks:
         log: Callable[..., object],
     ) -> None:
         self._settings = settings
-        self._home = home
         self._ledger = ledger
         self._evidence = evidence
         self._spawner = spawner
         self._clock = clock
-        self._log = log
+        most_bytes = settings.output_mib << 20
+        self._rotations = Rotations(home, most_bytes, settings.output_files, clock, log)
+        self.due_ns = self._rotations.due_ns
+        self.close = self._rotations.close
 
     def look(self, running: Sequence[Child]) -> list[tuple[Child, Seen]]:
         """Note what is so now; returns those that have just become stuck, which are not noted:
@@ -49,7 +51,6 @@ class Looks:
                 self._measure(child, seen[child.row.name], usage[child.pid])
             if child.row.state == STUCK != before:
                 stuck.append((child, seen[child.row.name]))
-            self._rotate(child)
         told = {child.row.name for child, _ in stuck}
         with self._ledger.transaction():
             self._ledger.processes.put(c.row for c in running if c.row.name not in told)
@@ -74,16 +75,9 @@ class Looks:
         if state != child.row.state:
             child.row = child.row.moved(state, now)
 
-    def _rotate(self, child: Child) -> None:
-        settings, name = self._settings, child.row.name
-        try:
-            with self._home.dirs() as dirs:
-                if runfiles.rotate(dirs, name, settings.output_mib << 20, settings.output_files):
-                    child.output_from = 0
-        except OSError as exc:
-            self._log(
-                f"Cannot rotate logs/{name}.log, trying again: {exc}",
-                action="rotate_failed",
-                level="warning",
-                agent=name,
-            )
+    def keep_short(self, children: Iterable[Child]) -> None:
+        """Look after the logs of those that run, and of those that have just ended."""
+        running = {child.row.name: child for child in children if child.row.pid is not None}
+        for name in self._rotations.step(running):
+            if name in running:
+                running[name].output_from = 0

@@ -53,6 +53,11 @@ class Process(NamedTuple):
         """The row in another state from now on."""
         return self._replace(state=state, changed_at=now_ns, **facts)  # type: ignore[arg-type]
 
+    def ended(self, at: int, code: int | None) -> Process:
+        """The row of a process that has just ended: nothing runs, and nothing is used."""
+        row = self._replace(pid=None, pid_start=None, ended_at=at, exit_code=code)
+        return row._replace(cpu_percent=None, rss_bytes=None, idle_s=None)
+
     @property
     def recent_restarts(self) -> tuple[int, ...]:
         """When it was started again, in the window of the last time."""
@@ -82,6 +87,17 @@ class Processes:
         """Every process there is or was, by name."""
         found = self._db.execute(f"SELECT {_COLUMNS} FROM processes ORDER BY name")
         return {row[0]: Process(*row) for row in found.fetchall()}
+
+    def tended(self) -> set[str]:
+        """Whose processes run, or are to be started again."""
+        ends = ", ".join(f"'{state}'" for state in ENDS)
+        found = self._db.execute(f"SELECT name FROM processes WHERE state NOT IN ({ends})")
+        return {row[0] for row in found.fetchall()}
+
+    def ended_at(self, name: str) -> int | None:
+        """When the last process of that name ended; None where none did, or one runs."""
+        row = self._db.execute("SELECT ended_at FROM processes WHERE name = ?", (name,)).fetchone()
+        return row[0] if row else None
 
     def intend(self, intents: Iterable[Intent], now_ns: int) -> None:
         """Note what is to be done, until it is closed."""

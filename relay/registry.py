@@ -63,13 +63,17 @@ class Registry:
         )
 
     def set_status(self, name: str, status: str, reason: str | None, now_ns: int) -> None:
-        """How an agent stands from now on, and why; the same again changes nothing."""
+        """How an agent stands from now on, and why; the same again changes nothing.
+
+        Who is retired stays that when its process ends: somebody's word says more than an end.
+        """
         self.changes += 1
         self._db.execute(
             "UPDATE agents SET status = ?, reason = ?, changed_at = ?, "
             "pid = CASE WHEN ? = 'terminated' THEN NULL ELSE pid END "
-            "WHERE name = ? AND (status IS NOT ? OR reason IS NOT ?)",
-            (status, reason, now_ns, status, name, status, reason),
+            "WHERE name = ? AND (status IS NOT ? OR reason IS NOT ?) "
+            "AND NOT (status = 'retired' AND ? = 'terminated')",
+            (status, reason, now_ns, status, name, status, reason, status),
         )
 
     def set_pid(self, name: str, pid: int | None) -> None:
@@ -94,11 +98,17 @@ class Registry:
         )
 
     def note_status(self, name: str, note: str, now_ns: int) -> None:
-        """What an agent says of itself (KIND: status): it is there, and active."""
+        """What an agent says of itself (KIND: status): it is there. Who is away is brought back
+        by having written it, or is not (``Lives.heard``)."""
         self._db.execute(
             "UPDATE agents SET note = ?, last_seen_at = ? WHERE name = ?", (note, now_ns, name)
         )
-        self.set_status(name, "active", None, now_ns)
+        self.changes += 1
+        self._db.execute(
+            "UPDATE agents SET status = 'active', reason = NULL, changed_at = ? "
+            "WHERE name = ? AND status = 'inactive'",
+            (now_ns, name),
+        )
 
     # -- keys --------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
     run/{name}.{request id}.json   its Spec with the values of ENV, until it has ended for good
     run/{name}.lock                locked by the process itself, as long as it lives
 
-And ``logs/{name}.log``: what it writes, rotated. Everything here is harmless the second time.
+And ``logs/{name}.log``: what it writes, kept short by ``relay.rotation``. Everything here is
+harmless the second time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ MOST_SPEC = 8 << 20
 TAIL_BYTES = 64 << 10
 TAIL_LINES = 8
 TAIL_LINE = 240  # characters
-CHUNK = 1 << 20
 
 
 def keep(dirs: Dirs, spec: Spec) -> None:
@@ -76,34 +76,6 @@ def output_size(dirs: Dirs, name: str) -> int:
         return 0
 
 
-def rotate(dirs: Dirs, name: str, most_bytes: int, keep_files: int) -> bool:
-    """Copy a log that is too long to ``.log.1`` and cut it; older ones move on, the oldest goes.
-
-    The process keeps its descriptor. What it writes between the last byte copied and the cut is
-    lost, which is microseconds; a crash between them leaves those bytes twice.
-    """
-    if output_size(dirs, name) <= most_bytes:
-        return False
-    logs = dirs.ensure(LOGS)
-    for number in range(keep_files - 1, 0, -1):
-        if fsio.exists(f"{name}.log.{number}", logs):
-            fsio.rename(f"{name}.log.{number}", logs, f"{name}.log.{number + 1}", logs)
-    source = os.open(f"{name}.log", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=logs)
-    try:
-        fsio.remove(f"{name}.log.1", logs)
-        target = fsio.open_append(f"{name}.log.1", logs)
-        try:
-            while data := os.read(source, CHUNK):
-                while data:
-                    data = data[os.write(target, data) :]
-        finally:
-            os.close(target)
-        fsio.truncate(source, 0, f"{name}.log")
-    finally:
-        os.close(source)
-    return True
-
-
 def last_lines(home: Home, name: str, begin: int, secrets: tuple[str, ...]) -> list[str]:
     """The last lines that a process wrote from ``begin`` on, with no value of its ENV in them."""
     with home.dirs() as dirs:
@@ -121,15 +93,15 @@ def last_lines(home: Home, name: str, begin: int, secrets: tuple[str, ...]) -> l
             data = os.pread(fd, TAIL_BYTES, begin)
         finally:
             os.close(fd)
-    if is_cut:  # half a line may hold half a secret
-        data = data.partition(b"\n")[2]
+    if is_cut:  # it may begin with the end of a secret
+        data = data[max((len(one.encode()) for one in secrets), default=0) :]
     text = mask(data.decode(errors="replace"), secrets)
-    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    return [_plain(line)[:TAIL_LINE] for line in lines[-TAIL_LINES:]]
+    lines = [line for line in map(_plain, text.splitlines()) if line]
+    return [line[:TAIL_LINE] for line in lines[-TAIL_LINES:]]
 
 
 def _plain(line: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in line)
+    return "".join(c if c.isprintable() else " " for c in line).rstrip()
 
 
 def _name(name: str, request_id: str) -> str:

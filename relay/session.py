@@ -159,6 +159,7 @@ class Session:
             self._log,
             self._dispatcher,
         )
+        stack.callback(self._supervisor.close)
         self._start_keeper(stack)
         self._dispatcher.feed(feed)
         self._start_overseer()

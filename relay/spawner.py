@@ -8,7 +8,9 @@ it ends is found by the session's number, which no other process gets while one 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +25,14 @@ from relay.spawning import Spec
 NAME_VARIABLE = "AGENT_RELAY_NAME"
 DIR_VARIABLE = "AGENT_RELAY_DIR"
 SPAWN_VARIABLE = "AGENT_RELAY_SPAWN"  # the request: by it a process is found whose pid is not known
+
+
+# What to do where the system's own words say too little.
+ADVICE = {
+    errno.E2BIG: ", a word has 128 KiB at most: put a long prompt into a file that the agent reads",
+    errno.ENOEXEC: ": a script begins with a line that names its program, as #!/bin/sh does",
+    errno.EACCES: ": `chmod +x` makes a script a program",
+}
 
 
 class Pid(NamedTuple):
@@ -239,13 +249,17 @@ def _is_zombie(process: psutil.Process) -> bool:
 def _why_not(spec: Spec, exc: OSError | ValueError) -> str:
     """What the system refused, without what may be secret: the prompt is in argv."""
     program = shown(spec.argv[0])[:200]
-    if isinstance(exc, OSError) and exc.filename == spec.cwd:
+    if isinstance(exc, OSError) and exc.filename == spec.cwd != spec.argv[0]:
         return f"WORKING_DIR {shown(spec.cwd)} cannot be entered: {exc.strerror}"
     if isinstance(exc, FileNotFoundError):
+        found = shutil.which(spec.argv[0]) or os.path.join(spec.cwd, spec.argv[0])
+        if os.path.isfile(found):
+            return f"{program} cannot be run: what its first line names (#!…) is not there"
         return (
             f"there is no program {program}: put it into the PATH that the relay was started "
             f"with, or its path into spawn.clis of config.json ({spec.cli})"
         )
     if isinstance(exc, OSError):
-        return f"{program} cannot be run: {exc.strerror}"
+        advice = ADVICE.get(exc.errno or 0, "")
+        return f"{program} cannot be run: {exc.strerror}{advice}"
     return f"{program} cannot be run: a word or name is not one that the system takes"

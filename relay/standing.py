@@ -57,6 +57,7 @@ class Facts(NamedTuple):
     runs: bool = False  # that very process is there
     started_at: int = 0  # when it became this agent
     ended_at: int = 0  # when it was first found ended
+    is_tended: bool = False  # the relay started a process of it, which runs or is started again
 
 
 def judge(facts: Facts, now_ns: int, settings: Agents) -> Change | None:
@@ -76,10 +77,11 @@ def judge(facts: Facts, now_ns: int, settings: Agents) -> Change | None:
         if now_ns - dead_since >= settings.dead_after_s * NS_PER_S:
             reason = f"its process {facts.pid} ended; nothing was heard since {_at(silent_since)}"
             return Change(facts.name, Status.TERMINATED, reason)
-    is_silent = not facts.runs and now_ns - silent_since >= settings.inactive_after_s * NS_PER_S
+    is_there = facts.runs or facts.is_tended
+    is_silent = not is_there and now_ns - silent_since >= settings.inactive_after_s * NS_PER_S
     if is_silent and facts.status == Status.ACTIVE:
         return Change(facts.name, Status.INACTIVE, f"silent since {_at(silent_since)}")
-    if facts.runs and facts.status == Status.INACTIVE:
+    if is_there and facts.status == Status.INACTIVE:
         return Change(facts.name, Status.ACTIVE, None)
     return None
 
@@ -91,7 +93,7 @@ def _has_ended(facts: Facts) -> bool:
     held against it again.
     """
     is_its_own = facts.pid == facts.seen_pid or facts.started_at > facts.changed_at
-    return facts.pid is not None and not facts.runs and is_its_own
+    return facts.pid is not None and not (facts.runs or facts.is_tended) and is_its_own
 
 
 def asked(action: str, fields: Mapping[str, str], sender: str) -> Change | None:

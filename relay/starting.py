@@ -142,8 +142,25 @@ class Starter:
         """Who holds the lock: ours, whose pid a crash kept from being noted, or somebody."""
         pid = self.find(spec)
         if pid is None and child.row.started_at is None:
-            raise CannotStart(
-                f"something holds run/{spec.name}.lock, and the relay does not know what: "
-                "`fuser` or `lsof` of that file names it; end it, then ask again"
-            )
+            raise CannotStart(held_text(spec.name))
         return pid
+
+    def left_over(self, name: str) -> str:
+        """What is to be said when something still holds the lock of a process that ended."""
+        try:
+            with self._home.dirs() as dirs:
+                lock_fd = runfiles.lock(dirs, name)
+        except (OSError, RelayError):
+            return ""
+        if lock_fd is None:
+            return "; " + held_text(name)
+        os.close(lock_fd)
+        return ""
+
+
+def held_text(name: str) -> str:
+    """What a person is told of a lock whose holder the relay cannot name."""
+    return (
+        f"something holds run/{name}.lock, and the relay does not know what: "
+        "`fuser` or `lsof` of that file names it; end it, then ask again"
+    )

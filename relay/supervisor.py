@@ -25,18 +25,11 @@ from relay.home import Home
 from relay.ledger import Ledger
 from relay.looks import Looks
 from relay.message import Kind
-from relay.processes import (
-    ENDS,
-    EXITED,
-    FAILED,
-    RELEASED,
-    STARTING,
-    Process,
-)
+from relay.processes import ENDS, EXITED, FAILED, RELEASED, STARTING, Process
 from relay.spawner import CannotStart, Pid, Spawner, ends
 from relay.spawning import Intent, Spec
 from relay.standing import Change, Status
-from relay.starting import Starter
+from relay.starting import Starter, held_text
 from relay.supervision import Notice, first_row, judge, restarted
 
 LOOK_NS = 5 * NS_PER_S  # between two looks at what it uses, owes and writes
@@ -89,6 +82,7 @@ class Supervisor:
                 self._step(child)
         if self._clock.monotonic_ns() >= self._next_look:
             self._look()
+        self._looks.keep_short(self._children.values())
 
     def notices(self) -> list[Notice]:
         """What is to be journalled and delivered now; the same again until it is told."""
@@ -120,7 +114,8 @@ class Supervisor:
 
     def due_ns(self) -> int | None:
         """When ``poll`` has something to do next (monotonic)."""
-        due: list[int] = []
+        logs_due = self._looks.due_ns()
+        due = [] if logs_due is None else [logs_due]
         if self._out:
             due.append(0 if self._refused_at is None else self._refused_at + AGAIN_NS)
         if self._ask_again:
@@ -137,6 +132,10 @@ class Supervisor:
             else:
                 due.append(child.check_at)
         return min(due, default=None)
+
+    def close(self) -> None:
+        """Let go of the logs that are being copied; processes go on."""
+        self._looks.close()
 
     # -- what was asked ----------------------------------------------------------------------
 
@@ -215,7 +214,7 @@ class Supervisor:
                 row = first_row(spec, now).moved(FAILED, now, ended_at=now, last_error=said[1])
             self._refuse(intent, number, said[1], row)
         elif known is not None:
-            self._refuse(intent, number, _busy(known))
+            self._refuse(intent, number, known.busy_text)
         elif spec is None:
             self._refuse(intent, number, "a crash took what it was to start with: send it again")
         else:
@@ -296,9 +295,7 @@ class Supervisor:
             self._end(child, pid)
             return
         at = self._clock.now_ns()
-        child.row = child.row._replace(
-            pid=None, pid_start=None, ended_at=at, exit_code=ended.code, cpu_percent=None
-        )
+        child.row = child.row.ended(at, ended.code)
         with self._ledger.transaction():
             self._ledger.processes.put([child.row])
         self._spawner.reap(pid)
@@ -329,7 +326,8 @@ class Supervisor:
             return
         child.concluded = True
         row, now = child.row, self._clock.now_ns()
-        verdict = judge(row, self._settings, now)
+        settings = self._settings
+        verdict = judge(row, settings, now)
         again_s, is_lost = verdict.again_in_s, False
         text = error = f"{row.name} {ends(row.exit_code)}"
         if again_s is not None and child.spec is None:
@@ -342,11 +340,14 @@ class Supervisor:
         else:
             child.over = True
             state = FAILED if verdict.gave_up or is_lost else EXITED
-            child.row = row.moved(state, now, last_error=error if row.exit_code != 0 else None)
+            if verdict.gave_up:
+                error = f"given up after {settings.restart_times} restarts: {error}"
+            is_fault = state == FAILED or row.exit_code != 0
+            child.row = row.moved(state, now, last_error=error if is_fault else None)
         begun_at = row.started_at or 0
         self._notify(child, f"exited {begun_at}", "\n".join([text, *self._tail(child)]))
         if verdict.gave_up:
-            times, window_s = self._settings.restart_times, self._settings.restart_window_s
+            times, window_s = settings.restart_times, settings.restart_window_s
             text = f"{row.name} is given up: it was started again {times} times in {window_s} s"
             self._notify(child, f"given up {begun_at}", text, (row.ended_at or 0) + 2)
 
@@ -359,7 +360,7 @@ class Supervisor:
         child.row = row.moved(RELEASED, self._clock.now_ns(), last_error=None)
         how = ends(row.exit_code)
         for number, intent in releases.items():
-            text = f"completed released {row.name}: it {how}"
+            text = f"completed released {row.name}: it {how}{self._starter.left_over(row.name)}"
             notice = _answer(intent, Kind.ACK, text, number)
             self._say(child, notice._replace(process=child.row, life=_gone(row, why)))
         askers = {one.requested_by for one in releases.values()}
@@ -375,17 +376,31 @@ class Supervisor:
         try:
             runs = self._starter.start(child)
         except CannotStart as exc:
-            child.over = True
-            child.row = before.moved(FAILED, now, last_error=str(exc))
-            text = f"{before.name} is given up: it cannot be started again: {exc}"
-            self._notify(child, f"given up {before.started_at}", text, _after(before))
+            child.row = before
+            self._give_up(child, str(exc))
             return
         if not runs:
-            child.row = before
-            child.start_at = self._clock.monotonic_ns() + AGAIN_NS
+            self._wait_for_lock(child, before)
             return
+        child.waits_since = None
         self._look_soon()
         self._say_restarted(child, before)
+
+    def _wait_for_lock(self, child: Child, before: Process) -> None:
+        """Something of it has left its session and may end yet: it is given the grace, too."""
+        now = self._clock.monotonic_ns()
+        if child.waits_since is None:
+            child.waits_since = now
+        child.row, child.start_at = before, now + AGAIN_NS
+        if now - child.waits_since >= self._settings.grace_s * NS_PER_S:
+            self._give_up(child, held_text(before.name))
+
+    def _give_up(self, child: Child, reason: str) -> None:
+        before = child.row
+        child.over = True
+        child.row = before.moved(FAILED, self._clock.now_ns(), last_error=reason)
+        text = f"{before.name} is given up: it cannot be started again: {reason}"
+        self._notify(child, f"given up {before.started_at}", text, _after(before))
 
     def _say_restarted(self, child: Child, before: Process) -> None:
         row = child.row
@@ -427,11 +442,6 @@ class Supervisor:
         """
         row = child.row
         gone = _gone(row, why or text.partition("\n")[0]) if child.over else None
-        active = (
-            Change(row.name, Status.ACTIVE, None)
-            if row.pid is not None and key[:3] == "res"
-            else None
-        )
         notice = Notice(
             row.requested_by,
             row.request_id,
@@ -441,7 +451,7 @@ class Supervisor:
             key,
             row,
             (),
-            gone or active,
+            gone,
         )
         self._say(child, notice)
         self._log(
@@ -479,15 +489,6 @@ def _after(row: Process) -> int:
 
 def _started(row: Process) -> str:
     return f"completed started {row.name}, pid {row.pid or 'gone already'}"
-
-
-def _busy(child: Child) -> str:
-    row = child.row
-    if child.releases:
-        return f"{row.name} is being released: ask again when that is done"
-    if row.pid is None:
-        return f"{row.name} is to be started again: `relay release {row.name}` first"
-    return f"{row.name} runs already, pid {row.pid}: `relay release {row.name}` first"
 
 
 def _gone(row: Process, reason: str) -> Change:

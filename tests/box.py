@@ -129,6 +129,7 @@ class Box:
 
     def kill(self) -> None:
         """Nothing is finished, nothing is written: the process is gone."""
+        self.supervisor.close()
         self.watcher.close()
         self.ledger.close()
         self.events.close()

@@ -206,7 +206,9 @@ def test_it_is_greeted_once_for_each_beginning(box: Box) -> None:
     assert list(box.inbox("bob"))[-1] == sent
     welcome = next(iter(box.inbox("bob")))
     box.take("bob", welcome)
-    assert box.dispatcher.teller.greet("bob", "start 2") and box.dispatcher.greet("bob", "start 1")
+    assert box.dispatcher.teller.greet("bob", "start 2") and box.dispatcher.teller.greet(
+        "bob", "start 1"
+    )
     assert len(box.inbox("bob")) == 2
 
 

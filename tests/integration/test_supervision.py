@@ -223,6 +223,7 @@ def test_a_log_that_is_too_long_is_rotated_and_bounded(tmp_path: Path) -> None:
     for number in range(4):
         os.write(box.running.output, f"{number}".encode() * (1 << 20) + b"\n")
         box.go_on(6)
+        assert sum(p.stat().st_size for p in box.path("logs").glob("w.log.1")) == (1 << 20) + 1
     os.write(box.running.output, b"after\n")
     logs = box.path("logs")
     assert sorted(p.name for p in logs.iterdir()) == ["w.log", "w.log.1", "w.log.2"]
@@ -254,6 +255,15 @@ def test_an_end_is_said_with_its_code_and_last_lines(box: ProcessBox) -> None:
     assert box.sql("SELECT status, reason FROM agents WHERE name = 'w'") == [
         ("terminated", "w exited with code 3")
     ]
+
+
+def test_the_end_of_a_line_that_never_ended_is_told_without_half_a_secret(box: ProcessBox) -> None:
+    box.spawn("w", "ENV: KEY=hunter2")
+    os.write(box.running.output, b"x" * 999 + b"hunter2" + b"y" * ((64 << 10) - 4))
+    box.spawner.end(1, "", "\x00\x07")
+    box.go_on(0)
+    said = box.bodies("operator")[-1].splitlines()
+    assert said == ["w exited with code 1", "y" * 240]
 
 
 @pytest.mark.parametrize(
@@ -309,6 +319,8 @@ def test_backoff_doubles_and_too_many_restarts_are_given_up(box: ProcessBox) -> 
     ]
     row = box.process()
     assert (row.state, row.restarts, row.exit_code) == ("failed", 3, 1)
+    assert row.last_error == "given up after 3 restarts: w exited with code 1"
+    assert (row.rss_bytes, row.idle_s) == (None, None)
     assert box.specs() == []
 
 
@@ -333,6 +345,37 @@ def test_what_cannot_be_started_again_is_given_up(box: ProcessBox) -> None:
         "notification w is given up: it cannot be started again: there is no program sh"
     )
     assert box.process().state == "failed"
+
+
+def test_what_left_its_session_and_holds_its_name_is_said_and_given_up(box: ProcessBox) -> None:
+    request = box.spawn("w", "RESTART: always")
+    daemon = os.dup(box.running.lock_fd)  # of a child that made a session of its own
+    box.spawner.lets_go = True
+    os.close(box.running.lock_fd)
+    box.running.lock_fd = -1
+    box.spawner.end(0)
+    box.go_on(1)
+    for _ in range(10):
+        box.go_on(1)
+    held = "something holds run/w.lock, and the relay does not know what: `fuser` or `lsof` of"
+    assert box.said(about=request)[-1].startswith(
+        f"notification w is given up: it cannot be started again: {held}"
+    )
+    assert (box.process().state, box.process().restarts) == ("failed", 0)
+    os.close(daemon)
+    box.spawn()
+    assert box.process().state == "starting"
+
+
+def test_a_release_says_what_it_does_not_reach(box: ProcessBox) -> None:
+    box.spawn()
+    daemon = os.dup(box.running.lock_fd)
+    os.close(box.running.lock_fd)
+    box.running.lock_fd = -1
+    sent = box.release()
+    (answer,) = box.said(about=sent)
+    assert answer.startswith("ack completed released w: it was ended by SIGTERM; something holds")
+    os.close(daemon)
 
 
 def test_what_is_left_of_its_session_ends_before_it_is_started_again(box: ProcessBox) -> None:

@@ -39,6 +39,7 @@ def test_a_renamed_file_is_complete_when_seen(desk: Desk) -> None:
         len(GOOD),
         status.st_mtime_ns,
         status.st_ino,
+        status.st_ctime_ns,
     )
     assert look.found.path == f"agents/alice/outbox/{NAME}"
     assert look.found.key == ("alice", NAME)

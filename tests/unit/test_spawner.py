@@ -163,9 +163,10 @@ def test_a_number_that_was_given_again_is_somebody_elses(starts: Starts) -> None
     ("argv", "cwd", "said"),
     [
         (("no-such-program", "hunter2"), "/", "there is no program no-such-program: put it into"),
-        (("/etc/passwd", "hunter2"), "/", "/etc/passwd cannot be run: Permission denied"),
+        (("/etc/passwd", "hunter2"), "/", "/etc/passwd cannot be run: Permission denied: `chmod"),
+        (("/", "hunter2"), "/", "/ cannot be run: Permission denied"),
         (("sh", "hunter2"), "/nowhere", "WORKING_DIR /nowhere cannot be entered: No such file"),
-        (("sh", "hunter2" * 100_000), "/", "sh cannot be run: Argument list too long"),
+        (("sh", "hunter2" * 100_000), "/", "sh cannot be run: Argument list too long, a w"),
     ],
 )
 def test_what_cannot_be_started_says_why(
@@ -176,3 +177,23 @@ def test_what_cannot_be_started_says_why(
     assert str(caught.value).startswith(said)
     assert "hunter2" not in str(caught.value)
     assert not starts.is_locked
+
+
+@pytest.mark.parametrize(
+    ("first_line", "said"),
+    [
+        ("echo hi", "Exec format error: a script begins with a line that names its program"),
+        ("#!/no/such/program", "what its first line names (#!…) is not there"),
+    ],
+)
+@pytest.mark.parametrize("by", ["its path", "a path in the directory"])
+def test_a_script_that_does_not_begin_as_one_is_named(
+    starts: Starts, tmp_path: Path, first_line: str, said: str, by: str
+) -> None:
+    script = tmp_path / "script"
+    script.write_text(f"{first_line}\n")
+    script.chmod(0o755)
+    program = str(script) if by == "its path" else "./script"
+    with pytest.raises(CannotStart) as caught:
+        starts.start(program, cwd=str(tmp_path))
+    assert str(caught.value).startswith(f"{program} cannot be run: {said}")

@@ -1,0 +1,126 @@
+"""An agent whose process the relay started: what that process does, and what its end means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.session import tend
+from relay.watcher import Wake
+from tests.process_support import ProcessBox
+
+WEEK_S = 7 * 86_400
+RETIRE = "TO: __orchestrator__\nKIND: command\n\nACTION: agent.retire\nNAME: w\nREASON: enough"
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[ProcessBox]:
+    made = ProcessBox(tmp_path / "home", "alice")
+    yield made
+    made.close()
+
+
+def life(box: ProcessBox, agent: str = "w") -> tuple[str, str | None]:
+    ((status, reason),) = box.sql("SELECT status, reason FROM agents WHERE name = ?", agent)
+    return status, reason
+
+
+def test_a_silent_process_that_runs_is_no_inactive_agent(box: ProcessBox) -> None:
+    box.spawn()
+    box.go_on(WEEK_S + 60)
+    assert life(box) == ("active", None)
+    assert life(box, "alice")[0] == "inactive"
+    sent = box.send("operator", "TO: *\n\nall of you")
+    assert box.states(sent) == {"w": "written"}
+
+    box.spawner.end(0)
+    box.go_on(1)
+    assert life(box) == ("terminated", "w exited with code 0")
+
+
+def test_a_silent_agent_is_active_again_while_it_waits_for_its_next_start(box: ProcessBox) -> None:
+    box.spawn("w", "RESTART: always")
+    box.spawner.end(1)
+    box.tick(3)
+    assert box.process().pid is None
+    with box.ledger.transaction():
+        box.ledger.registry.set_status("w", "inactive", "silent", box.clock.now_ns())
+    box.dispatcher.tick(Wake(scan=True))  # and it is not started yet
+    assert life(box) == ("active", None)
+
+
+def test_another_process_of_it_that_ended_is_not_its_end(box: ProcessBox) -> None:
+    """A loop in a shell starts one program of the SDK after the other."""
+    box.spawn()
+    meta = box.path("agents", "w", "meta.json")
+    meta.write_text(f'{{"pid": 4194304, "pid_start_ticks": 1, "started_at": {box.clock.now_ns()}}}')
+    with box.ledger.transaction():
+        box.ledger.registry.set_pid("w", 4194304)
+    box.go_on(31)
+    box.go_on(400)
+    assert life(box) == ("active", None)
+
+
+@pytest.mark.parametrize("how", ["writes", "says its status", "reads", "reads and removes"])
+@pytest.mark.parametrize("when", ["before its end", "after it"])
+def test_what_it_did_before_its_end_and_is_found_later_brings_nobody_back(
+    box: ProcessBox, how: str, when: str
+) -> None:
+    box.spawn()
+    mail = box.send("operator", "TO: w\n\nhi")
+    inbox = box.path("agents", "w", "inbox")
+
+    def do() -> None:
+        if how == "writes":
+            box.drop("w", "TO: alice\n\nmy last words")
+        elif how == "says its status":
+            box.drop("w", "TO: __orchestrator__\nKIND: status\n\nbye")
+        elif how == "reads":
+            (inbox / f"{mail}.msg").rename(inbox / ".read" / f"{mail}.msg")
+        else:
+            (inbox / f"{mail}.msg").unlink()
+
+    if when == "before its end":
+        box.clock.advance(3600)  # files have the real time: this end is behind it
+        do()
+    box.spawner.end(0)
+    tend(box.supervisor, box.dispatcher)
+    tend(box.supervisor, box.dispatcher)
+    assert life(box)[0] == "terminated"
+    if when == "after it":
+        do()
+    box.tick(3)
+    assert life(box)[0] == ("terminated" if when == "before its end" else "active")
+    if how == "writes":
+        assert box.bodies("alice") == ["my last words"]
+
+
+def test_a_clock_that_was_set_back_keeps_nobody_away(box: ProcessBox) -> None:
+    box.spawn()
+    box.clock.advance(3600)
+    box.spawner.end(0)
+    box.go_on(1)
+    assert life(box)[0] == "terminated"
+    box.clock.jump(-3600)
+    box.send("w", "TO: alice\n\nI am here")
+    assert life(box) == ("active", None)
+
+
+@pytest.mark.parametrize("restart", ["never", "always"])
+def test_who_is_retired_stays_that_when_its_process_ends(box: ProcessBox, restart: str) -> None:
+    box.spawn("w", f"RESTART: {restart}")
+    box.send("operator", RETIRE)
+    box.spawner.end(1)
+    box.go_on(2)
+    assert life(box) == ("retired", "enough")
+    box.send("alice", "TO: w\n\nhi")
+    assert "w is retired since" in box.nacks("alice")[0]
+
+    if restart == "always":
+        box.release()
+        box.go_on(1)
+        assert life(box) == ("retired", "enough")
+    box.spawn()
+    assert life(box) == ("active", None)  # somebody wants it again
