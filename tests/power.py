@@ -102,11 +102,11 @@ class Power:
 def build(state: Durable, root: str, target: Path, mode: Cut, dice: random.Random) -> Path:
     """Build what a cut at ``state`` leaves of ``root``."""
     contents: dict[int, bytes] = {}  # one inode has one content, whatever its names
-    pending = [root]
+    pending = [root]  # in the order of names: the same dice fall the same way
     target.mkdir(parents=True)
     while pending:
         folder = pending.pop()
-        for name, inode in _names_after(state, folder, mode, dice).items():
+        for name, inode in sorted(_names_after(state, folder, mode, dice).items()):
             path = os.path.join(folder, name)
             place = target / os.path.relpath(path, root)
             if not inode:

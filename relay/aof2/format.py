@@ -52,6 +52,7 @@ class RecordFlag(IntFlag):
     SNAPSHOT_BOUNDARY = 1  # a checkpoint covers everything before it
     CONTROL = 2  # about the stream itself: a start of its writer
     GAP = 4  # stands where damage took records, as long as they were; in PARTIAL segments alone
+    JOINED = 8  # written with the one before it: no sync was between them
 
 
 class SegmentFlag(IntFlag):

@@ -146,7 +146,9 @@ class Journal:
         self._check()
         at_ms = self._stream.clock.now_ns() // NS_PER_MS
         begin = self._end
-        pieces, offsets, self._end = encode(batch, begin, at_ms, self._starts)
+        pieces, offsets, self._end = encode(
+            batch, begin, at_ms, self._starts, is_joined=begin > self._durable
+        )
         if self._end - begin <= self._room:
             self._room -= self._end - begin
             self._groups[-1].take(pieces, batch)

@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 from isal.isal_zlib import crc32
 
-from relay.aof2.format import RECORD
+from relay.aof2.format import RECORD, RecordFlag
 
 _HEAD = Struct("<IIQ")  # payload_len, record_crc32, logical_offset
 _START = Struct("<II")  # the same header in two: what the crc goes over as it is begins here
 _REST = Struct("<QQI")
 assert _START.size + _REST.size == RECORD.size
 _CRC_FROM = 8  # the crc goes over payload_len, four zeros, and everything from here
+_JOINED = int(RecordFlag.JOINED)
 _SOMETHING = re.compile(rb"[^\0]")
 _BLOCK_BITS = 16
 _FILLED_LENGTHS = 4096  # a stream of ever new lengths must not fill the memory
@@ -54,17 +55,25 @@ class Starts(dict[int, int]):
 
 
 def encode(
-    batch: Iterable[tuple[bytes, int, int]], offset: int, at_ms: int, starts: Starts
+    batch: Iterable[tuple[bytes, int, int]],
+    offset: int,
+    at_ms: int,
+    starts: Starts,
+    *,
+    is_joined: bool = False,
 ) -> tuple[list[bytes], list[int], int]:
     """Records of (payload, flags, anything), the first at ``offset``: three pieces each, to be
-    joined; the offset of each; and the one behind the last. ``encode_record``'s bytes.
+    joined; the offset of each; and the one behind the last. ``encode_record``'s bytes. All but the
+    first are JOINED; that one, too, where ``is_joined``.
     """
+    joined = _JOINED if is_joined else 0
     pieces: list[bytes] = []
     offsets: list[int] = []
     add, pack_start, pack_rest, head_bytes = pieces.append, _START.pack, _REST.pack, RECORD.size
     for payload, flags, _ in batch:
         length = len(payload)
-        rest = pack_rest(offset, at_ms, flags)
+        rest = pack_rest(offset, at_ms, flags | joined)
+        joined = _JOINED
         add(pack_start(length, crc32(payload, crc32(rest, starts[length]))))
         add(rest)
         add(payload)
@@ -73,7 +82,9 @@ def encode(
     return pieces, offsets, offset
 
 
-def scan(piece: bytes | bytearray, end: int, shift: int, starts: Starts) -> tuple[int, int]:
+def scan(
+    piece: bytes | bytearray | memoryview, end: int, shift: int, starts: Starts
+) -> tuple[int, int]:
     """Walk the good records from the start of ``piece``: where they end, and how many.
 
     Records are not decoded: this is what opening a journal costs, so it is three calls a record.
@@ -130,13 +141,25 @@ def fault(piece: bytes, shift: int, starts: Starts) -> tuple[str, str]:
     return f"crc32 {crc:08x}", f"{right:08x}"
 
 
-def find(data: bytes, start: int, shift: int, starts: Starts) -> int:
+def begins_commit(data: bytes, at: int, after: int) -> bool:
+    """Whether one of the good records of [at, after) was written when all before it was durable."""
+    while at < after:
+        length, _, _, _, flags = RECORD.unpack_from(data, at)
+        if not flags & _JOINED:
+            return True
+        at += RECORD.size + length
+    return False
+
+
+def find(data: bytes, start: int, shift: int, starts: Starts, end: int = -1) -> int:
     """The position of the first good record at ``start`` or behind it; -1 when there is none.
 
-    Any position may be one's. The upper bytes of the offset that a record must have there are the
-    same for 64 KiB, so they are searched for, and the lower ones looked at where they stand.
+    ``end``: what is from there on is zero, where that is known. Any position may be a record's.
+    The upper bytes of the offset that it must have there are the same for 64 KiB, so they are
+    searched for, and the lower ones looked at where they stand.
     """
-    end = len(data.rstrip(b"\0"))  # a crc or an offset in it is not zero
+    if end < 0:
+        end = len(data.rstrip(b"\0"))  # a crc or an offset in it is not zero
     at = start
     while at < end:
         block = (at + shift) >> _BLOCK_BITS

@@ -121,7 +121,7 @@ class Recovery:
     ) -> tuple[ActiveSegment | None, int]:
         found = tail.inspect(fd, path, base, header.encode(), covered)
         if found.kind is tail.Kind.DAMAGE or wrong:
-            end = self._salvage(fd, path, header, base, wrong or self._at(path, found))
+            end = self._salvage(fd, path, header, base, covered, wrong or self._at(path, found))
             os.close(fd)
             return None, end
         end = base + found.walk.position - FIRST
@@ -172,8 +172,10 @@ class Recovery:
         footer = found.footer._replace(segment_crc64=found.walk.crc64)
         self._sealed(header.segment_id, end, footer)
 
-    def _salvage(self, fd: int, path: str, header: SegmentHeader, base: int, why: str) -> int:
-        done = tail.salvage(fd, path, header, base, self._ext_id)
+    def _salvage(
+        self, fd: int, path: str, header: SegmentHeader, base: int, covered: int, why: str
+    ) -> int:
+        done = tail.salvage(fd, path, header, base, self._ext_id, covered)
         gaps = ", ".join(f"[{begin}, {end})" for begin, end in done.gaps) or "none inside"
         self._warn(
             f"{why}: damage; {done.footer.record_count - len(done.gaps)} records salvaged,"

@@ -2,10 +2,13 @@
 
     all zeros                          the segment goes on
     a footer that fits                 a seal to be finished
-    bytes, no good record behind them  a torn tail: kept aside as NAME.torn, then cleared
-    a good record behind them, or the  damage: every good record is salvaged to its old offset, the
+    bytes, and no commit behind them   a torn tail: kept aside as NAME.torn, then cleared
+    a commit behind them, or the       damage: every good record is salvaged to its old offset, the
     stream is covered beyond them      file kept as NAME.bad, and the segment is done (PARTIAL)
 
+Good records behind a gap may be of the very commit that was cut short: a disk writes the sectors
+of one sync in any order. Nothing of it was promised, and what is behind the gap may speak of what
+was in it; so only a record that begins a commit proves that what is before it was there once.
 A crash in the middle of any of them leaves one of these four again.
 """
 
@@ -29,7 +32,7 @@ from relay.aof2.format import (
     decode_segment_header,
     encode_record,
 )
-from relay.aof2.records import Starts, fault, find, scan, wanted
+from relay.aof2.records import Starts, begins_commit, fault, find, scan, wanted
 from relay.aof2.segment import FIRST
 from relay.errors import FormatError, VersionError
 
@@ -105,7 +108,7 @@ def inspect(fd: int, path: str, base: int, head: bytes, covered: int) -> Tail:
     shift = base + found.position - FIRST
     expected, seen = fault(rest, shift, Starts())
     why = f"expected {expected}, found {seen}"
-    if is_short or find(rest, 1, shift, Starts()) >= 0:
+    if is_short or any(begins_commit(rest, at, to) for at, to, _ in _good_runs(rest, 0, shift)):
         return Tail(found, Kind.DAMAGE, why)
     return Tail(found, Kind.TORN, why)
 
@@ -141,18 +144,21 @@ class Salvaged(NamedTuple):
     kept: str  # the damaged file's new name
 
 
-def salvage(fd: int, path: str, header: SegmentHeader, base: int, ext_id: int) -> Salvaged:
+def salvage(
+    fd: int, path: str, header: SegmentHeader, base: int, ext_id: int, covered: int
+) -> Salvaged:
     """Write every good record of a damaged segment anew, at its old offset, and seal that.
 
     Where records are lost stands one of RecordFlag.GAP that is as long as they were and holds the
     damaged bytes; so the file is a segment like any other. The damaged one keeps its bytes under
-    ``NAME.bad``. At any instant one of the two has the segment's name.
+    ``NAME.bad``. At any instant one of the two has the segment's name. Where the last commit is
+    torn as well, nothing behind its gap counts; ``covered`` as for ``inspect``.
     """
     data = _read(fd, 0)
     pieces = [header.encode()]
     gaps = []
     count, end = 0, FIRST
-    for at, after, records in _good_runs(data, base - FIRST):
+    for at, after, records in _without_torn(data, base - FIRST, covered):
         if at > end:
             gap_at = base + end - FIRST
             mark = RecordFlag.CONTROL | RecordFlag.GAP
@@ -172,17 +178,30 @@ def salvage(fd: int, path: str, header: SegmentHeader, base: int, ext_id: int) -
     return Salvaged(footer, base + end - FIRST, gaps, kept)
 
 
-def _good_runs(data: bytes, shift: int) -> Iterator[tuple[int, int, int]]:
+def _without_torn(data: bytes, shift: int, covered: int) -> list[tuple[int, int, int]]:
+    """The runs of good records of a segment, but for those behind the gap of a torn commit."""
+    runs = list(_good_runs(data, FIRST, shift))
+    while runs:
+        gap_at = runs[-2][1] if len(runs) > 1 else FIRST
+        is_behind_gap = runs[-1][0] > gap_at and gap_at + shift >= covered
+        if not is_behind_gap or begins_commit(data, *runs[-1][:2]):
+            break
+        runs.pop()
+    return runs
+
+
+def _good_runs(data: bytes, start: int, shift: int) -> Iterator[tuple[int, int, int]]:
     """Runs of good records: from, to, how many. A gap between them holds a header at least."""
-    starts = Starts()
-    end = at = FIRST
+    starts, view = Starts(), memoryview(data)
+    last = len(data.rstrip(b"\0"))
+    end = at = start
     while True:
-        piece = data[at:]
+        piece = view[at:]
         length, records = scan(piece, len(piece), at + shift, starts)
         if length:
             yield at, at + length, records
             end = at = at + length
-        at = find(data, max(at + 1, end + RECORD.size), shift, starts)
+        at = find(data, max(at + 1, end + RECORD.size), shift, starts, last)
         if at < 0:
             return
 

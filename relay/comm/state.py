@@ -97,8 +97,8 @@ class State(Tables):
 
     def _message_sent(self, event: events.MessageSent) -> None:
         message = event.message
+        self.counts[message.channel_id] += 1  # first: without its channel it has no effect at all
         self._add_message(message)
-        self.counts[message.channel_id] += 1
         self.messages_sent += 1
         self.next_message = max(self.next_message, message.id + 1)
         size = record_bytes(message)

@@ -88,8 +88,7 @@ def test_what_was_committed_is_there(
 
     journal = bench.open(left)
     bench.model.after_crash(journal.read())
-    if mode is not Cut.SECTORS:
-        assert not [line for line in bench.warned if "salvaged" in line or "lost" in line]
+    assert not [line for line in bench.warned if "salvaged" in line or "lost" in line]
     # It goes on from there, and a second opening finds the same.
     bench.model.append(journal, [b"after", b"", b"x" * 5_000])
     journal.commit()
@@ -99,3 +98,32 @@ def test_what_was_committed_is_there(
     bench.model.compare(journal.read())
     bench.model.compare(JournalReader(str(left / STREAM)).read())
     journal.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_of_a_batch_whose_sync_did_not_return_the_beginning_counts(
+    seed: int, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(root, seed, calls=1_000)
+    policy = Policy(segment_bytes=60_000, slice_bytes=20_000)
+    folder, warned = str(root / STREAM), bench.warned
+    journal = Journal.open(folder, 1, bench.clock, policy, warned.append)
+    journal.prepare()
+    bench.model.append(journal, [b"kept", b"kept too"])
+    journal.commit()
+    bench.model.promise()
+    bench.power.sync_all()
+    bench.left = 1  # the write is done, its sync is not
+    monkeypatch.setattr(fsio, "fault", bench.fault)
+    sizes = [bench.dice.randrange(20, 700) for _ in range(40)]
+    bench.model.append(journal, [bench.dice.randbytes(size) for size in sizes])
+    with pytest.raises(PowerCut):
+        journal.commit()
+    monkeypatch.undo()
+    left = bench.power.cut(tmp_path / "after", Cut.SECTORS, bench.dice)
+    bench.power.close()
+
+    journal = Journal.open(str(left / STREAM), 1, bench.clock, policy, warned.append)
+    bench.model.after_crash(journal.read())
+    journal.close()
+    assert ["a torn tail" in line for line in warned] == [True]

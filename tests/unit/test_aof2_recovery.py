@@ -41,7 +41,8 @@ def test_a_torn_tail_goes_and_everything_before_it_stays(stream: Stream) -> None
 
 def test_damage_before_good_records_loses_the_damaged_one_alone(stream: Stream) -> None:
     journal = stream.open()
-    put(journal, b"one", b"two", b"", b"four")
+    for payload in (b"one", b"two", b"", b"four"):
+        put(journal, payload)
     stream.crash()
     flip(stream.path(), FIRST + 31 + 16)  # its time: a flipped header byte shows
     damaged = stream.path().read_bytes()
@@ -59,6 +60,45 @@ def test_damage_before_good_records_loses_the_damaged_one_alone(stream: Stream) 
     assert payloads(JournalReader(stream.folder)) == [b"one", b"", b"four", b"next"]
     footer = Footer(*FOOTER.unpack(stream.path().read_bytes()[-FOOTER.size :]))
     assert footer.flags == SegmentFlag.SEALED | SegmentFlag.PARTIAL
+
+
+def test_of_a_commit_that_is_cut_short_nothing_behind_its_gap_counts(stream: Stream) -> None:
+    journal = stream.open()
+    put(journal, b"kept", b"kept too")
+    clean = stream.path().read_bytes()
+    put(journal, b"one", b"two", b"three")  # the disk writes its sectors in any order
+    stream.crash()
+    at = FIRST + 32 + 36
+    flip(stream.path(), at + 31 + 28)
+    torn = stream.path().read_bytes()
+    journal = stream.open()
+    assert payloads(journal) == [b"kept", b"kept too", b"one"]
+    assert stream.path().read_bytes() == torn[: at + 31] + clean[at + 31 :]
+    assert Path(f"{stream.path()}.torn").read_bytes() == torn[at + 31 :].rstrip(b"\0")
+    assert "a torn tail" in stream.warned[0]
+
+
+def test_a_commit_that_is_known_to_be_durable_is_damaged_and_salvaged(stream: Stream) -> None:
+    journal = stream.open()
+    put(journal, b"one", b"two", b"three")
+    stream.crash()
+    flip(stream.path(), FIRST + 31)
+    journal = stream.open(at_least=95)  # the ledger followed it to its end
+    assert payloads(journal) == [b"one", b"three"]
+    assert "damage; 2 records salvaged, lost offsets: [31, 62)" in stream.warned[0]
+
+
+def test_damage_and_a_commit_cut_short_behind_it(stream: Stream) -> None:
+    journal = stream.open()
+    for payload in (b"one", b"two", b"three"):
+        put(journal, payload)
+    put(journal, b"cut", b"short", b"behind")
+    stream.crash()
+    flip(stream.path(), FIRST + 31)
+    flip(stream.path(), FIRST + 95 + 31)
+    journal = stream.open()
+    assert payloads(journal) == [b"one", b"three", b"cut"]
+    assert [record.offset for record in journal.read()] == [0, 62, 95]
 
 
 def test_a_damaged_header_costs_no_record(stream: Stream) -> None:

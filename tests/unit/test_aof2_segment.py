@@ -15,6 +15,7 @@ from relay.aof2.format import (
     FOOTER,
     RECORD,
     Footer,
+    RecordFlag,
     SegmentFlag,
     decode_segment_header,
     encode_record,
@@ -207,7 +208,8 @@ def test_encoding_scanning_and_decoding_agree(payloads: list[bytes], base: int) 
     pieces, offsets, end = encode(given, base, 7, starts)
     data = b"".join(pieces)
     records = [
-        Record(at, 7, flags, one) for at, (one, flags, _) in zip(offsets, given, strict=True)
+        Record(at, 7, flags | (RecordFlag.JOINED if number else 0), one)
+        for number, (at, (one, flags, _)) in enumerate(zip(offsets, given, strict=True))
     ]
     assert data == b"".join(encode_record(*record) for record in records)
     assert end == base + len(data)
