@@ -147,6 +147,12 @@ def test_the_wheel_holds_schema_and_shell_script(tmp_path: Path) -> None:
         assert not [name for name in archive.namelist() if name.startswith(("tests", "scripts"))]
 
 
+def test_a_word_has_one_line_in_the_glossary() -> None:
+    text = (PROJECT / "docs" / "glossary.md").read_text()
+    words = [word for cell in re.findall(r"^\| (.+?) \|", text, re.M) for word in cell.split(", ")]
+    assert len(words) > 100 and sorted(words) == sorted(set(words))
+
+
 def test_every_module_has_its_layer() -> None:
     with (PROJECT / "pyproject.toml").open("rb") as file:
         contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
