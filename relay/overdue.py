@@ -101,13 +101,8 @@ class OverdueMail:
             recipients = tuple(one.recipient for one in group)
             work.postings.append(Posting(row.message_id, number, data, recipients, attempt=attempt))
             works.append(work)
-        put_off = self._carrier.carry_out(dirs, works) if works else []
-        if put_off:
-            self._pause(put_off[0].reason)
-        waits = {id(one.work) for one in put_off}
-        for work in works:
-            if id(work) not in waits:
-                self._log_again(work)
+        for work in self._carry_out(dirs, works):
+            self._log_again(work)
 
     def _log_again(self, work: Work) -> None:
         (posting,) = work.postings
@@ -130,13 +125,16 @@ class OverdueMail:
             except (StoreFull, StoreCapacity) as exc:
                 self._pause(str(exc))
                 break
+        for work in self._carry_out(dirs, works):
+            self._log_end(work.over[0])
+
+    def _carry_out(self, dirs: Dirs, works: list[Work]) -> list[Work]:
+        """Those that were; the rest is due again after a while."""
         put_off = self._carrier.carry_out(dirs, works) if works else []
         if put_off:
             self._pause(put_off[0].reason)
         waits = {id(one.work) for one in put_off}
-        for work in works:
-            if id(work) not in waits:
-                self._log_end(work.over[0])
+        return [work for work in works if id(work) not in waits]
 
     def ending(self, one: Over, row: Row | None, agents: Set[str]) -> Work:
         """What ends a delivery, and tells who is there to hear it. Errors: as ``tell``."""

@@ -259,18 +259,17 @@ def _day_ns(day: str) -> int:
 def _collect_attachments(
     home: Home, settings: Retention, now_ns: int, *, dry_run: bool
 ) -> Generator[None, None, Gone]:
-    """Attachments that no message names, where the store of them can tell."""
+    """Attachments that no message names, where the ledger can tell."""
     gone = Gone("attachments")
-    collect = getattr(attachments, "collect", None)
     days, mib = settings.attachments_days, settings.attachments_mib
     older_than_ns = yield from _cutoff(_attached(home), now_ns, days, mib)
     path = home.path(LEDGER)
-    if collect is None or older_than_ns <= 0 or not _is_of_today(path):
+    if older_than_ns <= 0 or not _is_of_today(path):
         return gone
     sizes = {"/".join([*f.folder, f.name]): (f.n_bytes, f.at_ns) for f in _attached(home)}
     # A connection of its own: to list them all would hold the loop up.
     with contextlib.closing(Ledger.open(path)) as ledger:
-        for name in collect(home, ledger, older_than_ns, dry_run):
+        for name in attachments.collect(home, ledger, older_than_ns, dry_run):
             gone = gone.plus(*sizes.get(name, (0, now_ns)))
     return gone
 

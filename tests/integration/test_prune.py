@@ -264,7 +264,7 @@ def test_audit_rows_go_in_slices_and_each_says_so(box: Box) -> None:
         pass
     # SQLite's own clock wrote the rows of the young one: they are as old as the others
     assert not box.sql("SELECT 1 FROM audit_log WHERE what = ? AND at > ?", young, now)
-    said = box.sql("SELECT detail FROM security_events WHERE kind = 'retention'")
+    said = box.sql("SELECT detail FROM security_events WHERE kind = 'audit_pruned'")
     assert sum(int(line.split()[1]) for (line,) in said) >= count
     assert len(said) == 3
 

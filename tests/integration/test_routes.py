@@ -126,13 +126,6 @@ def test_join_is_answered(box: Box) -> None:
     assert answer.body == b"completed made the group team, you are its owner\n"
 
 
-def test_what_the_orchestrator_cannot_do_yet_it_says(box: Box) -> None:
-    sent = box.send("bob", "KIND: continuity\nACTION: save\n\nstate")
-
-    assert box.nacks("bob") == ["continuity is not there yet: keep what you need by hand for now\n"]
-    assert box.row(sent)["status"] == "archived"  # handled: it was answered
-
-
 def test_a_bad_pattern_leaves_no_channel_behind(box: Box) -> None:
     box.send("bob", "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: a.#.b")
 

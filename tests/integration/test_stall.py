@@ -107,7 +107,7 @@ def test_between_two_sessions_it_is_alive_and_not_ready(running: Running) -> Non
     ledger.rename(running.root / "away")
     ledger.mkdir()
     running.drop("TO: bob\n\nhi", "1000000001-01.msg")
-    running.daemon._wake()
+    running.daemon.wake()
     until(lambda: running.ask("/readyz")[0] == 503)
     until(lambda: "begins again" in running.ask("/readyz")[1])
     assert running.ask("/healthz")[0] == 200

@@ -156,7 +156,7 @@ def test_a_real_relay_waits_says_who_and_goes_on_by_itself(tmp_path: Path) -> No
                 return relay("status", home=home).stdout
 
             until(lambda: "intake is paused: ledger.db-wal has 2 MiB" in status())
-            assert f"pid {pid} (" in status()
+            until(lambda: f"pid {pid} (" in status())
             until(lambda: f"pid {pid} (" in (home / "logs/relay.log").read_text())
             late = [alice.send("bob", "late") for _ in range(20)]
             until(lambda: any((home / "agents/alice/outbox").glob("*.msg")))

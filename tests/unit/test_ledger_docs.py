@@ -101,6 +101,15 @@ def test_every_kind_of_incident_is_explained() -> None:
         assert kind in page, kind
 
 
+def test_queries_for_an_incident_ask_for_a_kind_that_there_is() -> None:
+    asked = [
+        kind
+        for page in (Path(__file__).parents[2] / "docs").rglob("*.md")
+        for kind in re.findall(r"\bkind = '(\w+)'", page.read_text())
+    ]
+    assert asked and set(asked) <= set(IncidentKind)
+
+
 def test_every_index_has_its_row(db: sqlite3.Connection) -> None:
     found = db.execute(
         "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql <> '' ORDER BY rowid"

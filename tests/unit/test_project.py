@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -144,6 +145,24 @@ def test_the_wheel_holds_schema_and_shell_script(tmp_path: Path) -> None:
         assert archive.read("relay/schema.sql") == (PROJECT / "schema.sql").read_bytes()
         assert archive.read("agent_sdk/relay.sh")
         assert not [name for name in archive.namelist() if name.startswith(("tests", "scripts"))]
+
+
+def test_a_word_has_one_line_in_the_glossary() -> None:
+    text = (PROJECT / "docs" / "glossary.md").read_text()
+    words = [word for cell in re.findall(r"^\| (.+?) \|", text, re.M) for word in cell.split(", ")]
+    assert len(words) > 100 and sorted(words) == sorted(set(words))
+
+
+def test_every_module_has_its_layer() -> None:
+    with (PROJECT / "pyproject.toml").open("rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    layered = {name for layer in contracts[0]["layers"] for name in layer.split(" | ")}
+    for path in (PROJECT / "relay").rglob("*.py"):
+        if path.name == "__init__.py":
+            continue  # what a package shows of its modules is where these are
+        parts = path.relative_to(PROJECT).with_suffix("").parts
+        names = {".".join(parts[:n]) for n in range(2, len(parts) + 1)}
+        assert names & layered, ".".join(parts)
 
 
 def test_no_file_is_above_500_lines() -> None:
