@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from relay import fsio
 from relay.clock import NS_PER_MS, NS_PER_S
-from relay.home import Home
+from relay.home import Dirs, Home
 from relay.rotation import SLICE, Rotation, Rotations
 from tests.fakes import FakeClock
 
@@ -118,6 +120,46 @@ def test_what_a_crash_left_of_a_copy_is_begun_anew(home: Home, log: Path) -> Non
             pass
         again.close()
     assert (log.parent / "w.log.1").read_bytes() == b"a" * MOST + b"b"
+
+
+class Killed(BaseException):
+    """Nothing after this instant is done."""
+
+
+def test_killed_at_any_step_nothing_of_the_log_is_lost(
+    home: Home, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = os.urandom(MOST + 1000)
+    for kill_at in range(10):
+        for old in log.parent.iterdir():
+            old.unlink()
+        log.write_bytes(data)
+        (log.parent / "w.log.1").write_bytes(b"the one before")
+        left = [kill_at]
+
+        def fault(operation: str, name: str, left: list[int] = left) -> None:
+            if not left[0]:
+                raise Killed
+            left[0] -= 1
+
+        monkeypatch.setattr(fsio, "fault", fault)
+        with contextlib.suppress(Killed), home.dirs() as dirs:
+            rotate(dirs)
+        monkeypatch.undo()
+        if left[0]:
+            break
+        with home.dirs() as dirs:
+            rotate(dirs)
+        kept = {path.name: path.read_bytes() for path in log.parent.iterdir()}
+        assert data in kept.values()
+        assert "w.log.part" not in kept
+    assert 3 < kill_at < 9, "every step was one of these"
+
+
+def rotate(dirs: Dirs) -> None:
+    with contextlib.closing(Rotation(dirs, "w", MOST, 2)) as rotation:
+        while not rotation.step(dirs):
+            pass
 
 
 def test_a_rotation_that_cannot_begin_is_said_and_tried_again(home: Home, log: Path) -> None:
