@@ -337,7 +337,7 @@ def _dead_letter(command: Command, store: CommStore) -> DeadLetter:
     wanted = command.fields["ID"]
     for letter in store.dead_letters():
         message = letter.message
-        if wanted in (str(message.id), (message.metadata or {}).get("relay_id")):
+        if wanted in (str(message.id), message.relay_id):
             return letter
     raise Refused(f"{wanted[:60]!r} is no dead letter: `relay dead list` shows those there are")
 

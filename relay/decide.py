@@ -246,8 +246,7 @@ class Decider:
             status = word[1] if word else "received"
         acked = DeliveryState.ACKNOWLEDGED
         self._store.move_deliveries(original.id, [sender], acked, said=status)
-        relay_id = str((original.metadata or {}).get("relay_id", ""))
-        return Acknowledged(relay_id, sender, status)
+        return Acknowledged(original.relay_id or "", sender, status)
 
     def _obey(self, work: Work, message: MessageFile, stored: Message, agents: Set[str]) -> None:
         """The message is for the orchestrator: do it, once, and answer."""
@@ -266,9 +265,9 @@ class Decider:
         self._trust(work, answer.trust)
         for number, recipient in self._store.take_copies():
             copied = self._store.get_message(number)
-            relay_id = (copied.metadata or {}).get("relay_id") if copied else None
+            relay_id = copied.relay_id if copied else None
             if relay_id is not None:
-                work.later.append(Later(str(relay_id), recipient, STICKY, work.seen_at))
+                work.later.append(Later(relay_id, recipient, STICKY, work.seen_at))
         self._store.deliver(stored.id, [ORCHESTRATOR])
         if self._store.expects_ack(stored):
             self._store.move_deliveries(stored.id, [ORCHESTRATOR], DeliveryState.ACKNOWLEDGED)

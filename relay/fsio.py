@@ -391,6 +391,15 @@ def exists(name: str, dir_fd: int) -> bool:
     return True
 
 
+def free_name(path: str, *suffixes: str) -> str:
+    """``path``, or ``path.1`` …: the first such that no file has it, with or without a suffix."""
+    name, number = path, 0
+    while any(os.path.lexists(name + suffix) for suffix in ("", *suffixes)):
+        number += 1
+        name = f"{path}.{number}"
+    return name
+
+
 @contextlib.contextmanager
 def locked(path: str) -> Iterator[int]:
     """Hold the lock file ``path`` for the block; yields its descriptor.

@@ -95,7 +95,7 @@ class HeldMail:
         self._let_gone = ready
         if fresh:
             messages = (self._store.get_message(number) for number in sorted(fresh))
-            ids = [str((m.metadata or {}).get("relay_id")) for m in messages if m is not None]
+            ids = [m.relay_id for m in messages if m is not None and m.relay_id is not None]
             with self._ledger.transaction():
                 self._ledger.let_go(ids, now)
 

@@ -105,7 +105,7 @@ def _set_aside(path: str) -> str:
     """
     if not os.path.lexists(path):
         return ""
-    aside = ledger_file.free_name(path + BEFORE, *SIDE_FILES)
+    aside = fsio.free_name(path + BEFORE, *SIDE_FILES)
     with contextlib.suppress(sqlite3.Error):  # one that is no database goes with its WAL
         with contextlib.closing(_present(path)) as reader:
             ledger_file.content(reader)

@@ -171,15 +171,6 @@ def place(temp: str, target: str, *, replace: bool) -> None:
     fsio.sync_dir(os.path.dirname(os.path.abspath(target)))
 
 
-def free_name(path: str, *suffixes: str) -> str:
-    """``path``, or ``path.1`` …: the first such that no file has it, with or without a suffix."""
-    name, number = path, 0
-    while any(os.path.lexists(name + suffix) for suffix in ("", *suffixes)):
-        number += 1
-        name = f"{path}.{number}"
-    return name
-
-
 def same_bytes(one: str, other: str) -> bool:
     """True when two files are the same to the byte; False where one is missing."""
     try:

@@ -101,7 +101,7 @@ def _keep(path: str, version: int) -> str:
     with ledger_file.copied(path, wanted) as (temp, _):
         if ledger_file.same_bytes(temp, wanted):
             return wanted
-        wanted = ledger_file.free_name(wanted)
+        wanted = fsio.free_name(wanted)
         ledger_file.place(temp, wanted, replace=False)
     return wanted
 

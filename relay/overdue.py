@@ -196,4 +196,4 @@ def _over(one: Overdue, state: DeliveryState) -> Over:
 
 
 def _relay_id(one: Overdue) -> str:
-    return str((one.message.metadata or {}).get("relay_id", ""))
+    return one.message.relay_id or ""

@@ -111,7 +111,7 @@ class _Inboxes:
         ]
         for number, recipient, attempt in staged:
             message = self._store.get_message(number)
-            relay_id = _relay_id(message)
+            relay_id = message.relay_id if message else None
             if message is None or relay_id is None:
                 continue
             if self._power_cut and not self._stands(message, relay_id, recipient):
@@ -130,7 +130,7 @@ class _Inboxes:
         for number, recipient in sorted(told.written):
             one = self._store.state.deliveries.get(number, {}).get(recipient)
             message = self._store.get_message(number)
-            relay_id = _relay_id(message)
+            relay_id = message.relay_id if message else None
             if one is None or message is None or relay_id is None or recipient == ORCHESTRATOR:
                 continue
             if one.state is not DeliveryState.DELIVERED:
@@ -180,18 +180,14 @@ class _Inboxes:
         return False
 
 
-def _relay_id(message: Message | None) -> str | None:
-    relay_id = (message.metadata or {}).get("relay_id") if message else None
-    return relay_id if isinstance(relay_id, str) else None
-
-
 def _tell_ledger(
     ledger: Ledger, store: CommStore, told: Projection, position: int, now: int
 ) -> int:
     """Rows as the events tell them, where the ledger lacks them; how many were missing."""
 
     def relay_id_of(number: int) -> str | None:
-        return _relay_id(store.get_message(number))
+        message = store.get_message(number)
+        return message.relay_id if message else None
 
     remade = 0
     ids = list(told.rows)
@@ -257,7 +253,8 @@ def _hold_the_rest(ledger: Ledger, store: CommStore, now: int) -> None:
     for number, deliveries in store.state.deliveries.items():
         for recipient, one in deliveries.items():
             if one.state is DeliveryState.SENT and recipient != ORCHESTRATOR:
-                relay_id = _relay_id(store.get_message(number))
+                message = store.get_message(number)
+                relay_id = message.relay_id if message else None
                 if relay_id is not None:
                     owed.setdefault(relay_id, []).append(recipient)
     known, rows = ledger.deliveries(owed), ledger.rows(owed)

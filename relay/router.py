@@ -237,7 +237,7 @@ def find_original(message: MessageFile, sender: str, store: CommStore) -> Messag
 
 
 def _relay_id(message: Message) -> str:
-    return str((message.metadata or {}).get("relay_id", message.id))
+    return message.relay_id or str(message.id)
 
 
 class EngineFields(NamedTuple):

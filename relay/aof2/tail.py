@@ -128,7 +128,7 @@ def set_aside_torn(fd: int, path: str, position: int) -> str:
     Both are durable when this returns; a crash between them leaves the torn tail where it was.
     """
     rest = _read(fd, position)
-    kept = free_name(path + ".torn")
+    kept = fsio.free_name(path + ".torn")
     fsio.write_atomic(kept, rest.rstrip(b"\0"))
     fsio.write_at(fd, bytes(len(rest)), position, path)
     fsio.sync_data(fd, path)
@@ -173,7 +173,7 @@ def salvage(
     body = b"".join(pieces)
     flags = SegmentFlag.SEALED | SegmentFlag.PARTIAL
     footer = Footer(count, len(body), crc64(body), ext_id, flags)
-    kept = free_name(path + ".bad")
+    kept = fsio.free_name(path + ".bad")
     fsio.write_atomic(path, body + footer.encode(), keep=kept)
     return Salvaged(footer, base + end - FIRST, gaps, kept)
 
@@ -224,15 +224,6 @@ def check_header(fd: int, path: str, expected: SegmentHeader) -> tuple[SegmentHe
     if header[:2] != expected[:2]:
         raise FormatError(path, 12, f"stream and segment {expected[:2]}", header[:2])
     return header, ""
-
-
-def free_name(name: str) -> str:
-    """``name``, or the first of ``name.1``, ``name.2`` … that nothing has yet."""
-    found, number = name, 0
-    while os.path.lexists(found):
-        number += 1
-        found = f"{name}.{number}"
-    return found
 
 
 def _read(fd: int, at: int) -> bytes:

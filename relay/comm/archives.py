@@ -176,7 +176,7 @@ class Archives:
             at = bisect_left(aids.hashes, wanted)
             while at < len(aids.hashes) and aids.hashes[at] == wanted:
                 found = self._one(note, aids.numbers[at])
-                if found is not None and (found.message.metadata or {}).get("relay_id") == relay_id:
+                if found is not None and found.message.relay_id == relay_id:
                     return found
                 at += 1
         return None

@@ -169,6 +169,12 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     retry_count: int = 0
     signature: bytes | None = None  # Ed25519
 
+    @property
+    def relay_id(self) -> str | None:
+        """The id of the message file that it came by; None where it came by none."""
+        relay_id = self.metadata.get("relay_id") if self.metadata else None
+        return relay_id if isinstance(relay_id, str) else None
+
 
 class Participant(msgspec.Struct, frozen=True):
     """One who takes part in a channel."""

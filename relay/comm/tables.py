@@ -326,8 +326,8 @@ class Tables:
         self._note_relay_id(message)
 
     def _note_relay_id(self, message: Message) -> None:
-        relay_id = (message.metadata or {}).get("relay_id")
-        if isinstance(relay_id, str):
+        relay_id = message.relay_id
+        if relay_id is not None:
             self.relay_ids[relay_id] = message.id
 
     def _drop_live(self, message_ids: Sequence[int]) -> list[Message]:
@@ -349,6 +349,6 @@ class Tables:
                 self.queues[recipient].pop(message.id, None)
             if self.duplicates:
                 self.duplicates.pop((message.correlation_id or "", message.id, recipient), None)
-        relay_id = (message.metadata or {}).get("relay_id")
-        if isinstance(relay_id, str) and self.relay_ids.get(relay_id) == message.id:
+        relay_id = message.relay_id
+        if relay_id is not None and self.relay_ids.get(relay_id) == message.id:
             del self.relay_ids[relay_id]

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from relay import archive_pack, ledger_file
 from relay.aof2.reader import JournalReader
 from relay.comm.event_codec import EventCodec
-from relay.comm.model import Message
 from relay.config import Retention
 from relay.doctor.finding import Finding, Place, Severity, names, several, twice
 from relay.errors import LedgerError, RelayError
@@ -190,7 +189,7 @@ def _store(place: Place, position: int) -> dict[str, Finding]:
     found: dict[str, Finding] = {}
     for number, deliveries in store.state.deliveries.items():
         message = store.get_message(number)
-        relay_id = _relay_id(message)
+        relay_id = message.relay_id if message else None
         if message is None or relay_id is None or relay_id < oldest:
             continue
         if relay_id not in rows:
@@ -219,8 +218,3 @@ def _is_behind(place: Place, position: int, key: bytes | None) -> bool:
 def _differs(relay_id: str, what: str) -> Finding:
     remedy = f"`relay trace {relay_id}` shows what the ledger has; {_BACKUP}"
     return Finding("ledger", f"{relay_id}: {what}", remedy, Severity.ERROR, relay_id)
-
-
-def _relay_id(message: Message | None) -> str | None:
-    value = (message.metadata or {}).get("relay_id") if message else None
-    return value if isinstance(value, str) else None

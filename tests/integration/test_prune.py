@@ -14,7 +14,7 @@ import pytest
 from relay import fsio, prune
 from relay.asked import Pack, Prune
 from relay.comm.flush import Inline
-from relay.config import Config, Disk, Retention, encode
+from relay.config import Config, Retention, encode
 from relay.home import Home
 from relay.housekeeping import Housekeeper, packable, whole_run
 from relay.ledger import Ledger
@@ -327,15 +327,22 @@ def test_it_runs_by_itself_and_when_asked(box: Box) -> None:
     assert not box.path(again).exists()
 
 
-def test_it_packs_when_the_disk_is_low(box: Box) -> None:
+def test_it_packs_when_the_disk_is_low(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     (old,) = archived(box, "old")
     box.clock.advance(5 * DAY_S)
-    keeper_of(box, Config()).poll(idle=True)
     day = box.path("archive", old.split("/")[1])
-    if day.exists():  # where this machine's own disk is not low
-        keeper = keeper_of(box, Config(disk=Disk(low_percent=1)))
+
+    def poll_with(free_blocks: int) -> None:
+        n = free_blocks
+        disk = os.statvfs_result((4096, 4096, 1000, n, n, 1000, n, n, 0, 255))
+        monkeypatch.setattr(os, "statvfs", lambda path: disk)
+        keeper = keeper_of(box, Config())
         keeper.poll(idle=True)
         keeper.poll(idle=True)
+
+    poll_with(51)
+    assert day.exists()
+    poll_with(50)
     assert not day.exists() and box.path(f"{day}.tar.zst").exists()
     assert any(entry.get("action") == "pack" for entry in box.log)
 
