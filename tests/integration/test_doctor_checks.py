@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import socket
 import sqlite3
 import threading
@@ -123,6 +124,28 @@ def test_a_staged_file_is_the_next_starts_business(box: Box) -> None:
     staged.write_text("staged")
     os.utime(staged, (0, 0))
     assert found(box) == [] and mend(box) == [] and staged.exists()
+
+
+def test_an_agent_that_is_not_whole_is_named(box: Box) -> None:
+    outbox = box.path("agents/alice/outbox")
+    shutil.rmtree(outbox)
+    outbox.write_text("no directory")
+    outbox.chmod(0o600)
+    finding = one(box)
+    assert "agents/alice/outbox is no directory" in str(finding)
+    outbox.unlink()  # as its remedy says
+    assert found(box) == []  # the next start makes it
+    box.path("agents/bob/meta.json").write_text("{")
+    assert "agents/bob/meta.json cannot be read, so that bob has no role" in str(one(box))
+    box.path("agents/bob/meta.json").unlink()
+    done = relay("register", "bob", "--role", "lead", home=box.root)
+    assert (done.returncode, found(box)) == (0, [])
+
+
+def test_settings_that_are_no_file_are_a_finding(box: Box) -> None:
+    box.path("config.json").unlink()
+    box.path("config.json").mkdir(mode=0o700)
+    assert str(one(box)).startswith("config: config.json is no regular file; mend it")
 
 
 def test_what_a_crash_left_over_is_removed_once_it_is_old(box: Box) -> None:
@@ -252,6 +275,14 @@ def test_an_older_schema_is_a_note_alone(box: Box) -> None:
     assert finding.severity is Severity.NOTE and "its schema is 1" in str(finding)
     done = CliRunner().invoke(cli, ["--home", str(box.root), "doctor"], standalone_mode=False)
     assert done.return_value == 0 and done.stdout.splitlines()[-1] == "OK"
+
+
+def test_a_ledger_that_lost_its_triggers(box: Box) -> None:
+    sql(box, "DROP TRIGGER audit_log_keeps_rows")
+    sql(box, "DROP INDEX deliveries_unread")
+    finding = one(box)
+    assert "lacks index deliveries_unread, trigger audit_log_keeps_rows" in str(finding)
+    assert "relay ledger restore FILE" in finding.remedy
 
 
 def test_archived_rows_without_a_file_and_files_without_a_row(box: Box) -> None:
