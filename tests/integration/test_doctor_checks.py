@@ -232,10 +232,13 @@ def test_limits_of_inotify_and_the_disk(box: Box, monkeypatch: pytest.MonkeyPatc
     assert "sysctl fs.inotify.max_queued_events=" in str(queued)
     monkeypatch.setattr(limits, "read_limit", lambda name: None)
     box.path("config.json").write_text('{"disk": {"alert_percent": 90, "floor_mib": 64}}')
-    monkeypatch.setattr(limits, "usage", lambda path: (65 << 20, 90))
+    gib = 1 << 30
+    monkeypatch.setattr(limits.disk, "look", lambda path: (9 * gib, 585 << 20, 65 << 20))
     assert "the disk is 90 % full, 65 MiB are free" in str(one(box))
-    monkeypatch.setattr(limits, "usage", lambda path: (63 << 20, 99))
-    assert "63 MiB are free on the disk, below disk.floor_mib nothing" in str(one(box))
+    monkeypatch.setattr(limits.disk, "look", lambda path: (9 * gib, 8 * gib, 63 << 20))
+    assert "63 MiB are free on the disk, below 64 MiB nothing is taken in" in str(one(box))
+    monkeypatch.setattr(limits.disk, "look", lambda path: (1000 << 20, 100 << 20, 63 << 20))
+    assert found(box) == []  # the floor of a small disk is a twentieth of it
 
 
 def test_a_long_wal_and_who_keeps_it(box: Box) -> None:
