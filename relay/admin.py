@@ -23,9 +23,10 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from relay import metrics
+from relay import metrics, wal
 from relay.clock import NS_PER_S, iso_time
 from relay.config import listen_address
+from relay.home import LEDGER
 from relay.published import Board
 
 SOCKET = "admin.sock"
@@ -276,10 +277,12 @@ def status_of(board: Board) -> dict[str, Any]:
         "step": step,
         "step_s": round(step_s, 3),
         "paused": board.paused,
+        "pauses": board.pauses,
         "trouble": board.trouble,
         "config_error": board.config_error,
         "rss_bytes": metrics.resident_bytes(),
         "wal_bytes": metrics.wal_bytes(board.home),
+        "wal_state": wal.look(os.path.join(board.home, LEDGER), board.config.ledger).state.value,
         "snapshot_age_s": None if age is None else round(age, 3),
         "disk": disk
         and {

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent
+from relay import wal
 from relay.comm.flush import Inline
 from relay.config import Config
 from relay.config import Ledger as Settings
@@ -111,6 +112,11 @@ def test_when_it_is_full_files_wait_in_their_outboxes(box: Box) -> None:
         for _ in range(3):
             assert look(box, watch) is State.FULL
         assert f"pid {pid} (" in watch.paused
+        with pytest.MonkeyPatch.context() as patch:  # nor is one that nobody can see called pid 0
+            patch.setattr(wal, "others", lambda path: {})
+            box.clock.advance(40)
+            assert [look(box, watch) for _ in range(2)] == [State.FULL] * 2
+        assert "does not end: a process that we cannot see; end it" in watch.paused
         box.dispatcher.pauses["wal"] = watch.paused
         box.drop("alice", "TO: bob\n\nwaits")
         box.tick(3)
@@ -155,7 +161,7 @@ def test_a_real_relay_waits_says_who_and_goes_on_by_itself(tmp_path: Path) -> No
             def status() -> str:
                 return relay("status", home=home).stdout
 
-            until(lambda: "it takes nothing in: ledger.db-wal has 2 MiB" in status())
+            until(lambda: "intake is paused: ledger.db-wal has 2 MiB" in status())
             assert f"pid {pid} (" in status()
             until(lambda: f"pid {pid} (" in (home / "logs/relay.log").read_text())
             late = [alice.send("bob", "late") for _ in range(20)]

@@ -108,7 +108,7 @@ def test_alive_and_not_ready(asked: Asked) -> None:
     assert asked.ask("/readyz")[::2] == (503, said)
     asked.board.trouble = ""
     asked.serve()
-    asked.board.paused = "intake is paused: for the test"
+    asked.board.pauses = {"test": "intake is paused: for the test"}
     assert asked.ask("/readyz")[::2] == (503, "intake is paused: for the test\n")
     assert asked.ask("/healthz")[0] == 200
 

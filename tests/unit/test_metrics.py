@@ -115,15 +115,25 @@ def test_the_numbers_are_those_of_the_box(box: Box) -> None:
     assert value(board, "relay_build_info", version="0.1.0") == 1
 
 
+def test_each_reason_of_a_pause_is_its_own(box: Box) -> None:
+    board, _ = published(box)
+    assert value(board, "relay_intake_paused_by", reason="disk") == 0
+    board.pauses = {"wal": "a reader"}
+    assert value(board, "relay_intake_paused_by", reason="disk") == 0
+    assert value(board, "relay_intake_paused_by", reason="wal") == 1
+    assert value(board, "relay_intake_paused") == 1
+    assert value(board, "relay_ledger_wal_limit_bytes") == 1024 << 20
+
+
 def test_a_file_that_waits_makes_queue_and_age(box: Box) -> None:
-    box.dispatcher.paused = "for the test"
+    box.dispatcher.pauses["test"] = "for the test"
     box.send("alice", "TO: bob\n\nhi")
     board, _ = published(box)
     box.clock.advance(90)
     assert value(board, "relay_queue_files") == 1
     assert value(board, "relay_outbox_age_seconds") == 90
     assert value(board, "relay_snapshot_age_seconds") == 90
-    box.dispatcher.paused = ""
+    box.dispatcher.pauses["test"] = ""
     box.tick()
     board, _ = published(box)
     assert value(board, "relay_queue_files") == value(board, "relay_outbox_age_seconds") == 0
