@@ -8,8 +8,9 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator
 
-from relay import archive_pack, ledger_file
+from relay import archive_pack, ledger_file, prune
 from relay.aof2.reader import JournalReader
+from relay.clock import iso_date
 from relay.comm.event_codec import EventCodec
 from relay.comm.model import Message
 from relay.config import Retention
@@ -115,7 +116,20 @@ def _is_away(place: Place, folder: str) -> bool:
     settings: Retention = place.config.retention
     last_days = archive_pack.before_yesterday(place.clock.now_ns())
     is_kept = settings.archive_days == settings.archive_mib == 0 or parts[1] >= last_days
-    return not is_kept and not os.path.isdir(place.home.path("archive", parts[1]))
+    if is_kept or os.path.isdir(place.home.path("archive", parts[1])):
+        return False
+    is_old = settings.archive_days and parts[1] < iso_date(
+        place.clock.now_ns() - settings.archive_days * archive_pack.DAY_NS
+    )
+    return bool(is_old) or parts[1] < _oldest_kept(place)
+
+
+def _oldest_kept(place: Place) -> str:
+    """The oldest day of the archive that retention has left, for it takes the oldest first; what
+    somebody still needs was left of older ones, too."""
+    needed = prune.still_needed(place.home).days
+    days = {name.removesuffix(archive_pack.SUFFIX) for name in names(place.home.path("archive"))}
+    return min((day for day in days - needed if archive_pack.is_day(day)), default="9999")
 
 
 def _unknown(place: Place, db: sqlite3.Connection) -> list[str]:

@@ -308,6 +308,20 @@ def test_days_that_were_pruned_or_packed_are_no_finding(box: Box) -> None:
     assert "whose file is gone" in str(one(box))
 
 
+def test_a_pack_that_is_gone_is_no_pruned_one(box: Box) -> None:
+    (day,) = archive_pack.days(box.home)
+    sql(box, "UPDATE messages SET file_path = replace(file_path, ?, '2026-01-02')", day)
+    os.rename(box.path("archive", day), box.path("archive/2026-01-02"))
+    list(archive_pack.pack(box.home, "2026-01-02"))
+    assert found(box) == []
+    box.path("archive/2026-01-01.tar.zst").write_bytes(b"older")  # retention goes oldest first
+    box.path("archive/2026-01-02.tar.zst").unlink()
+    box.path("config.json").write_text('{"retention": {"archive_days": 30000}}')
+    assert "archived messages whose file is gone: archive/2026-01-02/alice/" in str(one(box))
+    box.path("archive/2026-01-01.tar.zst").unlink()
+    assert found(box) == []  # it may have been the oldest
+
+
 def test_a_ledger_that_does_not_agree_with_the_store(box: Box) -> None:
     waits, read = sorted(
         box.sql("SELECT message_id FROM deliveries WHERE recipient = 'bob' ORDER BY 1")
