@@ -23,14 +23,16 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from relay import metrics
+from relay import metrics, wal
 from relay.clock import NS_PER_S, iso_time
 from relay.config import listen_address
+from relay.home import LEDGER
 from relay.published import Board
 
 SOCKET = "admin.sock"
 MOST_PATH_BYTES = 107  # of an AF_UNIX address, on Linux; elsewhere 103
-REQUEST_TIMEOUT_S = 5  # who asks and then says nothing holds a thread no longer
+REQUEST_TIMEOUT_S = 5  # who asks in drops, or not at all, holds a thread no longer
+MOST_CONNECTIONS = 32  # at once, of each server: a descriptor each, and the loop needs some
 STOP_POLL_S = 0.1  # so long the end of the process may wait for a server
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
@@ -177,11 +179,45 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Threads(socketserver.ThreadingMixIn):
-    """A thread a request; those that linger end with the process."""
+    """A thread a request; those that linger are cut off: after their time, or the oldest for who
+    comes when there are too many."""
 
     daemon_threads = True
     request_queue_size = 64  # more at once are no monitors
     block_on_close = False
+
+    def __init__(self, *arguments: Any) -> None:
+        self._since: dict[socket.socket, float] = {}  # the oldest first
+        self._lock = threading.Lock()
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread."""
+        with self._lock:
+            self._since[request] = time.monotonic()
+            over = len(self._since) - MOST_CONNECTIONS
+            for oldest in list(self._since)[: max(over, 0)]:
+                self._cut(oldest)
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Between two requests, every ``STOP_POLL_S`` at least."""
+        overdue = time.monotonic() - REQUEST_TIMEOUT_S
+        with self._lock:
+            for request in [one for one, since in self._since.items() if since < overdue]:
+                self._cut(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        """It is answered, or cut off: its thread ends."""
+        with self._lock:  # closed within: a number that is free again is not cut off
+            self._since.pop(request, None)
+            super().shutdown_request(request)  # type: ignore[misc]
+
+    def _cut(self, request: socket.socket) -> None:
+        """Its thread finds the end of what is said; the lock is held."""
+        del self._since[request]
+        with contextlib.suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
 
     def get_request(self) -> Any:
         """One that cannot be had for want of a descriptor is waited for, not spun upon."""
@@ -241,10 +277,12 @@ def status_of(board: Board) -> dict[str, Any]:
         "step": step,
         "step_s": round(step_s, 3),
         "paused": board.paused,
+        "pauses": board.pauses,
         "trouble": board.trouble,
         "config_error": board.config_error,
         "rss_bytes": metrics.resident_bytes(),
         "wal_bytes": metrics.wal_bytes(board.home),
+        "wal_state": wal.look(os.path.join(board.home, LEDGER), board.config.ledger).state.value,
         "snapshot_age_s": None if age is None else round(age, 3),
         "disk": disk
         and {

@@ -14,8 +14,10 @@ import contextlib
 import hashlib
 import os
 import re
+import stat
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from relay import fsio
@@ -29,6 +31,8 @@ FOLDER = "attachments"
 BAD = ".bad"
 AT_ONCE_BYTES = 1 << 20  # hashed within a batch: under a millisecond
 PIECE_BYTES = 1 << 20
+SLICE = 200  # files looked at: a millisecond of the interpreter, which the loop may wait for
+REMOVAL = 12  # and a removal counts for so many: ext4 avoids inodes freed just now
 MOST_KNOWN = 10_000  # results that are remembered
 _PREFIX = re.compile(r"[0-9a-f]{2}")
 
@@ -132,33 +136,64 @@ def set_aside(dirs: Dirs, reference: str) -> None:
 def collect(home: Home, ledger: Ledger, older_than_ns: int, dry_run: bool = False) -> list[str]:
     """Remove what nobody needs any more; the paths, relative to the home, in order.
 
-    That is a file last written, and last named by a message, before ``older_than_ns`` (Unix ns):
-    who attaches what is there already writes its time anew. Killed in between, the next call goes
-    on. ``dry_run``: nothing is removed. Errors: OSError.
+    All of ``collecting`` at once. Errors: OSError.
     """
-    named = ledger.registry.last_references()
-    gone: list[str] = []
+    found = collecting(home, ledger, older_than_ns, dry_run=dry_run)
+    return [path for path in found if path is not None]
+
+
+def collecting(
+    home: Home, ledger: Ledger, older_than_ns: int, *, dry_run: bool = False
+) -> Iterator[str | None]:
+    """Remove what nobody needs any more; each path, relative to the home, and now and then None,
+    so that the caller can pause.
+
+    That is a file last written, and last named by a message, before ``older_than_ns`` (Unix ns):
+    who attaches what is there already writes its time anew. What a message names that somebody is
+    still to get or to read stays. Killed in between, the next call goes on. ``dry_run``: nothing
+    is removed. Errors: OSError.
+    """
+    needed = ledger.registry.needs_attachment
     kept: set[str] = set()
+    cost = 0
     with home.dirs() as dirs:
         for prefix in sorted(filter(_PREFIX.fullmatch, os.listdir(dirs.get(FOLDER)))):
-            try:
-                folder = dirs.get(FOLDER, prefix)
-            except UnsafePath:
-                continue  # a link, or no directory: nothing of ours is behind it
-            for name in sorted(os.listdir(folder)):
-                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                if max(status.st_mtime_ns, named.get(name, 0)) >= older_than_ns:
+            for name in _old(dirs, prefix, older_than_ns, kept):
+                cost += 1
+                if name and needed(name, older_than_ns):
                     kept.add(name)
-                    continue
-                gone.append(f"{FOLDER}/{prefix}/{name}")
-                if not dry_run:
-                    fsio.remove(name, folder)
+                elif name:
+                    cost += REMOVAL
+                    if not dry_run:
+                        fsio.remove(name, dirs.get(FOLDER, prefix))
+                    yield f"{FOLDER}/{prefix}/{name}"
+                if cost >= SLICE:
+                    yield None
+                    cost = 0
     # also of files that were gone before: killed here, the next one finds them so
-    stale = [name for name, at in named.items() if at < older_than_ns and name not in kept]
-    if stale and not dry_run:
-        with ledger.transaction():
-            ledger.registry.forget_references(stale)
-    return gone
+    if not dry_run:
+        named = ledger.registry.last_references()
+        stale = [name for name, at in named.items() if at < older_than_ns and name not in kept]
+        gone = [name for name in stale if not needed(name, older_than_ns)]
+        if gone:
+            with ledger.transaction():
+                ledger.registry.forget_references(gone)
+
+
+def _old(dirs: Dirs, prefix: str, older_than_ns: int, kept: set[str]) -> Iterator[str]:
+    """Names of the old files of a folder, "" for each other; those are ``kept``."""
+    try:
+        names = sorted(os.listdir(dirs.get(FOLDER, prefix)))
+    except UnsafePath:
+        return  # a link, or no directory: nothing of ours is behind it
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):  # set aside just now
+            status = os.stat(name, dir_fd=dirs.get(FOLDER, prefix), follow_symlinks=False)
+            if status.st_mtime_ns >= older_than_ns or stat.S_ISDIR(status.st_mode):
+                kept.add(name)
+                yield ""
+            else:
+                yield name
 
 
 def _version(fd: int) -> Version:

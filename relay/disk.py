@@ -37,6 +37,11 @@ class DiskState(Enum):
         """True when somebody is to be told."""
         return self is not DiskState.OK
 
+    @property
+    def is_low(self) -> bool:
+        """True when what can be made smaller is."""
+        return self in (DiskState.LOW, DiskState.FLOOR)
+
 
 class Reading(NamedTuple):
     """The disk as it was looked at."""

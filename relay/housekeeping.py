@@ -8,7 +8,6 @@ is gone on with by the next run.
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 import threading
 import time
@@ -82,8 +81,11 @@ class Housekeeper:
         """The thread ends with the slice in hand."""
         self._stopping.set()
 
-    def poll(self, *, idle: bool) -> int:
-        """Let it go on; when to look again (monotonic ns). Errors: LedgerError."""
+    def poll(self, *, idle: bool, is_low: bool = False) -> int:
+        """Let it go on; when to look again (monotonic ns). Errors: LedgerError.
+
+        ``idle``: no batch waits. ``is_low``: the disk is, so that what can be is made smaller.
+        """
         now = self._clock.monotonic_ns()
         due = self.wal.poll(idle=idle)
         self._take_result()
@@ -91,21 +93,21 @@ class Housekeeper:
             self._forget()
             self._next_row_ns = now + SLICE_NS
         if self._job is None:
-            self._begin(now)
+            self._begin(now, is_low)
         if self._forgetting:
             due = min(due, self._next_row_ns)
         if self._job is not None:
             due = min(due, now + LOOK_NS)
         return min(due, self._next_prune_ns, self._next_disk_ns)
 
-    def _begin(self, now: int) -> None:
+    def _begin(self, now: int, is_low: bool) -> None:
         """The next thing for the thread: what was asked, what is due, what the disk needs."""
         if now >= self._next_prune_ns:
             self._next_prune_ns = now + self._config.retention.every_s * NS_PER_S
             self.ask(Prune())
         if now >= self._next_disk_ns:
             self._next_disk_ns = now + self._config.disk.check_s * NS_PER_S
-            if not self._asked and self._is_low() and packable(self._home, self._clock):
+            if not self._asked and is_low and packable(self._home, self._clock):
                 self.ask(Pack())
         if self._asked:
             order = self._asked.pop(0)
@@ -114,11 +116,6 @@ class Housekeeper:
                 self._job = self._executor.submit(self._prune)
             else:
                 self._job = self._executor.submit(self._pack, order.before)
-
-    def _is_low(self) -> bool:
-        status = os.statvfs(self._home.root)
-        used = status.f_blocks - status.f_bfree
-        return used * 100 >= self._config.disk.low_percent * max(used + status.f_bavail, 1)
 
     def _forget(self) -> None:
         gone = prune.prune_audit(self._ledger, self._config.retention, self._clock.now_ns())

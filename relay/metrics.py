@@ -78,7 +78,8 @@ class BoardCollector(Collector):
         yield _gauge(
             "relay_ready", "1 while a session serves and takes messages in.", health.is_ready
         )
-        yield _gauge("relay_intake_paused", "1 while nothing is taken in.", bool(board.paused))
+        yield _gauge("relay_intake_paused", "1 while nothing is taken in.", bool(board.pauses))
+        yield self._pauses()
         yield _gauge("relay_sessions_begun", "Starts of this home's relay so far.", board.epoch)
         started = board.started_at_ns / NS_PER_S
         yield _gauge("relay_start_time_seconds", "When the process started, Unix time.", started)
@@ -93,7 +94,19 @@ class BoardCollector(Collector):
         wal = wal_bytes(board.home)
         if wal is not None:
             yield _gauge("relay_ledger_wal_bytes", "Size of the ledger's WAL.", wal)
+        text = "At so many bytes of it nothing is taken in."
+        yield _gauge("relay_ledger_wal_limit_bytes", text, board.config.ledger.wal_most_mib << 20)
         yield from self._disk()
+
+    def _pauses(self) -> Metric:
+        """A value for each who may hold the intake up."""
+        family = GaugeMetricFamily(
+            "relay_intake_paused_by", "1 while it is for this reason.", labels=["reason"]
+        )
+        pauses = self._board.pauses
+        for who in sorted({"disk", "wal"} | pauses.keys()):
+            family.add_metric([who], float(who in pauses))
+        return family
 
     def _disk(self) -> Iterator[Metric]:
         disk = self._board.disk

@@ -63,7 +63,7 @@ class Overseer:
         reading = self._look()
         if reading is not None:
             self._tell(reading)
-        self._board.paused = self._dispatcher.paused  # the disk is not the only reason
+        self._publish_pauses()  # the disk is not the only reason
         snapshot = self._publisher.step(news=True)
         if snapshot is not None:
             self._board.snapshot = snapshot
@@ -83,7 +83,11 @@ class Overseer:
     def _pause(self, reading: Reading) -> None:
         """Stop taking messages in below the floor, and begin again above it."""
         self._dispatcher.pauses["disk"] = pause_reason(reading)
-        self._board.paused = self._dispatcher.paused
+        self._publish_pauses()
+
+    def _publish_pauses(self) -> None:
+        pauses = self._dispatcher.pauses
+        self._board.pauses = {who: why for who, why in pauses.items() if why}
 
     def _say(self, change: tuple[Reading | None, Reading] | None) -> None:
         if change is None or (change[0] is None and not change[1].state.is_alert):

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from relay import archive_pack, attachments, fsio
 from relay.archive_pack import DAY_NS, SUFFIX
+from relay.attachments import REMOVAL, SLICE
 from relay.clock import iso_date
 from relay.config import Retention
 from relay.delivery import REJECTED
@@ -32,8 +33,6 @@ from relay.incidents import IncidentKind
 from relay.ledger import SCHEMA_VERSION, Ledger, open_readonly
 from relay.names import MSG_SUFFIX, is_agent_name, message_id_of
 
-SLICE = 200  # files looked at: a millisecond of the interpreter, which the loop may wait for
-REMOVAL = 12  # and a removal counts for so many: ext4 avoids inodes freed just now
 SLICE_ROWS = 500  # some 2 ms of the loop
 KINDS = ("archive", "rejected", "read", "output", "attachments", "audit")
 _MIB = 1 << 20
@@ -259,7 +258,7 @@ def _day_ns(day: str) -> int:
 def _collect_attachments(
     home: Home, settings: Retention, now_ns: int, *, dry_run: bool
 ) -> Generator[None, None, Gone]:
-    """Attachments that no message names, where the ledger can tell."""
+    """Attachments that no message names any more, and that nobody is still to read."""
     gone = Gone("attachments")
     days, mib = settings.attachments_days, settings.attachments_mib
     older_than_ns = yield from _cutoff(_attached(home), now_ns, days, mib)
@@ -269,8 +268,11 @@ def _collect_attachments(
     sizes = {"/".join([*f.folder, f.name]): (f.n_bytes, f.at_ns) for f in _attached(home)}
     # A connection of its own: to list them all would hold the loop up.
     with contextlib.closing(Ledger.open(path)) as ledger:
-        for name in attachments.collect(home, ledger, older_than_ns, dry_run):
-            gone = gone.plus(*sizes.get(name, (0, now_ns)))
+        for name in attachments.collecting(home, ledger, older_than_ns, dry_run=dry_run):
+            if name is None:
+                yield
+            else:
+                gone = gone.plus(*sizes.get(name, (0, now_ns)))
     return gone
 
 

@@ -143,10 +143,15 @@ class Board:
         self.epoch = 0  # of the session; 0: none has begun
         self.snapshot: Snapshot | None = None
         self.disk: Reading | None = None
-        self.paused = ""  # why nothing is taken out of the outboxes
+        self.pauses: dict[str, str] = {}  # who has nothing taken out of the outboxes -> why
         self.trouble = ""  # why no session serves
         self.config_error = ""  # config.json was read again, and is not what is followed
         self.is_serving = False
+
+    @property
+    def paused(self) -> str:
+        """Why nothing is taken out of the outboxes, in a line; empty: it is."""
+        return "; ".join(self.pauses.values())
 
     def health(self) -> Health:
         """Asked now, whatever the age of the snapshot."""
@@ -160,9 +165,8 @@ class Board:
         elif not self.is_serving:
             verbs = {START: "it is starting", STOP: "it is stopping", WAIT: "it is starting"}
             reasons.append(verbs.get(step, "it is starting"))
-        if self.paused:
-            reasons.append(self.paused)
-        is_ready = is_healthy and self.is_serving and not self.paused
+        reasons += self.pauses.values()
+        is_ready = is_healthy and self.is_serving and not self.pauses
         return Health(is_healthy, is_ready, tuple(reasons))
 
     def snapshot_age_s(self) -> float | None:

@@ -139,6 +139,17 @@ class Registry:
         """SHA-256 -> when a message last named it (Unix ns)."""
         return dict(self._db.execute("SELECT sha256, max(at) FROM attachment_refs GROUP BY 1"))
 
+    def needs_attachment(self, digest: str, since_ns: int) -> bool:
+        """True where a message named it since, or one that names it is still to be delivered or
+        read."""
+        found = self._db.execute(
+            "SELECT 1 FROM attachment_refs AS r WHERE sha256 = ? AND (at >= ? OR EXISTS (SELECT 1 "
+            "FROM deliveries AS d WHERE d.message_id = r.message_id "
+            "AND d.state IN ('held', 'staged', 'written')))",
+            (digest, since_ns),
+        )
+        return found.fetchone() is not None
+
     def forget_references(self, digests: Iterable[str]) -> None:
         """These attachments are gone."""
         self._db.executemany(

@@ -241,7 +241,11 @@ class Session:
 
     def _poll(self) -> int:
         """Let what is done beside the loop go on; when to look at it again (monotonic ns)."""
-        due_ns = self._keeper.poll(idle=self._deadline > self._clock.monotonic_ns())
+        disk = self._board.disk
+        due_ns = self._keeper.poll(
+            idle=self._deadline > self._clock.monotonic_ns(),
+            is_low=disk is not None and disk.state.is_low,
+        )
         self._dispatcher.pauses["wal"] = self._keeper.paused
         return min(due_ns, self._poll_tiers())
 

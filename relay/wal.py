@@ -23,6 +23,7 @@ from relay.ledger import WAL_KEPT_BYTES, Ledger
 
 CHECK_NS = NS_PER_S  # one stat
 AGAIN_NS = 30 * NS_PER_S  # who holds it is asked again so often: it may be another one by then
+UNSEEN = 0  # in the place of a pid: it was looked for, and nobody was found
 _MIB = 1 << 20
 
 
@@ -44,7 +45,8 @@ class Length(NamedTuple):
         """What is wrong and whom to end, in a line; empty when nothing is."""
         if self.state is State.OK:
             return ""
-        who = ", ".join(f"pid {pid} ({name})" for pid, name in sorted(holders.items()))
+        seen = {pid: name for pid, name in holders.items() if pid != UNSEEN}
+        who = ", ".join(f"pid {pid} ({name})" for pid, name in sorted(seen.items()))
         return (
             f"ledger.db-wal has {self.n_bytes // _MIB} MiB, for somebody reads the ledger and does "
             f"not end: {who or 'a process that we cannot see'}"
@@ -116,9 +118,14 @@ class WalWatch:
             if ask:
                 self._asked_ns = now
             self._job = self._executor.submit(_fold, self._path, ask)
-        said = f"intake is paused: {self.length.sentence(self.holders)}"
-        self.paused = said if state is State.FULL else ""
+        self.paused = self._pause_reason() if state is State.FULL else ""
         return self._next_ns
+
+    def _pause_reason(self) -> str:
+        return (
+            f"intake is paused: {self.length.sentence(self.holders)}; end it: files wait in their "
+            "outboxes, and it goes on by itself"
+        )
 
     def _take_result(self) -> None:
         """The job that is done: who holds it; and where all is in the database, the WAL is cut."""
@@ -130,20 +137,21 @@ class WalWatch:
         except (OSError, sqlite3.Error):
             return  # the next look tries again
         if holders is not None:
-            self.holders = holders or {0: "not seen"}
+            self.holders = holders or {UNSEEN: ""}
         if complete:
             with contextlib.suppress(LedgerError):  # somebody began to read just now
                 self._ledger.fold()
 
     def _tell(self) -> None:
         """Once for each worse state of an episode."""
-        seen = {pid: name for pid, name in self.holders.items() if pid}
-        text = self.length.sentence(seen)
+        text = self.length.sentence(self.holders)
         if self.length.state is State.FULL:
             text += "; nothing is taken in until it does"
         elif self._told is State.FULL:
             text += "; messages are taken in again"
-        self._log(text, action="wal_long", level="warning", pids=sorted(seen))
+        self._log(
+            text, action="wal_long", level="warning", pids=sorted(self.holders.keys() - {UNSEEN})
+        )
         self._told = self.length.state
 
     def _end_episode(self) -> None:

@@ -15,7 +15,7 @@ from relay.daemon import lock_holder
 from relay.doctor import attached, engine, files, ledger, limits, process
 from relay.doctor.finding import Finding, Place, Severity, said
 from relay.doctor.repair import repair
-from relay.errors import ConfigError
+from relay.errors import RelayError
 from relay.home import CONFIG, Home
 
 __all__ = ["Finding", "Severity", "examine", "repair"]
@@ -30,7 +30,7 @@ def examine(home: Home, *, deep: bool = False) -> Iterator[Finding]:
     config = Config()
     try:
         config = decode(home.read_config(), home.path(CONFIG))
-    except (ConfigError, OSError) as exc:
+    except (RelayError, OSError) as exc:
         remedy = "mend it: the relay does not start; the rest is checked"
         yield Finding("config", said(exc), remedy, where=CONFIG)
     place = Place(home, config, Clock(), lock_holder(home) is not None, deep)

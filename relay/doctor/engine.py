@@ -13,7 +13,7 @@ from relay.aof2.reader import JournalReader
 from relay.comm import acomm
 from relay.comm.store_file import PREVIOUS
 from relay.config import Config
-from relay.doctor.finding import Finding, Place, names, said
+from relay.doctor.finding import RESTORE, Finding, Place, names, said
 from relay.errors import LedgerError, RelayError
 from relay.home import BASE, LEDGER, STORE, Home
 from relay.ledger import open_readonly
@@ -21,6 +21,8 @@ from relay.stores import stream_dir
 from relay.upkeep import covers
 
 _DUMP = "`relay aof dump` reads what is good of it; remove it when nobody needs it any more"
+_GONE = "put it back, or go on: the relay begins a new one, and what no checkpoint has is lost"
+_LOST = "are lost"  # in a line of the check, behind the offsets
 _ASIDE = {  # suffix in the journal -> what happened, what to do
     ".seg.bad": ("a damaged segment was set aside, its good records were kept", _DUMP),
     ".mlog.bad": (
@@ -49,6 +51,9 @@ def examine(place: Place) -> Iterator[Finding]:
     if os.path.isdir(stream_dir(home)):
         yield from _journal(home, covered)
         yield from _tiers(read_manifest(stream_dir(home), _ignore).catalog, place.config)
+    elif covered:
+        found = f"{stream_dir(home)} is gone, and the store covers it up to {covered}"
+        yield Finding("journal", found, _GONE)
 
 
 # -- the store -------------------------------------------------------------------------------
@@ -135,13 +140,19 @@ def _journal(home: Home, covered: int) -> Iterator[Finding]:
 def _remedy_of(problem: str) -> str:
     if "torn tail" in problem:
         return "the next start sets it aside: nothing of it was accepted"
-    if "are lost; the rest was salvaged" in problem:
+    if f"{_LOST}; the rest was salvaged" in problem:
         return "what they held is in the store's files and archives, if anywhere"
     return "`relay journal hydrate SEGMENT` mends a segment that another tier has; else a backup"
 
 
 def reach(folder: str) -> tuple[int, int | None]:
-    """Where the stream begins and ends; the end is None where damage hides it."""
+    """Where the stream begins and ends; the end is None where damage hides it.
+
+    In the newest segment damage and a torn tail look alike to who reads on.
+    """
+    files = check.segment_files(folder)[-1:]
+    if any(_LOST in problem for file in files for problem in check.check(file.path).problems):
+        return JournalReader(folder).first(), None
     reader = JournalReader(folder)
     entries = list(read_manifest(folder, _ignore).catalog.entries.values())
     end = entries[-1].end_offset if entries else 0
@@ -180,7 +191,8 @@ def ledger_position(home: Home) -> int | Finding:
         finally:
             db.close()
     except LedgerError as exc:
-        return Finding("ledger", said(exc), exc.hint)
+        remedy = exc.hint if exc.hint != LedgerError.hint else f"{exc.hint}; {RESTORE}"
+        return Finding("ledger", said(exc), remedy)
     return int(row[0]) if row else 0
 
 
@@ -191,6 +203,9 @@ def ledger(home: Home, position: int | Finding) -> Iterator[Finding]:
         return
     folder = stream_dir(home)
     if not os.path.isdir(folder):
+        if position:
+            found = f"it follows the journal up to {position}, and there is none"
+            yield Finding("ledger", found, _GONE)
         return
     first, end = reach(folder)
     if end is not None and position > end:

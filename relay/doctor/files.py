@@ -12,11 +12,14 @@ import stat
 import time
 from collections.abc import Iterator
 
+import msgspec
+
 from relay import archive_pack
 from relay.archive_pack import SUFFIX
 from relay.doctor.finding import Finding, Place, Repair, Severity, names, several, twice
 from relay.errors import FormatError
-from relay.home import PENDING
+from relay.home import AGENT_DIRS, META, PENDING
+from relay.roster import Meta
 
 MOST_LOOKED = 50_000  # entries: half a second
 TEMP_AGE_S = 3600  # a backup or a pack of a large home takes minutes
@@ -30,6 +33,7 @@ def examine(place: Place) -> Iterator[Finding]:
     for path, entry in _walk(place.home.root, "", looked):
         looked.take(path, entry)
     yield from looked.findings()
+    yield from _agents(place)
     yield from twice(place, lambda: {f.where: f for f in _pending(place)})
     yield from _temps(place)
     if place.deep:
@@ -114,6 +118,40 @@ class _Looked:
         if self.is_cut:
             found = f"of modes and owners the first {MOST_LOOKED} entries were looked at"
             yield Finding("files", found, "nothing: it takes long", Severity.NOTE)
+
+
+def _agents(place: Place) -> Iterator[Finding]:
+    """What stands in the place of an agent's directory, and a meta.json that tells nothing.
+
+    A directory that is not there is made by the next start.
+    """
+    for agent in sorted(place.home.agent_names()):
+        for part in AGENT_DIRS:
+            path = f"agents/{agent}/{part}"
+            with contextlib.suppress(OSError):
+                mode = os.lstat(place.home.path(path)).st_mode
+                if not stat.S_ISDIR(mode) and not stat.S_ISLNK(mode):
+                    found = f"{path} is no directory: the relay cannot use it"
+                    yield Finding(
+                        "files", found, "move it away: the next start makes it", where=path
+                    )
+        meta = f"agents/{agent}/{META}"
+        if os.path.lexists(place.home.path(meta)) and not _is_meta(place, agent):
+            yield Finding(
+                "files",
+                f"{meta} cannot be read, so that {agent} has no role, process and key",
+                f"mend it, or remove it: the SDK and `relay register {agent} --role` write it anew",
+                Severity.WARNING,
+                meta,
+            )
+
+
+def _is_meta(place: Place, agent: str) -> bool:
+    try:
+        msgspec.json.decode(place.home.read_meta(agent) or b"", type=Meta)
+    except (ValueError, RecursionError, msgspec.MsgspecError):
+        return False
+    return True
 
 
 def _pending(place: Place) -> Iterator[Finding]:

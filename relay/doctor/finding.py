@@ -13,6 +13,7 @@ from relay.config import Config
 from relay.errors import RelayError
 from relay.home import Home
 
+RESTORE = "`relay ledger restore FILE` puts a backup back, and the next start tells it the rest"
 SECOND_LOOK_S = 1.0  # what a running relay has in hand is done by then
 
 

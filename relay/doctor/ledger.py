@@ -8,20 +8,20 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator
 
-from relay import archive_pack, ledger_file
+from relay import archive_pack, ledger_file, prune
 from relay.aof2.reader import JournalReader
+from relay.clock import iso_date
 from relay.comm.event_codec import EventCodec
 from relay.config import Retention
-from relay.doctor.finding import Finding, Place, Severity, names, several, twice
+from relay.doctor.finding import RESTORE, Finding, Place, Severity, names, several, twice
 from relay.errors import LedgerError, RelayError
 from relay.home import LEDGER
-from relay.ledger import SCHEMA_VERSION, open_readonly
+from relay.ledger import SCHEMA_VERSION, open_readonly, schema_sql
 from relay.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
 from relay.projection import deliveries_of
 from relay.stores import look, store_key, stream_dir
 
 MOST_ROWS = 50_000  # of each kind, the newest: some tenths of a second
-_BACKUP = "`relay ledger restore FILE` puts a backup back, and the next start tells it the rest"
 
 
 def examine(place: Place, position: int) -> Iterator[Finding]:
@@ -30,7 +30,7 @@ def examine(place: Place, position: int) -> Iterator[Finding]:
         with contextlib.closing(open_readonly(place.home.path(LEDGER))) as db:
             yield from _soundness(db)
     except (LedgerError, sqlite3.Error) as exc:
-        yield Finding("ledger", str(exc), _BACKUP, where=LEDGER)
+        yield Finding("ledger", str(exc), RESTORE, where=LEDGER)
         return
     yield from twice(place, lambda: {f.where: f for f in _files(place)})
     if place.is_running:  # else agents may have read since, and the next start notes it
@@ -41,7 +41,7 @@ def examine(place: Place, position: int) -> Iterator[Finding]:
 def _soundness(db: sqlite3.Connection) -> Iterator[Finding]:
     wrong = ledger_file.problems(db)
     if wrong:
-        yield Finding("ledger", f"damaged: {several(wrong)}", _BACKUP, where=LEDGER)
+        yield Finding("ledger", f"damaged: {several(wrong)}", RESTORE, where=LEDGER)
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
         found = f"its schema is {version}, this agent-relay knows {SCHEMA_VERSION}"
@@ -50,6 +50,19 @@ def _soundness(db: sqlite3.Connection) -> Iterator[Finding]:
         found = f"its schema is {version}, of an earlier agent-relay"
         remedy = f"nothing: the next start copies it and brings it to {SCHEMA_VERSION}"
         yield Finding("ledger", found, remedy, Severity.NOTE, LEDGER)
+    else:
+        with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
+            fresh.executescript(schema_sql())
+            lacks = sorted(_parts(fresh) - _parts(db))
+        if lacks:
+            found = f"its schema lacks {several(lacks)}: somebody removed it"
+            yield Finding("ledger", found, RESTORE, where=LEDGER)
+
+
+def _parts(db: sqlite3.Connection) -> set[str]:
+    """Tables, indexes and triggers by kind and name."""
+    rows = db.execute("SELECT type, name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
+    return {f"{kind} {name}" for kind, name in rows}
 
 
 # -- files -------------------------------------------------------------------------------------
@@ -86,7 +99,7 @@ def _files(place: Place) -> Iterator[Finding]:
         yield Finding(
             "ledger",
             f"files in the archive that no row knows: {several(unknown)}",
-            "nothing, if the ledger was made anew; else " + _BACKUP,
+            "nothing, if the ledger was made anew; else " + RESTORE,
             Severity.WARNING,
             "files without a row",
         )
@@ -102,7 +115,20 @@ def _is_away(place: Place, folder: str) -> bool:
     settings: Retention = place.config.retention
     last_days = archive_pack.before_yesterday(place.clock.now_ns())
     is_kept = settings.archive_days == settings.archive_mib == 0 or parts[1] >= last_days
-    return not is_kept and not os.path.isdir(place.home.path("archive", parts[1]))
+    if is_kept or os.path.isdir(place.home.path("archive", parts[1])):
+        return False
+    is_old = settings.archive_days and parts[1] < iso_date(
+        place.clock.now_ns() - settings.archive_days * archive_pack.DAY_NS
+    )
+    return bool(is_old) or parts[1] < _oldest_kept(place)
+
+
+def _oldest_kept(place: Place) -> str:
+    """The oldest day of the archive that retention has left, for it takes the oldest first; what
+    somebody still needs was left of older ones, too."""
+    needed = prune.still_needed(place.home).days
+    days = {name.removesuffix(archive_pack.SUFFIX) for name in names(place.home.path("archive"))}
+    return min((day for day in days - needed if archive_pack.is_day(day)), default="9999")
 
 
 def _unknown(place: Place, db: sqlite3.Connection) -> list[str]:
@@ -216,5 +242,5 @@ def _is_behind(place: Place, position: int, key: bytes | None) -> bool:
 
 
 def _differs(relay_id: str, what: str) -> Finding:
-    remedy = f"`relay trace {relay_id}` shows what the ledger has; {_BACKUP}"
+    remedy = f"`relay trace {relay_id}` shows what the ledger has; {RESTORE}"
     return Finding("ledger", f"{relay_id}: {what}", remedy, Severity.ERROR, relay_id)

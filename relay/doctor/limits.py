@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 import sqlite3
 from collections.abc import Iterator
 from importlib import metadata
 
-from relay import wal
+from relay import disk, wal
 from relay.doctor.finding import Finding, Place, Severity
 from relay.home import LEDGER
 
@@ -65,20 +64,15 @@ def _inotify(agents: int) -> Iterator[Finding]:
             )
 
 
-def usage(path: str) -> tuple[int, int]:
-    """(free bytes for us, percent used) of the disk that a path is on."""
-    status = os.statvfs(path)
-    used = status.f_blocks - status.f_bfree
-    total = used + status.f_bavail
-    return status.f_bavail * status.f_frsize, used * 100 // max(total, 1)
-
-
 def _disk(place: Place) -> Iterator[Finding]:
-    free, percent = usage(place.home.root)
+    size, used, free = disk.look(place.home.root)
+    percent = used * 100 // max(used + free, 1)
     settings = place.config.disk
     remedy = "free some; `relay prune --dry-run` shows what may go, `relay archive pack` makes room"
-    if free < settings.floor_mib * _MIB:
-        found = f"{free // _MIB} MiB are free on the disk, below disk.floor_mib nothing is taken in"
+    floor = disk.floor_bytes(settings, size)
+    if free < floor:
+        found = f"{free // _MIB} MiB are free on the disk, below {floor // _MIB} MiB nothing is"
+        found += " taken in (disk.floor_mib)"
         yield Finding("limits", found, remedy, Severity.ERROR, place.home.root)
     elif percent >= settings.alert_percent:
         found = f"the disk is {percent} % full, {free // _MIB} MiB are free"

@@ -225,7 +225,8 @@ def test_what_nobody_named_for_a_while_is_collected(box: Box) -> None:
 
 def test_a_reference_keeps_it_until_it_is_old_too(box: Box) -> None:
     path = put(box, b"a file")
-    send(box, path.name)
+    box.take("bob", send(box, path.name))
+    box.tick()
     age(path, 40)
     assert collect(box, 30) == []
     with box.ledger.transaction():
@@ -259,7 +260,8 @@ def test_killed_between_file_and_row_the_next_one_goes_on(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = put(box, b"a file")
-    send(box, path.name)
+    box.take("bob", send(box, path.name))
+    box.tick()
     age(path, 40)
     with box.ledger.transaction():
         box.ledger._db.execute("UPDATE attachment_refs SET at = 0")

@@ -121,8 +121,9 @@ def test_checkpoints_without_a_journal(box: Box) -> None:
     shutil.rmtree(box.path("journal", f"{1:020d}"))
     cut(box.path(STORE))
     box.path(STORE + ".prev").unlink()
-    (line,) = doctor(box)
+    line, gone = doctor(box)
     assert line.endswith("the relay does not start: restore it from a backup, or move it away")
+    assert gone.startswith("ledger: it follows the journal up to ")
 
 
 def test_a_damaged_segment(box: Box) -> None:
@@ -132,6 +133,28 @@ def test_a_damaged_segment(box: Box) -> None:
     lines = doctor(box)
     assert lines and all(line.startswith(f"journal: {segment(box, 1)}") for line in lines)
     assert all("`relay journal hydrate SEGMENT`" in line for line in lines)
+
+
+def test_damage_in_the_active_segment_is_not_called_files_that_are_gone(box: Box) -> None:
+    last = max(segment(box, 0).parent.glob("*.seg"))
+    data = bytearray(last.read_bytes())
+    data[200] ^= 7
+    last.write_bytes(data)
+    lines = doctor(box)
+    assert lines and all(line.startswith(f"journal: {last}") for line in lines)
+
+
+def test_a_journal_that_is_gone(box: Box) -> None:
+    shutil.rmtree(box.path("journal"))
+    first, second = doctor(box)
+    assert first.startswith(f"journal: {box.path('journal', f'{1:020d}')} is gone, and the store ")
+    assert second.startswith("ledger: it follows the journal up to ")
+    assert all("put it back, or go on" in line for line in (first, second))
+    box.open()
+    box.send("alice", "TO: bob\n\nit goes on")
+    box.flush()
+    box.kill()
+    assert not any("is gone" in line for line in doctor(box))
 
 
 def test_a_missing_segment(box: Box) -> None:
@@ -210,3 +233,4 @@ def test_a_ledger_that_is_gone_or_is_none(box: Box) -> None:
     box.path("ledger.db").write_bytes(b"no database" * 100)
     (line,) = doctor(box)
     assert line.startswith("ledger: ") and "pragma integrity_check" in line
+    assert "`relay ledger restore FILE`" in line

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import socket
 import sqlite3
 import threading
@@ -125,6 +126,28 @@ def test_a_staged_file_is_the_next_starts_business(box: Box) -> None:
     assert found(box) == [] and mend(box) == [] and staged.exists()
 
 
+def test_an_agent_that_is_not_whole_is_named(box: Box) -> None:
+    outbox = box.path("agents/alice/outbox")
+    shutil.rmtree(outbox)
+    outbox.write_text("no directory")
+    outbox.chmod(0o600)
+    finding = one(box)
+    assert "agents/alice/outbox is no directory" in str(finding)
+    outbox.unlink()  # as its remedy says
+    assert found(box) == []  # the next start makes it
+    box.path("agents/bob/meta.json").write_text("{")
+    assert "agents/bob/meta.json cannot be read, so that bob has no role" in str(one(box))
+    box.path("agents/bob/meta.json").unlink()
+    done = relay("register", "bob", "--role", "lead", home=box.root)
+    assert (done.returncode, found(box)) == (0, [])
+
+
+def test_settings_that_are_no_file_are_a_finding(box: Box) -> None:
+    box.path("config.json").unlink()
+    box.path("config.json").mkdir(mode=0o700)
+    assert str(one(box)).startswith("config: config.json is no regular file; mend it")
+
+
 def test_what_a_crash_left_over_is_removed_once_it_is_old(box: Box) -> None:
     names = ["ledger.db.v1.bak.tmp", "store/relay.acomm.tmp", "archive/2020-01-01.tar.zst.tmp"]
     for name in names:
@@ -209,10 +232,13 @@ def test_limits_of_inotify_and_the_disk(box: Box, monkeypatch: pytest.MonkeyPatc
     assert "sysctl fs.inotify.max_queued_events=" in str(queued)
     monkeypatch.setattr(limits, "read_limit", lambda name: None)
     box.path("config.json").write_text('{"disk": {"alert_percent": 90, "floor_mib": 64}}')
-    monkeypatch.setattr(limits, "usage", lambda path: (65 << 20, 90))
+    gib = 1 << 30
+    monkeypatch.setattr(limits.disk, "look", lambda path: (9 * gib, 585 << 20, 65 << 20))
     assert "the disk is 90 % full, 65 MiB are free" in str(one(box))
-    monkeypatch.setattr(limits, "usage", lambda path: (63 << 20, 99))
-    assert "63 MiB are free on the disk, below disk.floor_mib nothing" in str(one(box))
+    monkeypatch.setattr(limits.disk, "look", lambda path: (9 * gib, 8 * gib, 63 << 20))
+    assert "63 MiB are free on the disk, below 64 MiB nothing is taken in" in str(one(box))
+    monkeypatch.setattr(limits.disk, "look", lambda path: (1000 << 20, 100 << 20, 63 << 20))
+    assert found(box) == []  # the floor of a small disk is a twentieth of it
 
 
 def test_a_long_wal_and_who_keeps_it(box: Box) -> None:
@@ -254,6 +280,14 @@ def test_an_older_schema_is_a_note_alone(box: Box) -> None:
     assert done.return_value == 0 and done.stdout.splitlines()[-1] == "OK"
 
 
+def test_a_ledger_that_lost_its_triggers(box: Box) -> None:
+    sql(box, "DROP TRIGGER audit_log_keeps_rows")
+    sql(box, "DROP INDEX deliveries_unread")
+    finding = one(box)
+    assert "lacks index deliveries_unread, trigger audit_log_keeps_rows" in str(finding)
+    assert "relay ledger restore FILE" in finding.remedy
+
+
 def test_archived_rows_without_a_file_and_files_without_a_row(box: Box) -> None:
     paths = sorted(box.path("archive").glob("*/alice/*.msg"))
     paths[0].rename(paths[0].with_name("1600000000000000001-01.msg"))
@@ -272,6 +306,20 @@ def test_days_that_were_pruned_or_packed_are_no_finding(box: Box) -> None:
     assert found(box) == []
     past.mkdir()
     assert "whose file is gone" in str(one(box))
+
+
+def test_a_pack_that_is_gone_is_no_pruned_one(box: Box) -> None:
+    (day,) = archive_pack.days(box.home)
+    sql(box, "UPDATE messages SET file_path = replace(file_path, ?, '2026-01-02')", day)
+    os.rename(box.path("archive", day), box.path("archive/2026-01-02"))
+    list(archive_pack.pack(box.home, "2026-01-02"))
+    assert found(box) == []
+    box.path("archive/2026-01-01.tar.zst").write_bytes(b"older")  # retention goes oldest first
+    box.path("archive/2026-01-02.tar.zst").unlink()
+    box.path("config.json").write_text('{"retention": {"archive_days": 30000}}')
+    assert "archived messages whose file is gone: archive/2026-01-02/alice/" in str(one(box))
+    box.path("archive/2026-01-01.tar.zst").unlink()
+    assert found(box) == []  # it may have been the oldest
 
 
 def test_a_ledger_that_does_not_agree_with_the_store(box: Box) -> None:

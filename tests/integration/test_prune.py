@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sqlite3
@@ -15,9 +16,7 @@ from relay import fsio, prune
 from relay.asked import Pack, Prune
 from relay.comm.flush import Inline
 from relay.config import Config, Retention, encode
-from relay.home import Home
 from relay.housekeeping import Housekeeper, packable, whole_run
-from relay.ledger import Ledger
 from relay.prune import Gone
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
@@ -159,29 +158,44 @@ def test_what_may_lie_in_the_archive_without_a_note_stays(box: Box) -> None:
     assert packable(box.home, box.clock) != []
 
 
-def test_attachments_are_asked_for_where_there_is_an_answer(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = box.path("attachments/ab")
-    folder.mkdir()
-    for number in range(3):
-        (folder / f"ab{number:062d}").write_bytes(b"x" * 700_000)
-        os.utime(folder / f"ab{number:062d}", ns=(0, box.clock.now_ns() - (9 - number) * DAY_NS))
-    asked: list[tuple[int, bool]] = []
+def attached(box: Box, content: bytes) -> Path:
+    """An attachment of the clock's day."""
+    digest = hashlib.sha256(content).hexdigest()
+    path = box.path("attachments", digest[:2], digest)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    os.utime(path, ns=(0, box.clock.now_ns()))
+    return path
 
-    def collect(home: Home, ledger: Ledger, older_than_ns: int, dry_run: bool) -> list[str]:
-        assert ledger.open_rows() == []
-        asked.append(((box.clock.now_ns() - older_than_ns) // DAY_NS, dry_run))
-        old = [p for p in folder.iterdir() if p.stat().st_mtime_ns < older_than_ns]
-        return [str(path.relative_to(home.root)) for path in old]
 
-    monkeypatch.setattr(prune.attachments, "collect", collect, raising=False)
-    gone = run(box, attachments_days=8, dry_run=True)["attachments"]
-    assert (gone.number, gone.n_bytes) == (1, 700_000)
-    assert gone.newest_ns == box.clock.now_ns() - 9 * DAY_NS
-    assert run(box, attachments_mib=1)["attachments"].number == 2  # the oldest days, until it fits
-    assert asked == [(8, True), (7, False)]
-    assert run(box)["attachments"].number == 0 and len(asked) == 2  # 0: for ever
+def test_attachments_stay_while_somebody_is_to_read_their_message(box: Box) -> None:
+    unread, read, nobodys = (attached(box, name) for name in (b"unread", b"read", b"nobody's"))
+    (box.path("attachments") / nobodys.parent.name / "a directory").mkdir()
+    first = box.send("alice", f"TO: bob\nATTACHMENT: sha256:{unread.name}\n\nwaits")
+    second = box.send("alice", f"TO: bob\nATTACHMENT: sha256:{read.name}\n\nread")
+    box.take("bob", second)
+    box.flush()
+    box.clock.advance(40 * DAY_S)
+    would = run(box, attachments_days=30, dry_run=True)["attachments"]
+    assert (would.number, would.n_bytes) == (2, len(b"readnobody's")) and read.exists()
+    assert run(box, attachments_days=30)["attachments"] == would
+    assert unread.exists() and not read.exists() and not nobodys.exists()
+    assert box.sql("SELECT sha256 FROM attachment_refs") == [(unread.name,)]
+    box.take("bob", first)
+    box.tick()
+    assert run(box, attachments_days=30)["attachments"].number == 1 and not unread.exists()
+    assert box.sql("SELECT sha256 FROM attachment_refs") == []
+    assert run(box, attachments_days=30)["attachments"].number == 0
+
+
+def test_attachments_go_by_size_the_oldest_days_first(box: Box) -> None:
+    paths = []
+    for content in (b"a" * 700_000, b"b" * 700_000, b"c" * 700_000):
+        paths.append(attached(box, content))
+        box.clock.advance(2 * DAY_S)
+    assert run(box)["attachments"].number == 0  # 0: for ever
+    assert run(box, attachments_mib=1)["attachments"].number == 2
+    assert [path.exists() for path in paths] == [False, False, True]
 
 
 def test_a_dry_run_changes_nothing_and_says_what_the_run_then_does(box: Box) -> None:
@@ -327,22 +341,16 @@ def test_it_runs_by_itself_and_when_asked(box: Box) -> None:
     assert not box.path(again).exists()
 
 
-def test_it_packs_when_the_disk_is_low(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_packs_when_the_disk_is_low(box: Box) -> None:
     (old,) = archived(box, "old")
     box.clock.advance(5 * DAY_S)
+    keeper = keeper_of(box, Config())
+    keeper.poll(idle=True)
     day = box.path("archive", old.split("/")[1])
-
-    def poll_with(free_blocks: int) -> None:
-        n = free_blocks
-        disk = os.statvfs_result((4096, 4096, 1000, n, n, 1000, n, n, 0, 255))
-        monkeypatch.setattr(os, "statvfs", lambda path: disk)
-        keeper = keeper_of(box, Config())
-        keeper.poll(idle=True)
-        keeper.poll(idle=True)
-
-    poll_with(51)
     assert day.exists()
-    poll_with(50)
+    box.clock.advance(5)
+    for _ in range(2):
+        keeper.poll(idle=True, is_low=True)
     assert not day.exists() and box.path(f"{day}.tar.zst").exists()
     assert any(entry.get("action") == "pack" for entry in box.log)
 

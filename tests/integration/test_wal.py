@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent
+from relay import wal
 from relay.comm.flush import Inline
 from relay.config import Config
 from relay.config import Ledger as Settings
@@ -111,6 +112,11 @@ def test_when_it_is_full_files_wait_in_their_outboxes(box: Box) -> None:
         for _ in range(3):
             assert look(box, watch) is State.FULL
         assert f"pid {pid} (" in watch.paused
+        with pytest.MonkeyPatch.context() as patch:  # nor is one that nobody can see called pid 0
+            patch.setattr(wal, "others", lambda path: {})
+            box.clock.advance(40)
+            assert [look(box, watch) for _ in range(2)] == [State.FULL] * 2
+        assert "does not end: a process that we cannot see; end it" in watch.paused
         box.dispatcher.pauses["wal"] = watch.paused
         box.drop("alice", "TO: bob\n\nwaits")
         box.tick(3)

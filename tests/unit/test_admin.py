@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from relay import admin
 from relay.admin import SOCKET, Admin
 from relay.cli import asking
 from relay.config import Admin as AdminSettings
@@ -24,6 +26,7 @@ from relay.home import Home
 from relay.published import Board
 from relay.tally import WAIT
 from tests.fakes import FakeClock
+from tests.procs import until
 
 
 class Asked:
@@ -105,7 +108,7 @@ def test_alive_and_not_ready(asked: Asked) -> None:
     assert asked.ask("/readyz")[::2] == (503, said)
     asked.board.trouble = ""
     asked.serve()
-    asked.board.paused = "intake is paused: for the test"
+    asked.board.pauses = {"test": "intake is paused: for the test"}
     assert asked.ask("/readyz")[::2] == (503, "intake is paused: for the test\n")
     assert asked.ask("/healthz")[0] == 200
 
@@ -166,6 +169,45 @@ def test_who_connects_and_says_nothing_keeps_nobody_waiting(served: Asked) -> No
     assert served.ask("/healthz")[0] == 200
     for one in silent:
         one.close()
+
+
+def connected(asked: Asked) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX)
+    client.settimeout(10)
+    client.connect(str(asked.root / SOCKET))
+    client.sendall(b"GET /healthz HTTP/1.0\r\n")
+    return client
+
+
+def is_cut_off(client: socket.socket) -> bool:
+    with client, contextlib.suppress(ConnectionError):
+        return client.recv(1) == b""
+    return True
+
+
+def test_of_many_who_linger_the_oldest_is_cut_off(
+    served: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "MOST_CONNECTIONS", 3)
+    slow = [connected(served) for _ in range(4)]
+    assert is_cut_off(slow[0])
+    assert served.ask("/healthz")[0] == 200
+    assert is_cut_off(slow[1])
+    slow[3].sendall(b"\r\n")
+    assert slow[3].recv(12) == b"HTTP/1.0 200"
+    for one in slow[2:]:
+        one.close()
+
+
+def test_who_asks_in_drops_has_no_more_time_than_others(
+    served: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "REQUEST_TIMEOUT_S", 0.5)
+    slow = connected(served)
+    with contextlib.suppress(OSError):
+        until(lambda: slow.sendall(b"X: y\r\n"), patience_s=8)  # never true: an error ends it
+    assert is_cut_off(slow)
+    assert served.ask("/healthz")[0] == 200
 
 
 def test_the_socket_is_the_owners_and_goes_with_the_relay(served: Asked) -> None:

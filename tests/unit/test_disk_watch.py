@@ -166,6 +166,24 @@ def looked(box: Box) -> Looked:
     return Looked(box)
 
 
+def test_two_pauses_end_each_by_itself(looked: Looked) -> None:
+    box, board = looked.box, looked.board
+    box.dispatcher.pauses["wal"] = "a reader does not end"
+    looked.turn(99_990)
+    assert board.pauses.keys() == {"wal", "disk"}
+    assert len(board.health().reasons) == 2 + (not board.is_serving)
+    box.drop("alice", "TO: bob\n\nwaits")
+    looked.turn(50_000)
+    assert board.pauses == {"wal": "a reader does not end"} and box.inbox("bob") == {}
+    looked.turn(99_990)
+    box.dispatcher.pauses["wal"] = ""
+    looked.turn(99_990)
+    assert board.pauses.keys() == {"disk"} and box.inbox("bob") == {}
+    looked.turn(50_000)
+    box.tick(2)
+    assert board.pauses == {} and box.bodies("bob") == ["waits"]
+
+
 def test_below_the_floor_files_wait_and_the_rest_goes_on(looked: Looked) -> None:
     box = looked.box
     before = box.send("alice", "TO: bob\n\nbefore")

@@ -115,6 +115,16 @@ def test_the_numbers_are_those_of_the_box(box: Box) -> None:
     assert value(board, "relay_build_info", version="0.1.0") == 1
 
 
+def test_each_reason_of_a_pause_is_its_own(box: Box) -> None:
+    board, _ = published(box)
+    assert value(board, "relay_intake_paused_by", reason="disk") == 0
+    board.pauses = {"wal": "a reader"}
+    assert value(board, "relay_intake_paused_by", reason="disk") == 0
+    assert value(board, "relay_intake_paused_by", reason="wal") == 1
+    assert value(board, "relay_intake_paused") == 1
+    assert value(board, "relay_ledger_wal_limit_bytes") == 1024 << 20
+
+
 def test_a_file_that_waits_makes_queue_and_age(box: Box) -> None:
     box.dispatcher.pauses["test"] = "for the test"
     box.send("alice", "TO: bob\n\nhi")
