@@ -131,7 +131,10 @@ CREATE TABLE audit_log (
     what TEXT NOT NULL,                        -- a message id, or 'message id > recipient'
     old_status TEXT,                           -- NULL: it is new
     new_status TEXT NOT NULL,
-    who TEXT                                   -- the daemon of that time: its pid and epoch
+    who TEXT,                                  -- the daemon of that time: its pid and epoch
+    attempt INTEGER,                           -- of a delivery, from now on
+    staged_at INTEGER,                         -- of the attempt before, where this is a new one
+    written_at INTEGER                         -- likewise, for its row forgets both
 );
 
 CREATE TABLE security_events (
@@ -156,12 +159,16 @@ WHEN OLD.status <> NEW.status BEGIN
         NEW.message_id, OLD.status, NEW.status,
         (SELECT value FROM orchestrator_state WHERE key = 'writer'));
 END;
-CREATE TRIGGER deliveries_moved AFTER UPDATE OF state ON deliveries
-WHEN OLD.state <> NEW.state BEGIN
-    INSERT INTO audit_log (at, what, old_status, new_status, who) VALUES (
+CREATE TRIGGER deliveries_moved AFTER UPDATE OF state, attempt ON deliveries
+WHEN OLD.state <> NEW.state OR OLD.attempt <> NEW.attempt BEGIN
+    INSERT INTO audit_log
+        (at, what, old_status, new_status, who, attempt, staged_at, written_at)
+    VALUES (
         CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
         NEW.message_id || ' > ' || NEW.recipient, OLD.state, NEW.state,
-        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'), NEW.attempt,
+        CASE WHEN OLD.attempt <> NEW.attempt THEN OLD.staged_at END,
+        CASE WHEN OLD.attempt <> NEW.attempt THEN OLD.written_at END);
 END;
 
 -- Append-only. What retention removes is older than audit_kept_from, and goes with a row in

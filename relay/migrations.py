@@ -62,6 +62,21 @@ CREATE TABLE attachment_refs (
     at INTEGER NOT NULL,
     PRIMARY KEY (sha256, message_id)
 ) WITHOUT ROWID;
+ALTER TABLE audit_log ADD COLUMN attempt INTEGER;
+ALTER TABLE audit_log ADD COLUMN staged_at INTEGER;
+ALTER TABLE audit_log ADD COLUMN written_at INTEGER;
+DROP TRIGGER deliveries_moved;
+CREATE TRIGGER deliveries_moved AFTER UPDATE OF state, attempt ON deliveries
+WHEN OLD.state <> NEW.state OR OLD.attempt <> NEW.attempt BEGIN
+    INSERT INTO audit_log
+        (at, what, old_status, new_status, who, attempt, staged_at, written_at)
+    VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id || ' > ' || NEW.recipient, OLD.state, NEW.state,
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'), NEW.attempt,
+        CASE WHEN OLD.attempt <> NEW.attempt THEN OLD.staged_at END,
+        CASE WHEN OLD.attempt <> NEW.attempt THEN OLD.written_at END);
+END;
 {_append_only("audit_log")}{_append_only("security_events")}"""
 
 STEPS = {1: _TO_2}  # from this version to the next

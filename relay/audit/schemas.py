@@ -235,6 +235,9 @@ LEDGER = {
             _maybe("old_status", _TEXT, "NULL: it is new"),
             _always("new_status", _TEXT, "of message or delivery"),
             _maybe("who", _TEXT, "pid and epoch of the daemon"),
+            _maybe("attempt", _NUMBER, "of a delivery"),
+            _maybe("staged_at", _TIME, "of the attempt before a new one"),
+            _maybe("written_at", _TIME, "likewise"),
         ]
     ),
     "security_events": StructType(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from operator import itemgetter
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from relay.cli.common import echo_json, home_option, json_option, open_home, printable, when
+from relay.cli.hops import Hop, changes, hops_of, in_order
 from relay.errors import NotFound
 from relay.home import LEDGER, Home
 from relay.names import ORCHESTRATOR
@@ -45,9 +46,6 @@ def _file_at(home: Home, facts: dict[str, Any]) -> str | None:
     return archive_pack.place(home, path) if path.startswith("archive/") else None
 
 
-ENDED = ("bounced", "expired", "dead", "held")
-
-
 def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
     """What the ledger knows of one message.
 
@@ -68,6 +66,12 @@ def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
     deliveries = db.execute(
         "SELECT * FROM deliveries WHERE message_id = ? ORDER BY recipient", (identity,)
     ).fetchall()
+    log = changes(db, identity, row["discovered_at"])
+    hops = [Hop(row["discovered_at"], "discovered", None)]
+    for one in deliveries:
+        hops += hops_of(one, log.get(one["recipient"], ()))
+    if row["processed_at"]:
+        hops.append(Hop(row["processed_at"], row["status"], None, detail=row["file_path"]))
     return {
         "message_id": identity,
         "from": row["agent_name"],
@@ -95,6 +99,7 @@ def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
             }
             for d in deliveries
         ],
+        "hops": [hop._asdict() | {"at": when(hop.at)} for hop in in_order(hops)],
     }
 
 
@@ -111,6 +116,7 @@ def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
         "answer": row["nack_id"],
         "discovered_at": when(row["at"]),
         "deliveries": [],
+        "hops": [Hop(row["at"], "discovered", None)._asdict() | {"at": when(row["at"])}],
     }
 
 
@@ -119,43 +125,53 @@ def _show(facts: dict[str, Any]) -> None:
     route = f"{facts['from']} -> {facts.get('to') or 'unknown'}"
     click.echo(f"  {facts.get('kind') or 'unknown'} {route}: {facts['status']}")
     hop = "  {:<28} {}".format
-    click.echo(hop(facts["discovered_at"], f"discovered in the outbox of {facts['from']}"))
-    came: list[tuple[str, str]] = []
-    missing: list[tuple[str, str]] = []
-    for delivery in facts["deliveries"]:
-        for at, text in _hops(delivery):
-            if at:
-                came.append((at, text))
-            else:
-                missing.append(("-" if delivery["state"] in ENDED else "not yet", text))
-    if facts.get("processed_at"):
-        at = facts.get("file_at") or facts["file"]
-        also = "" if at == facts["file"] else f" ({at})"
-        came.append((facts["processed_at"], f"{facts['status']}, file in {facts['file']}{also}"))
+    for one in facts["hops"]:
+        click.echo(hop(one["at"] or "unknown", printable(_told(one, facts))))
+    for text in _not_yet(facts["deliveries"]):
+        click.echo(hop("not yet", text))
     if not facts["deliveries"] and facts["status"] not in ("failed", "rejected"):
-        missing.append(("-", "no recipients"))
-    for at, text in [*sorted(came, key=itemgetter(0)), *missing]:
-        click.echo(hop(at, text))
+        click.echo(hop("-", "no recipients"))
     if facts["error"]:
         click.echo(hop("why", printable(facts["error"])))
 
 
-def _hops(delivery: dict[str, Any]) -> list[tuple[str | None, str]]:
-    """The hops of one delivery, in order; a time that is None has not come."""
-    name = delivery["recipient"]
-    if name == ORCHESTRATOR:
-        return [(delivery["read_at"], "handled by the relay itself")]
-    again = f", attempt {delivery['attempt']}" if delivery["attempt"] > 1 else ""
-    hops = [
-        (delivery["staged_at"], f"accepted for {name}{again}"),
-        (delivery["written_at"], f"written to the inbox of {name}{again}"),
-        (delivery["read_at"], f"read by {name}"),
-    ]
-    if delivery["state"] in ENDED:
-        also = f", tried again at {delivery['due_at']}" if delivery["due_at"] else ""
-        hops = [(at, text) for at, text in hops[1:] if at]  # how far it came
-        said = f"{delivery['state']} for {name}: {delivery['error']}{also}"
-        hops.append((None if hops else delivery["staged_at"], said))
-    if delivery["acked_at"]:
-        hops.append((delivery["acked_at"], f"acknowledged by {name}: {delivery['ack_status']}"))
-    return hops
+_WORDS = {
+    "accepted": "accepted for {}",
+    "discovered": "discovered in the outbox of {}",
+    "acked": "acknowledged by {}",
+    "handled": "handled by the relay itself",
+    "read": "read by {}",
+    "written": "written to the inbox of {}",
+}
+
+
+def _told(hop: dict[str, Any], facts: dict[str, Any]) -> str:
+    """A hop in words."""
+    what, name = hop["what"], hop["recipient"]
+    if name is None and what != "discovered":
+        at = facts.get("file_at") or hop["detail"]
+        return f"{what}, file in {hop['detail']}" + ("" if at == hop["detail"] else f" ({at})")
+    said: str = _WORDS.get(what, what + " for {}").format(name or facts["from"])
+    if hop["detail"] is not None:
+        said += f": {hop['detail']}"
+    elif (hop["attempt"] or 1) > 1:
+        said += f", attempt {hop['attempt']}"
+    for one in facts["deliveries"]:
+        is_it = one["recipient"] == name and one["state"] == what == "held"
+        if is_it and hop["detail"] is not None and one["due_at"]:
+            said += f", tried again at {one['due_at']}"
+    return said
+
+
+def _not_yet(deliveries: list[dict[str, Any]]) -> Iterator[str]:
+    """What is still to come."""
+    for one in deliveries:
+        name, state = one["recipient"], one["state"]
+        if name == ORCHESTRATOR:
+            if not one["read_at"]:
+                yield "handled by the relay itself"
+            continue
+        if state == "staged":
+            yield f"written to the inbox of {name}"
+        if state in ("staged", "written"):
+            yield f"read by {name}"

@@ -1,0 +1,153 @@
+"""``relay trace``: every hop of every attempt with its time, and unknown where nobody knows it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.clock import iso_time
+from relay.config import Config, encode
+from relay.home import LEDGER, Home
+from relay.ledger import Ledger, Written
+from relay.ledger_values import Held
+from tests.procs import relay
+from tests.unit.ledger_support import facts
+
+
+class Life:
+    """One message in a ledger, and when each thing happened to it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        with Home.create(str(root), encode(Config())) as home:
+            self.ledger = Ledger.open(home.path(LEDGER))
+        one = facts(1, discovered_at=self.now())
+        self.id = one.message_id
+        with self.ledger.transaction():
+            self.ledger.record([one])
+            self.ledger.claim([self.id])
+
+    def now(self) -> int:
+        """The time, one that no other hop has."""
+        time.sleep(0.003)  # audit_log has milliseconds
+        return time.time_ns()
+
+    def write(self, attempt: int) -> tuple[str, str]:
+        """Accept and write an attempt; both times."""
+        staged, written = self.now(), self.now()
+        with self.ledger.transaction():
+            self.ledger.written([Written(self.id, "bob", attempt, staged, written)])
+        return iso_time(staged), iso_time(written)
+
+    def read(self, attempt: int) -> None:
+        with self.ledger.transaction():
+            self.ledger.read([(self.id, "bob", attempt)], self.now())
+
+    def hold(self, attempt: int, why: str) -> None:
+        with self.ledger.transaction():
+            self.ledger.hold([Held(self.id, "bob", attempt, why, self.now())])
+
+    def end(self, state: str, why: str) -> None:
+        self.now()
+        with self.ledger.transaction():
+            self.ledger.end(self.id, "bob", state, why)
+
+    def trace(self) -> dict[str, Any]:
+        found = json.loads(relay("trace", self.id, "--json", home=self.root).stdout)
+        return dict(found)
+
+    def lines(self) -> list[str]:
+        """What a person sees, without the times."""
+        shown = relay("trace", self.id, home=self.root).stdout.splitlines()[2:]
+        return [line[31:] for line in shown]
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Iterator[Life]:
+    made = Life(tmp_path / "home")
+    yield made
+    made.ledger.close()
+
+
+def test_every_hop_of_every_attempt_has_its_time(life: Life) -> None:
+    first = life.write(1)
+    life.read(1)
+    second = life.write(2)
+    life.end("dead", "no acknowledgment within 60 s, 2 attempts")
+    third = life.write(3)
+    life.read(3)
+    hops = life.trace()["hops"]
+    assert [(hop["what"], hop["attempt"]) for hop in hops] == [
+        ("discovered", None),
+        ("accepted", 1),
+        ("written", 1),
+        ("read", 1),
+        ("written", 2),
+        ("dead", 2),
+        ("replayed", 3),
+        ("written", 3),
+        ("read", 3),
+    ]
+    times = [hop["at"] for hop in hops]
+    assert (times[1], times[2], times[4], times[7]) == (*first, second[1], third[1])
+    assert times == sorted(times) and None not in times
+    assert life.lines() == [
+        "discovered in the outbox of alice",
+        "accepted for bob",
+        "written to the inbox of bob",
+        "read by bob",
+        "written to the inbox of bob, attempt 2",
+        "dead for bob, attempt 2",
+        "replayed for bob, attempt 3",
+        "written to the inbox of bob, attempt 3",
+        "read by bob, attempt 3",
+    ]
+
+
+def test_an_attempt_that_was_never_written_has_no_such_hop(life: Life) -> None:
+    life.write(1)
+    life.hold(2, "inbox is not a directory")
+    life.hold(3, "inbox is not a directory")
+    life.write(3)
+    life.hold(4, "the disk is full")
+    hops = life.trace()["hops"]
+    assert [(hop["what"], hop["attempt"], hop["detail"]) for hop in hops[2:]] == [
+        ("written", 1, None),
+        ("held", 2, None),
+        ("held", 3, None),
+        ("written", 3, None),
+        ("held", 4, "the disk is full"),
+    ]
+    assert life.lines()[-1].startswith("held for bob: the disk is full, tried again at 20")
+
+
+def test_what_nobody_noted_is_unknown(life: Life) -> None:
+    """So it is of a ledger made again from the journal, and of attempts under schema 1."""
+    life.write(3)
+    hops = life.trace()["hops"]
+    assert [(hop["what"], hop["attempt"], hop["at"] is None) for hop in hops] == [
+        ("discovered", None, False),
+        ("accepted", 1, True),
+        ("written", 1, True),
+        ("written", 2, True),
+        ("written", 3, False),
+    ]
+    shown = relay("trace", life.id, home=life.root).stdout.splitlines()
+    assert [line.split()[0] for line in shown[3:6]] == ["unknown"] * 3
+    assert shown[-1].split() == ["not", "yet", "read", "by", "bob"]
+
+
+def test_of_two_with_one_beginning_each_has_its_own(life: Life) -> None:
+    life.write(1)
+    with life.ledger.transaction():
+        other = facts(1, message_id=life.id + "0", discovered_at=life.now())
+        life.ledger.record([other])
+        life.ledger.claim([other.message_id])
+        life.ledger.written([Written(other.message_id, "bob", 1, 5, 6)])
+        life.ledger.read([(other.message_id, "bob", 1)], life.now())
+    assert "read" not in [hop["what"] for hop in life.trace()["hops"]]
