@@ -73,7 +73,8 @@ class Session:
 
     def __enter__(self) -> Session:
         self._tally.begin(START)
-        gc.unfreeze()  # what a session before left is nobody's any more
+        gc.unfreeze()  # what a session before left is nobody's any more,
+        gc.collect()  # and would be frozen with the rest: a whole store for each reload
         with contextlib.ExitStack() as stack:
             self._open(stack)
             self._stack = stack.pop_all()

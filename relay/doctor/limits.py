@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from relay import disk, wal
+from relay.daemon import lock_holder
 from relay.doctor.finding import Finding, Place, Severity
 from relay.home import LEDGER
 
@@ -33,9 +34,12 @@ def examine(place: Place) -> Iterator[Finding]:
     length = wal.look(place.home.path(LEDGER), place.config.ledger)
     if length.state is not wal.State.OK:
         stops = "; nothing is taken in" if length.state is wal.State.FULL else ""
-        found = length.sentence(wal.others(place.home.path(LEDGER))) + stops
+        readers = wal.others(place.home.path(LEDGER))
+        readers.pop(lock_holder(place.home) or 0, None)  # the relay itself does end
+        found = length.sentence(readers) + stops
+        remedy = "end that process" if readers else "as root, `fuser -v ledger.db` says who"
         severity = Severity.ERROR if stops else Severity.WARNING
-        yield Finding("ledger", found, "end that process", severity, LEDGER + "-wal")
+        yield Finding("ledger", found, remedy, severity, LEDGER + "-wal")
 
 
 def read_limit(name: str) -> int | None:

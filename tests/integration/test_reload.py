@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,10 @@ import pexpect
 import pytest
 
 from relay.cli.asking import ask_status
+from relay.clock import Clock
+from relay.config import decode
 from relay.home import Home
+from relay.session import Session
 from tests.procs import PATIENCE_S, Relay, environment, home_of, relay, until
 
 pytestmark = pytest.mark.timeout(60)
@@ -121,6 +126,21 @@ def test_the_same_again_changes_nothing(running: Relay) -> None:
     assert said["event"] == "Read config.json again: nothing changed"
     assert status(home)["starts"] == 1
     assert running.stop() == 0
+
+
+@pytest.mark.timeout(60)
+def test_what_a_session_held_goes_with_it(home: Path) -> None:
+    sessions = []
+    with Home(str(home)) as opened:
+        config = decode(opened.read_config())
+        try:
+            for _ in range(3):
+                with Session(opened, config, Clock(), lambda *_, **__: None) as session:
+                    sessions.append(weakref.ref(session))
+                del session
+        finally:
+            gc.unfreeze()
+    assert [one() is None for one in sessions[:2]] == [True, True]
 
 
 def test_mail_that_comes_while_it_reloads_is_delivered_once(running: Relay) -> None:
