@@ -4,7 +4,7 @@
 --     sqlite3 ledger.db "select status, count(*) from messages group by 1"
 -- Readers never block the relay (WAL). The only writer is the daemon.
 -- Schema version: PRAGMA user_version. To change this file: raise it, and add the step from the
--- version before to relay/migrations.py.
+-- version before to relay/ledger/migrations.py.
 
 PRAGMA user_version = 2;
 
@@ -76,7 +76,7 @@ CREATE TABLE agents (
     public_key TEXT                            -- Ed25519, 64 hex digits: its messages are checked
 );
 
--- The processes that the relay started, one a name; relay/supervisor.py.
+-- The processes that the relay started, one a name; relay/processes/supervisor.py.
 CREATE TABLE processes (
     name TEXT PRIMARY KEY,                     -- the agent's
     state TEXT NOT NULL CHECK (state IN ('starting', 'ready', 'working', 'idle', 'stuck',
@@ -140,7 +140,7 @@ CREATE TABLE audit_log (
 CREATE TABLE security_events (
     id INTEGER PRIMARY KEY,
     at INTEGER NOT NULL,
-    kind TEXT NOT NULL,                        -- a word of relay/incidents.py
+    kind TEXT NOT NULL,                        -- a word of relay/security/incidents.py
     agent TEXT,
     path TEXT,
     detail TEXT

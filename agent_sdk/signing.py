@@ -24,7 +24,7 @@ def signed(
         return message
     import base64
 
-    from relay import keyfile, signatures
+    from relay.security import keyfile, signatures
 
     key = keyfile.load(home.path("agents", agent, KEY))
     raw = signatures.sign(key, agent, message_id, message.to, message.body)

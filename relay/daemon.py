@@ -19,14 +19,14 @@ from collections.abc import Callable
 
 from relay import config as configuration
 from relay import fsio
-from relay.admin import Admin
 from relay.clock import NS_PER_S, Clock
 from relay.config import Config
 from relay.errors import AlreadyRunning, LedgerError, RelayError
 from relay.home import FEW_DESCRIPTORS, LOCK, Home
-from relay.logs import Log, make_log
-from relay.notify import Notifier, Watchdog
-from relay.published import Board
+from relay.operations.admin import Admin
+from relay.operations.logs import Log, make_log
+from relay.operations.notify import Notifier, Watchdog
+from relay.operations.published import Board
 from relay.session import Session
 
 # The thread that writes the store holds the interpreter this long at most before the loop goes on.

@@ -21,19 +21,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from relay import delivery, fsio, lives
+from relay import fsio
+from relay.agents import lives
 from relay.checksums import sha256_hex
 from relay.clock import NS_PER_MS, Clock, iso_date
 from relay.comm.engine import CommStore
 from relay.comm.model import DeliveryState, Message
 from relay.errors import MessageError, UnsafePath
-from relay.eventlog import EventLog
+from relay.flow import delivery
+from relay.flow.originals import original, rebuild
 from relay.home import PENDING, READ, Dirs, Home
 from relay.ledger import Ledger, Row
+from relay.ledger.projection import Projection, deliveries_of, facts_of
 from relay.message import DEFAULT_MAX_BODY_BYTES, max_file_bytes, parse_delivered, render
 from relay.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
-from relay.originals import original, rebuild
-from relay.projection import Projection, deliveries_of, facts_of
+from relay.store.eventlog import EventLog
 
 DISAPPEARED = "file_disappeared"
 ACCEPTED = "accepted before a crash, and not delivered then"

@@ -17,7 +17,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from types import TracebackType
 
-from relay import hardening, recovery
+from relay import recovery
+from relay.agents.evidence import Evidence
+from relay.agents.roster import Roster
 from relay.aof2.plan import Order
 from relay.aof2.tiers import TierWorker
 from relay.clock import NS_PER_S, Clock
@@ -25,20 +27,19 @@ from relay.comm.engine import CommStore
 from relay.comm.flush import Flusher, FlushPolicy
 from relay.comm.rolling import Roller, RollPolicy
 from relay.config import Config
-from relay.dispatch import Dispatcher
-from relay.evidence import Evidence
+from relay.flow.dispatch import Dispatcher
+from relay.flow.watcher import ScanWatcher, Wake, Watcher, make_watcher
 from relay.home import LEDGER, STORE, Home
-from relay.housekeeping import Housekeeper
+from relay.housekeeping.housekeeper import Housekeeper
 from relay.ledger import Ledger
-from relay.overseer import make_overseer
-from relay.published import Board, Publisher
-from relay.roster import Roster
-from relay.spawner import Spawner, SystemSpawner
-from relay.stores import Opened, open_store, store_key
-from relay.supervisor import Supervisor
-from relay.tally import START, STOP, WAIT
-from relay.upkeep import obey
-from relay.watcher import ScanWatcher, Wake, Watcher, make_watcher
+from relay.operations.overseer import make_overseer
+from relay.operations.published import Board, Publisher
+from relay.operations.tally import START, STOP, WAIT
+from relay.processes.spawner import Spawner, SystemSpawner
+from relay.processes.supervisor import Supervisor
+from relay.security import hardening
+from relay.store.opening import Opened, open_store, store_key
+from relay.store.upkeep import obey
 
 TIER_POLL_NS = NS_PER_S  # a step that runs is looked at so often
 TIER_NICENESS = 10  # compression takes what the loop leaves

@@ -14,22 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from relay import recovery
+from relay.agents.roster import Roster
 from relay.aof2.plan import Order
-from relay.asked import Pack, Prune
 from relay.comm import acomm
 from relay.comm.engine import CommStore
 from relay.comm.flush import Flusher, FlushPolicy, Inline
 from relay.config import Config, encode
-from relay.dispatch import Dispatcher
+from relay.flow.dispatch import Dispatcher
+from relay.flow.watcher import Wake, Watcher, make_watcher
 from relay.home import LEDGER, STORE, Home
 from relay.ledger import Ledger
 from relay.message import MessageFile, parse_delivered
-from relay.roster import Roster
+from relay.orchestrator.asked import Pack, Prune
+from relay.processes.spawner import Spawner
 from relay.session import make_roller, make_supervisor, tend
-from relay.spawner import Spawner
-from relay.stores import open_store, store_key
-from relay.upkeep import obey
-from relay.watcher import Wake, Watcher, make_watcher
+from relay.store.opening import open_store, store_key
+from relay.store.upkeep import obey
 from tests.fakes import FakeClock, FakeSpawner
 
 

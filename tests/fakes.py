@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from relay.clock import NS_PER_S, Clock
-from relay.spawner import CannotStart, Ended, Pid, Usage
-from relay.spawning import Spec
+from relay.processes.requests import Spec
+from relay.processes.spawner import CannotStart, Ended, Pid, Usage
 
 
 class FakeClock(Clock):

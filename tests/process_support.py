@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from relay.config import Config, Spawn
-from relay.processes import Process
+from relay.processes.table import Process
 from tests.box import Box
 from tests.fakes import FakeProcess, FakeSpawner
 

@@ -24,7 +24,7 @@ from relay.comm.seal import seal
 from relay.config import decode
 from relay.errors import FormatError, HomeMissing, KeyFileError, RelayError, SealedStore
 from relay.home import CONFIG, JOURNAL, LEDGER, STORE, Home
-from relay.stores import look, store_key
+from relay.store.opening import look, store_key
 
 ARCHIVES = "store/archive/**/*.acomm"
 DEFAULT_GRACE_S = 30.0  # a batch is recorded within a second of its discovery

@@ -69,7 +69,7 @@ def _row(
     message: Message, recipient: str, delivery: Delivery, overdue: bool | None
 ) -> dict[str, Any]:
     from relay.clock import NS_PER_MS, NS_PER_S, iso_time
-    from relay.router import KIND_OF
+    from relay.flow.router import KIND_OF
 
     metadata = message.metadata or {}
     delivered = message.delivered_at

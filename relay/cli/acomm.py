@@ -177,7 +177,7 @@ def _findings(
 
 def _key(path: str | None) -> bytes | None:
     """The key in a key file that was named. Errors: KeyFileError."""
-    from relay import keyfile
+    from relay.security import keyfile
 
     return None if path is None else keyfile.load(path)
 

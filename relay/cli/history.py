@@ -137,7 +137,7 @@ def read_store(home: Home) -> CommStore:
     """
     from relay.clock import Clock
     from relay.config import decode
-    from relay.stores import look, store_key
+    from relay.store.opening import look, store_key
 
     config = decode(home.read_config(), home.path("config.json"))
     return look(home, Clock(), config, store_key(home, config, make=False))

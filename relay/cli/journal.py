@@ -176,7 +176,7 @@ def prune(
     config.json says nothing.
     """
     from relay.aof2.plan import PRUNE, Order
-    from relay.upkeep import carry_out, retention
+    from relay.store.upkeep import carry_out, retention
 
     place = _place(ctx, caller["home"], objects)
     order = Order(
@@ -200,8 +200,8 @@ def prune(
 
 def _plan(place: _Place, policy: TierPolicy, as_json: bool) -> int:
     """What a prune would do, read from the manifest; changes nothing."""
-    from relay import upkeep
     from relay.aof2.manifest import read_manifest
+    from relay.store import upkeep
 
     entries = list(read_manifest(place.stream_dir, _warn).catalog.entries.values())
     below = min(upkeep.safe_below(place.home), upkeep.prunable_below(place.home))
@@ -223,7 +223,7 @@ def _order(
     **caller: Any,
 ) -> int:
     from relay.aof2.plan import Order
-    from relay.upkeep import carry_out
+    from relay.store.upkeep import carry_out
 
     place = _place(ctx, caller["home"], objects)
     order = Order(verb, segment_ids)
@@ -278,7 +278,7 @@ class _Place(NamedTuple):
 
     @property
     def stream_dir(self) -> str:
-        from relay.stores import stream_dir
+        from relay.store.opening import stream_dir
 
         return stream_dir(self.home)
 
@@ -288,7 +288,7 @@ class _Place(NamedTuple):
 
     def policy(self) -> TierPolicy:
         """Config.json's, and --objects."""
-        from relay.stores import tier_policy
+        from relay.store.opening import tier_policy
 
         policy = tier_policy(self.home, self.config)
         return policy._replace(objects=self.objects) if self.objects else policy
@@ -323,8 +323,8 @@ def _opened(place: _Place) -> Iterator[tuple[Journal, Tiers]]:
     from relay.aof2 import orders
     from relay.aof2.journal import Journal
     from relay.aof2.tiers import Tiers
-    from relay.eventlog import STREAM_ID
-    from relay.stores import journal_policy
+    from relay.store.eventlog import STREAM_ID
+    from relay.store.opening import journal_policy
 
     with ExitStack() as held:
         try:

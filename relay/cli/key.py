@@ -40,8 +40,9 @@ def make(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
     The private key is agents/NAME/key, mode 600, and is never replaced: remove it to make
     another, which counts once `relay key trust` confirms it. Again it changes nothing.
     """
-    from relay import fsio, keyfile
-    from relay.signatures import public_key
+    from relay import fsio
+    from relay.security import keyfile
+    from relay.security.signatures import public_key
 
     check_agent_name(name)
     with open_home(ctx, home) as opened:

@@ -16,7 +16,7 @@ from relay.errors import EXIT_FINDINGS, FormatError
 from relay.home import LEDGER
 
 if TYPE_CHECKING:
-    from relay.ledger_file import Content
+    from relay.ledger.file import Content
 
 
 POLL_S = 0.5
@@ -68,7 +68,7 @@ def backup(ctx: click.Context, home: str | None, file: str, force: bool, as_json
     The copy is of one instant, checked, and on the disk when this returns; it is one file of mode
     600. Until then FILE is as it was.
     """
-    from relay import ledger_backup
+    from relay.ledger import backup as ledger_backup
 
     with open_home(ctx, home) as opened:
         content = ledger_backup.backup(opened, os.path.abspath(file), force=force)
@@ -89,7 +89,7 @@ def restore(ctx: click.Context, home: str | None, file: str, as_json: bool) -> N
     FILE is checked first. The ledger that was there is kept as ledger.db.before-restore. What
     happened after the backup is told again from the journal at the next start.
     """
-    from relay import ledger_backup
+    from relay.ledger import backup as ledger_backup
 
     with open_home(ctx, home) as opened:
         restored = ledger_backup.restore(opened, os.path.abspath(file))
@@ -105,7 +105,7 @@ def restore(ctx: click.Context, home: str | None, file: str, as_json: bool) -> N
 @click.pass_context
 def check(ctx: click.Context, home: str | None, file: str | None, as_json: bool) -> int:
     """Check the ledger, or a backup FILE, row by row and page by page; exit 3 for a damaged one."""
-    from relay.ledger_file import verify
+    from relay.ledger.file import verify
 
     if file is None:
         with open_home(ctx, home) as opened:

@@ -21,7 +21,7 @@ from relay.home import CONFIG, LOCK, Home
 
 if TYPE_CHECKING:
     from relay.config import Config
-    from relay.prune import Gone
+    from relay.housekeeping.prune import Gone
 
 
 @click.command(epilog="\b\nExamples:\n  relay prune --dry-run\n  relay prune")
@@ -33,7 +33,7 @@ def prune(ctx: click.Context, /, dry_run: bool, **caller: Any) -> None:
     Archive, what agents have read, refused files, output of agents that are no more, attachments
     that no message names, old rows of audit_log. A relay that runs does so every hour by itself.
     """
-    from relay.housekeeping import whole_run
+    from relay.housekeeping.housekeeper import whole_run
 
     with open_home(ctx, caller["home"]) as home:
         config = _config(home)
@@ -61,8 +61,8 @@ def pack(ctx: click.Context, /, before: str, **caller: Any) -> None:
     Never today's or yesterday's. `relay trace` says where a file is, and `tar --zstd -x` takes it
     out. A relay that runs does so by itself when the disk is low.
     """
-    from relay import archive_pack
-    from relay.housekeeping import packable, packing_said
+    from relay.housekeeping import archive_pack
+    from relay.housekeeping.housekeeper import packable, packing_said
 
     if before and not archive_pack.is_day(before):
         raise click.BadParameter(f"{before!r} is no day like 2026-01-31", param_hint="--before")

@@ -28,7 +28,7 @@ def service() -> None:
 @click.pass_context
 def install(ctx: click.Context, home: str | None, only_print: bool, as_json: bool) -> None:
     """Write the unit for this home and this Python."""
-    from relay import service as services
+    from relay.operations import service as services
 
     with open_home(ctx, home) as opened:
         found = services.service_of(opened.root, os.environ)
@@ -50,7 +50,7 @@ def install(ctx: click.Context, home: str | None, only_print: bool, as_json: boo
 @click.pass_context
 def uninstall(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """Remove the unit; a relay that runs is left alone."""
-    from relay import service as services
+    from relay.operations import service as services
 
     with open_home(ctx, home) as opened:
         found = services.service_of(opened.root, os.environ)
@@ -72,7 +72,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
 
     Exit code 5 when it is not.
     """
-    from relay import service as services
+    from relay.operations import service as services
 
     with open_home(ctx, home) as opened:
         found = services.service_of(opened.root, os.environ)
@@ -95,8 +95,8 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
 @click.pass_context
 def show(ctx: click.Context, home: str | None) -> None:
     """Print the unit that is installed."""
-    from relay import service as services
     from relay.errors import NotFound
+    from relay.operations import service as services
 
     with open_home(ctx, home) as opened:
         found = services.service_of(opened.root, os.environ)

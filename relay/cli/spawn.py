@@ -135,7 +135,7 @@ def ps(ctx: click.Context, home: str | None, everything: bool, as_json: bool) ->
     Starting: nothing was heard of it yet. Stuck: it owes a read or an answer for too long.
     """
     from relay.ledger import open_readonly
-    from relay.processes import ENDS
+    from relay.processes.table import ENDS
 
     with open_home(ctx, home) as opened:
         db = open_readonly(opened.path(LEDGER))

@@ -40,7 +40,7 @@ def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) 
 
 def _file_at(home: Home, facts: dict[str, Any]) -> str | None:
     """Where the file of a message that is at its end is now; None where that is not asked."""
-    from relay import archive_pack
+    from relay.housekeeping import archive_pack
 
     path = facts.get("file") or ""
     return archive_pack.place(home, path) if path.startswith("archive/") else None

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from relay.comm.model import Message, StoreFile
 from relay.message import EMPTY_BODY_CONTENT
-from relay.signatures import verify
+from relay.security.signatures import verify
 
 # A message without a body has its KIND's word for content; what was signed is the body.
 _WORDS = frozenset(EMPTY_BODY_CONTENT.values())

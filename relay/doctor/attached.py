@@ -7,9 +7,9 @@ import hashlib
 import os
 from collections.abc import Iterator
 
-from relay.archive_pack import DAY_NS
 from relay.doctor.finding import Finding, Place, Severity, names, several, twice
 from relay.home import LEDGER
+from relay.housekeeping.archive_pack import DAY_NS
 from relay.ledger import open_readonly
 
 _NAMED = (

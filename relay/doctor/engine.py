@@ -17,8 +17,8 @@ from relay.doctor.finding import RESTORE, Finding, Place, names, said
 from relay.errors import LedgerError, RelayError
 from relay.home import BASE, LEDGER, STORE, Home
 from relay.ledger import open_readonly
-from relay.stores import stream_dir
-from relay.upkeep import covers
+from relay.store.opening import stream_dir
+from relay.store.upkeep import covers
 
 _DUMP = "`relay aof dump` reads what is good of it; remove it when nobody needs it any more"
 _GONE = "put it back, or go on: the relay begins a new one, and what no checkpoint has is lost"

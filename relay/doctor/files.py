@@ -14,12 +14,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from relay import archive_pack
-from relay.archive_pack import SUFFIX
+from relay.agents.roster import Meta
 from relay.doctor.finding import Finding, Place, Repair, Severity, names, several, twice
 from relay.errors import FormatError
 from relay.home import AGENT_DIRS, META, PENDING
-from relay.roster import Meta
+from relay.housekeeping import archive_pack
+from relay.housekeeping.archive_pack import SUFFIX
 
 MOST_LOOKED = 50_000  # entries: half a second
 TEMP_AGE_S = 3600  # a backup or a pack of a large home takes minutes

@@ -8,7 +8,6 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator
 
-from relay import archive_pack, ledger_file, prune
 from relay.aof2.reader import JournalReader
 from relay.clock import iso_date
 from relay.comm.event_codec import EventCodec
@@ -16,10 +15,12 @@ from relay.config import Retention
 from relay.doctor.finding import RESTORE, Finding, Place, Severity, names, several, twice
 from relay.errors import LedgerError, RelayError
 from relay.home import LEDGER
+from relay.housekeeping import archive_pack, prune
 from relay.ledger import SCHEMA_VERSION, open_readonly, schema_sql
+from relay.ledger import file as ledger_file
+from relay.ledger.projection import deliveries_of
 from relay.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
-from relay.projection import deliveries_of
-from relay.stores import look, store_key, stream_dir
+from relay.store.opening import look, store_key, stream_dir
 
 MOST_ROWS = 50_000  # of each kind, the newest: some tenths of a second
 

@@ -11,16 +11,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from relay.agents.roster import Roster
 from relay.clock import Clock, iso_date
 from relay.comm.flush import Flusher, FlushPolicy
 from relay.config import Config
-from relay.dispatch import Dispatcher
+from relay.flow.dispatch import Dispatcher
+from relay.flow.watcher import InotifyWatcher, Wake
 from relay.home import LEDGER, STORE, Home
 from relay.ledger import Ledger
-from relay.roster import Roster
 from relay.session import make_roller
-from relay.stores import open_store
-from relay.watcher import InotifyWatcher, Wake
+from relay.store.opening import open_store
 from scripts.benchmarks.common import (
     fill,
     fresh_root,

@@ -28,7 +28,7 @@ from relay.clock import Clock
 from relay.comm.event_codec import VERSION, EventCodec, Frame, Start
 from relay.home import CONFIG, Home
 from relay.names import new_message_id
-from relay.stores import open_store, stream_dir
+from relay.store.opening import open_store, stream_dir
 from scripts.benchmarks.common import fresh_root, make_home, message, note, percentile, report, sync
 
 PACE_S = 0.010

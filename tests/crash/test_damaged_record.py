@@ -15,7 +15,7 @@ from relay.aof2.format import RECORD, RecordFlag
 from relay.aof2.reader import JournalReader
 from relay.aof2.segment import FIRST, segment_path
 from relay.home import STORE
-from relay.stores import stream_dir
+from relay.store.opening import stream_dir
 from tests.box import Box
 from tests.crash.test_every_step import scenario
 from tests.unit.aof2_support import flip

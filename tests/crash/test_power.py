@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from relay import fsio
-from relay.eventlog import EventLog
 from relay.home import LEDGER
 from relay.names import ORCHESTRATOR
+from relay.store.eventlog import EventLog
 from tests.box import Box
 from tests.crash.test_every_step import scenario
 from tests.power import Cut, Power

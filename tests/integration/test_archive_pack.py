@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from backports import zstd
 
-from relay import archive_pack, fsio
-from relay.archive_pack import Packed
+from relay import fsio
 from relay.errors import FormatError
+from relay.flow.originals import render_again
 from relay.home import Home
-from relay.originals import render_again
+from relay.housekeeping import archive_pack
+from relay.housekeeping.archive_pack import Packed
 from tests.box import Box
 
 DAY = "2026-01-02"

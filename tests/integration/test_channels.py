@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.stores import look
+from relay.store.opening import look
 from tests.box import Box
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from relay import fsio
+from relay.agents.roster import META
 from relay.config import Agents, Config, Continuity
 from relay.message import MessageFile
-from relay.roster import META
 from tests.box import Box
 
 SAVE = "KIND: continuity\nACTION: save\n\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.config import Config, Detection
-from relay.watcher import InotifyWatcher, Wake
+from relay.flow.watcher import InotifyWatcher, Wake
 from tests.box import Box
 
 

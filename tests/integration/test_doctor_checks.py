@@ -17,11 +17,12 @@ import pytest
 from click.testing import CliRunner
 
 from agent_sdk import Agent
-from relay import archive_pack, fsio
+from relay import fsio
 from relay.cli import cli
 from relay.config import Config, Disk, Ledger
 from relay.doctor import Finding, Severity, examine, files, limits, repair
 from relay.home import LEDGER
+from relay.housekeeping import archive_pack
 from tests.box import Box
 from tests.integration.test_wal import reader
 from tests.procs import Relay, home_of, relay, until

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from relay import keyfile
 from relay.comm import acomm
+from relay.security import keyfile
 from tests.procs import Relay, relay, until
 
 pytestmark = pytest.mark.timeout(60)

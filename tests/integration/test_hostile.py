@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.decide import Decider
 from relay.errors import UnsafePath
+from relay.flow.decide import Decider
 from relay.home import Home
 from tests.box import Box
 

@@ -9,9 +9,9 @@ import pytest
 
 from relay.aof2.format import RecordFlag
 from relay.aof2.reader import JournalReader
-from relay.eventlog import EventLog
 from relay.home import LEDGER, STORE
-from relay.stores import look
+from relay.store.eventlog import EventLog
+from relay.store.opening import look
 from tests.box import Box
 
 DELIVERIES = (

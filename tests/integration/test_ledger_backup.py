@@ -16,16 +16,19 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent
-from relay import fsio, ledger_backup, ledger_file
+from relay import fsio
 from relay.errors import AlreadyRunning, FormatError, LedgerBusy, LedgerError, VersionError
 from relay.home import LEDGER, Home
+from relay.ledger import backup as ledger_backup
+from relay.ledger import file as ledger_file
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 from tests.unit.ledger_support import Look
 
 RESTORE = """
 import os, signal, sys
-from relay import fsio, ledger_backup
+from relay import fsio
+from relay.ledger import backup as ledger_backup
 from relay.home import Home
 steps = int(sys.argv[3])
 def fault(operation, name):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from relay import fsio
-from relay.roster import META
+from relay.agents.roster import META
 from tests.box import Box
 
 DAY_S = 86_400

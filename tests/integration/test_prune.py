@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from relay import fsio, prune
-from relay.asked import Pack, Prune
+from relay import fsio
 from relay.comm.flush import Inline
 from relay.config import Config, Retention, encode
-from relay.housekeeping import Housekeeper, packable, whole_run
-from relay.prune import Gone
+from relay.housekeeping import prune
+from relay.housekeeping.housekeeper import Housekeeper, packable, whole_run
+from relay.housekeeping.prune import Gone
+from relay.orchestrator.asked import Pack, Prune
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 

@@ -10,7 +10,7 @@ from relay.aof2 import orders
 from relay.config import Config, Journal
 from relay.errors import JournalPruned
 from relay.home import BASE, STORE
-from relay.stores import look
+from relay.store.opening import look
 from tests.box import Box
 
 KEEP_LITTLE = Config(journal=Journal(segment_bytes=4096, keep_age_s=1, compress_segments=False))

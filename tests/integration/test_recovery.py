@@ -7,10 +7,10 @@ import os
 import pytest
 
 from relay import fsio
-from relay.carry import Carrier
 from relay.comm import acomm
-from relay.eventlog import EventLog
+from relay.flow.carry import Carrier
 from relay.home import STORE
+from relay.store.eventlog import EventLog
 from tests.box import Box
 
 

@@ -17,7 +17,7 @@ from relay import fsio, recovery
 from relay.daemon import trouble
 from relay.errors import LedgerError
 from relay.home import Home
-from relay.logs import make_log
+from relay.operations.logs import make_log
 from tests.box import Box
 from tests.procs import Relay, environment, home_of, relay, until
 

@@ -13,7 +13,7 @@ import pytest
 from agent_sdk import Agent
 from relay.config import Config, Security
 from relay.errors import KeyFileError
-from relay.signatures import key_id, public_key, sign
+from relay.security.signatures import key_id, public_key, sign
 from tests.box import Box
 from tests.procs import Relay, home_of, relay
 
@@ -132,7 +132,7 @@ def test_a_key_that_is_registered_stays_without_meta_json(box: Box) -> None:
 def test_killed_before_the_ledger_heard_of_a_confirmed_key(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relay.carry import Carrier
+    from relay.flow.carry import Carrier
 
     name_key(box, "alice", ALICE)
     signed(box, ALICE)

@@ -18,8 +18,8 @@ from relay.cli.asking import _UnixConnection
 from relay.config import decode
 from relay.daemon import Daemon
 from relay.home import Home
-from relay.logs import make_log
-from relay.notify import Notifier
+from relay.operations.logs import make_log
+from relay.operations.notify import Notifier
 from tests.procs import home_of, until
 
 pytestmark = pytest.mark.timeout(60)

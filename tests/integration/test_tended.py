@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from relay.flow.watcher import Wake
 from relay.session import tend
-from relay.watcher import Wake
 from tests.process_support import ProcessBox
 
 WEEK_S = 7 * 86_400

@@ -14,7 +14,7 @@ from relay.clock import iso_time
 from relay.config import Config, encode
 from relay.home import LEDGER, Home
 from relay.ledger import Ledger, Written
-from relay.ledger_values import Held
+from relay.ledger.values import Held
 from tests.procs import relay
 from tests.unit.ledger_support import facts
 

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent
-from relay import wal
 from relay.comm.flush import Inline
 from relay.config import Config
 from relay.config import Ledger as Settings
 from relay.home import LEDGER, Home
-from relay.ledger import WAL_KEPT_BYTES
-from relay.wal import State, WalWatch
+from relay.ledger import WAL_KEPT_BYTES, wal
+from relay.ledger.wal import State, WalWatch
 from tests.box import Box
 from tests.procs import Relay, relay, until
 

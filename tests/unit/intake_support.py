@@ -8,8 +8,8 @@ from typing import Any
 
 from relay.clock import NS_PER_S
 from relay.config import Config, Detection, Limits, encode
+from relay.flow.intake import Accepted, Intake, Look, Malformed
 from relay.home import Home
-from relay.intake import Accepted, Intake, Look, Malformed
 from tests.fakes import FakeClock
 
 START_NS = 1_769_851_800 * NS_PER_S

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from relay import signatures
 from relay.cli import acomm as cli
 from relay.comm import acomm, jsonl, model
 from relay.errors import (
@@ -21,6 +20,7 @@ from relay.errors import (
     RelayError,
     SealedStore,
 )
+from relay.security import signatures
 from tests.unit.acomm_support import BAD, FIXTURES, GOOD, golden, message, patch, small_store
 
 PLAIN = str(FIXTURES / "plain.acomm")

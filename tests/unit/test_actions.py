@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from relay import actions
-from relay.actions import ACTIONS, SETTINGS
 from relay.aof2.plan import Order
 from relay.comm.engine import CommStore
 from relay.comm.model import (
@@ -20,8 +18,10 @@ from relay.comm.model import (
     Retention,
     RetentionKind,
 )
-from relay.control import Answer, handle
 from relay.message import parse
+from relay.orchestrator import actions
+from relay.orchestrator.actions import ACTIONS, SETTINGS
+from relay.orchestrator.control import Answer, handle
 from tests.fakes import FakeClock
 from tests.unit.comm_support import AT_LEAST_ONCE, channel_of, send, standing
 

@@ -17,14 +17,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from relay import admin
-from relay.admin import SOCKET, Admin
 from relay.cli import asking
 from relay.config import Admin as AdminSettings
 from relay.config import Config
 from relay.home import Home
-from relay.published import Board
-from relay.tally import WAIT
+from relay.operations import admin
+from relay.operations.admin import SOCKET, Admin
+from relay.operations.published import Board
+from relay.operations.tally import WAIT
 from tests.fakes import FakeClock
 from tests.procs import until
 

@@ -20,7 +20,7 @@ from relay.config import Config, encode
 from relay.config import Journal as JournalSettings
 from relay.errors import EXIT_STATE, AlreadyRunning, ConfigError, NotFound, RelayError
 from relay.home import BASE, STORE
-from relay.upkeep import covers
+from relay.store.upkeep import covers
 from tests.aof2_support import payload
 from tests.box import Box
 

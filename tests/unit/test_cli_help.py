@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from relay.actions import ACTIONS, SETTINGS
-from relay.actions import TYPES as CHANNEL_TYPES
 from relay.cli import cli
 from relay.cli.channel import TYPES, config
 from relay.cli.history import SORTS, STATUSES
 from relay.cli.history import TYPES as MESSAGE_TYPES
 from relay.comm import MessageStatus, MessageType, SortField
+from relay.orchestrator.actions import ACTIONS, SETTINGS
+from relay.orchestrator.actions import TYPES as CHANNEL_TYPES
 from tests.unit.test_msg_docs import tables
 
 

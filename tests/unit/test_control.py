@@ -6,8 +6,8 @@ import pytest
 
 from relay.comm.engine import CommStore
 from relay.comm.model import ChannelType
-from relay.control import CHANNEL_KINDS, Answer, handle
 from relay.message import Kind, parse
+from relay.orchestrator.control import CHANNEL_KINDS, Answer, handle
 from tests.unit.comm_support import channel_of, new_store, routed
 
 

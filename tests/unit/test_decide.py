@@ -10,12 +10,12 @@ import pytest
 from relay.checksums import sha256_hex
 from relay.comm.engine import CommStore
 from relay.comm.model import DeliveryState, MessageStatus, MessageType
-from relay.decide import MAX_NOTE, Decider
-from relay.intake import Accepted, Found
+from relay.flow.decide import MAX_NOTE, Decider
+from relay.flow.intake import Accepted, Found
+from relay.flow.originals import rebuild
+from relay.flow.work import Acknowledged, Work
 from relay.message import Kind, parse, parse_delivered
 from relay.names import ORCHESTRATOR, message_id_of
-from relay.originals import rebuild
-from relay.work import Acknowledged, Work
 from tests.unit.comm_support import NOW_S, new_store, standing
 
 AGENTS = frozenset({"alice", "bob", "carol", "operator"})

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from relay.config import Disk
-from relay.disk import MIB, DiskState, DiskWatch, floor_bytes, look
 from relay.ledger import Ledger
-from relay.overseer import Overseer
-from relay.published import Board, Publisher
+from relay.operations.disk import MIB, DiskState, DiskWatch, floor_bytes, look
+from relay.operations.overseer import Overseer
+from relay.operations.published import Board, Publisher
 from tests.box import Box
 from tests.fakes import FakeClock
 

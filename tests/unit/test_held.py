@@ -11,8 +11,8 @@ import pytest
 from relay.clock import NS_PER_S
 from relay.comm.engine import CommStore
 from relay.comm.model import DeliveryState
-from relay.held import Ended, HeldMail
-from relay.work import Work
+from relay.flow.held import Ended, HeldMail
+from relay.flow.work import Work
 from tests.box import Box
 
 

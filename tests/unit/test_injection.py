@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.delivery import render_delivered
 from relay.errors import MessageError
+from relay.flow.delivery import render_delivered
 from relay.message import RELAY_HEADERS, Kind, MessageFile, parse, parse_delivered, split
 from tests.box import Box
 

@@ -11,7 +11,7 @@ import pytest
 from relay.checksums import sha256_hex
 from relay.clock import NS_PER_S
 from relay.config import Detection, Limits
-from relay.intake import Accepted
+from relay.flow.intake import Accepted
 from tests.unit.intake_support import GOOD, NAME, START_NS, Desk, bodies, reason
 
 

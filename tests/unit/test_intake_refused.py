@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from relay.config import Detection, Limits
-from relay.found import LATEST_NS, found_of
-from relay.intake import Accepted, Malformed
+from relay.flow.found import LATEST_NS, found_of
+from relay.flow.intake import Accepted, Malformed
 from relay.message import MAX_HEADER_BYTES, max_file_bytes
 from tests.box import Box
 from tests.unit.intake_support import GOOD, NAME, Desk, bodies, reason

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio, keyfile
+from relay import fsio
 from relay.errors import KeyFileError
+from relay.security import keyfile
 
 
 @pytest.fixture

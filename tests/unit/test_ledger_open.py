@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from relay import ledger as ledger_module
 from relay.errors import EXIT_FAILED, LedgerBusy, LedgerError, VersionError
 from relay.ledger import SCHEMA_VERSION, Ledger, open_readonly, schema_sql
+from relay.ledger import ledger as ledger_module
 from tests.unit.ledger_support import Look, facts, record
 
 # The source document's statements, section 2.1; comments and table constraints left out.

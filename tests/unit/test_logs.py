@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio, logs
-from relay.logs import Log, make_log
+from relay import fsio
+from relay.operations import logs
+from relay.operations.logs import Log, make_log
 
 
 @pytest.fixture(autouse=True)

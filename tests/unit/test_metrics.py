@@ -9,11 +9,11 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from relay import metrics
-from relay.disk import DiskState, Reading
-from relay.metrics import COUNTERS
-from relay.published import TOTALS, Board, Publisher
-from relay.tally import STAGES
+from relay.operations import metrics
+from relay.operations.disk import DiskState, Reading
+from relay.operations.metrics import COUNTERS
+from relay.operations.published import TOTALS, Board, Publisher
+from relay.operations.tally import STAGES
 from tests.box import Box
 from tests.procs import PROJECT
 

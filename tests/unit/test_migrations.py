@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio, ledger_file
+from relay import fsio
 from relay.errors import LedgerError
 from relay.ledger import SCHEMA_VERSION, Ledger
+from relay.ledger import file as ledger_file
 from tests.procs import environment
 from tests.unit.ledger_support import Look
 
@@ -204,7 +205,7 @@ def test_killed_at_any_step_it_is_the_old_one_or_the_new_one(
 
 
 def test_a_step_that_fails_is_taken_back(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from relay import migrations
+    from relay.ledger import migrations
 
     monkeypatch.setitem(migrations.STEPS, 1, migrations.STEPS[1] + "CREATE TABLE agents (a);\n")
     with pytest.raises(LedgerError, match="agents already exists"):

@@ -11,11 +11,11 @@ from relay import message as rules
 from relay import names
 from relay.checksums import sha256_hex
 from relay.comm.model import MessageType, Priority
-from relay.delivery import render_delivered
 from relay.errors import MessageError
+from relay.flow.delivery import render_delivered
+from relay.flow.router import MESSAGE_TYPES
 from relay.message import Kind, MessageFile, parse
 from relay.names import ORCHESTRATOR
-from relay.router import MESSAGE_TYPES
 
 DOCS = (Path(__file__).parents[2] / "docs" / "formats" / "msg.md").read_text()
 RE = "1769851800000000000-a1b2c3d4"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.ratelimit import CALM_NS, RateLimit
+from relay.flow.ratelimit import CALM_NS, RateLimit
 from tests.fakes import FakeClock
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relay.message import MAX_HEADER_BYTES, control_fields, parse
-from relay.redaction import mask, parse_env, redact
+from relay.security.redaction import mask, parse_env, redact
 
 HEAD = "KIND: spawn\nNAME: w\nCLI: sh\n"
 

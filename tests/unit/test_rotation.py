@@ -13,7 +13,7 @@ import pytest
 from relay import fsio
 from relay.clock import NS_PER_MS, NS_PER_S
 from relay.home import Dirs, Home
-from relay.rotation import SLICE, Rotation, Rotations
+from relay.processes.rotation import SLICE, Rotation, Rotations
 from tests.fakes import FakeClock
 
 MOST = 2 * SLICE

@@ -6,9 +6,9 @@ import pytest
 
 from relay.comm.engine import CommStore
 from relay.comm.model import ChannelType
+from relay.flow.router import Bounce, Directory, Route, route, route_again
 from relay.message import Kind, MessageFile
 from relay.names import RESERVED_NAMES
-from relay.router import Bounce, Directory, Route, route, route_again
 from tests.unit.comm_support import channel_of, new_store
 
 EVERYBODY = Directory(frozenset({"alice", "bob", "carol", "operator"}))

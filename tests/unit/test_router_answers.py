@@ -17,9 +17,7 @@ from relay.comm.model import (
     MessageType,
     Priority,
 )
-from relay.message import Kind, MessageFile, parse
-from relay.names import ORCHESTRATOR
-from relay.router import (
+from relay.flow.router import (
     KIND_OF,
     MESSAGE_TYPES,
     Bounce,
@@ -30,6 +28,8 @@ from relay.router import (
     find_original,
     route,
 )
+from relay.message import Kind, MessageFile, parse
+from relay.names import ORCHESTRATOR
 from tests.unit.comm_support import NOW_S, UUID, channel_of, new_store
 
 AGENTS = Directory(frozenset({"alice", "bob", "carol"}))

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from relay import fsio
-from relay.spawner import CannotStart, Ended, Pid, SystemSpawner, ends
-from relay.spawning import Spec
+from relay.processes.requests import Spec
+from relay.processes.spawner import CannotStart, Ended, Pid, SystemSpawner, ends
 from tests.procs import until
 
 REQUEST = "1769851800000000000-01"

@@ -10,7 +10,7 @@ import pytest
 from relay.config import Spawn, decode
 from relay.errors import ConfigError
 from relay.message import parse
-from relay.spawning import Asker, Request, Spec, read_request
+from relay.processes.requests import Asker, Request, Spec, read_request
 
 OPERATOR = Asker("operator", "1769851800000000000-01", 7, "ann")
 

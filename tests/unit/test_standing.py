@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from relay import pids
+from relay.agents.standing import Change, Facts, Status, asked, away_text, judge
 from relay.clock import NS_PER_S
 from relay.config import Agents
-from relay.standing import Change, Facts, Status, asked, away_text, judge
+from relay.processes import pids
 from tests.procs import until
 
 NOW = 1_769_851_800 * NS_PER_S

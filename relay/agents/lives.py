@@ -1,0 +1,224 @@
+"""Agents' lives: who is away, who came back, on what evidence. The rules: ``standing``.
+
+The ledger has each agent's status; what the router asks of it is kept here beside it, and read
+again when something changed there. Looked at with every scan, and for one agent when mail for it
+would bounce: no wakeup of its own. A status moves in the ledger first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from relay.agents.roster import Roster
+from relay.agents.standing import AWAY, Change, Facts, Status, asked, away_text, judge
+from relay.clock import Clock
+from relay.comm.engine import CommStore
+from relay.config import Agents
+from relay.errors import MessageError
+from relay.flow.originals import rebuild
+from relay.flow.work import answer_id
+from relay.home import Dirs
+from relay.ledger import FileFacts, Ledger
+from relay.ledger.registry import Standing
+from relay.message import Kind, command_fields
+from relay.names import ORCHESTRATOR
+from relay.processes import pids
+
+
+class Comeback(NamedTuple):
+    """A process of an agent that was away: it is active once it has been greeted."""
+
+    name: str
+    key: str  # tells this process from every other one
+
+
+class Lives:
+    """Keeps agents' statuses true. Owned by the loop.
+
+    ``away`` and ``silent`` are the same objects for ever: who is given them sees every change.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        roster: Roster,
+        settings: Agents,
+        clock: Clock,
+        log: Callable[..., object],
+    ) -> None:
+        self._ledger = ledger
+        self._roster = roster
+        self._settings = settings
+        self._clock = clock
+        self._log = log
+        self.away: dict[str, str] = {}  # terminated, retired: what who writes to them is told
+        self.silent: set[str] = set()  # inactive
+        self._statuses: dict[str, str] = {}  # of all that are not active
+        self._changes = -1
+        self._ended: dict[str, tuple[int, int]] = {}  # pid, and when it was first found ended
+
+    def refresh(self) -> None:
+        """Read again what the ledger says, if anything changed there."""
+        if self._ledger.registry.changes == self._changes:
+            return
+        self._changes = self._ledger.registry.changes
+        self.away.clear()
+        self.silent.clear()
+        self._statuses.clear()
+        for one in self._ledger.registry.standings():
+            if one.status == Status.ACTIVE:
+                continue
+            self._statuses[one.name] = one.status
+            if one.status in AWAY:
+                self.away[one.name] = away_text(one.name, one.status, one.reason, one.changed_at)
+            else:
+                self.silent.add(one.name)
+
+    def heard(self, when: Mapping[str, int], *, by_reading: bool = False) -> None:
+        """These agents wrote something, or read it, at these times (Unix ns): that makes them
+        active again.
+
+        Who is retired is not brought back by reading what it still has; nor is anybody by what
+        the process that the relay saw end did before its end, though it is found only now.
+        """
+        back = [name for name in sorted(when.keys() & self._statuses.keys())]
+        if by_reading:
+            back = [name for name in back if self._statuses[name] != Status.RETIRED]
+        back = [name for name in back if not self._is_of_before(name, when[name])]
+        self._move([Change(name, Status.ACTIVE, None) for name in back])
+
+    def _is_of_before(self, name: str, at: int) -> bool:
+        """True for what the process that ended left; a clock that was set back tells nothing."""
+        if self._statuses[name] != Status.TERMINATED:
+            return False
+        ended_at = self._ledger.processes.ended_at(name)
+        return ended_at is not None and at <= ended_at <= self._clock.now_ns()
+
+    def review(self, dirs: Dirs, names: Iterable[str] | None = None) -> list[Comeback]:
+        """Judge every agent by what is known now, or those of ``names``.
+
+        Those whom a process of their own brings back are returned, to be greeted first and then
+        given to ``come_back``; killed in between, the next look finds them again.
+        """
+        now = self._clock.now_ns()
+        wanted = set(self._roster.agents if names is None else names)
+        tended = self._ledger.processes.tended()
+        changes: list[Change] = []
+        comebacks: list[Comeback] = []
+        heard_of: list[tuple[str, int]] = []
+        pids_now: list[tuple[str, int | None]] = []
+        for one in self._ledger.registry.standings():
+            if one.name not in wanted or one.name not in self._roster.agents:
+                continue
+            facts = self._facts(dirs, one, now)._replace(is_tended=one.name in tended)
+            if facts.runs and facts.started_at > (one.last_seen_at or 0):
+                heard_of.append((one.name, min(facts.started_at, now)))
+            running = facts.pid if facts.runs else one.pid if facts.pid is not None else None
+            if running != one.pid:
+                pids_now.append((one.name, running))
+            change = judge(facts, now, self._settings)
+            if change is None:
+                continue
+            if one.status in AWAY:
+                comebacks.append(Comeback(one.name, f"process {facts.pid} {facts.started_at}"))
+            else:
+                changes.append(change)
+        if heard_of or pids_now:
+            self._note(heard_of, pids_now)
+        self._move(changes)
+        return comebacks
+
+    def come_back(self, comebacks: Iterable[Comeback]) -> None:
+        """They have been greeted, and are active."""
+        self._move([Change(one.name, Status.ACTIVE, None) for one in comebacks])
+
+    def _facts(self, dirs: Dirs, one: Standing, now: int) -> Facts:
+        meta = self._roster.meta(dirs, one.name)
+        pid, ticks, started_at = meta.pid, _whole(meta.pid_start_ticks), _whole(meta.started_at)
+        runs = pid is not None and pid > 0 and pids.runs(pid, ticks)
+        ended_at = 0
+        if runs or pid is None:
+            self._ended.pop(one.name, None)
+        else:
+            known = self._ended.get(one.name)
+            if known is None or known[0] != pid:
+                known = self._ended[one.name] = (pid, now)
+            ended_at = known[1]
+        return Facts(
+            one.name,
+            one.status,
+            one.changed_at or 0,
+            max(one.last_seen_at or 0, one.registered_at),
+            one.pid,
+            pid,
+            runs,
+            min(started_at or 0, now),
+            ended_at,
+        )
+
+    def _note(self, heard_of: list[tuple[str, int]], running: list[tuple[str, int | None]]) -> None:
+        with self._ledger.transaction():
+            for name, at in heard_of:
+                self._ledger.registry.seen([name], at)
+            for name, pid in running:
+                self._ledger.registry.set_pid(name, pid)
+
+    def _move(self, changes: list[Change]) -> None:
+        """Statuses, in the ledger and here; each is logged."""
+        if not changes:
+            return
+        now = self._clock.now_ns()
+        with self._ledger.transaction():
+            for change in changes:
+                self._ledger.registry.set_status(*change, now)
+        self.refresh()
+        for change in changes:
+            why = f": {change.reason}" if change.reason else ""
+            self._log(
+                f"Agent {change.name} is {change.status}{why}",
+                action="agent_status",
+                agent=change.name,
+                status=str(change.status),
+            )
+
+
+def restore(ledger: Ledger, store: CommStore, rows: Iterable[FileFacts]) -> None:
+    """Note once more what commands did to agents' statuses, where the ledger has lost it.
+
+    ``rows``: what the journal has behind the ledger's position, in its order. What an agent sent
+    afterwards made it active again then, and does now. Within the caller's transaction.
+    """
+    last: dict[str, tuple[Change, int]] = {}
+    for facts in rows:
+        if facts.agent_name in last:
+            active = Change(facts.agent_name, Status.ACTIVE, None)
+            last[facts.agent_name] = (active, facts.discovered_at)
+        if facts.target == ORCHESTRATOR and facts.message_type == Kind.COMMAND:
+            change = _done(store, facts)
+            if change is not None:
+                last[change.name] = (change, facts.discovered_at)
+    for change, at in last.values():
+        ledger.registry.register(change.name, at)
+        ledger.registry.set_status(*change, at)
+
+
+def _done(store: CommStore, facts: FileFacts) -> Change | None:
+    """The change that a command asked for, when it was answered with an ack."""
+    message_id = facts.message_id
+    answer = answer_id(facts.discovered_at, facts.agent_name, message_id, Kind.ACK)
+    message = store.by_relay_id(message_id)
+    if message is None or store.by_relay_id(answer) is None:
+        return None
+    try:
+        fields = command_fields(rebuild(message))
+    except MessageError:
+        return None
+    return asked(fields.get("ACTION", "").lower(), fields, facts.agent_name)
+
+
+def _whole(value: object) -> int | None:
+    """A whole number of an agent's own file, as far as it is one."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63:
+        return value
+    return None

@@ -1,0 +1,149 @@
+"""Who is an agent: every directory under ``agents/`` with a valid name.
+
+The shell script of the source document does ``mkdir -p`` and just works: the watch is added
+first, then the directory is listed, so nothing dropped in between is missed; what is seen
+twice is the ledger's business. Source: DESIGN, "Who is an agent" and "Traps".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from relay import fsio
+from relay.errors import UnsafePath
+from relay.flow.watcher import Watcher
+from relay.home import META, Dirs, Home
+from relay.names import LEAD
+
+LIMIT_ADVICE = "raise fs.inotify.max_user_watches (two watches an agent)"
+
+
+class Meta(msgspec.Struct, frozen=True):
+    """What the relay reads of an agent's meta.json; other keys are the agent's own."""
+
+    pid: int | None = None
+    role: str | None = None
+    public_key: str | None = None
+    # Anything an agent's own script put there: what is no whole number tells nothing.
+    pid_start_ticks: Any = None
+    started_at: Any = None
+
+
+class Changes:
+    """What a refresh found."""
+
+    def __init__(self) -> None:
+        self.appeared: list[str] = []  # to be registered and scanned
+        self.gone: list[str] = []
+        self.incomplete = False  # somebody is not watched: look again soon
+
+
+class Roster:
+    """The agents there are. Owned by the loop."""
+
+    def __init__(self, home: Home, watcher: Watcher, lead: str, log: Callable[..., object]) -> None:
+        self._home = home
+        self._watcher = watcher
+        self._lead = lead
+        self._log = log
+        self._metas: dict[str, tuple[tuple[int, int], Meta]] = {}  # by (inode, mtime)
+        self._inodes: dict[str, int] = {}
+        self._known_lead: str | None = None
+        self.agents: set[str] = set()
+        self._warned: set[str] = set()
+        self.unwatched: set[str] = set()  # scanned instead: inotify has no watch left
+
+    def refresh(self, *, complete: bool = True) -> Changes:
+        """List ``agents/`` and watch what is new or was replaced; leave what is gone.
+
+        ``complete`` False: a known agent whose directories went is left alone for now. Who
+        removes them must not find them made again under its hands.
+        """
+        changes = Changes()
+        present = self._home.agent_inodes()
+        for name in sorted(self.agents - present.keys()):
+            self._forget(name)
+            changes.gone.append(name)
+        for name, inode in sorted(present.items()):
+            if name in self.agents and self._inodes[name] != inode:
+                self._forget(name)  # another directory in the place of the one that was watched
+            if name not in self.agents or (complete and not self._watcher.watches(name)):
+                if self._admit(name):
+                    self._inodes[name] = inode
+                    changes.appeared.append(name)
+        changes.incomplete = any(not self._watcher.watches(name) for name in self.agents)
+        return changes
+
+    def _forget(self, name: str) -> None:
+        self._watcher.remove_agent(name)
+        self.agents.discard(name)
+        self.unwatched.discard(name)
+        self._warned.discard(name)
+        self._metas.pop(name, None)
+        self._inodes.pop(name, None)
+
+    def _admit(self, name: str) -> bool:
+        """Complete an agent's directories and watch them; False when it is none.
+
+        Where only its inbox is broken it is an agent all the same: its messages wait.
+        """
+        try:
+            problems = self._home.complete_agent(name)
+        except (OSError, UnsafePath) as exc:
+            self._warn(name, f"Left out agent {name}: {exc}", "refuse_agent")
+            self.agents.discard(name)
+            return False
+        if problems:
+            self._warn(name, f"Agent {name} is not whole: {problems[0]}", "broken_agent")
+        self.agents.add(name)
+        if self._watcher.add_agent(name):
+            self.unwatched.discard(name)
+            self._warned.discard(name)
+        else:
+            self.unwatched.add(name)
+            self._warn(
+                name,
+                f"Scanning agent {name} every 100 ms: inotify gives no more watches; "
+                f"{LIMIT_ADVICE}",
+                "scan_instead",
+            )
+        return True
+
+    def _warn(self, name: str, text: str, action: str) -> None:
+        """Say it once for an agent, until it is whole again."""
+        if name not in self._warned:
+            self._warned.add(name)
+            self._log(text, action=action, agent=name, level="warning")
+
+    def lead(self) -> str | None:
+        """The agent that ``Lead`` means: by configuration, else by its role in meta.json."""
+        if self._lead:
+            return self._lead if self._lead in self.agents else None
+        with self._home.dirs() as dirs:
+            known = self._known_lead
+            if known in self.agents and self.meta(dirs, known or "").role == LEAD:
+                return known  # asked again for each message: one look, not one an agent
+            leads = [name for name in self.agents if self.meta(dirs, name).role == LEAD]
+        self._known_lead = min(leads, default=None)
+        return self._known_lead
+
+    def meta(self, dirs: Dirs, name: str) -> Meta:
+        """An agent's meta.json, read again when it changed; empty when it cannot be read."""
+        with contextlib.suppress(
+            OSError, UnsafePath, ValueError, RecursionError, msgspec.MsgspecError
+        ):
+            folder = dirs.get("agents", name)
+            status = os.stat(META, dir_fd=folder, follow_symlinks=False)
+            version = (status.st_ino, status.st_mtime_ns)
+            known = self._metas.get(name)
+            if known is None or known[0] != version:
+                data, _ = fsio.read_regular(META, folder, 1 << 16, shared=True)
+                known = (version, msgspec.json.decode(data, type=Meta))
+                self._metas[name] = known
+            return known[1]
+        return Meta()

@@ -1,0 +1,440 @@
+"""Step 5 and 6: what is to happen with a message, and the engine's word on it.
+
+Fills a Work with postings: the message for its recipients, and the orchestrator's answers. An
+answer's id is derived from what it answers, so deciding again after a crash gives the same
+files. Nothing here touches disk but what an agent saves (``relay.agents.continuity``): that is kept
+before the answer that says so is committed. Source: DESIGN, "How a message flows".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Set
+
+from relay.agents import continuity
+from relay.agents.saves import Saves
+from relay.agents.standing import Change, asked
+from relay.clock import NS_PER_S
+from relay.comm.acks import DEAD_LETTER_TOPIC
+from relay.comm.engine import CommStore
+from relay.comm.model import (
+    Channel,
+    ChannelType,
+    DeliveryState,
+    Message,
+    MessageType,
+    Metadata,
+)
+from relay.comm.receiving import SYSTEM
+from relay.config import Spawn
+from relay.errors import CommError, StoreCapacity, StoreFull
+from relay.flow import router
+from relay.flow.delivery import render_delivered
+from relay.flow.intake import Accepted
+from relay.flow.router import Bounce, Directory, Route
+from relay.flow.work import (
+    Acknowledged,
+    Later,
+    Posting,
+    Work,
+    answer_id,
+    notice_of_message,
+    own_facts,
+)
+from relay.message import Kind, MessageFile, command_fields
+from relay.names import ORCHESTRATOR, derived_id, direct_channel_name, shown
+from relay.orchestrator import control
+from relay.processes.requests import Asker, read_request
+from relay.security.incidents import Incident, IncidentKind
+from relay.security.trust import Trust
+
+HELD_BACK = "held back: the channel has as many pending messages as max_pending allows"
+HELD_BACK_NS = 60 * NS_PER_S  # it is let go as soon as it may, and looked at this often
+CARRIED_OUT_LATER = frozenset({Kind.SPAWN, Kind.RELEASE})
+STICKY = "sent before it joined"
+MAX_NOTE = 500  # characters of a status that the agents table keeps
+NO_AGENT = "no longer an agent"
+NOBODY: Mapping[str, str] = {}
+DEFAULT_SPAWN = Spawn()
+ACK_WORD = re.compile(r"\s*(received|in_progress|completed)\b")
+
+
+class Decider:
+    """Turns accepted messages into postings. Owned by the loop."""
+
+    def __init__(
+        self,
+        store: CommStore,
+        lead: Callable[[], str | None],
+        away: Mapping[str, str] = NOBODY,
+        silent: Set[str] = frozenset(),
+        saves: Saves | None = None,
+        spawn: Spawn = DEFAULT_SPAWN,
+    ) -> None:
+        self._store = store
+        self._lead = lead
+        self._away = away  # who is terminated or retired, and what is said to who writes to them
+        self._silent = silent  # who gets no broadcasts
+        self._saves = saves
+        self._spawn = spawn
+
+    def decide(
+        self,
+        work: Work,
+        accepted: Accepted,
+        agents: Set[str],
+        now_ns: int,
+    ) -> None:
+        """Decide on a message that has a row; the same again after a crash.
+
+        What the store has accepted before goes to those whom it was accepted for.
+        """
+        message = accepted.message
+        stored = self._known(work)
+        work.known = stored is not None
+        ttl_s = message.ttl_s
+        if ttl_s and stored is None and now_ns > work.discovered_at + ttl_s * NS_PER_S:
+            self.refuse(work, f"its TTL of {ttl_s} s passed before it could be delivered")
+            return
+        is_lead = message.to.lower() == "lead"
+        directory = Directory(agents, self._lead() if is_lead else None, self._away, self._silent)
+        route = router.route(message, work.agent, directory, self._store)
+        if isinstance(route, Bounce) and stored is not None:
+            route = router.route_again(work.agent, sorted(self._store.recipients(stored.id)))
+        if isinstance(route, Bounce):
+            if route.answers is not None:  # who answered owes nothing, whoever is there to hear it
+                work.acknowledged = self._acknowledge(message, work.agent, route.answers)
+            self.refuse(work, route.reason)
+            return
+        try:
+            stored = stored or self._send(work, message, route)
+        except (StoreFull, StoreCapacity):
+            raise
+        except CommError as exc:
+            self.refuse(work, str(exc))
+            return
+        if route.answers is not None:
+            work.acknowledged = self._acknowledge(message, work.agent, route.answers)
+        if stored.id not in self._store.state.deliveries:  # it is long done, and rolled out
+            return
+        recipients = self._store.recipients(stored.id)
+        if not recipients and route.channel_type is not ChannelType.PUB_SUB:
+            self._answer(work, Kind.NACK, f"nobody else takes part in {route.channel}", stored)
+        if ORCHESTRATOR in recipients:
+            work.control = True
+            self._obey(work, accepted.original or message, stored, agents)
+        self._post(work, accepted, stored, route, recipients, agents)
+
+    def refuse(self, work: Work, reason: str) -> None:
+        """Refuse a file: its sender is told why, and what to do."""
+        work.failure = reason
+        name = shown(work.found.file_name)
+        text = reason if name in reason else f"{name}: {reason}"
+        self._answer(work, Kind.NACK, f"not delivered: {text}", None)
+
+    def tell(
+        self,
+        agent: str,
+        message_id: str,
+        at_ns: int,
+        key: str,
+        text: str,
+        kind: Kind = Kind.NACK,
+    ) -> Work:
+        """Work that tells an agent what became of a message of its own, once for each ``key``.
+
+        Without a key it is the answer itself, which its control message did not get at once.
+        Nobody is told where ``agent`` is empty.
+        """
+        work = notice_of_message(message_id, agent, at_ns, f"{message_id} {key}")
+        reply_id = "" if key else answer_id(at_ns, agent, message_id, kind)
+        if agent:
+            stored = self._store.by_relay_id(message_id)
+            self._answer(work, kind, text, stored, reply_id)
+        return work
+
+    def notify(self, agent: str, at_ns: int, key: str, text: str) -> Work:
+        """Work that tells an agent what nobody asked for, once for each ``at_ns`` and ``key``.
+
+        Errors: StoreFull, StoreCapacity.
+        """
+        work = notice_of_message("", agent, at_ns, key)
+        self._answer(work, Kind.NOTIFICATION, text, None)
+        return work
+
+    def announce_dead(self, work: Work, text: str, agents: Set[str]) -> None:
+        """Publish a dead letter on the system's topic, when anybody ever asked for that channel.
+
+        Source: message-engine.txt, "Retry Semantics", step 3c.
+        """
+        channel = self._store.get_channel_by_name(SYSTEM)
+        if channel is None or channel.channel_type is not ChannelType.PUB_SUB:
+            return
+        notice_id = derived_id(work.discovered_at, "dead", work.message_id, work.notice)
+        stored = self._store.by_relay_id(notice_id)
+        body = f"{text}\n".encode()
+        to = f"#{SYSTEM}"
+        if stored is None:
+            metadata: Metadata = {
+                "relay_id": notice_id,
+                "to": to,
+                "created_ns": work.discovered_at,
+                "re": work.message_id,
+            }
+            self._store.join_channel(channel.id, ORCHESTRATOR)
+            try:
+                stored = self._store.accept(
+                    channel.id,
+                    ORCHESTRATOR,
+                    MessageType.NOTIFICATION,
+                    body,
+                    topic=DEAD_LETTER_TOPIC,
+                    metadata=metadata,
+                )
+            except CommError:  # paused or closed: whoever did that wants no notices
+                return
+        targets = tuple(name for name in self._store.recipients(stored.id) if name in agents)
+        if targets:
+            headers = {"TOPIC": DEAD_LETTER_TOPIC, "RE": work.message_id}
+            notice = MessageFile(to, Kind.NOTIFICATION, headers, body)
+            self._post_own(work, notice, notice_id, stored.id, targets, SYSTEM)
+
+    def _known(self, work: Work) -> Message | None:
+        """The message that the store numbered before a crash, or before a passing error."""
+        stored = self._store.by_relay_id(work.message_id)
+        if stored is None and work.again:  # a crash came before its row was completed
+            stored = self._store.ever_by_relay_id(work.message_id)
+        return stored
+
+    def _send(self, work: Work, message: MessageFile, route: Route) -> Message:
+        """The engine's message, numbered now."""
+        channel = self._channel(route)
+        fields = router.engine_fields(message, work.message_id, work.discovered_at, route.answers)
+        stored = self._store.accept(
+            channel.id,
+            work.agent,
+            fields.message_type,
+            message.content,
+            recipients=route.recipients,
+            topic=fields.topic,
+            correlation_id=fields.correlation_id,
+            priority=fields.priority,
+            metadata=fields.metadata,
+            ttl=fields.ttl,
+            signature=fields.signature,
+            origin=work.origin,
+        )
+        return stored
+
+    def _channel(self, route: Route) -> Channel:
+        """The channel of a route, made or joined as far as the route asks for it."""
+        channel = self._store.get_channel_by_name(route.channel)
+        if channel is None:
+            owner = route.members[0] if len(route.members) == 2 else ORCHESTRATOR
+            channel = self._store.create_channel(route.channel, route.channel_type, owner)
+        for member in route.members:
+            if not self._store.takes_part(channel.id, member):
+                self._store.join_channel(channel.id, member)
+        return channel
+
+    def _acknowledge(self, message: MessageFile, sender: str, original: Message) -> Acknowledged:
+        """What this answer says of the delivery that it answers."""
+        word = ACK_WORD.match(message.content.decode())
+        if message.kind is Kind.NACK:
+            status = "failed"
+        elif message.kind is Kind.RESPONSE:
+            status = "completed"
+        else:
+            status = word[1] if word else "received"
+        acked = DeliveryState.ACKNOWLEDGED
+        self._store.move_deliveries(original.id, [sender], acked, said=status)
+        return Acknowledged(original.relay_id or "", sender, status)
+
+    def _obey(self, work: Work, message: MessageFile, stored: Message, agents: Set[str]) -> None:
+        """The message is for the orchestrator: do it, once, and answer."""
+        for kind in (Kind.ACK, Kind.NACK):
+            said = self._store.by_relay_id(_answer_id(work, kind))
+            if said is not None:  # before a crash: done with it, and this is what came of it
+                if kind is Kind.ACK and message.kind is Kind.COMMAND:
+                    # what went with it into the ledger may not have got there
+                    work.life = _life(message, work.agent)
+                    self._trust(work, control.trust_again(message, work.agent, self._store))
+                self._reply(work, kind, said.content, stored)
+                return
+        answer = self._handle(work, message, agents)
+        if answer.order is not None:
+            work.orders.append(answer.order)
+        self._trust(work, answer.trust)
+        for number, recipient in self._store.take_copies():
+            copied = self._store.get_message(number)
+            relay_id = copied.relay_id if copied else None
+            if relay_id is not None:
+                work.later.append(Later(relay_id, recipient, STICKY, work.seen_at))
+        self._store.deliver(stored.id, [ORCHESTRATOR])
+        if self._store.expects_ack(stored):
+            self._store.move_deliveries(stored.id, [ORCHESTRATOR], DeliveryState.ACKNOWLEDGED)
+        if work.requests:  # whoever does it answers, too
+            return
+        if answer.ok is None:
+            work.status_note = message.content.decode()[:MAX_NOTE]
+            return
+        if answer.ok:
+            work.life = answer.life
+            text = f"completed {answer.text}\n".encode()
+            self._reply(work, Kind.ACK, text + answer.attached, stored)
+        else:
+            self._answer(work, Kind.NACK, answer.text, stored)
+
+    def _trust(self, work: Work, trust: Trust | None) -> None:
+        if trust is not None:
+            work.trust = trust
+            path = f"agents/{trust.name}/meta.json"
+            detail = f"{work.agent} says: {trust}"
+            work.incidents.append(Incident(IncidentKind.KEY_CONFIRMED, trust.name, path, detail))
+
+    def _handle(self, work: Work, message: MessageFile, agents: Set[str]) -> control.Answer:
+        lead = self._lead()
+        if message.kind in CARRIED_OUT_LATER:
+            return self._ask(work, message)
+        if message.kind is Kind.CONTINUITY and self._saves is not None:
+            return continuity.handle(message, work.message_id, work.agent, lead, self._saves)
+        answer = control.handle(message, work.agent, self._store, lead)
+        if answer.life is not None and answer.life.name not in agents:
+            name = answer.life.name
+            return control.Answer(False, f"there is no agent {name}: `relay agents` lists them")
+        return answer
+
+    def _ask(self, work: Work, message: MessageFile) -> control.Answer:
+        """A process is to be started or ended: it is, once this is accepted."""
+        asker = Asker(work.agent, work.message_id, work.discovered_at, self._lead())
+        request = read_request(message, asker, self._spawn)
+        if isinstance(request, str):
+            return control.Answer(False, request)
+        work.requests.append(request)
+        return control.Answer(None)
+
+    def _post(
+        self,
+        work: Work,
+        accepted: Accepted,
+        stored: Message,
+        route: Route,
+        recipients: tuple[str, ...],
+        agents: Set[str],
+    ) -> None:
+        """The message for those who have an inbox; the others bounce, and the sender hears it."""
+        states = self._store.state.deliveries[stored.id]
+        away = self._away
+        targets = tuple(r for r in recipients if r in agents and r not in away)
+        gone = {
+            r: away.get(r, NO_AGENT)
+            for r in recipients
+            if (r not in agents or r in away)
+            and r != ORCHESTRATOR
+            and states[r].state is DeliveryState.SENT
+        }
+        if gone:
+            work.bounced = gone
+            self._answer(work, Kind.NACK, _bounced_text(gone, work.found.file_name), stored)
+        if self._store.holds(stored.id):
+            due = work.seen_at + HELD_BACK_NS
+            work.later += [Later(work.message_id, name, HELD_BACK, due) for name in targets]
+        elif targets:
+            data = render_delivered(
+                accepted.message,
+                work.message_id,
+                work.agent,
+                work.discovered_at,
+                accepted.checksum,
+                route.shown_channel,
+            )
+            work.postings.append(Posting(work.message_id, stored.id, data, targets))
+
+    def _answer(
+        self, work: Work, kind: Kind, text: str, stored: Message | None, reply_id: str = ""
+    ) -> None:
+        """A message of the orchestrator's to the sender; its id says what it answers."""
+        self._reply(work, kind, f"{text}\n".encode(), stored, reply_id)
+
+    def _reply(
+        self, work: Work, kind: Kind, body: bytes, stored: Message | None, reply_id: str = ""
+    ) -> None:
+        """The same, with this very body."""
+        reply_id = reply_id or _answer_id(work, kind)
+        to = work.agent
+        headers = {"RE": work.message_id} if work.message_id else {}
+        reply = MessageFile(to, kind, headers, body)
+        known = self._store.by_relay_id(reply_id)
+        engine_id = known.id if known else self._keep_answer(work, reply, reply_id, stored).id
+        self._post_own(work, reply, reply_id, engine_id, (to,))
+
+    def _post_own(
+        self,
+        work: Work,
+        message: MessageFile,
+        message_id: str,
+        engine_id: int,
+        targets: tuple[str, ...],
+        channel: str | None = None,
+    ) -> None:
+        """A message of the orchestrator's into inboxes, with a row of its own."""
+        at = work.discovered_at
+        facts = own_facts(message_id, message.body, str(message.kind), message.to, at)
+        checksum = facts.checksum or ""
+        data = render_delivered(message, message_id, ORCHESTRATOR, at, checksum, channel)
+        work.postings.append(Posting(message_id, engine_id, data, targets, facts))
+
+    def _keep_answer(
+        self, work: Work, reply: MessageFile, reply_id: str, stored: Message | None
+    ) -> Message:
+        """Send the answer through the engine, as an acknowledgment where one is expected."""
+        store = self._store
+        name = direct_channel_name(work.agent, ORCHESTRATOR)
+        channel = self._channel(Route(name, ChannelType.DIRECT, (work.agent, ORCHESTRATOR)))
+        is_notice = reply.kind is Kind.NOTIFICATION
+        acknowledges = stored is not None and store.expects_ack(stored) and not is_notice
+        metadata: Metadata = {
+            "relay_id": reply_id,
+            "to": reply.to,
+            "created_ns": work.discovered_at,
+            "kind": str(reply.kind),
+        }
+        metadata.update({"re": work.message_id} if work.message_id else {})
+        return store.accept(
+            channel.id,
+            ORCHESTRATOR,
+            _type_of(reply.kind, acknowledges=acknowledges),
+            reply.body,
+            recipients=(work.agent,),
+            correlation_id=stored.correlation_id if stored and acknowledges else None,
+            metadata=metadata,
+        )
+
+
+def _type_of(kind: Kind, *, acknowledges: bool) -> MessageType:
+    if kind is Kind.NOTIFICATION:
+        return MessageType.NOTIFICATION
+    return MessageType.ACKNOWLEDGMENT if acknowledges else MessageType.ERROR
+
+
+def _life(message: MessageFile, sender: str) -> Change | None:
+    """What a command that was obeyed before did to an agent's status."""
+    fields = command_fields(message)
+    return asked(fields.get("ACTION", "").lower(), fields, sender)
+
+
+def _bounced_text(gone: Mapping[str, str], file_name: str) -> str:
+    """One line for all that are no agents, and one for each that is away."""
+    unknown = [name for name, why in gone.items() if why == NO_AGENT]
+    lines = [f"{', '.join(unknown)}: {NO_AGENT}, did not get {file_name}"] if unknown else []
+    lines += [
+        f"{why}; {name} did not get {file_name}"
+        for name, why in gone.items()
+        if name not in unknown
+    ]
+    return "\n".join(lines)
+
+
+def _answer_id(work: Work, kind: Kind) -> str:
+    about = work.message_id if work.has_row else work.found
+    return answer_id(work.discovered_at, work.agent, about, work.notice or kind)

@@ -1,0 +1,393 @@
+"""The flow of a batch: one thread, from the hint to the archive.
+
+    look, record, claim, decide, stage, commit, deliver, note, archive
+
+Accepted is what the journal has (``EventLog.commit``), and nothing is seen outside before that:
+no file in an inbox, no word in the ledger. States and what a crash leaves: docs/states.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from relay.agents.lives import Lives
+from relay.agents.roster import Roster
+from relay.agents.saves import Saves
+from relay.aof2.plan import Order
+from relay.clock import NS_PER_S, Clock
+from relay.comm.engine import CommStore
+from relay.comm.flush import Flusher
+from relay.comm.rolling import Roller
+from relay.config import Config
+from relay.errors import StoreCapacity, StoreFull
+from relay.flow import delivery
+from relay.flow.admission import Admission
+from relay.flow.carry import Carrier
+from relay.flow.decide import Decider
+from relay.flow.door import ASK_AGAIN_NS, Door
+from relay.flow.finish import Finisher
+from relay.flow.hearing import Hearing
+from relay.flow.held import Ended, HeldMail
+from relay.flow.intake import Accepted, Intake, Look
+from relay.flow.overdue import OverdueMail
+from relay.flow.waiting import Limited
+from relay.flow.watcher import Wake
+from relay.flow.work import Over, Work
+from relay.home import Dirs, Home
+from relay.ledger import Ledger
+from relay.operations.logs import where
+from relay.operations.tally import Tally
+from relay.orchestrator.asked import Pack, Prune
+from relay.orchestrator.telling import Teller
+from relay.security import hardening
+from relay.security.signing import Keys
+from relay.store.eventlog import EventLog
+
+Log = Callable[..., object]
+PASSING = (StoreFull, StoreCapacity, delivery.DiskFull)  # its file waits in the outbox
+
+
+class Dispatcher:
+    """Does everything that is due when ``tick`` is called. Used from one thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        home: Home,
+        ledger: Ledger,
+        store: CommStore,
+        events_log: EventLog,
+        flusher: Flusher,
+        roller: Roller,
+        roster: Roster,
+        clock: Clock,
+        log: Log,
+        tally: Tally | None = None,
+    ) -> None:
+        self.tally = tally or Tally(clock)
+        events_log.commit_s = self.tally.commit_s
+        self.pauses: dict[str, str] = {}  # who holds the intake up -> why; empty: nobody
+        self._config = config
+        self._home = home
+        self._ledger = ledger
+        self._store = store
+        self._events = events_log
+        self._flusher = flusher
+        self._roller = roller
+        self._last_roll_error = ""
+        self._roster = roster
+        self._clock = clock
+        self._log = log
+        self._intake = Intake(config.detection, config.limits, clock, log, config.security)
+        keys = Keys(ledger, store, config.security.require_signatures, clock, log)
+        self._door = Door(keys, roster, clock, log)
+        self._guard = hardening.Guard(home)
+        self._admission = Admission(ledger, clock, log)
+        saves = Saves(home, config.continuity)
+        lives = self._lives = Lives(ledger, roster, config.agents, clock, log)
+        self._decider = Decider(store, roster.lead, lives.away, lives.silent, saves, config.spawn)
+        self._finisher = Finisher(ledger, clock, log)
+        self._carrier = Carrier(
+            ledger,
+            store,
+            events_log,
+            self._finisher,
+            config.retry,
+            clock,
+            log,
+            self.tally,
+            debug=config.log_level == "debug",
+        )
+        self._held = HeldMail(ledger, store, config, clock, lives.away)
+        self._overdue = OverdueMail(
+            ledger, store, self._decider, self._carrier, config.retry, clock, log, lives.away
+        )
+        self.teller = Teller(home, store, roster, self._decider, self._carrier, saves, clock, log)
+        self._hearing = Hearing(
+            config.detection,
+            home,
+            ledger,
+            store,
+            events_log,
+            self._intake,
+            roster,
+            lives,
+            self.teller,
+            self.tally,
+            clock,
+            log,
+        )
+        self._last_now_ns = 0
+        self._last_flush_error = ""
+        self._orders: list[Order | Prune | Pack] = []
+        self._asked = False  # for processes to be started or ended
+
+    @property
+    def paused(self) -> str:
+        """Why nothing is taken out of the outboxes; empty when it is."""
+        return "; ".join(why for why in self.pauses.values() if why)
+
+    @property
+    def backlog(self) -> int:
+        """Files seen and not yet delivered."""
+        return self._intake.backlog
+
+    @property
+    def roster(self) -> Roster:
+        """The agents there are, and who of them is scanned."""
+        return self._roster
+
+    @property
+    def journal_end(self) -> int:
+        """Bytes of the journal's stream so far."""
+        return self._events.journal.end
+
+    def oldest_ns(self) -> int | None:
+        """When the file was seen that waits longest in an outbox (monotonic); None: none waits."""
+        return self._intake.oldest_ns()
+
+    @property
+    def limited(self) -> Limited:
+        """Who is over a limit now, and how often that was."""
+        return self._intake.limited
+
+    def feed(self, files: Iterable[tuple[str, str]]) -> None:
+        """Files of open rows, oldest discovery first: they go before anything that is new."""
+        for agent, file_name in files:
+            self._intake.add(agent, file_name, renamed=True, paid=True)
+
+    def tick(self, wake: Wake) -> int:
+        """Do what is due; returns when the next thing is (monotonic ns, 0 for at once)."""
+        self._watch_clock()
+        begin = self.tally.begin
+        self._guard.check()
+        self._lives.refresh()
+        with self._home.dirs() as dirs:
+            begin("hear")
+            self._hearing.hear(wake)
+            begin("look")
+            limit = 0 if self.paused else self._config.limits.batch_files
+            looks = self._let_in(dirs, self._intake.take(dirs, limit, self._finisher.hand))
+            if looks:
+                self._process(dirs, looks)
+            begin("due")
+            self.teller.limits(dirs, self._intake.take_incidents())
+            self._retry_held(dirs)
+            self._overdue.retry_due(dirs, self._roster.agents)
+            begin("archive")
+            self._finish(dirs)
+            begin("upkeep")
+            self._hearing.note_taken()
+            self._roll()
+            self._checkpoint()
+            self._events.linger()
+        return self._next_due()
+
+    def take_orders(self) -> list[Order | Prune | Pack]:
+        """What was asked of journal and archive since the last time; not repeated after a crash."""
+        orders, self._orders = self._orders, []
+        return orders
+
+    def take_asked(self) -> bool:
+        """True when a process was asked for, or its end, since the last time; the ledger has it."""
+        asked, self._asked = self._asked, False
+        return asked
+
+    def drain(self) -> None:
+        """The end: everything in hand is finished, the store is written."""
+        with self._home.dirs() as dirs:
+            while not self._finisher.is_idle:  # what waits in the outboxes is the next start's
+                self._finisher.finish(dirs, self._config.limits.batch_files)
+                self._finisher.note()
+        self._hearing.note_taken()
+        self._events.commit()
+        self._flusher.flush()
+        self._events.commit()
+
+    def _watch_clock(self) -> None:
+        """Log a clock that was set back; order is order of discovery and does not mind."""
+        now = self._clock.now_ns()
+        if now < self._last_now_ns - NS_PER_S:
+            back_s = (self._last_now_ns - now) / NS_PER_S
+            self._log(
+                f"The clock was set back by {back_s:.1f} s", action="clock_skew", level="warning"
+            )
+        self._last_now_ns = now
+
+    # -- 2-4 look, record, claim -------------------------------------------------------
+
+    def _let_in(self, dirs: Dirs, looks: list[Look]) -> list[Look]:
+        """Those that can be decided now; an attachment that is still being read is waited for."""
+        if not looks:
+            return looks
+        let_in = self._door.let_in(dirs, looks)
+        due = self._clock.monotonic_ns() + ASK_AGAIN_NS
+        for look in let_in.waiting:
+            self._intake.retry(look.found.agent, look.found.file_name, due)
+        return let_in.looks
+
+    def _process(self, dirs: Dirs, looks: list[Look]) -> None:
+        """Take a batch of files through every step up to finish."""
+        self.tally.begin("record")
+        admitted = self._admission.admit(dirs, looks)
+        self._meet(admitted)
+        self.tally.begin("decide")
+        room = self._room_for(looks)
+        batch: list[Work] = []
+        deliveries = 0
+        for work, look in admitted:
+            if room:
+                self._postpone(work, room)
+                continue
+            if isinstance(look, Accepted) and not (work.again and self._is_known(work)):
+                if not work.failure:
+                    self._door.refuse(work, look)
+            if isinstance(look, Accepted) and not work.failure:
+                work.attachments = look.message.attachments
+            try:
+                self._decide(work, look)
+            except PASSING as exc:
+                self._postpone(work, str(exc))
+                continue
+            batch.append(work)
+            deliveries += work.deliveries()
+            if deliveries >= self._config.limits.batch_deliveries:
+                self._carry_out(dirs, batch)
+                self.tally.begin("decide")
+                batch, deliveries = [], 0
+        if batch:
+            self._carry_out(dirs, batch)
+
+    def _meet(self, admitted: list[tuple[Work, Look]]) -> None:
+        """Who writes is there; so may be, by now, who is written to and was away."""
+        written: dict[str, int] = {}
+        for work, look in admitted:
+            if not work.again:
+                written[work.agent] = max(written.get(work.agent, 0), look.found.ctime_ns)
+        self._lives.heard(written)
+        wanted = {look.message.to for _, look in admitted if isinstance(look, Accepted)}
+        if wanted & self._lives.away.keys():
+            self._hearing.review(wanted & self._lives.away.keys())
+
+    def _room_for(self, looks: list[Look]) -> str:
+        """Why the journal has no room for these, or nothing."""
+        try:
+            self._events.has_room(sum(2 * look.found.size for look in looks))
+        except OSError as exc:
+            return f"journal: {exc.strerror or exc}"
+        return ""
+
+    def _is_known(self, work: Work) -> bool:
+        """True when the store has accepted it before: who has it keeps it."""
+        return self._store.ever_by_relay_id(work.message_id) is not None
+
+    def _decide(self, work: Work, look: Look) -> None:
+        """What is to happen with one file; a fault of ours refuses it, and stops no other."""
+        try:
+            if isinstance(look, Accepted) and not work.failure:
+                now = self._clock.now_ns()
+                self._decider.decide(work, look, self._roster.agents, now)
+            else:
+                self._decider.refuse(work, work.failure)
+        except PASSING:
+            raise
+        except Exception as exc:
+            fault = type(exc).__name__  # its text may quote what it choked on
+            self._log(
+                f"Refused {work.found.path}: the relay has a fault: {fault}",
+                action="fault",
+                level="error",
+                where=where(exc),
+            )
+            work.postings.clear()
+            work.requests.clear()
+            self._decider.refuse(work, f"the relay has a fault and cannot handle it: {fault}")
+
+    def _carry_out(self, dirs: Dirs, batch: list[Work]) -> None:
+        for work, reason in self._carrier.carry_out(dirs, batch):
+            self._postpone(work, reason)
+        self._lives.refresh()
+        # One that was put off is not decided again: its answer is known by then.
+        self._orders += [order for work in batch for order in work.orders]
+        self._door.carried_out(dirs, batch)
+        self._asked = self._asked or any(work.requests for work in batch)
+
+    def _postpone(self, work: Work, reason: str) -> None:
+        """A passing error: the file stays in the outbox and is tried again."""
+        self.tally.postponed += 1
+        attempts = 1
+        if work.has_row:
+            with self._ledger.transaction():
+                attempts = self._ledger.postpone(work.message_id, reason)
+        pause_s = self._config.retry.pause_s(attempts)
+        due = self._clock.monotonic_ns() + pause_s * NS_PER_S
+        waited_ns = max(0, self._clock.now_ns() - work.discovered_at)
+        self._intake.retry(work.agent, work.found.file_name, due, waited_ns)
+        self._log(
+            f"Left a message in its outbox, to be tried again in {pause_s} s: {reason}",
+            action="postpone",
+            level="warning",
+            message_id=work.message_id,
+            agent=work.agent,
+        )
+
+    # -- 11 archive, 12 due work --------------------------------------------------------
+
+    def _finish(self, dirs: Dirs) -> None:
+        for found in self._finisher.finish(dirs, self._config.limits.batch_files):
+            self._intake.add(found.agent, found.file_name, renamed=True)
+        if self.paused or not self._intake.is_busy:  # else the next batch takes it along
+            self._finisher.note()
+
+    def _checkpoint(self) -> None:
+        """Write the store's file when that is due; say once that it cannot be, and can again."""
+        self._flusher.commit()
+        error = self._flusher.error
+        if error != self._last_flush_error:
+            self._last_flush_error = error
+            text = f"cannot be written, trying again: {error}" if error else "is written again"
+            level = "error" if error else "info"
+            self._log(f"The store {text}", action="flush_failed", level=level)
+
+    def _roll(self) -> None:
+        self._roller.step()
+        error = self._roller.error
+        if error != self._last_roll_error:
+            self._last_roll_error = error
+            text = f"cannot be written, trying again: {error}" if error else "are written again"
+            level = "error" if error else "info"
+            self._log(f"Archives {text}", action="roll_failed", level=level)
+
+    def _retry_held(self, dirs: Dirs) -> None:
+        """Try what is held; where that is over, the sender is told first, then it is noted."""
+        agents = self._roster.agents
+        works, ended = self._held.due(dirs, agents, self._config.limits.batch_files)
+        if not works and not ended:
+            return
+        endings: list[Work] = []
+        try:
+            endings = [self._overdue.ending(self._over(one), one.row, agents) for one in ended]
+        except (StoreFull, StoreCapacity) as exc:
+            self._log(f"Cannot tell a sender now: {exc}", action="postpone", level="warning")
+        put_off = {id(one.work) for one in self._carrier.carry_out(dirs, works + endings)}
+        told = [one for one, work in zip(ended, endings, strict=False) if id(work) not in put_off]
+        self._held.put_off([one for one in ended if one not in told])
+        self._held.wait([work for work in works if id(work) in put_off])
+
+    def _over(self, one: Ended) -> Over:
+        """A held delivery that is over, for its sender to hear of."""
+        stored = self._store.by_relay_id(one.row.message_id)
+        number = stored.id if stored else 0
+        message_id, attempt = one.row.message_id, one.delivery.attempt
+        return Over(number, message_id, one.recipient, one.state, attempt, one.reason)
+
+    def _next_due(self) -> int:
+        due = [self._hearing.due_ns()]
+        parts = (self._intake, self._events, self._flusher, self._held, self._overdue, self._roller)
+        for part in parts:
+            at = None if self.paused and part is self._intake else part.due_ns()
+            if at is not None:
+                due.append(at)
+        if not self._finisher.is_idle:
+            due.append(0)
+        return min(due)

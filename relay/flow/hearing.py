@@ -1,0 +1,196 @@
+"""Step 1: what the watcher tells and scans find becomes hints, reads and agents.
+
+A scan lists what inotify may have missed; it is made at a start, after an overflow, for a new agent
+and every ``detection.scan_interval_s``. A file that left an inbox is the evidence of reading.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+
+from relay.agents.lives import Lives
+from relay.agents.roster import Roster
+from relay.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.comm.engine import CommStore
+from relay.config import Detection
+from relay.errors import UnsafePath
+from relay.flow import delivery
+from relay.flow.intake import Intake
+from relay.flow.watcher import Wake
+from relay.home import READ, Home
+from relay.ledger import Ledger
+from relay.names import MSG_SUFFIX, message_id_of
+from relay.operations.tally import Tally
+from relay.orchestrator.telling import Teller
+from relay.security import hardening
+from relay.security.incidents import Incident, IncidentKind, Told
+from relay.store.eventlog import EventLog
+
+
+class Hearing:
+    """Owned by the loop."""
+
+    def __init__(
+        self,
+        detection: Detection,
+        home: Home,
+        ledger: Ledger,
+        store: CommStore,
+        events_log: EventLog,
+        intake: Intake,
+        roster: Roster,
+        lives: Lives,
+        teller: Teller,
+        tally: Tally,
+        clock: Clock,
+        log: Callable[..., object],
+    ) -> None:
+        self._detection = detection
+        self._home = home
+        self._ledger = ledger
+        self._store = store
+        self._events = events_log
+        self._intake = intake
+        self._roster = roster
+        self._lives = lives
+        self._teller = teller
+        self._tally = tally
+        self._clock = clock
+        self._log = log
+        self._told = Told()
+        self._next_scan_ns = 0
+        self._next_poll_ns = 0
+        self._recheck_ns: int | None = None
+        self._taken: list[tuple[str, str, int]] = []  # read, not yet in the ledger
+
+    def hear(self, wake: Wake) -> None:
+        """Take what the watcher tells, and scan when that is due."""
+        now = self._clock.monotonic_ns()
+        scan = wake.scan or now >= self._next_scan_ns
+        appeared: list[str] = []
+        recheck = self._recheck_ns is not None and now >= self._recheck_ns
+        if wake.agents_changed or scan or recheck:
+            appeared = self._refresh_agents(complete=scan or recheck)
+        for touched in wake.touched:
+            if touched.agent in self._roster.agents:
+                self._intake.add(touched.agent, touched.file_name, renamed=touched.renamed)
+        self.note_reads(wake.left)
+        if scan:
+            self._ledger.check_file()
+            self._intake.limit.sweep()
+            self._note(hardening.stray_agents(self._home))
+            self._next_scan_ns = now + self._detection.scan_interval_s * NS_PER_S
+            self._scan(self._roster.agents)
+            self.review(None)
+        elif self._roster.unwatched and now >= self._next_poll_ns:
+            self._scan(self._roster.unwatched | set(appeared))
+        elif appeared:
+            self._scan(appeared)
+        if self._roster.unwatched:
+            self._next_poll_ns = now + self._detection.poll_interval_ms * NS_PER_MS
+
+    def _refresh_agents(self, *, complete: bool) -> list[str]:
+        changes = self._roster.refresh(complete=complete)
+        self._recheck_ns = None
+        if changes.incomplete and not complete:  # whoever removes something is given a second
+            self._recheck_ns = self._clock.monotonic_ns() + NS_PER_S
+        if changes.appeared or changes.gone:
+            now = self._clock.now_ns()
+            with self._ledger.transaction():
+                for name in changes.appeared:
+                    self._ledger.registry.register(name, now)
+                for name in changes.gone:
+                    self._ledger.registry.deactivate(name, now)
+            self._lives.refresh()
+        return changes.appeared
+
+    def due_ns(self) -> int:
+        """When there is something to scan, or somebody to look at again (monotonic)."""
+        due = [self._next_scan_ns]
+        if self._recheck_ns is not None:
+            due.append(self._recheck_ns)
+        if self._roster.unwatched:
+            due.append(self._next_poll_ns)
+        return min(due)
+
+    def review(self, names: Iterable[str] | None) -> None:
+        """Judge who is away; who was and has a process again is greeted, and then active."""
+        with self._home.dirs() as dirs:
+            comebacks = self._lives.review(dirs, names)
+        self._lives.come_back([one for one in comebacks if self._teller.greet(one.name, one.key)])
+
+    def _scan(self, agents: Iterable[str]) -> None:
+        """List outboxes for what inotify missed, and inboxes for what was read unseen."""
+        left: list[tuple[str, str]] = []
+        for agent in sorted(agents):
+            try:
+                with self._home.dirs() as dirs:  # closed again: a thousand agents are many
+                    self._note(hardening.agent_incidents(dirs, agent))
+                    self._intake.scan(dirs, agent)
+                    gone = self._ledger.unread(agent) - delivery.inbox_files(dirs, agent)
+            except FileNotFoundError:  # it has just gone: the roster's next refresh says so
+                continue
+            except (OSError, UnsafePath) as exc:
+                self._log(
+                    f"Cannot scan agent {agent}, the next scan tries again: {exc}",
+                    action="scan_failed",
+                    level="warning",
+                    agent=agent,
+                )
+                continue
+            left.extend((agent, message_id + MSG_SUFFIX) for message_id in gone)
+        self.note_reads(left)
+
+    def note_reads(self, left: Iterable[tuple[str, str]]) -> None:
+        """The file left the inbox: that is the evidence of reading."""
+        for agent, name in left:
+            message_id = message_id_of(name)
+            if message_id is None:
+                continue
+            stored = self._store.by_relay_id(message_id)
+            known = self._store.state.deliveries.get(stored.id, {}) if stored else {}
+            attempt = known[agent].attempt if agent in known else 1 << 31
+            if stored is not None:
+                self._store.receive(stored.id, agent)
+            self._taken.append((message_id, agent, attempt))
+
+    def note_taken(self) -> None:
+        """What was read goes into the ledger, once the journal has it."""
+        if not self._taken:
+            return
+        self._events.commit()
+        taken, self._taken = self._taken, []
+        self._tally.read += len(taken)
+        now = self._clock.now_ns()
+        with self._ledger.transaction():
+            self._ledger.read(taken, now)
+            self._ledger.registry.seen({agent for _, agent, _ in taken}, now)
+            self._ledger.note_position(self._events.journal.durable, now)
+        read: dict[str, int] = {}
+        for message_id, agent, _ in taken:
+            if agent in self._lives.away or agent in self._lives.silent:
+                read[agent] = max(read.get(agent, 0), self._read_at(agent, message_id))
+        self._lives.heard(read, by_reading=True)
+
+    def _read_at(self, agent: str, message_id: str) -> int:
+        """When a file left the inbox, or a time that is not before it (Unix ns)."""
+        with self._home.dirs() as dirs, contextlib.suppress(OSError, UnsafePath):
+            inbox = dirs.get("agents", agent, "inbox")
+            with contextlib.suppress(FileNotFoundError):
+                name = f"{READ}/{message_id}{MSG_SUFFIX}"
+                return os.stat(name, dir_fd=inbox, follow_symlinks=False).st_ctime_ns
+            return os.fstat(inbox).st_mtime_ns
+        return self._clock.now_ns()
+
+    def _note(self, found: list[Incident]) -> None:
+        """What a look at the home found, said and kept once while it lasts."""
+        repaired = [one for one in found if one.kind is IncidentKind.MODE_REPAIRED]
+        fresh = repaired + self._told.fresh([one for one in found if one not in repaired])
+        if not fresh:
+            return
+        with self._ledger.transaction():
+            self._ledger.registry.note_incidents(fresh, self._clock.now_ns())
+        for one in fresh:
+            self._log(one.detail, action=str(one.kind), level="warning", agent=one.agent)

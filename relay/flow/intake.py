@@ -1,0 +1,276 @@
+"""Intake: from hints to messages. It decides which files are complete, and reads them.
+
+A file renamed into an outbox is complete when seen. One written in place (closed after
+writing, or found by a scan with a fresh mtime) waits until it has been still for
+``settle_ms``; one that does not parse may still be growing and is malformed only when it has
+been still for ``malformed_after_s``. Source: relay-file-system.txt 2.2, 2.3, 6.1; FORMATS 1.
+
+Time still: the larger of the file's age by its mtime and the time since we first saw it with this
+size and mtime, so that a clock that jumps holds nothing up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Container
+from typing import NamedTuple
+
+from relay import fsio
+from relay.checksums import SHA256_PREFIX, sha256_hex
+from relay.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.config import Detection, Limits, Security
+from relay.errors import ForeignOwner, HardLink, MessageError, RelayError, UnsafePath
+from relay.flow.found import FileKey, Found, found_of
+from relay.flow.ratelimit import RateLimit
+from relay.flow.waiting import Hint, Limited, Quota, Waiting
+from relay.home import PENDING, Dirs
+from relay.message import Kind, MessageFile, max_file_bytes, parse
+from relay.names import MSG_SUFFIX, shown
+from relay.security.incidents import Incident, IncidentKind
+from relay.security.redaction import redact
+
+_KIND_OF: dict[type[RelayError], IncidentKind] = {
+    HardLink: IncidentKind.HARD_LINK,
+    ForeignOwner: IncidentKind.FOREIGN_OWNER,
+}
+
+
+class Accepted(NamedTuple):
+    """A whole, well-formed message."""
+
+    found: Found
+    message: MessageFile
+    checksum: str  # SHA-256 of the content, hex
+    # Where it has secrets: as it was sent. ``message`` and ``checksum`` are without them.
+    original: MessageFile | None = None
+    redacted: bytes | None = None  # what goes to the archive in the place of the file
+
+
+class Malformed(NamedTuple):
+    """A file that will never be a message, and why."""
+
+    found: Found
+    reason: str
+    incident: IncidentKind | None = None  # it is none that an agent may put there
+    redacted: bytes | None = None  # as of Accepted
+
+    @property
+    def unsafe(self) -> bool:
+        """True for a link, FIFO, directory, device, and for what is not the agent's alone."""
+        return self.incident is not None
+
+
+Look = Accepted | Malformed
+
+
+class Intake:
+    """The files that wait to be looked at, in order of discovery. Owned by the loop."""
+
+    def __init__(
+        self,
+        detection: Detection,
+        limits: Limits,
+        clock: Clock,
+        log: Callable[..., object] = lambda *_, **__: None,
+        security: Security | None = None,
+    ) -> None:
+        self._settle_ns = detection.settle_ms * NS_PER_MS
+        self._malformed_ns = detection.malformed_after_s * NS_PER_S
+        self._orphan_ns = detection.orphan_after_s * NS_PER_S
+        self._max_body = limits.max_body_bytes
+        self._max_file = max_file_bytes(limits.max_body_bytes)
+        self._clock = clock
+        self._log = log
+        security = security or Security()
+        self.limit = RateLimit(security.rate_per_s, security.rate_burst, clock)
+        self._waiting = Waiting(self.limit, security.outbox_files, clock)
+        self._quota = Quota(security, self._max_file)
+
+    @property
+    def backlog(self) -> int:
+        """Files known and not yet taken, waiting ones included."""
+        return len(self._waiting)
+
+    @property
+    def is_busy(self) -> bool:
+        """True while files wait that can be looked at now."""
+        return self._waiting.is_busy
+
+    @property
+    def limited(self) -> Limited:
+        """Who is over a limit now, and how often that was."""
+        limit, quota = self.limit, self._quota
+        return Limited(limit.limited, limit.limited_total, quota.over, quota.exceeded_total)
+
+    def add(self, agent: str, file_name: str, *, renamed: bool, paid: bool = False) -> None:
+        """A hint: look at this file. A rename outranks an earlier hint that it is being written.
+
+        ``paid``: it was taken before, and counts for its agent's rate no second time.
+        """
+        if not file_name.endswith(MSG_SUFFIX) or file_name.startswith("."):
+            return
+        self._waiting.add(agent, file_name, renamed=renamed, paid=paid)
+
+    def retry(self, agent: str, file_name: str, due_ns: int, waited_ns: int = 0) -> None:
+        """Look again at ``due_ns`` (monotonic): a passing error held the message up, for
+        ``waited_ns`` so far."""
+        found_ns = self._clock.monotonic_ns() - waited_ns
+        self._waiting.later(Hint(agent, file_name, True, True, due_ns, found_ns=found_ns))
+
+    def scan(self, dirs: Dirs, agent: str) -> None:
+        """List an agent's outbox; remove what lost its writer in ``.pending``."""
+        outbox = dirs.get("agents", agent, "outbox")
+        names = sorted(os.listdir(outbox))
+        for name in names:
+            self.add(agent, name, renamed=False)
+        self._quota.look(agent, outbox, names)
+        self._remove_orphans(dirs.ensure("agents", agent, "outbox", PENDING), agent)
+
+    def take_incidents(self) -> list[Incident]:
+        """Limits that agents ran into since the last time; each is to be told once."""
+        begun = [
+            Incident(
+                IncidentKind.RATE_LIMITED,
+                agent,
+                f"agents/{agent}/outbox",
+                f"{agent} sends faster than {self.limit.rate_per_s} messages a second "
+                "(security.rate_per_s): what is over waits in the outbox and goes at that rate, "
+                "nothing is lost",
+            )
+            for agent in self.limit.take_begun()
+        ]
+        return begun + self._quota.take_begun()
+
+    def take(self, dirs: Dirs, limit: int, in_hand: Container[FileKey] = ()) -> list[Look]:
+        """Look at up to ``limit`` files; those that must wait stay, those that are gone go.
+
+        A file ``in_hand`` is being worked on already, and is not looked at.
+        """
+        looks: list[Look] = []
+        for hint in self._waiting.pick(limit):
+            if hint.key in in_hand:
+                self._waiting.give_back(hint)
+                continue
+            look: Look | Hint
+            try:
+                look = self._look(dirs, hint)
+            except FileNotFoundError:
+                continue  # taken back by its writer, or its agent is gone
+            except (OSError, UnsafePath) as exc:  # the outbox is broken, or no descriptor is left
+                look = hint._replace(due_ns=self._clock.monotonic_ns() + NS_PER_S)
+                self._log(
+                    f"Cannot look at a file, trying again in 1 s: {exc}",
+                    action="look_failed",
+                    level="warning",
+                    agent=hint.agent,
+                    file=hint.file_name,
+                )
+            if isinstance(look, Hint):
+                self._waiting.later(look._replace(paid=True))
+            else:
+                looks.append(look)
+        self._list_again(dirs)
+        return looks
+
+    def oldest_ns(self) -> int | None:
+        """When the file was heard of that waits longest (monotonic); None when none waits."""
+        return self._waiting.oldest_ns()
+
+    def _list_again(self, dirs: Dirs) -> None:
+        """What did not fit in when an outbox was over its quota, now that there is room."""
+        for agent in self._waiting.take_roomy():
+            with contextlib.suppress(OSError, UnsafePath):  # the next scan says what is wrong
+                self.scan(dirs, agent)
+
+    def due_ns(self) -> int | None:
+        """When the next file is to be looked at (monotonic); 0: now."""
+        return self._waiting.due_ns()
+
+    def _look(self, dirs: Dirs, hint: Hint) -> Look | Hint:
+        agent, name = hint.agent, hint.file_name
+        outbox = dirs.get("agents", agent, "outbox")
+        try:
+            data, status = fsio.read_regular(name, outbox, self._max_file)
+        except UnsafePath as exc:
+            status = os.stat(name, dir_fd=outbox, follow_symlinks=False)
+            kind = _KIND_OF.get(type(exc), IncidentKind.NOT_A_REGULAR_FILE)
+            return Malformed(found_of(agent, name, status), shown(str(exc)), kind)
+        found = found_of(agent, name, status)
+        now = self._clock.monotonic_ns()
+        seen = (status.st_size, status.st_mtime_ns)
+        if hint.seen != seen:
+            hint = hint._replace(seen=seen, seen_at_ns=now)
+        still_ns = max(self._clock.now_ns() - status.st_mtime_ns, now - hint.seen_at_ns)
+        changing = len(data) != found.size and found.size <= self._max_file
+        if changing or not hint.renamed:
+            if changing or still_ns < self._settle_ns or _is_pending(dirs, agent, name):
+                return hint._replace(due_ns=now + max(self._settle_ns, NS_PER_MS))
+        look = self._read(found, data)
+        if isinstance(look, Malformed) and not hint.renamed and still_ns < self._malformed_ns:
+            return hint._replace(due_ns=now + max(self._settle_ns, NS_PER_MS))
+        return look
+
+    def _read(self, found: Found, data: bytes) -> Look:
+        """Parse what was read; every rule that it breaks is a reason."""
+        reason, message = self._judge(found, data)
+        if reason or message is None:
+            clean = redact(data, loose=True)
+            if clean is None:
+                return Malformed(found, reason)
+            # The same words of the text that may be kept: a reason quotes what is wrong.
+            reason = self._judge(found, clean.data)[0] or clean.clean(reason)
+            return Malformed(found, reason, redacted=clean.data)
+        clean = redact(data) if message.kind is Kind.SPAWN else None
+        if clean is not None:
+            original, message = message, parse(clean.data)
+            checksum = sha256_hex(message.content)
+            return Accepted(found, message, checksum, original, clean.data)
+        declared = message.headers.get("CHECKSUM")
+        if declared and message.body:  # parse has compared it with the body's
+            return Accepted(found, message, declared.removeprefix(SHA256_PREFIX))
+        return Accepted(found, message, sha256_hex(message.content))
+
+    def _judge(self, found: Found, data: bytes) -> tuple[str, MessageFile | None]:
+        """Why it is no message, or the message."""
+        if found.message_id is None:
+            return (
+                f"{shown(found.file_name)} is no name of a message: "
+                "{timestamp_ns}-{hex}.msg, 10 to 20 digits, -, up to 32 of 0-9a-f"
+            ), None
+        if found.size > self._max_file:
+            return (
+                f"{found.file_name} is {found.size} bytes, too large: the body may be "
+                f"{self._max_body}; put large data into an attachment"
+            ), None
+        try:
+            return "", parse(data, file=found.file_name, max_body_bytes=self._max_body)
+        except MessageError as exc:
+            return str(exc), None
+
+    def _remove_orphans(self, pending: int, agent: str) -> None:
+        """A file in ``.pending`` untouched for 30 s has lost its writer. Source: 6.1."""
+        oldest_ns = self._clock.now_ns() - self._orphan_ns
+        with os.scandir(pending) as entries:
+            for entry in entries:
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue  # its writer has renamed it
+                if not stat.S_ISDIR(status.st_mode) and status.st_mtime_ns < oldest_ns:
+                    fsio.remove(entry.name, pending)
+                    self._log(
+                        "Removed a file that its writer left in .pending",
+                        action="remove_orphan",
+                        agent=agent,
+                        file=entry.name,
+                    )
+
+
+def _is_pending(dirs: Dirs, agent: str, name: str) -> bool:
+    """True while the writer still has a file of this name in ``.pending``."""
+    try:
+        return fsio.exists(name, dirs.get("agents", agent, "outbox", PENDING))
+    except FileNotFoundError:  # no such directory: nothing is pending there
+        return False

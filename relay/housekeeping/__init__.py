@@ -1,0 +1,1 @@
+"""Housekeeping: what is done beside the loop so that the disk does not fill."""
