@@ -252,7 +252,8 @@ class Dirs:
             self._close_oldest(IN_HAND_DIRS)
             fd = fsio.open_dir(name, self.get(*parts[:-1]))
         self._open[parts] = fd
-        self._close_oldest(self._most)
+        if len(self._open) > self._most:
+            self._close_oldest(self._most)
         return fd
 
     def _close_oldest(self, most: int) -> None:

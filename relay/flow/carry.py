@@ -298,13 +298,18 @@ class Carrier:
                     now,
                 )
 
+    def _note_processes(self, work: Work, now: int) -> None:
+        processes = self._ledger.processes
+        processes.intend([request.intent for request in work.requests], now)
+        processes.close(work.closes, now)
+        processes.put([work.process] if work.process is not None else [])
+
     def _note_effects(self, works: list[Work], now: int) -> None:
         """What answers, status messages and ends say of others' rows."""
-        processes, registry = self._ledger.processes, self._ledger.registry
+        registry = self._ledger.registry
         for work in works:
-            processes.intend([request.intent for request in work.requests], now)
-            processes.close(work.closes, now)
-            processes.put([work.process] if work.process is not None else [])
+            if work.requests or work.closes or work.process is not None:
+                self._note_processes(work, now)
             if work.incidents:
                 registry.note_incidents(work.incidents, now, again=work.again)
             if work.attachments:

@@ -385,7 +385,7 @@ class Dispatcher:
         due = [self._hearing.due_ns()]
         parts = (self._intake, self._events, self._flusher, self._held, self._overdue, self._roller)
         for part in parts:
-            at = None if self.paused and part is self._intake else part.due_ns()
+            at = None if part is self._intake and self.paused else part.due_ns()
             if at is not None:
                 due.append(at)
         if not self._finisher.is_idle:

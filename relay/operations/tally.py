@@ -75,7 +75,8 @@ class Histogram:
 
     def observe(self, value: float) -> None:
         """Count one value; a clock that was set back counts as no time."""
-        value = max(value, 0.0)
+        if value < 0.0:
+            value = 0.0
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
