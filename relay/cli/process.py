@@ -32,7 +32,7 @@ POLL_S = 0.02
 MOST_CRASH_LOG_BYTES = 1 << 20  # some hundred tracebacks
 SAID = (
     *("healthy", "ready", "reasons", "paused", "config_error", "snapshot_age_s", "disk"),
-    *("wal_bytes", "wal_state"),
+    *("wal_bytes", "wal_state", "admin_trouble"),
 )
 
 
@@ -254,6 +254,8 @@ def _show_health(facts: dict[str, Any]) -> None:
     if facts["config_error"]:
         text = f"config.json is not followed, the one before is: {facts['config_error']}"
         click.echo(printable(text))
+    if facts["admin_trouble"]:
+        click.echo(printable(facts["admin_trouble"]))
     if facts["wal_state"] == "alert":  # a full one is among the reasons
         text = f"ledger.db-wal has {facts['wal_bytes'] >> 20} MiB, for somebody reads the ledger"
         click.echo(f"{text} and does not end: `relay doctor` says who")
