@@ -49,9 +49,7 @@ class ConfigError(RelayError):
     """config.json cannot be read, or a value in it is wrong."""
 
     exit_code = EXIT_USAGE
-    hint = (
-        "mend config.json; `relay init` writes a fresh one with every default beside nothing else"
-    )
+    hint = "mend config.json, or move it away: `relay init` then writes one with every default"
 
 
 class HomeMissing(RelayError):

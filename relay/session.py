@@ -13,6 +13,7 @@ import gc
 import os
 import sys
 import threading
+import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from types import TracebackType
@@ -300,6 +301,8 @@ def begin_epoch(ledger: Ledger, clock: Clock) -> int:
     now = clock.now_ns()
     with ledger.transaction():
         epoch = int(ledger.get_state("epoch") or 0) + 1
+        if ledger.get_state("home_id") is None:  # a backup of another home is told by it
+            ledger.set_state("home_id", uuid.uuid4().hex, now)
         for key, value in (
             ("epoch", epoch),
             ("writer", f"daemon {epoch}"),

@@ -81,9 +81,10 @@ def backup(ctx: click.Context, home: str | None, file: str, force: bool, as_json
 )
 @home_option
 @click.argument("file", type=click.Path())
+@click.option("--force", is_flag=True, help="Take the ledger of another home, too.")
 @json_option
 @click.pass_context
-def restore(ctx: click.Context, home: str | None, file: str, as_json: bool) -> None:
+def restore(ctx: click.Context, home: str | None, file: str, force: bool, as_json: bool) -> None:
     """Put a backup in the ledger's place; no relay may run.
 
     FILE is checked first. The ledger that was there is kept as ledger.db.before-restore. What
@@ -92,7 +93,7 @@ def restore(ctx: click.Context, home: str | None, file: str, as_json: bool) -> N
     from relay.ledger import backup as ledger_backup
 
     with open_home(ctx, home) as opened:
-        restored = ledger_backup.restore(opened, os.path.abspath(file))
+        restored = ledger_backup.restore(opened, os.path.abspath(file), force=force)
     kept = f", the ledger before is {restored.aside}" if restored.aside else ""
     facts = {"file": os.path.abspath(file), "aside": restored.aside or None}
     _say(facts, restored.content, f"restored from {file}{kept}", as_json)

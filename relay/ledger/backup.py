@@ -49,11 +49,12 @@ def backup(home: Home, target: str, *, force: bool = False) -> Content:
     return content
 
 
-def restore(home: Home, source: str) -> Restored:
+def restore(home: Home, source: str, *, force: bool = False) -> Restored:
     """Put a backup in the ledger's place; the ledger before is set aside, never removed.
 
-    Committed at one rename: killed before it the ledger is as it was. Errors: AlreadyRunning;
-    LedgerBusy while somebody has the ledger open; VersionError; FormatError for a damaged backup.
+    ``force`` takes the ledger of another home, too. Committed at one rename: killed before it the
+    ledger is as it was. Errors: AlreadyRunning; LedgerBusy while somebody has the ledger open;
+    VersionError; FormatError for a damaged backup; LedgerError for one of another home.
     """
     path = home.path(LEDGER)
     if not os.path.isfile(source):
@@ -67,11 +68,31 @@ def restore(home: Home, source: str) -> Restored:
         if content.version > SCHEMA_VERSION:
             expected = f"user_version <= {SCHEMA_VERSION}"
             raise VersionError(source, 60, expected, content.version)
+        if not force:
+            _check_home(path, temp, source)
         _check_unused(path)
         _count_on(path, temp)
         aside = _set_aside(path)
         ledger_file.place(temp, path, replace=True)
     return Restored(content, aside)
+
+
+def _check_home(path: str, temp: str, source: str) -> None:
+    """Messages of another home would be asked of this one's journal and archive."""
+    ours, theirs = _home_id(path), _home_id(temp)
+    if ours and theirs and ours != theirs:
+        raise LedgerError(
+            f"{source} is the ledger of another home",
+            hint="name a backup of this one; --force takes it all the same",
+        )
+
+
+def _home_id(path: str) -> str:
+    """What the home's first start drew; empty where there is none, or no ledger."""
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(_present(path)) as db:
+        row = db.execute("SELECT value FROM orchestrator_state WHERE key = 'home_id'").fetchone()
+        return str(row[0]) if row else ""
+    return ""
 
 
 def _check_unused(path: str) -> None:

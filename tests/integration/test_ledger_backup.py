@@ -225,6 +225,27 @@ def test_a_damaged_newer_or_foreign_file_is_refused_and_nothing_changes(tmp_path
     assert set(os.listdir(home)) - {".lock"} == set(names)
 
 
+def test_the_ledger_of_another_home_is_not_taken_by_mistake(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    (home, _, _), (_, foreign, _) = stopped(tmp_path / "a"), stopped(tmp_path / "b")
+    for number, path in enumerate((home / LEDGER, foreign)):
+        look = Look(path)
+        look.db.execute(
+            f"INSERT OR REPLACE INTO orchestrator_state VALUES ('home_id', {number}, 0)"
+        )
+        look.close()
+    before = (home / LEDGER).read_bytes()
+    with Home(str(home)) as opened:
+        with pytest.raises(LedgerError) as caught:
+            ledger_backup.restore(opened, str(foreign))
+        assert str(caught.value) == f"{foreign} is the ledger of another home"
+        assert "--force" in caught.value.hint
+        assert (home / LEDGER).read_bytes() == before
+        ledger_backup.restore(opened, str(foreign), force=True)
+    assert (home / LEDGER).read_bytes() != before
+
+
 def test_starts_are_counted_on(tmp_path: Path) -> None:
     home, kept, _ = stopped(tmp_path)
     look = Look(home / LEDGER)
