@@ -33,6 +33,9 @@ from relay.store.upkeep import obey
 from tests.fakes import FakeClock, FakeSpawner
 
 
+HOMES: list[Home] = []  # of every box, to be closed after its test: who is killed closes nothing
+
+
 class Box:
     """One home and the daemon's parts for it, turned by hand."""
 
@@ -55,6 +58,7 @@ class Box:
         self.asked: list[Prune | Pack] = []  # what a session's housekeeper would do
         self._names = 0
         self.home = Home.create(str(root), encode(self.config))
+        HOMES.append(self.home)
         for agent in agents:
             self.home.make_agent(agent)
         self.open()

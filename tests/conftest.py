@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from relay.home import HOME_VARIABLE
-from tests.box import Box
+from tests.box import HOMES, Box
 
 # The same examples each time, and no clock in the verdict.
 settings.register_profile(
@@ -27,6 +27,14 @@ def no_real_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
     monkeypatch.delenv(HOME_VARIABLE, raising=False)
     monkeypatch.delenv("AGENT_RELAY_NAME", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def no_descriptor_is_left() -> Iterator[None]:
+    """What a killed box held is given back, as the system does with a process."""
+    yield
+    while HOMES:
+        HOMES.pop().close()
 
 
 @pytest.fixture

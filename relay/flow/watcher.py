@@ -255,6 +255,8 @@ class ScanWatcher:
         self.why = why  # it stands in for inotify; empty when it was asked for
         self._interval_ms = interval_ms
         self._bell = _Bell()
+        self._poll = select.poll()  # select takes no descriptor above 1,023
+        self._poll.register(self._bell.fd, select.POLLIN)
 
     def add_agent(self, agent: str) -> bool:
         """Nothing to watch: every agent is scanned."""
@@ -270,8 +272,7 @@ class ScanWatcher:
     def wait(self, timeout_ns: int) -> Wake:
         """Sleep for the interval at most, then ask for a scan."""
         timeout_ms = min(self._interval_ms, max(0, -(-timeout_ns // NS_PER_MS)))
-        rung, _, _ = select.select([self._bell.fd], [], [], timeout_ms / 1000)
-        if rung:
+        if self._poll.poll(timeout_ms):
             self._bell.silence()
         return Wake(agents_changed=True, scan=True)
 
