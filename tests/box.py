@@ -32,7 +32,6 @@ from relay.store.opening import open_store, store_key
 from relay.store.upkeep import obey
 from tests.fakes import FakeClock, FakeSpawner
 
-
 HOMES: list[Home] = []  # of every box, to be closed after its test: who is killed closes nothing
 
 
