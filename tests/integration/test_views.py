@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -130,7 +131,7 @@ def test_a_time_that_is_none_is_named(home: Path, since: str) -> None:
 
 def test_top_refreshes_in_place_and_leaves_the_terminal_as_it_was(running: Relay) -> None:
     home = running.home
-    relay_top = f"{sys.executable} -m relay.cli --home {home} top --every 0.2"
+    relay_top = f"{shlex.quote(sys.executable)} -m relay.cli --home {home} top --every 0.2"
     before, behind = home.parent / "before", home.parent / "behind"
     view = pexpect.spawn(
         "sh",

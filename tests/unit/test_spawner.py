@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -129,7 +130,7 @@ def test_it_is_found_by_its_request_alone(starts: Starts, tmp_path: Path) -> Non
 
 def test_a_signal_reaches_all_of_its_session(starts: Starts) -> None:
     script = "import os, sys, time; os.setpgid(0, 0); print('up', flush=True); time.sleep(60)"
-    pid = starts.sh(f'{sys.executable} -c "{script}" & sleep 60')
+    pid = starts.sh(f'{shlex.quote(sys.executable)} -c "{script}" & sleep 60')
     until(lambda: starts.output == "up\n")  # in a group of its own, in the same session
     assert len(starts.spawner.others(pid)) == 2
     assert starts.spawner.usage([pid])[pid].rss_bytes > 1 << 20
