@@ -11,12 +11,15 @@ from __future__ import annotations
 import glob
 import os
 import shutil
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from relay.audit import acomm_source, ledger_source
+from relay.audit.acomm_columns import SECTIONS, sections_of
 from relay.audit.ledger_source import LedgerSnapshot
 from relay.clock import NS_PER_S, Clock
 from relay.comm import acomm
@@ -27,6 +30,7 @@ from relay.home import CONFIG, JOURNAL, LEDGER, STORE, Home
 from relay.store.opening import look, store_key
 
 ARCHIVES = "store/archive/**/*.acomm"
+NOT_KEPT = frozenset(("content", "metadata", "signature"))  # bytes that one job or none reads
 DEFAULT_GRACE_S = 30.0  # a batch is recorded within a second of its discovery
 
 
@@ -99,36 +103,69 @@ def _copy_store(home: str, folder: str) -> list[str]:
 
 
 class Evidence:
-    """What jobs read: each call is a new DataFrame over the same frozen files."""
+    """What jobs read: DataFrames over the same frozen files.
 
-    def __init__(self, spark: SparkSession, gathered: Gathered) -> None:
+    ``shared``: several jobs read, so each table is read from its files once and then kept in
+    memory, and on the workers' disks where that is too little. Content, metadata and signatures
+    are not among what is kept.
+    """
+
+    def __init__(self, spark: SparkSession, gathered: Gathered, *, shared: bool = False) -> None:
+        self.gathered = gathered
         self._spark = spark
-        self._gathered = gathered
+        self._shared = shared
+        self._kept: dict[str, DataFrame] = {}
 
     @property
     def snapshot_ns(self) -> int:
         """When the ledger's snapshot was taken: Unix nanoseconds."""
-        return self._gathered.ledger.taken_ns
+        return self.gathered.ledger.taken_ns
 
     @property
     def grace_ns(self) -> int:
         """How much older than the snapshot a message must be to be judged by it."""
-        return self._gathered.grace_ns
+        return self.gathered.grace_ns
 
     def ledger(self, table: str, *columns: str) -> DataFrame:
         """These columns of a table. Errors: RelayError for one that is not there."""
-        return ledger_source.load(self._spark, self._gathered.ledger.path, table, columns)
+        path = self.gathered.ledger.path
+        every = ledger_source.schema_of(table).names
+
+        def load(names: Sequence[str]) -> DataFrame:
+            return ledger_source.load(self._spark, path, table, names)
+
+        return self._columns(f"ledger {table}", load, every, columns)
 
     def store(self, section: str, *columns: str) -> DataFrame:
         """These columns of a section of live store and archives; ``file`` as in the home.
 
         Errors: RelayError for one that is not there.
         """
-        files = self._gathered.store_files
+        every = [name for name in store_columns(section) if name not in NOT_KEPT]
+        return self._columns(
+            f"store {section}", lambda names: self._store(section, names), every, columns
+        )
+
+    def _columns(
+        self,
+        key: str,
+        load: Callable[[Sequence[str]], DataFrame],
+        every: Sequence[str],
+        columns: Sequence[str],
+    ) -> DataFrame:
+        """From what is kept, where it is to be; else read for this one plan."""
+        if not self._shared or not set(columns) <= set(every):
+            return load(columns)
+        if key not in self._kept:
+            self._kept[key] = load(every).persist(StorageLevel.MEMORY_AND_DISK)
+        return self._kept[key].select(*columns)
+
+    def _store(self, section: str, columns: Sequence[str]) -> DataFrame:
+        files = self.gathered.store_files
         frame = acomm_source.load(self._spark, files, section, columns)
         if "file" not in columns:
             return frame
-        for folder in (self._gathered.folder, self._gathered.home):
+        for folder in (self.gathered.folder, self.gathered.home):
             prefix = F.lit(os.path.join(folder, ""))
             frame = frame.withColumn(
                 "file",
@@ -137,3 +174,8 @@ class Evidence:
                 ).otherwise(F.col("file")),
             )
         return frame
+
+
+def store_columns(section: str) -> list[str]:
+    """The columns that a section has. Errors: RelayError for one that there is none of."""
+    return list(SECTIONS[sections_of(section)[0]].names)

@@ -1,6 +1,6 @@
 """One run of audits: gather the files, start Spark, do each job, write what they found.
 
-    OUT/{job}/*.parquet                 the job's table
+    OUT/{table}/*.parquet               a table of a job
     OUT/findings/job={job}/*.parquet    what is wrong, of all jobs: one table
     OUT/summary.json                    counts, findings a check, seconds
 
@@ -103,9 +103,10 @@ def run_audit(request: Request, clock: Clock) -> tuple[Report, dict[str, Example
     reports: dict[str, JobReport] = {}
     examples: dict[str, Examples] = {}
     with _session(request.master) as spark:
+        evidence = Evidence(spark, gathered, shared=len(wanted) > 1)
         for job in wanted:
             examples[job.name] = Examples()
-            reports[job.name] = _run_job(spark, job, gathered, out, examples[job.name])
+            reports[job.name] = _run_job(spark, job, evidence, out, examples[job.name])
     report = _report(gathered, request, reports)
     if request.out is not None:
         fsio.write_atomic(os.path.join(out, SUMMARY), msgspec.json.format(to_json(report)))
@@ -140,15 +141,15 @@ def _session(master: str) -> Iterator[SparkSession]:
 
 
 def _run_job(
-    spark: SparkSession, job: Job, gathered: Gathered, out: str, examples: Examples
+    spark: SparkSession, job: Job, evidence: Evidence, out: str, examples: Examples
 ) -> JobReport:
     report = JobReport(job.name)
     began = time.monotonic()
     try:
         with faults.explained():
-            _do(spark, job, Evidence(spark, gathered), out, report, examples)
+            _do(spark, job, evidence, out, report, examples)
     except RelayError as exc:
-        report.error = gathered.named(str(exc))
+        report.error = evidence.gathered.named(str(exc))
         report.hint = exc.hint
     report.seconds = round(time.monotonic() - began, 3)
     return report
@@ -162,15 +163,18 @@ def _do(
     report: JobReport,
     examples: Examples,
 ) -> None:
-    table = _written(spark, job.table(evidence), os.path.join(out, job.name))
-    report.counts = {row["name"]: row["count"] for row in job.counts(table).collect()}
+    tables = {
+        name: _written(spark, frame, os.path.join(out, name))
+        for name, frame in job.make(evidence).items()
+    }
+    report.counts = {row["name"]: row["count"] for row in job.counts(tables).collect()}
     if job.shown is not None:
-        examples.rows = [row.asDict() for row in job.shown(table).collect()]
+        examples.rows = [row.asDict() for row in job.shown(tables).collect()]
     if job.findings is None:
         return
     observed_at = datetime.fromtimestamp(evidence.snapshot_ns / NS_PER_S, UTC)
     path = os.path.join(out, FINDINGS, f"job={job.name}")
-    found = _written(spark, job.findings(table, observed_at), path)
+    found = _written(spark, job.findings(tables, observed_at), path)
     by_check = found.groupBy("check", "severity").agg(F.count("*").alias("count"))
     for row in by_check.orderBy("check").collect():
         report.findings[row["check"]] = row["count"]

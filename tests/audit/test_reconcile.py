@@ -22,7 +22,7 @@ NOW = datetime(2026, 1, 31, 10, 30, tzinfo=UTC)
 def classes(spark: SparkSession, home: HomeBuilder, folder: Path, **how: object) -> dict[str, str]:
     """message_id -> class, of a run over the home."""
     evidence = home.evidence(spark, folder, **how)  # type: ignore[arg-type]
-    table = reconcile.table(evidence)
+    table = reconcile.make(evidence)["reconcile"]
     assert table.columns == schemas.RECONCILED.names
     return {row["message_id"]: row["class"] for row in table.collect()}
 
@@ -91,8 +91,8 @@ def test_findings_name_what_is_wrong_and_what_is_known(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
     plant_every_fault(home)
-    table = reconcile.table(home.evidence(spark, tmp_path / "run"))
-    found = reconcile.findings(table, NOW)
+    table = reconcile.make(home.evidence(spark, tmp_path / "run"))["reconcile"]
+    found = reconcile.findings({"reconcile": table}, NOW)
     assert found.schema.names == schemas.FINDING.names
     rows = {row["message_id"]: row for row in found.collect()}
     assert {name: (row["check"], row["severity"]) for name, row in rows.items()} == {
@@ -117,7 +117,7 @@ def test_counts_are_one_a_class_and_add_up(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
     plant_every_fault(home)
-    counted = reconcile.counts(reconcile.table(home.evidence(spark, tmp_path / "run")))
+    counted = reconcile.counts(reconcile.make(home.evidence(spark, tmp_path / "run")))
     found = {row["name"]: row["count"] for row in counted.collect()}
     assert found == {name: list(EXPECTED.values()).count(name) for name in EXPECTED.values()}
 
@@ -147,7 +147,7 @@ def test_archives_count_and_a_message_in_two_files_is_one(
     home.write_store()
     home.stored = [stored_message(9, "1-altered", b"another")]
     home.write_store("store/archive/2026-01-31/000001.acomm")
-    table = reconcile.table(home.evidence(spark, tmp_path / "run")).collect()
+    table = reconcile.make(home.evidence(spark, tmp_path / "run"))["reconcile"].collect()
     assert {row["message_id"]: (row["class"], row["copies"]) for row in table} == {
         "1-old": ("delivered", 1),
         "1-both": ("delivered", 2),

@@ -1,29 +1,78 @@
-"""The shape of a job: what it reads, the one table it makes, what it counts and what it finds.
+"""The shape of a job: what it reads, the tables it makes, what it counts and what it finds.
 
-A job's functions are pure, DataFrame in and DataFrame out; time comes in as an argument. The
-table is written once, and counts and findings are made from what was written.
+A job's functions are pure, DataFrame in and DataFrame out; time comes in as an argument. Its
+tables are written once, and counts and findings are made from what was written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from relay.audit import schemas
 from relay.audit.evidence import Evidence
+
+ERROR, WARNING = "error", "warning"
+Tables = Mapping[str, DataFrame]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One audit."""
+    """One audit. Its first table has its name; others begin with it, as ``latency_slowest``."""
 
-    name: str  # on the command line, and the folder of its table
+    name: str  # on the command line, and the folder of its first table
     explains: str  # what it tells, one line
-    schema: StructType  # of its table
-    table: Callable[[Evidence], DataFrame]
-    counts: Callable[[DataFrame], DataFrame]  # table -> schemas.COUNT
-    findings: Callable[[DataFrame, datetime], DataFrame] | None = None  # -> schemas.FINDING
-    shown: Callable[[DataFrame], DataFrame] | None = None  # the rows of the table to print
+    tables: Mapping[str, StructType]  # folder -> schema
+    make: Callable[[Evidence], Tables]
+    counts: Callable[[Tables], DataFrame]  # -> schemas.COUNT
+    findings: Callable[[Tables, datetime], DataFrame] | None = None  # -> schemas.FINDING
+    shown: Callable[[Tables], DataFrame] | None = None  # the rows to print
+
+
+def found(
+    rows: DataFrame,
+    check: str | Column,
+    severity: str | Column,
+    observed_at: datetime,
+    *,
+    message_id: str | None = None,
+    agent: str | None = None,
+    route: str | None = None,
+    detail: Iterable[str] = (),
+) -> DataFrame:
+    """A finding for each of these rows: schemas.FINDING.
+
+    ``check`` is ``job.class``, ``severity`` ERROR or WARNING; ``message_id``, ``agent`` and
+    ``route`` name columns of ``rows``, and so does ``detail``, of which what is NULL is left out.
+    """
+    named = {"message_id": message_id, "agent": agent, "route": route}
+    return schemas.conform(
+        rows.select(
+            _value(check).alias("check"),
+            _value(severity).alias("severity"),
+            *[
+                (F.lit(None) if name is None else F.col(name)).alias(to)
+                for to, name in named.items()
+            ],
+            F.lit(observed_at).alias("observed_at"),
+            _detail(*detail).alias("detail"),
+        ),
+        schemas.FINDING,
+    )
+
+
+def _value(given: str | Column) -> Column:
+    return F.lit(given) if isinstance(given, str) else given
+
+
+def _detail(*names: str) -> Column:
+    """A map of the columns that are not NULL."""
+    if not names:
+        return F.create_map().cast("map<string,string>")
+    entries = [part for name in names for part in (F.lit(name), F.col(name).cast("string"))]
+    return F.map_filter(F.create_map(*entries), lambda _, value: value.isNotNull())

@@ -25,14 +25,14 @@ from pyspark.sql import functions as F
 
 from relay.audit import schemas
 from relay.audit.evidence import Evidence
-from relay.audit.jobs.job import Job
+from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, found
 
 NAME = "reconcile"
 SEVERITY = {
-    "missing": "error",
-    "checksum_differs": "error",
-    "extra": "error",
-    "undelivered": "warning",
+    "missing": ERROR,
+    "checksum_differs": ERROR,
+    "extra": ERROR,
+    "undelivered": WARNING,
 }
 WAITING = ("held", "staged")
 ENDED = ("expired", "bounced", "dead")
@@ -40,7 +40,7 @@ STORE_SECTIONS = "messages,dead_letters,archive"
 _NS_PER_US = 1000
 
 
-def table(evidence: Evidence) -> DataFrame:
+def make(evidence: Evidence) -> Tables:
     """One row a message of ledger or store: schemas.RECONCILED."""
     messages = evidence.ledger(
         "messages",
@@ -57,7 +57,8 @@ def table(evidence: Evidence) -> DataFrame:
     stored = evidence.store(
         STORE_SECTIONS, "relay_id", "checksum", "sender", "to", "created_ns", "created_at", "file"
     )
-    return reconcile(messages, deliveries, stored, evidence.snapshot_ns, evidence.grace_ns)
+    ns = (evidence.snapshot_ns, evidence.grace_ns)
+    return {NAME: reconcile(messages, deliveries, stored, *ns)}
 
 
 def reconcile(
@@ -134,34 +135,31 @@ def by_relay_id(stored: DataFrame) -> DataFrame:
     )
 
 
-def counts(reconciled: DataFrame) -> DataFrame:
+def counts(tables: Tables) -> DataFrame:
     """How many messages of each class: schemas.COUNT."""
-    counted = reconciled.groupBy(F.col("class").alias("name")).agg(F.count("*").alias("count"))
-    return schemas.conform(counted, schemas.COUNT).orderBy("name")
+    by_class = tables[NAME].groupBy(F.col("class").alias("name"))
+    return schemas.conform(by_class.agg(F.count("*").alias("count")), schemas.COUNT).orderBy("name")
 
 
-def findings(reconciled: DataFrame, observed_at: datetime) -> DataFrame:
+def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     """The messages of a class that is wrong: schemas.FINDING."""
     severity = F.create_map(*[F.lit(word) for pair in SEVERITY.items() for word in pair])
-    wrong = reconciled.where(F.col("class").isin(*SEVERITY))
-    return schemas.conform(
-        wrong.select(
-            F.concat(F.lit(f"{NAME}."), F.col("class")).alias("check"),
-            F.element_at(severity, F.col("class")).alias("severity"),
-            "message_id",
-            "agent",
-            "route",
-            F.lit(observed_at).alias("observed_at"),
-            _detail(
-                "status",
-                "waiting_for",
-                "last_error",
-                "ledger_checksum",
-                "store_checksum",
-                "store_file",
-            ).alias("detail"),
+    return found(
+        tables[NAME].where(F.col("class").isin(*SEVERITY)),
+        F.concat(F.lit(f"{NAME}."), F.col("class")),
+        F.element_at(severity, F.col("class")),
+        observed_at,
+        message_id="message_id",
+        agent="agent",
+        route="route",
+        detail=(
+            "status",
+            "waiting_for",
+            "last_error",
+            "ledger_checksum",
+            "store_checksum",
+            "store_file",
         ),
-        schemas.FINDING,
     )
 
 
@@ -202,17 +200,11 @@ def _recipients(where: Column) -> Column:
     return F.nullif(F.array_join(names, ", "), F.lit(""))
 
 
-def _detail(*names: str) -> Column:
-    """A map of the columns that are not NULL."""
-    entries = [part for name in names for part in (F.lit(name), F.col(name))]
-    return F.map_filter(F.create_map(*entries), lambda _, value: value.isNotNull())
-
-
 JOB = Job(
     name=NAME,
     explains="ledger against store: missing, extra, different, undelivered",
-    schema=schemas.RECONCILED,
-    table=table,
+    tables={NAME: schemas.RECONCILED},
+    make=make,
     counts=counts,
     findings=findings,
 )

@@ -10,17 +10,18 @@ from pyspark.sql import functions as F
 
 from relay.audit import schemas
 from relay.audit.evidence import Evidence
-from relay.audit.jobs.job import Job
+from relay.audit.jobs.job import Job, Tables
 
+NAME = "traffic"
 SHOWN = 20  # pairs, the busiest first
 _US_PER_MS = 1000.0
 
 
-def table(evidence: Evidence) -> DataFrame:
+def make(evidence: Evidence) -> Tables:
     """One row a pair of sender and recipient: schemas.TRAFFIC."""
     messages = evidence.ledger("messages", "message_id", "agent_name", "file_size", "discovered_at")
     deliveries = evidence.ledger("deliveries", "message_id", "recipient", "written_at")
-    return traffic(messages, deliveries)
+    return {NAME: traffic(messages, deliveries)}
 
 
 def traffic(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
@@ -45,9 +46,9 @@ def traffic(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
     return schemas.conform(pairs, schemas.TRAFFIC)
 
 
-def counts(pairs: DataFrame) -> DataFrame:
+def counts(tables: Tables) -> DataFrame:
     """Pairs, messages and bytes in all: schemas.COUNT."""
-    totals = pairs.agg(
+    totals = tables[NAME].agg(
         F.count("*").alias("pairs"),
         F.coalesce(F.sum("messages"), F.lit(0)).alias("messages"),
         F.coalesce(F.sum("bytes"), F.lit(0)).alias("bytes"),
@@ -57,9 +58,9 @@ def counts(pairs: DataFrame) -> DataFrame:
     )
 
 
-def busiest(pairs: DataFrame) -> DataFrame:
+def busiest(tables: Tables) -> DataFrame:
     """The pairs to print."""
-    ordered = pairs.orderBy(F.desc("messages"), "sender", "recipient")
+    ordered = tables[NAME].orderBy(F.desc("messages"), "sender", "recipient")
     return schemas.conform(ordered, schemas.TRAFFIC).limit(SHOWN)
 
 
@@ -69,10 +70,10 @@ def _latency_ms() -> Column:
 
 
 JOB = Job(
-    name="traffic",
+    name=NAME,
     explains="who writes to whom: messages, bytes, milliseconds to the inbox",
-    schema=schemas.TRAFFIC,
-    table=table,
+    tables={NAME: schemas.TRAFFIC},
+    make=make,
     counts=counts,
     shown=busiest,
 )

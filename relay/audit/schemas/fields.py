@@ -1,0 +1,53 @@
+"""What columns are made of: the types of the audits, and a column with its comment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from relay.errors import RelayError
+
+TEXT, NUMBER, TIME, FLAG = StringType(), LongType(), TimestampType(), BooleanType()
+U64, BYTES, FLOAT = DecimalType(20, 0), BinaryType(), DoubleType()
+TEXTS, WORDS = MapType(StringType(), StringType()), ArrayType(StringType())
+
+
+def always(name: str, kind: DataType, comment: str) -> StructField:
+    """A column that is never NULL; the comment says unit and source."""
+    return StructField(name, kind, False, {"comment": comment})
+
+
+def maybe(name: str, kind: DataType, comment: str) -> StructField:
+    """A column that may be NULL."""
+    return StructField(name, kind, True, {"comment": comment})
+
+
+def subset(schema: StructType, names: Iterable[str], what: str) -> StructType:
+    """These columns of a schema, in the order asked for. Errors: RelayError for another name."""
+    known = {field.name: field for field in schema}
+    wanted = list(names)
+    for name in wanted:
+        if name not in known:
+            raise RelayError(f"{what} has no column {name}: it has {', '.join(known)}")
+    return StructType([known[name] for name in wanted])
+
+
+def conform(frame: DataFrame, schema: StructType) -> DataFrame:
+    """The columns of ``schema`` and no others, in its order and of its types."""
+    return frame.select(*[F.col(field.name).cast(field.dataType) for field in schema])
