@@ -6,7 +6,7 @@ from pathlib import Path
 
 from relay.aof2.format import RecordFlag
 from relay.aof2.journal import Append, Journal
-from relay.aof2.plan import TierPolicy
+from relay.aof2.plan import Job, JobKind, TierPolicy
 from relay.aof2.segments import Policy
 from relay.aof2.tiers import Tiers
 from relay.comm import events
@@ -52,7 +52,8 @@ class JournalBuilder:
         *,
         key: bytes | None = None,
         policy: Policy = SMALL,
-        tiers: TierPolicy | None = None,
+        objects: str = "",
+        at_least: int = 0,
     ) -> None:
         self.root = root
         self.dir = root / "journal" / f"{1:020d}"
@@ -62,9 +63,8 @@ class JournalBuilder:
         self.codec = EventCodec(key)
         self.sequence = 0
         warn = self.warnings.append
-        self.journal = Journal.open(str(self.dir), 1, self.clock, policy, warn)
-        tier_policy = tiers or TierPolicy(False, 0, "", 0, 0)
-        self.tiers = Tiers(self.journal.manifest, 1, tier_policy, self.clock, warn)
+        self.journal = Journal.open(str(self.dir), 1, self.clock, policy, warn, at_least=at_least)
+        self.tiers = Tiers(self.journal.manifest, 1, TierPolicy(objects=objects), self.clock, warn)
 
     @property
     def path(self) -> str:
@@ -104,12 +104,11 @@ class JournalBuilder:
         self.journal.seal()
         return offsets
 
-    def settle(self) -> list[str]:
-        """Steps of the tiers until nothing is due."""
-        done = []
-        while (line := self.tiers.step()) is not None:
-            done.append(line)
-        return done
+    def move(self, segment_id: int, *kinds: JobKind) -> None:
+        """One segment through the tiers: what an operator would ask for."""
+        for kind in kinds:
+            entry = self.journal.manifest.catalog.entries[segment_id]
+            self.tiers.do(Job(kind, entry, "asked for"))
 
     def files(self) -> list[str]:
         """What lies in the stream's folders for segments."""

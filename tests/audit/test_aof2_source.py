@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from relay.aof2.plan import TierPolicy
+from relay.aof2.plan import JobKind
 from relay.audit import aof2_source, faults, journal_columns, schemas
 from relay.checksums import sha256_hex
 from relay.comm import events
+from relay.comm.event_codec import Frame
 from relay.comm.model import (
     ArchiveNote,
     Channel,
@@ -25,11 +26,15 @@ from relay.comm.model import (
     Participant,
 )
 from relay.errors import RelayError
-from tests.audit.homes import START_NS, START_S
+from relay.security import keyfile
+from tests.audit.homes import START_NS, START_S, HomeBuilder
 from tests.audit.journals import JournalBuilder, delivered, sent
+from tests.s3_server import BUCKET, s3_server
 
+DUE_MS = 1_769_851_800_500
 SENT_AT = datetime(2026, 1, 31, 9, 30)
-WARM_AT_ONCE = TierPolicy(True, 0, "", 0, 0)
+COMPRESS, UPLOAD, PRUNE = JobKind.COMPRESS, JobKind.UPLOAD, JobKind.PRUNE
+EVICT_TIER0, EVICT_TIER1 = JobKind.EVICT_TIER0, JobKind.EVICT_TIER1
 
 
 def read(spark: SparkSession, path: str, **options: str) -> DataFrame:
@@ -162,26 +167,235 @@ def test_paths(spark: SparkSession, journal: JournalBuilder, tmp_path: Path) -> 
         assert read(spark, str(path)).count() == 7, path
     (tmp_path / "empty" / "journal").mkdir(parents=True)
     assert read(spark, str(tmp_path / "empty")).count() == 0
-    with pytest.raises(RelayError, match="there is no journal .*/none"), faults.explained():
+    with pytest.raises(RelayError, match=r"there is no journal .*/none"), faults.explained():
         read(spark, str(tmp_path / "none")).count()
     with pytest.raises(RelayError, match="is no journal, no stream"), faults.explained():
         read(spark, __file__).count()
 
 
-def test_each_tier_gives_the_same(spark: SparkSession, tmp_path: Path) -> None:
-    builder = JournalBuilder(tmp_path / "home", tiers=TierPolicy(True, 0, str(tmp_path / "o")))
-    (tmp_path / "o").mkdir()
-    (builder.root / "config.json").write_text(json.dumps({"journal": {"objects": "../o"}}))
+def spread(builder: JournalBuilder) -> list[int]:
+    """Segments that are in Tier 0, in Tier 1, in Tier 2 alone; and one that is written to."""
+    found: list[int] = []
     for number in range(3):
-        builder.segment(*(sent(number * 500 + n, os.urandom(400)) for n in range(3)))
-    hot = read(spark, builder.path).collect()
-    builder.checkpoint()
-    builder.checkpoint()
-    # one stays as it was, one is compressed alone, one is in the object store alone
-    builder.settle()
-    names = builder.files()
-    assert "warm/00000000000000000002.seg.zst" in names
-    for name in ("segments/00000000000000000001.seg", "segments/00000000000000000002.seg"):
-        if name in names:
-            os.unlink(builder.dir / name)
-    assert read(spark, builder.path).where("event = 'MessageSent'").collect() == hot
+        found += builder.segment(*(sent(number * 10 + n, os.urandom(99)) for n in range(3)))
+    found += builder.say(delivered(1))
+    builder.tiers.cover(builder.journal.end)
+    builder.move(1, COMPRESS, EVICT_TIER0)
+    builder.move(2, COMPRESS, UPLOAD, EVICT_TIER0, EVICT_TIER1)
+    return found
+
+
+def test_each_tier_is_read_alike(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "objects").mkdir()
+    builder = JournalBuilder(tmp_path / "home", objects=str(tmp_path / "objects"))
+    wrote = spread(builder)
+    names = (".seg", ".seg.zst")
+    assert [
+        f"{folder}/{number:020d}{names[folder == 'warm']}"
+        for folder, number in (("segments", 0), ("segments", 3), ("warm", 1))
+    ] == builder.files()
+    with pytest.raises(RelayError, match="is in Tier 2, and no object store"), faults.explained():
+        read(spark, builder.path).collect()
+    assert offsets(read(spark, builder.path, objects=str(tmp_path / "objects"))) == wrote
+    config = {"journal": {"objects": str(tmp_path / "objects")}}
+    (builder.root / "config.json").write_text(json.dumps(config))
+    assert offsets(read(spark, builder.path)) == wrote
+    assert len(builder.files()) == 3  # nothing was hydrated
+
+
+def test_tier_2_in_s3_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with s3_server() as url:
+        for name, value in (
+            ("AWS_ENDPOINT_URL", url),
+            ("AWS_ACCESS_KEY_ID", "id"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+            ("AWS_REGION", "us-east-1"),
+        ):
+            monkeypatch.setenv(name, value)
+        where = f"s3://{BUCKET}/here"
+        builder = JournalBuilder(tmp_path / "home", objects=where)
+        wrote = spread(builder)
+        # The workers of the session that tests share have the environment it began with.
+        schema = schemas.subset(schemas.JOURNAL, ["offset"], "the journal")
+        settings = aof2_source.Settings({builder.path: where}, None, False)
+        reader = aof2_source.Aof2Reader([builder.path], {}, settings, schema)
+        found = [
+            offset
+            for partition in reader.partitions()
+            for batch in reader.read(partition)
+            for offset in batch.column(0).to_pylist()
+        ]
+    assert found == wrote
+
+
+def test_a_segment_that_moves_before_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "objects").mkdir()
+    where = str(tmp_path / "objects")
+    builder = JournalBuilder(tmp_path / "home", objects=where)
+    wrote = [*builder.segment(sent(1)), *builder.segment(sent(2)), *builder.say(sent(3))]
+    settings = aof2_source.Settings({builder.path: where}, None, False)
+    schema = schemas.subset(schemas.JOURNAL, ["offset"], "the journal")
+    reader = aof2_source.Aof2Reader([builder.path], {}, settings, schema)
+    builder.journal.seal()
+    builder.segment(sent(4))
+    builder.tiers.cover(builder.journal.end)
+    builder.move(0, COMPRESS, EVICT_TIER0)
+    builder.move(2, COMPRESS, UPLOAD, EVICT_TIER0, EVICT_TIER1)
+    first, second, third = reader.partitions()
+    found = [b.column(0).to_pylist() for one in (first, second, third) for b in reader.read(one)]
+    assert found == [[offset] for offset in wrote]
+    builder.move(0, PRUNE)
+    with pytest.raises(RelayError, match=r"segment 0 of .* was pruned before it was read"):
+        list(reader.read(first))
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_damage_fails_the_job_or_is_a_row(spark: SparkSession, journal: JournalBuilder) -> None:
+    wrote = offsets(read(spark, journal.path))
+    damaged = journal.dir / "segments" / f"{1:020d}.seg"
+    flip(damaged, 52 + 40)
+    with pytest.raises(RelayError, match=rf"{damaged} at 52: expected crc32"), faults.explained():
+        read(spark, journal.path).collect()
+    assert offsets(read(spark, journal.path, mode="permissive")) == wrote[:2] + wrote[3:]
+    (row,) = read(spark, journal.path, mode="permissive", table="damaged").collect()
+    assert (row["stream"], row["segment"]) == (journal.path, 1)
+    assert (row["offset"], row["end"]) == (wrote[2], wrote[3])
+    assert row["reason"].startswith(f"{damaged} at 52: expected crc32")
+
+
+def test_a_segment_that_is_gone(spark: SparkSession, journal: JournalBuilder) -> None:
+    wrote = offsets(read(spark, journal.path))
+    (journal.dir / "segments" / f"{1:020d}.seg").unlink()
+    with pytest.raises(RelayError, match=r"segment 1 of .* is in no tier"), faults.explained():
+        read(spark, journal.path).collect()
+    assert offsets(read(spark, journal.path, mode="permissive")) == wrote[:2] + wrote[4:]
+    (row,) = read(spark, journal.path, mode="permissive", table="damaged").collect()
+    assert (row["offset"], row["end"]) == (wrote[2], wrote[4])
+
+
+def test_damage_where_the_relay_writes(spark: SparkSession, journal: JournalBuilder) -> None:
+    behind = journal.say(sent(9), sent(10)) + journal.say(sent(11))
+    active = journal.dir / "segments" / f"{3:020d}.seg"
+    begin = journal.journal.manifest.catalog.entries[3].base_offset
+    flip(active, 52 + behind[0] - begin + 40)
+    with pytest.raises(RelayError, match=rf"{active} at .*expected crc32"), faults.explained():
+        read(spark, journal.path).collect()
+    found = offsets(read(spark, journal.path, mode="permissive"))
+    assert found[-2:] == behind[1:] and behind[0] not in found
+    (row,) = read(spark, journal.path, mode="permissive", table="damaged").collect()
+    assert (row["offset"], row["end"]) == (behind[0], behind[1])
+
+
+def test_a_write_that_was_cut_short_is_no_damage(
+    spark: SparkSession, journal: JournalBuilder
+) -> None:
+    before = offsets(read(spark, journal.path))
+    begin = journal.journal.manifest.catalog.entries[3].base_offset
+    journal.say(sent(9), sent(10))
+    active = journal.dir / "segments" / f"{3:020d}.seg"
+    data = bytearray(active.read_bytes())
+    last = 52 + journal.journal.end - begin
+    data[last - 60 : last] = bytes(60)  # of the last record, and of no other
+    active.write_bytes(data)
+    for mode in ("failfast", "permissive"):
+        assert offsets(read(spark, journal.path, mode=mode))[:-1] == before
+        assert read(spark, journal.path, mode=mode, table="damaged").count() == 0
+
+
+def test_what_a_salvage_left_is_a_gap(spark: SparkSession, journal: JournalBuilder) -> None:
+    (behind, *_) = journal.say(sent(9), sent(10))
+    journal.say(sent(11))
+    begin = journal.journal.manifest.catalog.entries[3].base_offset
+    journal.close()
+    flip(journal.dir / "segments" / f"{3:020d}.seg", 52 + behind - begin + 40)
+    again = JournalBuilder(journal.root)  # it salvages what is whole
+    assert again.warnings
+    rows = read(spark, again.path).where("event = 'Gap'").collect()
+    assert [(row["offset"], row["number"]) for row in rows] == [(behind, None)]
+    assert rows[0]["reason"] == aof2_source.LOST
+    again.close()
+
+
+def test_a_hole_between_segments_is_a_gap(spark: SparkSession, tmp_path: Path) -> None:
+    builder = JournalBuilder(tmp_path)
+    builder.segment(sent(1))
+    builder.close()
+    end = builder.journal.end
+    longer = JournalBuilder(tmp_path, at_least=end + 1000)
+    longer.say(sent(2))
+    rows = read(spark, longer.path).orderBy("offset").collect()
+    found = [(row["event"], row["offset"], row["end"]) for row in rows]
+    assert found[1] == ("Gap", end, end + 1000)
+    assert [one[0] for one in found] == ["MessageSent", "Gap", "MessageSent"]
+    longer.close()
+
+
+def test_a_damaged_manifest(spark: SparkSession, journal: JournalBuilder) -> None:
+    wrote = offsets(read(spark, journal.path))
+    (chunk,) = (journal.dir / "manifest").iterdir()
+    flip(chunk, 100)
+    with pytest.raises(RelayError, match=str(chunk)), faults.explained():
+        read(spark, journal.path).collect()
+    assert offsets(read(spark, journal.path, mode="permissive")) == wrote
+    (row,) = read(spark, journal.path, mode="permissive", table="damaged").collect()
+    assert row["segment"] is None and str(chunk) in row["reason"]
+
+
+def test_an_encrypted_journal(spark: SparkSession, tmp_path: Path) -> None:
+    key, other = (keyfile.create(str(tmp_path / name)) for name in ("key", "other"))
+    assert key != other
+    builder = JournalBuilder(tmp_path / "home", key=key)
+    builder.say(sent(1), delivered(1))
+    opened = read(spark, builder.path, key_file=str(tmp_path / "key")).orderBy("offset")
+    assert [row["relay_id"] for row in opened.collect()] == ["1-1", None]
+    for options, line in (
+        ({}, "at 0 is encrypted, and no key was given"),
+        ({"key_file": str(tmp_path / "other")}, "at 0 does not open with this key"),
+        ({"key_file": str(tmp_path / "none")}, "key file .*none: No such file"),
+    ):
+        with pytest.raises(RelayError, match=line), faults.explained():
+            read(spark, builder.path, **options).collect()
+    rows = read(spark, builder.path, mode="permissive").collect()
+    assert [(row["event"], row["number"]) for row in rows] == [("Sealed", None)] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"mode": "brave"}, "mode 'brave' is none of failfast, permissive"),
+        ({"table": "letters"}, "table 'letters' is none of records, damaged"),
+        ({"until": "soon"}, "until is no JSON of stream -> offset"),
+    ],
+)
+def test_a_wrong_option_is_one_line(
+    spark: SparkSession, journal: JournalBuilder, options: dict[str, str], line: str
+) -> None:
+    with pytest.raises(RelayError, match=f"^{line}"), faults.explained():
+        read(spark, journal.path, **options).collect()
+
+
+def test_events_of_another_version(spark: SparkSession, journal: JournalBuilder) -> None:
+    (at,) = journal.put(Frame(2, 1, delivered(1)))
+    line = f"at {at}: expected events of version 1"
+    with pytest.raises(RelayError, match=line), faults.explained():
+        read(spark, journal.path).collect()
+
+
+def test_the_evidence_of_a_run(spark: SparkSession, home: HomeBuilder, tmp_path: Path) -> None:
+    home.write_store()
+    assert home.evidence(spark, tmp_path / "before").journal("event").count() == 0
+    builder = JournalBuilder(home.root)
+    builder.say(sent(1), delivered(1))
+    evidence = home.evidence(spark, tmp_path / "run")
+    builder.say(sent(2))
+    rows = evidence.journal("stream", "relay_id").collect()
+    assert [tuple(row) for row in rows] == [
+        (f"journal/{1:020d}", "1-1"),
+        (f"journal/{1:020d}", None),
+    ]
+    builder.close()
