@@ -28,7 +28,7 @@ from relay.comm.seal import seal
 from relay.config import decode
 from relay.errors import FormatError, HomeMissing, KeyFileError, RelayError, SealedStore
 from relay.home import CONFIG, JOURNAL, LEDGER, STORE, Home
-from relay.store.opening import look, store_key, tier_policy
+from relay.store.opening import look, store_key
 
 ARCHIVES = "store/archive/**/*.acomm"
 NOT_KEPT = frozenset(("content", "metadata", "signature"))  # bytes that one job or none reads
@@ -85,13 +85,7 @@ def _freeze_journal(home: str) -> FrozenJournal:
     until = {}
     for stream in journal_files.find_streams([os.path.join(glob.escape(home), JOURNAL)]):
         until[stream] = journal_files.plan(stream, strict=False).end
-    objects = key_file = ""
-    if os.path.exists(os.path.join(home, CONFIG)):
-        with Home(home) as opened:
-            config = decode(opened.read_config(), opened.path(CONFIG))
-            objects = tier_policy(opened, config).objects
-            key_file = opened.path(config.store.key_file) if config.store.encrypt else ""
-    return FrozenJournal(until, objects, key_file)
+    return FrozenJournal(until, *journal_files.home_settings(home))
 
 
 def _take_store(home: str, folder: str, clock: Clock) -> list[str]:

@@ -24,7 +24,7 @@ from relay.aof2.dictionaries import Dictionaries, dictionary_name
 from relay.aof2.format import RECORD, SEGMENT_HEADER, decode_segment_header
 from relay.aof2.manifest import read_manifest
 from relay.aof2.objects import ObjectStore, open_objects
-from relay.aof2.records import Starts, scan, wanted
+from relay.aof2.records import Starts, fault, scan, wanted
 from relay.aof2.segment import (
     FIRST,
     SEGMENTS,
@@ -59,6 +59,14 @@ class Segment(NamedTuple):
     end: int
     lost_from: int = -1  # what the stream lacks before ``start`` begins here; -1: nothing
     is_open: bool = False  # what is no record at its end may be a write that was cut short
+    created_ms: int = 0
+
+
+class HomeSettings(NamedTuple):
+    """What a home says of where its journal lies, and with what it is sealed."""
+
+    objects: str = ""  # of Tier 2; empty: none
+    key_file: str = ""  # empty: it is not sealed
 
 
 class Damage(NamedTuple):
@@ -112,21 +120,26 @@ def _is_stream(path: str) -> bool:
     return (is_named and os.path.isdir(path)) or os.path.isdir(os.path.join(path, SEGMENTS))
 
 
-def objects_of(folder: str) -> str:
-    """The object store that the home of a stream names in its config.json; empty: none.
+def home_settings(home: str) -> HomeSettings:
+    """What the config.json of a home says of its journal; of another folder, nothing.
 
     Errors: ConfigError.
     """
-    home = os.path.dirname(os.path.dirname(folder))
     path = os.path.join(home, CONFIG)
     try:
         with open(path, "rb") as file:
-            url = decode(file.read(), path).journal.objects
-    except FileNotFoundError:
-        return ""
-    if not url or "://" in url:
-        return url
-    return os.path.join(home, os.path.expanduser(url))
+            config = decode(file.read(), path)
+    except (FileNotFoundError, NotADirectoryError):
+        return HomeSettings()
+    objects, store = config.journal.objects, config.store
+    if objects and "://" not in objects:
+        objects = os.path.join(home, os.path.expanduser(objects))
+    return HomeSettings(objects, os.path.join(home, store.key_file) if store.encrypt else "")
+
+
+def home_of(stream: str) -> str:
+    """The home whose journal has the stream, if it is one's."""
+    return os.path.dirname(os.path.dirname(stream))
 
 
 def plan(folder: str, start: int = 0, end: int | None = None, *, strict: bool = True) -> Plan:
@@ -165,7 +178,8 @@ def _plan(folder: str, start: int, strict: bool) -> Plan | None:
             break
         last = entry.segment_id
         if entry.end_offset > at:
-            segments.append(_segment(folder, last, entry.base_offset, at, entry.end_offset))
+            span = (entry.base_offset, at, entry.end_offset)
+            segments.append(_segment(folder, last, *span, entry.creation_ts_ms))
             at = entry.end_offset
     for number in [number for number in segment_ids(folder) if number > last]:
         if number > last + 1 and not view.damaged:
@@ -183,9 +197,9 @@ def _plan(folder: str, start: int, strict: bool) -> Plan | None:
     return Plan(segments, damage, first, at)
 
 
-def _segment(folder: str, number: int, base: int, at: int, end: int) -> Segment:
+def _segment(folder: str, number: int, base: int, at: int, end: int, created_ms: int) -> Segment:
     lost_from = at if base > at else -1
-    return Segment(folder, number, base, max(at, base), end, lost_from)
+    return Segment(folder, number, base, max(at, base), end, lost_from, False, created_ms)
 
 
 def _written(
@@ -201,19 +215,16 @@ def _written(
         head = source.read_at(0, FIRST + RECORD.size)
         if not head[FIRST:].strip(b"\0") or len(head) < FIRST + RECORD.size:
             return None
-        decode_segment_header(head[: SEGMENT_HEADER.size], path)
+        header = decode_segment_header(head[: SEGMENT_HEADER.size], path)
         if base is None:  # its file alone speaks of it
             base = int(RECORD.unpack(head[FIRST:])[2])
-        start = max(at, base)
-        end = whole_until(source, base, start)
-        why = _damage_behind(path, base, end)
+        end, why = _end_of(source, path, base, max(at, base))
+        if why is not None and strict:
+            raise why
         if why is not None:
-            if strict:
-                raise why
-            return _segment(folder, number, base, at, base + source.size() - FIRST)._replace(
-                is_open=True
-            )
-        return _segment(folder, number, base, at, end)
+            end = base + source.size() - FIRST
+        segment = _segment(folder, number, base, at, end, header.creation_ts_ms)
+        return segment._replace(is_open=why is not None)
     except FormatError as exc:
         if strict:
             raise
@@ -223,29 +234,30 @@ def _written(
         source.close()
 
 
-def _damage_behind(path: str, base: int, end: int) -> IntegrityError | None:
-    """What is wrong where the whole records end, if anything that was committed lies behind it.
+def _end_of(
+    source: FileSource, path: str, base: int, start: int
+) -> tuple[int, IntegrityError | None]:
+    """Where the whole records end, from the one at ``start``; and what is wrong there, if anything
+    that was committed lies behind it, or no record begins at ``start``.
 
     A reader may see a write half done: what another look does not show was one.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for _ in range(_TRIES):
-            size = os.fstat(fd).st_size
-            rest = os.pread(fd, size, FIRST + end - base)
+            end = whole_until(source, base, start)
+            position = FIRST + end - base
+            rest = os.pread(fd, os.fstat(fd).st_size, position)
             if not rest.strip(b"\0"):
-                return None
+                return end, None
             found = tail.inspect(fd, path, base, os.pread(fd, FIRST, 0), 0)
-            at = found.walk.position
-            if found.kind is not tail.Kind.DAMAGE:
-                return None
-            if at == FIRST + end - base:
-                expected, _, seen = found.why.removeprefix("expected ").partition(", found ")
-                return IntegrityError(path, at, expected, seen)
-            end = base + at - FIRST
+            if found.walk.position <= position and found.kind is not tail.Kind.DAMAGE:
+                return end, None
+            if found.walk.position == position:
+                break
     finally:
         os.close(fd)
-    return None
+    return end, IntegrityError(path, position, *fault(rest, end, Starts()))
 
 
 def whole_until(source: SegmentSource, base: int, start: int) -> int:
