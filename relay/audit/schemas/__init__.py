@@ -10,7 +10,7 @@ ends at 2^63-1. A time behind the year 9999 is NULL. Each column carries its com
 """
 
 from relay.audit.schemas.fields import conform, subset
-from relay.audit.schemas.journal import JOURNAL
+from relay.audit.schemas.journal import JOURNAL, JOURNAL_DAMAGE
 from relay.audit.schemas.ledger import LEDGER, LEDGER_WITHOUT_ROWID
 from relay.audit.schemas.results import COUNT, FINDING, RECONCILED, TRAFFIC
 from relay.audit.schemas.store import (
@@ -24,6 +24,7 @@ __all__ = [
     "COUNT",
     "FINDING",
     "JOURNAL",
+    "JOURNAL_DAMAGE",
     "LEDGER",
     "LEDGER_WITHOUT_ROWID",
     "RECONCILED",
