@@ -126,7 +126,7 @@ class Columns:
 class Texts(NamedTuple):
     """Texts and who has which: of each, its size; all of them one behind the other."""
 
-    count: int
+    number: int
     sizes: memoryview  # u32 each
     data: memoryview
     width: int  # bytes of a code; 0: the texts stand for the rows one by one

@@ -12,7 +12,7 @@ Source: FORMATS section 2; acomm-file-format.txt, "Size Limits".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import TypeVar
 
