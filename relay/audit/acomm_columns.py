@@ -1,6 +1,6 @@
-"""A store's values as columns: for each section its schema, its rows, and how a row gives each.
+"""The sections that are read, their schemas, and the rows of those that hold no messages.
 
-Only the columns that somebody asked for are computed: a checksum nobody reads is not hashed.
+Only the columns that somebody asked for are computed. Messages come from ``acomm_arrow``.
 """
 
 from __future__ import annotations
@@ -12,16 +12,13 @@ from typing import Any, NamedTuple
 from pyspark.sql.types import StructType
 
 from relay.audit import schemas
-from relay.checksums import sha256_hex
+from relay.audit.acomm_arrow import LAST_SECOND, MICROS
 from relay.comm.engine_state import EngineState
-from relay.comm.message_record import SEAL_BYTES
 from relay.comm.model import Channel, Message, MetadataValue, StoreFile, Subscription
 from relay.errors import RelayError
 
 Columns = Mapping[str, Callable[[Any], object]]
 
-LAST_SECOND = 253_402_300_799  # 9999-12-31T23:59:59Z: Spark's times end there
-MICROS = 1_000_000
 MESSAGE_SECTIONS = ("messages", "dead_letters", "archive")
 SECTIONS: dict[str, StructType] = {
     **dict.fromkeys(MESSAGE_SECTIONS, schemas.STORED_MESSAGE),
@@ -62,16 +59,13 @@ def sections_of(text: str) -> tuple[str, ...]:
 
 
 def rows(store: StoreFile, section: str, path: str) -> Rows:
-    """The rows of one section of the store that was read from ``path``."""
+    """The rows of a section without messages of the store that was read from ``path``."""
     file: Columns = {"file": lambda _: path}
     if section == "channels":
         return Rows(store.channels, {**file, **_CHANNEL})
     if section == "subscriptions":
         return Rows(store.subscriptions, {**file, **_SUBSCRIPTION})
-    if section == "deliveries":
-        return Rows(_deliveries(store), {**file, **_DELIVERY})
-    messages: tuple[Message, ...] = getattr(store, section)
-    return Rows(messages, {**file, **_MESSAGE, **_message_context(store, section)})
+    return Rows(_deliveries(store), {**file, **_DELIVERY})
 
 
 def _deliveries(store: StoreFile) -> list[StoredDelivery]:
@@ -83,21 +77,6 @@ def _deliveries(store: StoreFile) -> list[StoredDelivery]:
     ]
 
 
-def _message_context(store: StoreFile, section: str) -> Columns:
-    """Columns of a message that depend on the file it lies in."""
-    names = {channel.id: channel.name for channel in store.channels}
-    sealed = store.encrypted
-    seal = SEAL_BYTES if sealed else 0
-    return {
-        "section": lambda _: section,
-        "channel": lambda m: names.get(m.channel_id),
-        "content_size": lambda m: len(m.content) - seal,
-        # the ledger's checksum is of the plain text, which a sealed content does not tell
-        "checksum": lambda m: None if sealed else sha256_hex(m.content),
-        "sealed": lambda _: sealed,
-    }
-
-
 def _at(seconds: int | None) -> int | None:
     """Microseconds for a timestamp column; NULL behind the last time that Spark has."""
     return seconds * MICROS if seconds is not None and seconds <= LAST_SECOND else None
@@ -107,46 +86,9 @@ def _as_text(value: MetadataValue) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
-def _metadata(message: Message) -> list[tuple[str, str | None]] | None:
-    if message.metadata is None:
-        return None
-    return [(key, _as_text(value)) for key, value in message.metadata.items()]
-
-
 def _relay_id(message: Message) -> str | None:
     return _as_text((message.metadata or {}).get("relay_id"))
 
-
-def _to(message: Message) -> str | None:
-    return _as_text((message.metadata or {}).get("to"))
-
-
-def _created_ns(message: Message) -> int | None:
-    value = (message.metadata or {}).get("created_ns")
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-_MESSAGE: dict[str, Callable[[Message], object]] = {
-    "id": lambda m: m.id,
-    "message_type": lambda m: m.message_type.label,
-    "sender": lambda m: m.sender,
-    "channel_id": lambda m: m.channel_id,
-    "content": lambda m: m.content,
-    "topic": lambda m: m.topic,
-    "correlation_id": lambda m: m.correlation_id,
-    "priority": lambda m: m.priority.label,
-    "metadata": _metadata,
-    "relay_id": _relay_id,
-    "to": _to,
-    "created_ns": _created_ns,
-    "created_at": lambda m: _at(m.created_at),
-    "delivered_at": lambda m: _at(m.delivered_at),
-    "acknowledged_at": lambda m: _at(m.acknowledged_at),
-    "ttl_s": lambda m: m.ttl,
-    "status": lambda m: m.status.label,
-    "retry_count": lambda m: m.retry_count,
-    "signature": lambda m: m.signature,
-}
 
 _DELIVERY: dict[str, Callable[[StoredDelivery], object]] = {
     "id": lambda d: d.id,

@@ -8,12 +8,16 @@ from relay.audit.acomm_source import AcommSource
 from relay.audit.aof2_source import Aof2Source
 from relay.audit.ledger_source import LedgerSource
 
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
 
 def register(spark: SparkSession) -> None:
     """Make ``acomm``, ``aof2`` and ``relay_ledger`` known to a session; again is harmless.
 
     Where the session has workers on other machines, agent-relay must be installed there.
     """
+    # Off by default; a query on a format that takes filters fails without it.
+    spark.conf.set(PUSHDOWN, "true")
     spark.dataSource.register(AcommSource)
     spark.dataSource.register(Aof2Source)
     spark.dataSource.register(LedgerSource)

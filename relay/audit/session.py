@@ -25,7 +25,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from relay.audit import faults
-from relay.audit.formats import register
+from relay.audit.formats import PUSHDOWN, register
 from relay.audit.java import find_java
 from relay.errors import RelayError
 
@@ -39,6 +39,7 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     # An audit lives for seconds: the second compiler costs three of them before it gains any.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -Duser.timezone=UTC",
+    PUSHDOWN: "true",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # No Hive: it would write metastore_db and derby.log where the command runs.

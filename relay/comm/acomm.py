@@ -5,7 +5,7 @@ file or raises: a file that is damaged anywhere is never read in part. Nothing h
 file but ``write``, which replaces it whole.
 
     header | section table | 1 channels | 2 messages | 3 subscriptions | 4 indexes
-    | 5 dead letters | 6 archive | 256 engine state | footer
+    | 5 dead letters | 6 archive | 256 engine state | 257 columns | footer
 
 Sections 2, 5 and 6 lie in a gzip envelope when the file is COMPRESSED.
 Source: FORMATS section 2; acomm-file-format.txt; docs/formats/acomm.md has the tables.
@@ -54,16 +54,17 @@ _warn: Warn = logging.getLogger("relay.comm.acomm").warning
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-def encode(store: StoreFile, compress: bool = True) -> bytes:
+def encode(store: StoreFile, compress: bool = True, columns: bool = False) -> bytes:
     """The bytes of a store's file. Equal stores give equal bytes.
 
     Records are put into the order that the format wants: channels and subscriptions by id,
-    messages by created_at and id. Section 4 is made from the messages.
+    messages by created_at and id. Section 4 is made from the messages, and with ``columns``
+    section 257, which lets audits read a few fields of many messages.
     Errors: StoreCapacity when a limit of the file is passed, ValidationFailed for a field
     that its record cannot hold.
     """
     check_counts(store)
-    bodies = encode_sections(store, compress)
+    bodies = encode_sections(store, compress, columns)
     offset = HEADER.size + len(bodies) * SECTION.size
     sections = []
     for kind, body in bodies.items():
@@ -91,7 +92,7 @@ def encode(store: StoreFile, compress: bool = True) -> bytes:
 def decode(data: bytes, path: str = "<bytes>", *, warn: Warn = _warn) -> StoreFile:
     """Everything that a file's bytes hold; ``path`` is for errors alone.
 
-    Section 4 is not read: an index is made from the messages, and verify.py compares it.
+    Sections 4 and 257 are not read: they are made from the messages, and verify.py compares them.
     What is skipped, because a later version or another writer added it, goes to ``warn``, a
     sentence each.
     Errors: FormatError with the first fault; IntegrityError when the SHA-256 differs;
@@ -156,14 +157,14 @@ def read_aids(path: str) -> tuple[Indexes, dict[int, bytes]]:
         raise container.of_version(header, exc) from None
 
 
-def write(path: str, store: StoreFile, compress: bool = True) -> None:
+def write(path: str, store: StoreFile, compress: bool = True, columns: bool = False) -> None:
     """Replace the file by one that holds ``store``; after the rename inside, it does.
 
     A crash before that leaves the old file, and perhaps ``path.tmp``. Whatever stood at
     ``path`` is gone: read it first if it may be damaged, or no store at all.
     Errors: those of ``encode``, before anything is touched; OSError.
     """
-    write_atomic(path, encode(store, compress))
+    write_atomic(path, encode(store, compress, columns))
 
 
 def _flags(store: StoreFile, compress: bool) -> Flag:

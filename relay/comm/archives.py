@@ -2,6 +2,7 @@
 
     {folder}/2026-01-31/000001.acomm    section 2: the messages, with their end states
                                         section 256: who received each, and their relay ids
+                                        section 257: the same messages as columns, for audits
 
 A store lists its archives (``ArchiveNote``); a file that is not in its list does not count. That
 list and each file's indexes decide which files a query needs; every file that is used has been
@@ -85,7 +86,7 @@ class Archives:
         blocks = file.engine_state | {RELAY_IDS: _encode_relay_ids(file.messages)}
         file = msgspec.structs.replace(file, engine_state=blocks)
         try:
-            acomm.write(path, seal(file, self._key))
+            acomm.write(path, seal(file, self._key), columns=True)
             fsio.sync_dir(self._folder)
         except OSError:
             with contextlib.suppress(OSError):

@@ -69,6 +69,7 @@ class SectionType(IntEnum):
     DEAD_LETTERS = 5
     ARCHIVE = 6
     ENGINE_STATE = 256
+    COLUMNS = 257
 
 
 class Header(msgspec.Struct, frozen=True):

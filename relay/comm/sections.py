@@ -4,6 +4,7 @@
     2, 5, 6   u64 count, messages, enveloped     by created_at, then id
     4         indexes.py
     256       blocks of  tag u32 | length u64 | data     by tag
+    257       columns.py
 
 A section that is missing or empty holds nothing. Bytes left over are a fault.
 Source: FORMATS section 2; acomm-file-format.txt, "Size Limits".
@@ -11,11 +12,11 @@ Source: FORMATS section 2; acomm-file-format.txt, "Size Limits".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import TypeVar
 
-from relay.comm import envelope, indexes
+from relay.comm import columns, envelope, indexes
 from relay.comm.container import MAX_FILE_BYTES, Flag, Header, Section, SectionType
 from relay.comm.message_record import (
     MAX_CONTENT_BYTES,
@@ -41,8 +42,8 @@ MAX_MESSAGES = 10_000_000  # of sections 2, 5 and 6 together
 MAX_CHANNELS = 100_000
 MAX_SUBSCRIPTIONS = 1_000_000
 
-# Indexes are made from the messages.
-READ = frozenset(SectionType) - {SectionType.INDEXES}
+# Indexes and columns are made from the messages.
+READ = frozenset(SectionType) - {SectionType.INDEXES, SectionType.COLUMNS}
 ENVELOPED = frozenset({SectionType.MESSAGES, SectionType.DEAD_LETTERS, SectionType.ARCHIVE})
 
 T = TypeVar("T")
@@ -68,28 +69,37 @@ def check_size(size: int) -> None:
         raise StoreCapacity(f"{size} bytes, a store file holds {MAX_FILE_BYTES}")
 
 
-def encode_sections(store: StoreFile, compress: bool) -> dict[SectionType, bytes]:
+def encode_sections(
+    store: StoreFile, compress: bool, with_columns: bool = False
+) -> dict[SectionType, bytes]:
     """Each section's bytes, in the order in which they stand in the file."""
     most = MAX_CONTENT_BYTES + (SEAL_BYTES if store.encrypted else 0)
 
-    def messages(values: Sequence[Message]) -> bytes:
-        ordered = sorted(values, key=_by_time)
-        raw = _counted(encode_message(message, most) for message in ordered)
+    def messages(records: list[bytes]) -> bytes:
+        raw = _counted(records)
         check_size(len(raw))  # no reader would inflate more
         return envelope.pack(raw) if compress else raw
 
+    def records(ordered: Iterable[Message]) -> list[bytes]:
+        return [encode_message(message, most) for message in ordered]
+
+    ordered = sorted(store.messages, key=_by_time)
+    of_messages = records(ordered)
     channels = sorted(store.channels, key=_by_id)
     subscriptions = sorted(store.subscriptions, key=_by_id)
     bodies = {
         SectionType.CHANNELS: _counted(map(encode_channel, channels)),
-        SectionType.MESSAGES: messages(store.messages),
+        SectionType.MESSAGES: messages(of_messages),
         SectionType.SUBSCRIPTIONS: _counted(map(encode_subscription, subscriptions)),
         SectionType.INDEXES: indexes.encode(indexes.build(store.messages)),
-        SectionType.DEAD_LETTERS: messages(store.dead_letters),
-        SectionType.ARCHIVE: messages(store.archive),
+        SectionType.DEAD_LETTERS: messages(records(sorted(store.dead_letters, key=_by_time))),
+        SectionType.ARCHIVE: messages(records(sorted(store.archive, key=_by_time))),
     }
     if store.engine_state:
         bodies[SectionType.ENGINE_STATE] = _encode_blocks(store.engine_state)
+    if with_columns:
+        sizes = [len(record) for record in of_messages]
+        bodies[SectionType.COLUMNS] = columns.encode(ordered, sizes, channels)
     return bodies
 
 

@@ -1,8 +1,8 @@
 """Everything that can be wrong with an `.acomm` file, found without changing it.
 
 ``decode`` refuses what cannot be trusted. This goes on to what a reader gets over and a writer
-should not have done: records out of order, flags that do not tell the truth, indexes at odds
-with the messages. Source: FORMATS section 2.
+should not have done: records out of order, flags that do not tell the truth, indexes and
+columns at odds with the messages. Source: FORMATS section 2.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import msgspec
 
-from relay.comm import acomm, container, indexes
+from relay.comm import acomm, columns, container, indexes
 from relay.comm.container import Flag, SectionType
 from relay.comm.model import Message, MessageStatus, StoreFile
 from relay.comm.reader import Reader
@@ -37,7 +37,12 @@ def verify(data: bytes, path: str) -> Findings:
         store = acomm.decode(data, path, warn=warnings.append)
     except FormatError as exc:
         return Findings((str(exc),), tuple(warnings))
-    problems = (*_order(store), *_flags(store, data, path), *_indexes(store, data, path))
+    problems = (
+        *_order(store),
+        *_flags(store, data, path),
+        *_indexes(store, data, path),
+        *_columns(store, data, path),
+    )
     return Findings(tuple(f"{path}: {problem}" for problem in problems), tuple(warnings))
 
 
@@ -76,7 +81,7 @@ def _flags(store: StoreFile, data: bytes, path: str) -> Iterator[str]:
     messages = [one for _, section in _message_sections(store) for one in section]
     dead = any(one.status is MessageStatus.DEAD_LETTER for one in store.messages)
     for flag, is_true in (
-        (Flag.INDEXED, _index_section(data, path) is not None),
+        (Flag.INDEXED, _section(data, path, SectionType.INDEXES) is not None),
         # Dead letters in section 2 are another writer's, which may set the flag for them.
         (Flag.HAS_DEAD_LETTERS, bool(store.dead_letters) or (dead and header.flags & 4 != 0)),
         (Flag.HAS_SIGNATURES, any(one.signature is not None for one in messages)),
@@ -87,13 +92,24 @@ def _flags(store: StoreFile, data: bytes, path: str) -> Iterator[str]:
 
 
 def _indexes(store: StoreFile, data: bytes, path: str) -> Iterable[str]:
-    reader = _index_section(data, path)
+    reader = _section(data, path, SectionType.INDEXES)
     if reader is None:
         return ()
     try:
         return indexes.verify(indexes.decode(reader), store.messages)
     except FormatError as exc:
         return (f"section 4 at {exc.offset}: expected {exc.expected}, found {exc.found}",)
+
+
+def _columns(store: StoreFile, data: bytes, path: str) -> Iterable[str]:
+    reader = _section(data, path, SectionType.COLUMNS)
+    if reader is None:
+        return ()
+    try:
+        found = columns.Columns.open(reader)
+        return list(columns.verify(found, store.messages, store.channels))
+    except FormatError as exc:
+        return (f"section 257 at {exc.offset}: expected {exc.expected}, found {exc.found}",)
 
 
 def _message_sections(store: StoreFile) -> tuple[tuple[SectionType, tuple[Message, ...]], ...]:
@@ -104,10 +120,10 @@ def _message_sections(store: StoreFile) -> tuple[tuple[SectionType, tuple[Messag
     )
 
 
-def _index_section(data: bytes, path: str) -> Reader | None:
-    """Section 4, when the file has one that is not empty."""
+def _section(data: bytes, path: str, kind: SectionType) -> Reader | None:
+    """That section, when the file has one that is not empty."""
     header = container.parse_header(data, path, len(data))
     for entry in container.parse_sections(data, path, header):
-        if entry.kind == SectionType.INDEXES and entry.length:
+        if entry.kind == kind and entry.length:
             return Reader(data, path, entry.offset, entry.offset + entry.length)
     return None

@@ -246,9 +246,11 @@ def test_more_rows_than_a_batch(read, tmp_path: Path) -> None:
 
 
 def test_every_section_has_a_getter_for_every_column(path: str) -> None:
-    from relay.audit.acomm_columns import rows
+    from relay.audit.acomm_columns import MESSAGE_SECTIONS, rows
 
     for section, schema in SECTIONS.items():
+        if section in MESSAGE_SECTIONS:
+            continue  # they come as arrays: the test of every column has them all
         assert set(rows(STORE, section, path).columns) == set(schema.names), section
 
 

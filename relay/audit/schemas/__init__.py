@@ -14,6 +14,7 @@ from relay.audit.schemas.journal import JOURNAL, JOURNAL_DAMAGE
 from relay.audit.schemas.ledger import LEDGER, LEDGER_WITHOUT_ROWID
 from relay.audit.schemas.results import COUNT, FINDING, RECONCILED, TRAFFIC
 from relay.audit.schemas.store import (
+    DAMAGED_FILE,
     STORED_CHANNEL,
     STORED_DELIVERY,
     STORED_MESSAGE,
@@ -22,6 +23,7 @@ from relay.audit.schemas.store import (
 
 __all__ = [
     "COUNT",
+    "DAMAGED_FILE",
     "FINDING",
     "JOURNAL",
     "JOURNAL_DAMAGE",

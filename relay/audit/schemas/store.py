@@ -49,6 +49,15 @@ STORED_MESSAGE = StructType(
     ]
 )
 
+DAMAGED_FILE = StructType(
+    [
+        _FILE,
+        always("reason", TEXT, "what was expected, and what was found"),
+        maybe("offset", NUMBER, "bytes, where the fault is; NULL when the system refused"),
+        maybe("size", NUMBER, "bytes of the file; NULL when it could not be opened"),
+    ]
+)
+
 STORED_DELIVERY = StructType(
     [
         _FILE,
