@@ -8,20 +8,24 @@ ledger: an age is asked for before such a message is called extra.
 
 from __future__ import annotations
 
+import functools
 import glob
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from relay.audit import acomm_source, aof2_source, journal_files, ledger_source, schemas
 from relay.audit.acomm_columns import SECTIONS, sections_of
 from relay.audit.ledger_source import LedgerSnapshot
+from relay.audit.sizes import Sizes, measure
+from relay.audit.watched import DEFAULT_RECENT_DAYS, watched_until
 from relay.clock import NS_PER_S, Clock
 from relay.comm import acomm
 from relay.comm.seal import seal
@@ -32,6 +36,7 @@ from relay.store.opening import look, store_key
 
 ARCHIVES = "store/archive/**/*.acomm"
 NOT_KEPT = frozenset(("content", "metadata", "signature"))  # bytes that one job or none reads
+DAY_NS = 86_400 * NS_PER_S
 DEFAULT_GRACE_S = 30.0  # a batch is recorded within a second of its discovery
 
 
@@ -51,6 +56,8 @@ class Gathered(NamedTuple):
     ledger: LedgerSnapshot
     store_files: tuple[str, ...]  # the live store as it stood, and the archives in their places
     grace_ns: int
+    watched_until_ns: int  # the snapshot, or the last sign of a relay that runs no more
+    recent_ns: int  # how long before that something may have happened and still be judged
     journal: FrozenJournal = FrozenJournal({})
 
     def named(self, text: str) -> str:
@@ -58,7 +65,13 @@ class Gathered(NamedTuple):
         return text.replace(self.folder + os.sep, self.home + os.sep)
 
 
-def gather(home: str, folder: str, clock: Clock, grace_s: float = DEFAULT_GRACE_S) -> Gathered:
+def gather(
+    home: str,
+    folder: str,
+    clock: Clock,
+    grace_s: float = DEFAULT_GRACE_S,
+    recent_days: float = DEFAULT_RECENT_DAYS,
+) -> Gathered:
     """Take the ledger's snapshot, the live store, the list of archives, the journal's end.
 
     The store before the archives: a message that moves to an archive meanwhile is seen twice,
@@ -74,8 +87,10 @@ def gather(home: str, folder: str, clock: Clock, grace_s: float = DEFAULT_GRACE_
     files = _take_store(home, folder, clock)
     pattern = os.path.join(glob.escape(home), ARCHIVES)
     files += sorted(glob.glob(pattern, recursive=True))
-    grace_ns = int(grace_s * NS_PER_S)
-    return Gathered(home, folder, ledger, tuple(files), grace_ns, _freeze_journal(home))
+    journal = _freeze_journal(home)
+    until, recent = watched_until(home, ledger), int(recent_days * DAY_NS)
+    grace = int(grace_s * NS_PER_S)
+    return Gathered(home, folder, ledger, tuple(files), grace, until, recent, journal)
 
 
 def _freeze_journal(home: str) -> FrozenJournal:
@@ -148,6 +163,28 @@ class Evidence:
         """How much older than the snapshot a message must be to be judged by it."""
         return self.gathered.grace_ns
 
+    @property
+    def watched_until_ns(self) -> int:
+        """Up to when a relay saw what happened: ages are reckoned from here. Unix nanoseconds."""
+        return self.gathered.watched_until_ns
+
+    @property
+    def recent_since_ns(self) -> int:
+        """What happened before is in the tables, and no finding any more. Unix nanoseconds."""
+        return self.gathered.watched_until_ns - self.gathered.recent_ns
+
+    @functools.cached_property
+    def sizes(self) -> Sizes:
+        """What home and disk measure, looked at once, when it is first asked for.
+
+        Errors: RelayError for a config.json that is none.
+        """
+        return measure(self.gathered.home, self.gathered.watched_until_ns)
+
+    def frame(self, rows: Iterable[tuple[object, ...]], schema: StructType) -> DataFrame:
+        """These rows, known to the driver, as a table."""
+        return self._spark.createDataFrame(list(rows), schema)
+
     def ledger(self, table: str, *columns: str) -> DataFrame:
         """These columns of a table. Errors: RelayError for one that is not there."""
         path = self.gathered.ledger.path
@@ -174,6 +211,12 @@ class Evidence:
         Errors: RelayError for one that is not there.
         """
         return self._columns("journal", self._journal, schemas.JOURNAL.names, columns)
+
+    def once(self, key: str, make: Callable[[], DataFrame]) -> DataFrame:
+        """The frame that ``make`` gives, computed once whatever is made of it."""
+        if key not in self._kept:
+            self._kept[key] = make().persist(StorageLevel.MEMORY_AND_DISK)
+        return self._kept[key]
 
     def _columns(
         self,

@@ -26,6 +26,7 @@ from relay.audit import faults, jobs
 from relay.audit.evidence import DEFAULT_GRACE_S, Evidence, Gathered, gather
 from relay.audit.jobs import Job
 from relay.audit.session import DEFAULT_MASTER, private_folder, spark_session
+from relay.audit.watched import DEFAULT_RECENT_DAYS
 from relay.clock import NS_PER_S, Clock, iso_time
 from relay.errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_OK, RelayError
 
@@ -42,6 +43,7 @@ class Request(msgspec.Struct, frozen=True):
     out: str | None = None  # None: nothing is kept
     master: str = DEFAULT_MASTER
     grace_s: float = DEFAULT_GRACE_S
+    recent_days: float = DEFAULT_RECENT_DAYS
 
 
 class JobReport(msgspec.Struct):
@@ -83,6 +85,7 @@ class Report(msgspec.Struct):
     home: str
     snapshot_at: str  # ISO 8601, UTC: when the ledger's snapshot was taken
     grace_s: float
+    recent_days: float  # what happened earlier is in the tables, and no finding
     store_files: list[str]
     jobs: dict[str, JobReport]
     findings: int
@@ -98,7 +101,8 @@ def run_audit(request: Request, clock: Clock) -> tuple[Report, dict[str, Example
     """
     wanted = jobs.select(request.jobs)
     folder = private_folder("run")
-    gathered = gather(os.path.abspath(request.home), folder, clock, request.grace_s)
+    home = os.path.abspath(request.home)
+    gathered = gather(home, folder, clock, request.grace_s, request.recent_days)
     out = _out_folder(request.out, folder)
     reports: dict[str, JobReport] = {}
     examples: dict[str, Examples] = {}
@@ -204,6 +208,7 @@ def _report(gathered: Gathered, request: Request, reports: dict[str, JobReport])
         home=gathered.home,
         snapshot_at=iso_time(gathered.ledger.taken_ns),
         grace_s=request.grace_s,
+        recent_days=request.recent_days,
         store_files=[
             os.path.relpath(gathered.named(path), gathered.home) for path in gathered.store_files
         ],

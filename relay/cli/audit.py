@@ -59,6 +59,13 @@ def list_jobs() -> None:
     type=click.FloatRange(min=0),
     help="A message is `extra` only when it is older than the snapshot by this; 30 by default.",
 )
+@click.option(
+    "--recent",
+    "recent_days",
+    metavar="DAYS",
+    type=click.FloatRange(min=0),
+    help="Incidents older than this are counted and no findings any more; 7 by default.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The summary as JSON, for programs.")
 @click.pass_context
 def run(
@@ -68,6 +75,7 @@ def run(
     out: str | None,
     master: str | None,
     grace_s: float | None,
+    recent_days: float | None,
     as_json: bool,
 ) -> None:
     """Run each JOB, or all of them, over a snapshot of ledger and store.
@@ -78,7 +86,7 @@ def run(
     _need_the_extra()
     from relay.audit.run import Request, run_audit, to_json
 
-    given = {"out": out, "master": master, "grace_s": grace_s}
+    given = {"out": out, "master": master, "grace_s": grace_s, "recent_days": recent_days}
     request = Request(
         home=root_of(context, home),
         jobs=jobs,

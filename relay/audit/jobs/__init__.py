@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from relay.audit.jobs import reconcile, traffic
+from relay.audit.jobs import (
+    agents,
+    capacity,
+    latency,
+    reconcile,
+    security,
+    threads,
+    traffic,
+)
 from relay.audit.jobs.job import Job
 from relay.errors import RelayError
 
 __all__ = ["JOBS", "Job", "select"]
 
-JOBS: dict[str, Job] = {job.name: job for job in (reconcile.JOB, traffic.JOB)}
+JOBS: dict[str, Job] = {
+    job.name: job
+    for job in (
+        reconcile.JOB,
+        latency.JOB,
+        traffic.JOB,
+        agents.JOB,
+        threads.JOB,
+        security.JOB,
+        capacity.JOB,
+    )
+}
 
 
 def select(names: tuple[str, ...]) -> list[Job]:

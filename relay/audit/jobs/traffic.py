@@ -1,49 +1,148 @@
 """Who writes to whom, how much, and how long it takes from discovery to the inbox.
 
-A message to several is counted once for each of them. What was not written does not count.
+A message to several is counted once for each of them. What was not written does not count. It
+judges nothing: a burst is a row of `traffic_bursts`, and no finding.
 """
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from relay.audit import schemas
 from relay.audit.evidence import Evidence
 from relay.audit.jobs.job import Job, Tables
+from relay.audit.jobs.sent import sent
+from relay.audit.jobs.times import elapsed_ms, hour_of
 
 NAME = "traffic"
+AGENTS, HOURS, BURSTS = f"{NAME}_agents", f"{NAME}_hours", f"{NAME}_bursts"
 SHOWN = 20  # pairs, the busiest first
-_US_PER_MS = 1000.0
+BURST_TIMES_MEDIAN = 10  # of the minutes in which there was anything at all
+BURST_LEAST = 600  # messages in a minute: ten a second, which nobody types
+ENDED = ("dead", "expired", "bounced")
 
 
 def make(evidence: Evidence) -> Tables:
-    """One row a pair of sender and recipient: schemas.TRAFFIC."""
-    messages = evidence.ledger("messages", "message_id", "agent_name", "file_size", "discovered_at")
-    deliveries = evidence.ledger("deliveries", "message_id", "recipient", "written_at")
-    return {NAME: traffic(messages, deliveries)}
+    """Pairs, agents, hours and bursts; pairs are counted once for two of them."""
+    deliveries = sent(evidence)
+    pairs = evidence.once("traffic pairs", lambda: traffic(deliveries))
+    messages = evidence.ledger("messages", "agent_name", "file_size", "discovered_at")
+    minutes = evidence.once("traffic minutes", lambda: by_minute(messages))
+    return {
+        NAME: pairs,
+        AGENTS: by_agent(pairs),
+        HOURS: by_hour(minutes, deliveries),
+        BURSTS: bursts(minutes),
+    }
 
 
-def traffic(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
+def traffic(deliveries: DataFrame) -> DataFrame:
     """Count what was written, by sender and recipient: schemas.TRAFFIC.
 
     Percentiles are values that occurred, exact up to 10,000 different ones a pair. A latency
     is negative when the clock was put back in between.
     """
     written = deliveries.where(F.col("written_at").isNotNull())
+    latency = elapsed_ms("discovered_at", "written_at").alias("latency_ms")
     pairs = (
-        written.join(messages, on="message_id", how="inner")
-        .select(F.col("agent_name").alias("sender"), "recipient", "file_size", _latency_ms())
+        written.select("sender", "recipient", "file_size", latency)
         .groupBy("sender", "recipient")
         .agg(
             F.count("*").alias("messages"),
             F.sum("file_size").alias("bytes"),
-            F.percentile_approx("latency_ms", 0.5).alias("p50_ms"),
-            F.percentile_approx("latency_ms", 0.99).alias("p99_ms"),
+            F.percentile_approx("latency_ms", [0.5, 0.99]).alias("ms"),
             F.max("latency_ms").alias("max_ms"),
         )
     )
-    return schemas.conform(pairs, schemas.TRAFFIC)
+    named = pairs.select("*", F.col("ms")[0].alias("p50_ms"), F.col("ms")[1].alias("p99_ms"))
+    return schemas.conform(named, schemas.TRAFFIC)
+
+
+def by_agent(pairs: DataFrame) -> DataFrame:
+    """The graph by its nodes: how many each agent writes to and hears from, and how much.
+
+    schemas.TRAFFIC_AGENTS.
+    """
+    nothing = F.lit(0)
+    ends = pairs.select(
+        F.col("sender").alias("agent"),
+        F.lit(1).alias("writes_to"),
+        nothing.alias("hears_from"),
+        F.col("messages").alias("sent"),
+        nothing.alias("received"),
+        F.col("bytes").alias("bytes_sent"),
+        nothing.alias("bytes_received"),
+    ).unionByName(
+        pairs.select(
+            F.col("recipient").alias("agent"),
+            nothing.alias("writes_to"),
+            F.lit(1).alias("hears_from"),
+            nothing.alias("sent"),
+            F.col("messages").alias("received"),
+            nothing.alias("bytes_sent"),
+            F.col("bytes").alias("bytes_received"),
+        )
+    )
+    names = [name for name in schemas.TRAFFIC_AGENTS.names if name != "agent"]
+    totals = ends.groupBy("agent").agg(*[F.sum(name).alias(name) for name in names])
+    return schemas.conform(totals, schemas.TRAFFIC_AGENTS)
+
+
+def by_minute(messages: DataFrame) -> DataFrame:
+    """Messages and bytes a minute of discovery, and who sent most of them.
+
+    By sender first: what is left to compare is small.
+    """
+    minute = F.date_trunc("minute", "discovered_at").alias("minute")
+    by_sender = messages.groupBy(minute, "agent_name").agg(
+        F.count("*").alias("messages"), F.sum("file_size").alias("bytes")
+    )
+    return by_sender.groupBy("minute").agg(
+        F.max(F.struct("messages", "agent_name")).alias("most"),
+        F.sum("messages").alias("messages"),
+        F.sum("bytes").alias("bytes"),
+    )
+
+
+def by_hour(minutes: DataFrame, deliveries: DataFrame) -> DataFrame:
+    """What went through in each hour: schemas.TRAFFIC_HOURS."""
+    nothing = F.lit(0)
+    discovered = minutes.select(
+        hour_of("minute").alias("hour"),
+        "messages",
+        "bytes",
+        nothing.alias("deliveries"),
+        nothing.alias("dead"),
+    )
+    ended = F.col("state").isin(*ENDED)
+    accepted_at = F.coalesce("staged_at", "discovered_at")
+    carried = (
+        deliveries.where(F.col("written_at").isNotNull() | ended)
+        .groupBy(hour_of(F.when(ended, accepted_at).otherwise(F.col("written_at"))).alias("hour"))
+        .agg(F.count_if(~ended).alias("deliveries"), F.count_if(ended).alias("dead"))
+        .select("hour", nothing.alias("messages"), nothing.alias("bytes"), "deliveries", "dead")
+    )
+    names = ("messages", "bytes", "deliveries", "dead")
+    both = discovered.unionByName(carried).groupBy("hour")
+    return schemas.conform(both.agg(*[F.sum(n).alias(n) for n in names]), schemas.TRAFFIC_HOURS)
+
+
+def bursts(minutes: DataFrame) -> DataFrame:
+    """Minutes far above the median one, the largest first: schemas.TRAFFIC_BURSTS."""
+    usual = minutes.agg(F.median("messages").alias("median"))
+    times = F.col("messages") / F.col("median")
+    large = (F.col("messages") >= BURST_LEAST) & (F.col("times_median") >= BURST_TIMES_MEDIAN)
+    rows = minutes.crossJoin(F.broadcast(usual)).withColumn("times_median", times).where(large)
+    named = rows.select(
+        "minute",
+        "messages",
+        "bytes",
+        "times_median",
+        F.col("most.agent_name").alias("busiest"),
+        F.col("most.messages").alias("busiest_messages"),
+    )
+    return schemas.conform(named.orderBy(F.desc("messages")), schemas.TRAFFIC_BURSTS)
 
 
 def counts(tables: Tables) -> DataFrame:
@@ -64,15 +163,15 @@ def busiest(tables: Tables) -> DataFrame:
     return schemas.conform(ordered, schemas.TRAFFIC).limit(SHOWN)
 
 
-def _latency_ms() -> Column:
-    elapsed = F.unix_micros("written_at") - F.unix_micros("discovered_at")
-    return (elapsed / _US_PER_MS).alias("latency_ms")
-
-
 JOB = Job(
     name=NAME,
     explains="who writes to whom: messages, bytes, milliseconds to the inbox",
-    tables={NAME: schemas.TRAFFIC},
+    tables={
+        NAME: schemas.TRAFFIC,
+        AGENTS: schemas.TRAFFIC_AGENTS,
+        HOURS: schemas.TRAFFIC_HOURS,
+        BURSTS: schemas.TRAFFIC_BURSTS,
+    },
     make=make,
     counts=counts,
     shown=busiest,

@@ -2,6 +2,7 @@
 
     store.py    the format `acomm`            ledger.py   the format `relay_ledger`
     journal.py  the format `aof2`             results.py  what jobs write
+                                              activity.py what jobs about activity write
 
 Times are UTC with microseconds, or say their unit in the name. Enums have their names, not
 numbers. Ids, sizes and durations that the format keeps as u64 are ``decimal(20,0)``: a bigint
@@ -9,6 +10,26 @@ ends at 2^63-1. A time behind the year 9999 is NULL. Each column carries its com
 ``DESCRIBE`` shows.
 """
 
+from relay.audit.schemas.activity import (
+    AGENT_LIFE,
+    AGENT_SPAWN,
+    CAPACITY,
+    CAPACITY_FORECAST,
+    CAPACITY_PART,
+    LATENCY,
+    LATENCY_ROUTES,
+    LATENCY_SLOWEST,
+    MEASURED,
+    PACK,
+    RETENTION_LIMIT,
+    SECURITY,
+    THREAD,
+    THREAD_QUERY,
+    THREAD_RUNAWAY,
+    TRAFFIC_AGENTS,
+    TRAFFIC_BURSTS,
+    TRAFFIC_HOURS,
+)
 from relay.audit.schemas.fields import conform, subset
 from relay.audit.schemas.journal import JOURNAL, JOURNAL_DAMAGE
 from relay.audit.schemas.ledger import LEDGER, LEDGER_WITHOUT_ROWID
@@ -22,19 +43,37 @@ from relay.audit.schemas.store import (
 )
 
 __all__ = [
+    "AGENT_LIFE",
+    "AGENT_SPAWN",
+    "CAPACITY",
+    "CAPACITY_FORECAST",
+    "CAPACITY_PART",
     "COUNT",
     "DAMAGED_FILE",
     "FINDING",
     "JOURNAL",
     "JOURNAL_DAMAGE",
+    "LATENCY",
+    "LATENCY_ROUTES",
+    "LATENCY_SLOWEST",
     "LEDGER",
     "LEDGER_WITHOUT_ROWID",
+    "MEASURED",
+    "PACK",
     "RECONCILED",
+    "RETENTION_LIMIT",
+    "SECURITY",
     "STORED_CHANNEL",
     "STORED_DELIVERY",
     "STORED_MESSAGE",
     "STORED_SUBSCRIPTION",
+    "THREAD",
+    "THREAD_QUERY",
+    "THREAD_RUNAWAY",
     "TRAFFIC",
+    "TRAFFIC_AGENTS",
+    "TRAFFIC_BURSTS",
+    "TRAFFIC_HOURS",
     "conform",
     "subset",
 ]

@@ -1,0 +1,218 @@
+"""How much the home grows a day, when the disk is full, and what the tiers save.
+
+Growth is that of the last seven days, of the last one alone where there is no more; a day that
+has only begun counts where it is the only one. What stays of a part with the years: the ledger,
+`store/archive` and the journal (unless config.json bounds it); archive, inboxes and attachments
+grow to what retention leaves. Full is where the relay takes nothing more in, at its floor. What
+others write to the disk is not foreseen.
+
+| class | means | found |
+|---|---|---|
+| below_floor | less is free than `disk.floor_mib` asks for: nothing is taken in | error |
+| full_soon | at this rate, and with retention, full within 30 days | warning |
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from relay.audit import schemas
+from relay.audit.evidence import Evidence
+from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, found
+from relay.audit.sizes import (
+    ARCHIVE_PART,
+    ATTACHMENT_PART,
+    INBOX_PART,
+    JOURNAL_PART,
+    LEDGER_PART,
+    STORE_PART,
+    Sizes,
+)
+
+NAME = "capacity"
+PARTS, FORECAST = f"{NAME}_parts", f"{NAME}_forecast"
+GROWTH_DAYS = 7  # a week has working days and others
+SOON_DAYS = 30  # time to order a disk
+HORIZON_DAYS = 3650  # who looks further ahead has another disk by then
+DAILY_PARTS = (JOURNAL_PART, STORE_PART, ARCHIVE_PART, INBOX_PART, ATTACHMENT_PART)
+
+
+def make(evidence: Evidence) -> Tables:
+    """One row a day, one a part, and one forecast."""
+    sizes = evidence.sizes
+    messages = evidence.ledger("messages", "file_size", "discovered_at")
+    measured = evidence.frame(sizes.measured, schemas.MEASURED)
+    limits = evidence.frame(sizes.limits, schemas.RETENTION_LIMIT)
+    packs = evidence.frame(sizes.packs, schemas.PACK)
+    days = evidence.once("capacity days", lambda: by_day(messages, measured))
+    parts = evidence.once("capacity parts", lambda: by_part(days, measured, limits, sizes))
+    return {NAME: days, PARTS: parts, FORECAST: forecast(parts, days, packs, sizes)}
+
+
+def by_day(messages: DataFrame, measured: DataFrame) -> DataFrame:
+    """What each day has left on the disk: schemas.CAPACITY.
+
+    The ledger's file is shared out by messages: a row is as long as any other.
+    """
+    sent = messages.groupBy(F.to_date("discovered_at").alias("day")).agg(
+        F.count("*").alias("messages"), F.sum("file_size").alias("message_bytes")
+    )
+    kept = (
+        measured.where(F.col("day").isNotNull())
+        .groupBy("day")
+        .agg(*[_of_part(part, "bytes").alias(f"{part}_bytes") for part in DAILY_PARTS])
+    )
+    totals = sent.agg(F.sum("messages").alias("all_messages"))
+    ledger = measured.agg(_of_part(LEDGER_PART, "bytes").alias("ledger"))
+    filled = (
+        sent.join(kept, on="day", how="full_outer")
+        .fillna(0)
+        .crossJoin(F.broadcast(totals))
+        .crossJoin(F.broadcast(ledger))
+    )
+    share = F.col("messages") / F.greatest("all_messages", F.lit(1))
+    names = [f"{part}_bytes" for part in (LEDGER_PART, *DAILY_PARTS)]
+    shared = filled.withColumn(
+        "ledger_bytes", F.round(F.coalesce(F.col("ledger") * share, F.lit(0)))
+    )
+    total = shared.withColumn("total_bytes", sum((F.col(name) for name in names), F.lit(0)))
+    return schemas.conform(total, schemas.CAPACITY)
+
+
+def by_part(days: DataFrame, measured: DataFrame, limits: DataFrame, sizes: Sizes) -> DataFrame:
+    """What each part of the home takes, how fast it grows, and where that ends.
+
+    schemas.CAPACITY_PART.
+    """
+    now = measured.groupBy("part").agg(F.sum("files").alias("files"), F.sum("bytes").alias("bytes"))
+    names = [f"{part}_bytes" for part in (LEDGER_PART, *DAILY_PARTS)]
+    window = days.crossJoin(F.broadcast(_window(days, sizes)))
+    inside = window.where((F.col("day") >= F.col("begin")) & (F.col("day") <= F.col("end")))
+    grown = inside.agg(*[F.sum(name).alias(name) for name in names], F.first("n_days").alias("n"))
+    part = F.regexp_replace("name", "_bytes$", "").alias("part")
+    rates = grown.unpivot(["n"], names, "name", "grown").select(
+        part, (F.col("grown") / F.col("n")).alias("bytes_per_day")
+    )
+    joined = now.join(rates, on="part", how="left").join(limits, on="part", how="left")
+    rate = F.coalesce("bytes_per_day", F.lit(0.0))
+    by_age = F.col("limit_days") * rate
+    return schemas.conform(
+        joined.select(
+            "part",
+            "files",
+            "bytes",
+            rate.alias("bytes_per_day"),
+            F.least("limit_bytes", F.ceil(by_age)).alias("limit_bytes"),
+        ),
+        schemas.CAPACITY_PART,
+    )
+
+
+def _window(days: DataFrame, sizes: Sizes) -> DataFrame:
+    """The days that growth is reckoned by: begin, end and how many, one row.
+
+    Days without anything count as days; the last, which has only begun, where it is the only one.
+    """
+    today = F.lit(sizes.until)
+    first = days.where(F.col("messages") > 0).agg(F.min("day").alias("first"))
+    end = F.when(F.col("first") < today, F.lit(sizes.until - timedelta(days=1))).otherwise(today)
+    begin = F.greatest("first", F.date_sub("end", GROWTH_DAYS - 1))
+    return first.withColumn("end", end).select(
+        begin.alias("begin"), "end", (F.datediff("end", begin) + 1).alias("n_days")
+    )
+
+
+def forecast(parts: DataFrame, days: DataFrame, packs: DataFrame, sizes: Sizes) -> DataFrame:
+    """When the disk is full, and what the tiers save, one row: schemas.CAPACITY_FORECAST."""
+    home = parts.agg(
+        F.sum("bytes").alias("home_bytes"), F.sum("bytes_per_day").alias("bytes_per_day")
+    )
+    ahead = parts.select("*", F.explode(F.sequence(F.lit(1), F.lit(HORIZON_DAYS))).alias("in_days"))
+    grown = F.col("bytes") + F.col("bytes_per_day") * F.col("in_days")
+    kept = F.least(grown, F.greatest("limit_bytes", F.lit(0)))
+    room = max(sizes.free_bytes - sizes.floor_bytes, 0)
+    by_day = ahead.groupBy("in_days").agg(
+        F.sum(grown - F.col("bytes")).alias("grown"),
+        F.sum(kept - F.col("bytes")).alias("kept"),
+    )
+    full = by_day.agg(
+        _first_day(F.col("grown") > room).alias("full_in_days"),
+        _first_day(F.col("kept") > room).alias("full_in_days_kept"),
+    )
+    packed = packs.join(days.select("day", "message_bytes"), on="day", how="left").agg(
+        F.coalesce(F.sum("message_bytes"), F.lit(0)).alias("packed_raw_bytes"),
+        F.coalesce(F.sum("bytes"), F.lit(0)).alias("packed_bytes"),
+    )
+    known = {
+        "disk_bytes": sizes.disk_bytes,
+        "free_bytes": sizes.free_bytes,
+        "floor_bytes": sizes.floor_bytes,
+        "warm_raw_bytes": sizes.tiers.warm_raw,
+        "warm_bytes": sizes.tiers.warm,
+        "evicted_bytes": sizes.tiers.evicted,
+    }
+    row = home.crossJoin(full).crossJoin(packed).fillna(0, ["home_bytes", "bytes_per_day"])
+    return schemas.conform(
+        row.withColumns({name: F.lit(value) for name, value in known.items()}),
+        schemas.CAPACITY_FORECAST,
+    )
+
+
+def counts(tables: Tables) -> DataFrame:
+    """The forecast's numbers: schemas.COUNT; what is not known is left out."""
+    names = ["free_bytes", "home_bytes", "bytes_per_day", "full_in_days", "full_in_days_kept"]
+    rounded = tables[FORECAST].select(*[F.round(name).cast("bigint").alias(name) for name in names])
+    rows = rounded.unpivot([], names, "name", "count")
+    return schemas.conform(rows.where(F.col("count").isNotNull()), schemas.COUNT)
+
+
+def findings(tables: Tables, observed_at: datetime) -> DataFrame:
+    """A disk that is full, or soon will be: schemas.FINDING."""
+    row = tables[FORECAST]
+    is_below = F.col("free_bytes") < F.col("floor_bytes")
+    below = found(
+        row.where(is_below),
+        f"{NAME}.below_floor",
+        ERROR,
+        observed_at,
+        detail=("free_bytes", "floor_bytes", "disk_bytes", "home_bytes"),
+    )
+    soon = found(
+        row.where(~is_below & (F.col("full_in_days_kept") <= SOON_DAYS)),
+        f"{NAME}.full_soon",
+        WARNING,
+        observed_at,
+        detail=("full_in_days_kept", "free_bytes", "floor_bytes", "bytes_per_day"),
+    )
+    return below.unionByName(soon)
+
+
+def shown(tables: Tables) -> DataFrame:
+    """The parts to print, largest first."""
+    return tables[PARTS].orderBy(F.desc("bytes"), "part")
+
+
+def _of_part(part: str, column: str) -> Column:
+    return F.coalesce(F.sum(F.when(F.col("part") == part, F.col(column))), F.lit(0))
+
+
+def _first_day(is_full: Column) -> Column:
+    return F.min(F.when(is_full, F.col("in_days")))
+
+
+JOB = Job(
+    name=NAME,
+    explains="growth a day, when the disk is full, what the tiers save",
+    tables={
+        NAME: schemas.CAPACITY,
+        PARTS: schemas.CAPACITY_PART,
+        FORECAST: schemas.CAPACITY_FORECAST,
+    },
+    make=make,
+    counts=counts,
+    findings=findings,
+    shown=shown,
+)

@@ -1,0 +1,205 @@
+"""How long each stage takes, by hour and by route, and which messages took longest.
+
+| stage | from | to |
+|---|---|---|
+| accepted | discovered in the outbox | committed to the journal |
+| written | committed | renamed into the inbox |
+| inbox | discovered | renamed into the inbox: what the relay promises |
+| read | renamed into the inbox | it left the inbox: the reader's time |
+| acked | it left the inbox | its ack was discovered: the reader's time |
+
+What waited for a reason of its own (see jobs/sent.py), and the orchestrator's own messages, which
+are dated back to what they answer, have no stage before `written`; a delivery that was made again
+has no `read`. An interval below zero is counted apart.
+
+| class | means | found |
+|---|---|---|
+| slow | an hour with a message that took more than 5 s to its inbox | warning |
+| slow_hour | an hour whose p99 to the inbox is ten times that of the median hour | warning |
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from relay.audit import schemas
+from relay.audit.evidence import Evidence
+from relay.audit.jobs.job import WARNING, Job, Tables, found
+from relay.audit.jobs.sent import sent
+from relay.audit.jobs.times import elapsed_ms, hour_of, instant
+from relay.names import ORCHESTRATOR
+
+NAME = "latency"
+ROUTES, SLOWEST = f"{NAME}_routes", f"{NAME}_slowest"
+STAGES = ("accepted", "written", "inbox", "read", "acked")
+INBOX = "inbox"
+
+SLOW_MS = 5_000  # a thousand times the usual: whoever waits looks up
+SLOWEST_ROWS = 100  # as many as somebody looks into
+TIMES_MEDIAN = 10  # the load of a day changes p99 by two or three
+HOUR_LEAST = 100  # deliveries in an hour: its p99 is the slowest of them
+HOURS_LEAST = 4  # of so many hours one is no longer most of the median
+HOUR_FLOOR_MS = 100.0  # ten times next to nothing is nothing
+ACCURACY = 1_000  # a percentile's rank is right to a thousandth: 98.9 may pass for 99
+
+
+def make(evidence: Evidence) -> Tables:
+    """Stages by hour, stages by route, and the slowest: three tables of one join."""
+    timed = evidence.once("latency stages", lambda: stages(sent(evidence)))
+    return {
+        NAME: by_hour(timed, evidence.recent_since_ns),
+        ROUTES: by_route(timed),
+        SLOWEST: slowest(timed),
+    }
+
+
+def stages(deliveries: DataFrame) -> DataFrame:
+    """A delivery with the milliseconds of each stage; NULL where it has not ended, or has none."""
+    at_once = ~F.col("waited") & (F.col("sender") != ORCHESTRATOR)
+    first = F.col("attempt") == 1
+    taken = {
+        "accepted": F.when(at_once, elapsed_ms("discovered_at", "staged_at")),
+        "written": elapsed_ms("staged_at", "written_at"),
+        "inbox": F.when(at_once, elapsed_ms("discovered_at", "written_at")),
+        "read": F.when(first, elapsed_ms("written_at", "read_at")),
+        "acked": elapsed_ms("read_at", "acked_at"),
+    }
+    return deliveries.select(
+        "message_id",
+        "sender",
+        "recipient",
+        "discovered_at",
+        "staged_at",
+        "written_at",
+        *[column.alias(stage) for stage, column in taken.items()],
+    )
+
+
+def by_hour(timed: DataFrame, recent_since_ns: int) -> DataFrame:
+    """Percentiles of each stage in each hour of discovery: schemas.LATENCY."""
+    hours = _percentiles(timed.withColumn("hour", hour_of("discovered_at")), "hour")
+    last = F.col("hour") + F.expr("INTERVAL 1 HOUR")
+    judged = hours.withColumn("recent", last > instant(recent_since_ns))
+    return schemas.conform(judged, schemas.LATENCY)
+
+
+def by_route(timed: DataFrame) -> DataFrame:
+    """Percentiles of each stage between two agents: schemas.LATENCY_ROUTES."""
+    return schemas.conform(_percentiles(timed, "sender", "recipient"), schemas.LATENCY_ROUTES)
+
+
+def slowest(timed: DataFrame) -> DataFrame:
+    """The messages that took longest to their inboxes, longest first: schemas.LATENCY_SLOWEST."""
+    named = timed.where(F.col(INBOX) >= 0).withColumnRenamed(INBOX, "inbox_ms")
+    ordered = named.orderBy(F.desc("inbox_ms"), "message_id", "recipient").limit(SLOWEST_ROWS)
+    return schemas.conform(ordered, schemas.LATENCY_SLOWEST)
+
+
+def counts(tables: Tables) -> DataFrame:
+    """Deliveries timed to their inboxes, how many were slow, and backward steps: schemas.COUNT."""
+    hours = tables[NAME]
+    inbox = F.col("stage") == INBOX
+    totals = hours.agg(
+        F.coalesce(F.sum(F.when(inbox, F.col("deliveries"))), F.lit(0)).alias("deliveries"),
+        F.coalesce(F.sum("slow"), F.lit(0)).alias("slow"),
+        F.coalesce(F.sum("negative"), F.lit(0)).alias("negative"),
+    )
+    return schemas.conform(
+        totals.unpivot([], ["deliveries", "slow", "negative"], "name", "count"), schemas.COUNT
+    )
+
+
+def findings(tables: Tables, observed_at: datetime) -> DataFrame:
+    """Hours in which the relay itself was slow: schemas.FINDING."""
+    hours = tables[NAME].where(F.col("stage") == INBOX)
+    return slow(hours, tables[SLOWEST], observed_at).unionByName(slow_hours(hours, observed_at))
+
+
+def slow(hours: DataFrame, slowest: DataFrame, observed_at: datetime) -> DataFrame:
+    """Hours with messages above SLOW_MS, each with its worst if that is among the slowest."""
+    worst = slowest.groupBy(hour_of("discovered_at").alias("hour")).agg(
+        F.max_by(F.struct("message_id", "sender", "recipient"), "inbox_ms").alias("worst")
+    )
+    rows = hours.where(F.col("recent") & (F.col("slow") > 0)).join(worst, on="hour", how="left")
+    return found(
+        rows.select("*", "worst.*"),
+        f"{NAME}.slow",
+        WARNING,
+        observed_at,
+        message_id="message_id",
+        agent="sender",
+        route="recipient",
+        detail=("hour", "deliveries", "slow", "max_ms"),
+    )
+
+
+def slow_hours(hours: DataFrame, observed_at: datetime) -> DataFrame:
+    """Hours whose p99 is far above that of the median hour, where there is enough to compare."""
+    busy = hours.where(F.col("deliveries") >= HOUR_LEAST)
+    usual = busy.agg(
+        F.median("p99_ms").alias("median_p99_ms"), F.count("*").alias("hours_compared")
+    )
+    most = F.greatest(F.col("median_p99_ms") * TIMES_MEDIAN, F.lit(HOUR_FLOOR_MS))
+    far = (F.col("hours_compared") >= HOURS_LEAST) & (F.col("p99_ms") >= most)
+    return found(
+        busy.crossJoin(F.broadcast(usual)).where(F.col("recent") & far),
+        f"{NAME}.slow_hour",
+        WARNING,
+        observed_at,
+        detail=("hour", "deliveries", "p99_ms", "median_p99_ms"),
+    )
+
+
+def shown(tables: Tables) -> DataFrame:
+    """Each stage of the last day that has any, to print."""
+    last = tables[NAME].agg(F.max("hour").alias("last"))
+    rows = tables[NAME].crossJoin(F.broadcast(last))
+    recent = rows.where(F.col("hour") > F.col("last") - F.expr("INTERVAL 24 HOURS"))
+    columns = ("hour", "stage", "deliveries", "p50_ms", "p99_ms", "max_ms")
+    return recent.where(F.col("stage") == INBOX).orderBy("hour").select(*columns)
+
+
+def _percentiles(timed: DataFrame, *keys: str) -> DataFrame:
+    """One row a stage and key. Stages are columns until then: one pass, and few rows to turn."""
+    grouped = timed.groupBy(*keys).agg(*[_of_stage(stage).alias(stage) for stage in STAGES])
+    stacked = F.array(*[F.struct(F.lit(stage).alias("stage"), f"{stage}.*") for stage in STAGES])
+    rows = grouped.select(*keys, F.explode(stacked).alias("row")).select(*keys, "row.*")
+    return rows.where((F.col("deliveries") > 0) | (F.col("negative") > 0)).select(
+        *keys,
+        "stage",
+        "deliveries",
+        *[F.col("ms")[i].alias(f"p{rank}_ms") for i, rank in enumerate((50, 90, 99))],
+        "max_ms",
+        "slow",
+        "negative",
+    )
+
+
+def _of_stage(stage: str) -> Column:
+    taken = F.when(F.col(stage) >= 0, F.col(stage))
+    is_slow = F.col(stage) > SLOW_MS if stage == INBOX else F.lit(False)
+    return F.struct(
+        F.count(taken).alias("deliveries"),
+        F.percentile_approx(taken, [0.5, 0.9, 0.99], ACCURACY).alias("ms"),
+        F.max(taken).alias("max_ms"),
+        F.count_if(is_slow).alias("slow"),
+        F.count_if(F.col(stage) < 0).alias("negative"),
+    )
+
+
+JOB = Job(
+    name=NAME,
+    explains="milliseconds of each stage by hour and route; slow hours, slowest",
+    tables={
+        NAME: schemas.LATENCY,
+        ROUTES: schemas.LATENCY_ROUTES,
+        SLOWEST: schemas.LATENCY_SLOWEST,
+    },
+    make=make,
+    counts=counts,
+    findings=findings,
+    shown=shown,
+)

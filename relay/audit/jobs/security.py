@@ -1,0 +1,246 @@
+"""What should not have been: the relay's incidents, and everything that it refused.
+
+By agent, hour and kind, from four sources:
+
+| source | from | kinds |
+|---|---|---|
+| event | `security_events` | the words of relay/security/incidents.py |
+| rejection | `rejections` | bad_name, id_taken, unsafe_file, and those of `failed` |
+| failed | rows of `messages` that failed | see FAILURES |
+| request | what the orchestrator was asked for and refused | refused_request |
+
+A kind is an error where somebody else's hand or another content shows, a warning where somebody
+should look, and else counted alone: a message that was refused was answered, and its sender is
+the one to mend it. One finding an agent and kind, of what happened within the days judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from relay.audit import schemas
+from relay.audit.evidence import Evidence
+from relay.audit.jobs.answers import refusals
+from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, found
+from relay.audit.jobs.times import hour_of, instant
+from relay.names import ORCHESTRATOR
+
+NAME = "security"
+EVENT, REJECTION, FAILED, REQUEST = "event", "rejection", "failed", "request"
+OTHER = "other"
+SHOWN = 20
+
+# What the incidents' kinds are; one that is not here is of a newer relay, and a warning.
+EVENTS: Mapping[str, str | None] = {
+    "attachment_mismatch": ERROR,  # content that is not its name's
+    "attachment_unsafe": ERROR,  # a link, or another user's, among the attachments
+    "bad_signature": ERROR,  # not of the registered key, or changed after it was signed
+    "foreign_owner": ERROR,  # another user has written into the home
+    "linked_directory": ERROR,  # somebody wants the relay to write elsewhere
+    "not_a_regular_file": ERROR,  # somebody wants it to read elsewhere
+    "hard_link": WARNING,  # the same, or a backup by hard links
+    "key_changed": WARNING,  # a new key, or somebody else's
+    "mode_repaired": WARNING,  # others could read it for a while
+    "quota_exceeded": WARNING,  # an agent that loops
+    "rate_limited": WARNING,  # likewise
+    "unsigned": WARNING,  # an agent without its key, or somebody without it
+    "audit_pruned": None,  # retention, which says what it did
+    "key_confirmed": None,  # somebody looked
+    "key_registered": None,  # the first one
+}
+# What the relay says of a refused message -> kind; the first that matches.
+FAILURES: Mapping[str, str] = {
+    r"^the relay has a fault": "fault",  # from the beginning: what follows may quote its sender
+    r"^file_disappeared$": "file_disappeared",
+    r"is not signed|no public key of ": "unsigned",
+    r"^SIGNATURE is not of the key": "bad_signature",
+    r"ATTACHMENT ": "attachment",
+    r"no regular file|: a file of other names|belongs to user": "unsafe_file",
+    r"is no name of a message": "bad_name",
+    r"^its id is taken": "id_taken",
+    r"too large": "too_large",
+    r"CHECKSUM": "checksum",
+    r"its TTL of ": "expired",
+    r" is (terminated|retired)": "recipient_away",
+    r"there is no agent|is a reserved name|nobody is Lead|no longer here|nobody else takes part": (
+        "no_recipient"
+    ),
+    r"is the sender itself": "to_itself",
+    r"there is no channel|is (Paused|Draining|Closed)|is a channel between|is everybody": "channel",
+    r"^RE |^THREAD |a response answers a query|expects no acknowledgment": "answers_nothing",
+    r"header|, line \d+|is empty|is missing|control character|given twice|UTF-8|: TO |KIND|TTL": (
+        "malformed"
+    ),
+}
+# Of a failed row; what is an incident as well is judged as one.
+FAILED_SEVERITIES: Mapping[str, str] = {
+    "fault": ERROR,  # of the relay's own
+    "file_disappeared": WARNING,  # somebody took it out of the outbox: it reached nobody
+}
+
+
+def make(evidence: Evidence) -> Tables:
+    """One row an agent, hour, source and kind: schemas.SECURITY."""
+    events = evidence.ledger("security_events", "at", "kind", "agent", "path", "detail")
+    rejections = evidence.ledger("rejections", "agent", "file_name", "reason", "nack_id", "at")
+    messages = evidence.ledger(
+        "messages",
+        "message_id",
+        "agent_name",
+        "target",
+        "message_type",
+        "status",
+        "file_path",
+        "discovered_at",
+        "processed_at",
+        "last_error",
+    )
+    seen = incidents(events).unionByName(refused_files(rejections)).unionByName(failures(messages))
+    every = seen.unionByName(refused_requests(messages))
+    return {NAME: by_hour(every, evidence.recent_since_ns)}
+
+
+def incidents(events: DataFrame) -> DataFrame:
+    """What security_events has."""
+    known = F.create_map(*[F.lit(part) for item in EVENTS.items() for part in item])
+    severity = F.when(F.col("kind").isin(*EVENTS), known[F.col("kind")]).otherwise(WARNING)
+    return _seen(events, EVENT, F.col("kind"), severity, at="at", path="path", detail="detail")
+
+
+def refused_files(rejections: DataFrame) -> DataFrame:
+    """Files without a row of their own."""
+    kind = _kind(F.col("reason"))
+    return _seen(
+        rejections,
+        REJECTION,
+        kind,
+        F.lit(None),
+        at="at",
+        message_id="nack_id",
+        path="file_name",
+        detail="reason",
+    )
+
+
+def failures(messages: DataFrame) -> DataFrame:
+    """Messages that reached nobody."""
+    failed = messages.where(F.col("status") == "failed").withColumnRenamed("agent_name", "agent")
+    kind = _kind(F.col("last_error"))
+    known = F.create_map(*[F.lit(part) for item in FAILED_SEVERITIES.items() for part in item])
+    return _seen(
+        failed.withColumn("at", F.coalesce("processed_at", "discovered_at")),
+        FAILED,
+        kind,
+        known[kind],
+        at="at",
+        message_id="message_id",
+        path="file_path",
+        detail="last_error",
+    )
+
+
+def refused_requests(messages: DataFrame) -> DataFrame:
+    """What the orchestrator answered with a nack; why stands in that nack."""
+    asked = messages.where((F.col("target") == ORCHESTRATOR) & (F.col("status") != "failed"))
+    joined = refusals(asked, messages).join(asked, on="message_id", how="inner")
+    return _seen(
+        joined.withColumnRenamed("agent_name", "agent"),
+        REQUEST,
+        F.lit("refused_request"),
+        F.lit(None),
+        at="discovered_at",
+        message_id="message_id",
+        path="file_path",
+        detail="message_type",
+    )
+
+
+def by_hour(seen: DataFrame, recent_since_ns: int) -> DataFrame:
+    """Each kind, by agent and hour: schemas.SECURITY."""
+    counted = seen.groupBy("agent", hour_of("at").alias("hour"), "source", "kind", "severity").agg(
+        F.count("*").alias("events"),
+        F.min("at").alias("first_at"),
+        F.max("at").alias("last_at"),
+        F.max_by(F.struct("message_id", "path", "detail"), "at").alias("last"),
+    )
+    recent = (F.col("last_at") >= instant(recent_since_ns)).alias("recent")
+    return schemas.conform(counted.select("*", "last.*", recent), schemas.SECURITY)
+
+
+def counts(tables: Tables) -> DataFrame:
+    """How often each kind: schemas.COUNT; one that is found in two sources counts in each."""
+    by_kind = tables[NAME].groupBy(F.concat_ws(".", "source", "kind").alias("name"))
+    return schemas.conform(by_kind.agg(F.sum("events").alias("count")), schemas.COUNT).orderBy(
+        "name"
+    )
+
+
+def findings(tables: Tables, observed_at: datetime) -> DataFrame:
+    """One an agent and kind that is an error or a warning: schemas.FINDING."""
+    wrong = tables[NAME].where(F.col("recent") & F.col("severity").isNotNull())
+    totals = wrong.groupBy("agent", "kind", "severity").agg(
+        F.sum("events").alias("events"),
+        F.min("first_at").alias("first_at"),
+        F.max("last_at").alias("last_at"),
+        F.max_by(F.struct("message_id", "path", "detail"), "last_at").alias("last"),
+    )
+    return found(
+        totals.select("*", "last.*"),
+        F.concat(F.lit(f"{NAME}."), F.col("kind")),
+        F.col("severity"),
+        observed_at,
+        message_id="message_id",
+        agent="agent",
+        detail=("events", "first_at", "last_at", "path", "detail"),
+    )
+
+
+def shown(tables: Tables) -> DataFrame:
+    """Agents and kinds to print: errors, then warnings, then what is only counted."""
+    totals = (
+        tables[NAME]
+        .groupBy("severity", "source", "kind", "agent")
+        .agg(F.sum("events").alias("events"))
+    )
+    return totals.orderBy(F.asc_nulls_last("severity"), F.desc("events"), "kind").limit(SHOWN)
+
+
+def _kind(reason: Column) -> Column:
+    """What kind of refusal this text is."""
+    kind = F.lit(OTHER)
+    for pattern, name in reversed(list(FAILURES.items())):
+        kind = F.when(reason.rlike(pattern), name).otherwise(kind)
+    return kind
+
+
+def _seen(
+    rows: DataFrame, source: str, kind: Column, severity: Column, **columns: str
+) -> DataFrame:
+    """Rows of one source in the columns that all have; those that are not named are NULL."""
+    named = [
+        (F.col(columns[to]) if to in columns else F.lit(None).cast("string")).alias(to)
+        for to in ("message_id", "path", "detail")
+    ]
+    return rows.select(
+        "agent",
+        F.col(columns["at"]).alias("at"),
+        F.lit(source).alias("source"),
+        kind.alias("kind"),
+        severity.cast("string").alias("severity"),
+        *named,
+    )
+
+
+JOB = Job(
+    name=NAME,
+    explains="incidents and refusals by kind, agent and hour; which are errors",
+    tables={NAME: schemas.SECURITY},
+    make=make,
+    counts=counts,
+    findings=findings,
+    shown=shown,
+)

@@ -1,0 +1,274 @@
+"""Threads: what belongs together by its correlation id, what was asked, and who cannot stop.
+
+A thread is the messages of one correlation id. What expects an answer has one of its own, unless
+its sender names a THREAD; a text without one is in none.
+
+| class of a query | means | found |
+|---|---|---|
+| answered | a Response of somebody who was asked came later in its thread | |
+| closed | nobody responded, and somebody who was asked called it completed or failed | |
+| ended | every delivery of it expired, bounced or is dead: its sender was told | |
+| waiting | none of these, for an hour at most | |
+| unanswered | none of these, for longer | warning |
+
+`threads.runaway`, a warning: more than 60 messages within a minute of the clock between the same
+two, of KIND message, by turns. Commands and queries with their answers go by turns as well, and
+are no runaways however fast.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from relay.audit import schemas
+from relay.audit.evidence import Evidence
+from relay.audit.jobs.job import WARNING, Job, Tables, found
+from relay.audit.jobs.reconcile import STORE_SECTIONS
+from relay.audit.jobs.sent import sent
+from relay.audit.jobs.times import HOUR_S, elapsed_ms, elapsed_s, instant
+from relay.names import ORCHESTRATOR
+
+NAME = "threads"
+QUERIES, RUNAWAYS = f"{NAME}_queries", f"{NAME}_runaways"
+UNANSWERED_S = HOUR_S  # a model thinks for minutes, and an answer may take a build
+RUNAWAY_MESSAGES = 60  # in a minute: one a second, which is faster than anybody who reads
+RUNAWAY_TURNS = 0.8  # of them, each the other's turn: two that talk past each other have half
+RUNAWAY_SHARE = 0.4  # of them at least each of the two wrote
+ENDED = ("expired", "bounced", "dead")
+CLOSES = ("completed", "failed")  # a response that found its asker gone leaves no more than this
+SHOWN = 20
+_NS_PER_US = 1000
+
+
+def make(evidence: Evidence) -> Tables:
+    """One row a thread, one a query, one a minute of a runaway."""
+    stored = evidence.store(
+        STORE_SECTIONS,
+        "id",
+        "relay_id",
+        "correlation_id",
+        "message_type",
+        "sender",
+        "to",
+        "created_ns",
+        "created_at",
+    )
+    messages = threaded(stored)
+    deliveries = sent(evidence)
+    times = (evidence.watched_until_ns, evidence.recent_since_ns)
+    return {
+        NAME: threads(messages),
+        QUERIES: queries(messages, deliveries, *times),
+        RUNAWAYS: runaways(deliveries, evidence.recent_since_ns),
+    }
+
+
+def threaded(stored: DataFrame) -> DataFrame:
+    """The messages that are in a thread, each once: one may lie in two files for a while."""
+    dated = F.timestamp_micros(F.floor(F.col("created_ns") / _NS_PER_US).cast("bigint"))
+    return (
+        stored.where(F.col("correlation_id").isNotNull())
+        .withColumn("at", F.coalesce(dated, F.col("created_at")))
+        .dropDuplicates(["correlation_id", "id"])
+    )
+
+
+def threads(messages: DataFrame) -> DataFrame:
+    """How long each thread is, who takes part and how deep it goes: schemas.THREAD."""
+    in_order = Window.partitionBy("correlation_id").orderBy("at", "id")
+    before = F.lag("sender").over(in_order)
+    begins = F.row_number().over(Window.partitionBy("correlation_id", "sender").orderBy("at", "id"))
+    marked = messages.withColumns(
+        {
+            "is_turn": before.isNull() | (before != F.col("sender")),
+            "is_first_word": begins == 1,
+        }
+    )
+    counted = marked.groupBy(F.col("correlation_id").alias("thread")).agg(
+        F.count("*").alias("messages"),
+        F.count_if("is_first_word").alias("participants"),
+        F.count_if("is_turn").alias("turns"),
+        F.count_if(F.col("message_type") == "Query").alias("queries"),
+        F.count_if(F.col("message_type") == "Response").alias("responses"),
+        F.min("at").alias("first_at"),
+        F.max("at").alias("last_at"),
+    )
+    timed = counted.withColumn("duration_s", elapsed_ms("first_at", "last_at") / 1000)
+    return schemas.conform(timed, schemas.THREAD)
+
+
+def queries(
+    messages: DataFrame, deliveries: DataFrame, watched_until_ns: int, recent_since_ns: int
+) -> DataFrame:
+    """What became of every query of the relay's: schemas.THREAD_QUERY.
+
+    One to the orchestrator, which takes none, is left out: it is refused at once.
+    """
+    until = instant(watched_until_ns)
+    asked = messages.where((F.col("message_type") == "Query") & F.col("relay_id").isNotNull())
+    named = asked.select("relay_id", "correlation_id", "to", "id", F.col("sender").alias("asker"))
+    posed = deliveries.where((F.col("kind") == "query") & (F.col("recipient") != ORCHESTRATOR))
+    pairs = posed.join(named, on=F.col("message_id") == F.col("relay_id"), how="inner")
+    answers = messages.where(F.col("message_type") == "Response").select(
+        F.col("correlation_id").alias("answered_thread"),
+        F.col("sender").alias("answerer"),
+        F.col("id").alias("response"),
+        F.col("at").alias("responded_at"),
+    )
+    # The engine's numbers tell what came later, whatever the clock did.
+    is_its_answer = (
+        (F.col("answered_thread") == F.col("correlation_id"))
+        & (F.col("answerer") == F.col("recipient"))
+        & (F.col("response") > F.col("id"))
+    )
+    told = pairs.join(answers, on=is_its_answer, how="left")
+    by_recipient = told.groupBy("message_id", "recipient").agg(
+        *[F.first(name).alias(name) for name in ("correlation_id", "asker", "to")],
+        *[F.first(name).alias(name) for name in ("discovered_at", "state", "ack_status")],
+        F.min("responded_at").alias("responded_at"),
+    )
+    by_query = by_recipient.groupBy("message_id").agg(
+        *[F.first(name).alias(name) for name in ("correlation_id", "asker", "to")],
+        F.first("discovered_at").alias("asked_at"),
+        F.count("*").alias("recipients"),
+        F.count("responded_at").alias("answered"),
+        F.min("responded_at").alias("answered_at"),
+        F.count_if(F.col("ack_status").isin(*CLOSES)).alias("closed"),
+        F.count_if(F.col("state").isin(*ENDED)).alias("ended"),
+    )
+    judged = by_query.select(
+        "message_id",
+        F.col("correlation_id").alias("thread"),
+        F.col("asker").alias("agent"),
+        F.col("to").alias("route"),
+        "asked_at",
+        _class(elapsed_s("asked_at", until)).alias("class"),
+        "recipients",
+        "answered",
+        "answered_at",
+        F.greatest(elapsed_s("asked_at", until), F.lit(0)).alias("age_s"),
+        (F.col("asked_at") >= instant(recent_since_ns)).alias("recent"),
+    )
+    return schemas.conform(judged, schemas.THREAD_QUERY)
+
+
+def _class(age_s: Column) -> Column:
+    return (
+        F.when(F.col("answered") > 0, "answered")
+        .when(F.col("closed") > 0, "closed")
+        .when(F.col("ended") == F.col("recipients"), "ended")
+        .when(age_s <= UNANSWERED_S, "waiting")
+        .otherwise("unanswered")
+    )
+
+
+def runaways(deliveries: DataFrame, recent_since_ns: int) -> DataFrame:
+    """Minutes in which two agents wrote to each other without end: schemas.THREAD_RUNAWAY.
+
+    Counted first; only the few minutes with enough messages are put in order.
+    """
+    own = (F.col("sender") != ORCHESTRATOR) & (F.col("recipient") != ORCHESTRATOR)
+    texts = deliveries.where((F.col("kind") == "message") & own).select(
+        "message_id",
+        "sender",
+        F.least("sender", "recipient").alias("first"),
+        F.greatest("sender", "recipient").alias("second"),
+        F.date_trunc("minute", "discovered_at").alias("minute"),
+        "discovered_at",
+        "written_at",
+    )
+    pair = ("first", "second", "minute")
+    there = F.count_if(F.col("sender") == F.col("first"))
+    counted = texts.groupBy(*pair).agg(F.count("*").alias("messages"), there.alias("there"))
+    rarer = F.least(F.col("there"), F.col("messages") - F.col("there"))
+    many = (F.col("messages") > RUNAWAY_MESSAGES) & (rarer >= F.col("messages") * RUNAWAY_SHARE)
+    candidates = texts.join(
+        F.broadcast(counted.where(many).select(*pair)), on=list(pair), how="left_semi"
+    )
+    in_order = Window.partitionBy(*pair).orderBy("discovered_at", "written_at", "message_id")
+    before = F.lag("sender").over(in_order)
+    minutes = (
+        candidates.withColumn("is_turn", before != F.col("sender"))
+        .groupBy(*pair)
+        .agg(
+            F.count("*").alias("messages"),
+            F.count_if("is_turn").alias("turns"),
+            F.max_by("message_id", "discovered_at").alias("last_message_id"),
+        )
+    )
+    fast = minutes.where(F.col("turns") >= F.col("messages") * RUNAWAY_TURNS)
+    recent = (F.col("minute") >= instant(recent_since_ns)).alias("recent")
+    return schemas.conform(fast.select("*", recent), schemas.THREAD_RUNAWAY)
+
+
+def counts(tables: Tables) -> DataFrame:
+    """Threads, their messages, and queries of each class: schemas.COUNT."""
+    totals = tables[NAME].agg(
+        F.count("*").alias("threads"), F.coalesce(F.sum("messages"), F.lit(0)).alias("messages")
+    )
+    rows = totals.unpivot([], ["threads", "messages"], "name", "count")
+    by_class = tables[QUERIES].groupBy(F.col("class").alias("name"))
+    return schemas.conform(
+        rows.unionByName(by_class.agg(F.count("*").alias("count"))), schemas.COUNT
+    )
+
+
+def findings(tables: Tables, observed_at: datetime) -> DataFrame:
+    """Queries that nobody answers, and pairs that run away: schemas.FINDING."""
+    unanswered = tables[QUERIES].where(F.col("recent") & (F.col("class") == "unanswered"))
+    asked = found(
+        unanswered,
+        f"{NAME}.unanswered",
+        WARNING,
+        observed_at,
+        message_id="message_id",
+        agent="agent",
+        route="route",
+        detail=("thread", "asked_at", "age_s", "recipients"),
+    )
+    pairs = (
+        tables[RUNAWAYS]
+        .where("recent")
+        .groupBy("first", "second")
+        .agg(
+            F.count("*").alias("minutes"),
+            F.sum("messages").alias("messages"),
+            F.min("minute").alias("since"),
+            F.max_by("last_message_id", "minute").alias("last_message_id"),
+        )
+    )
+    running = found(
+        pairs,
+        f"{NAME}.runaway",
+        WARNING,
+        observed_at,
+        message_id="last_message_id",
+        agent="first",
+        route="second",
+        detail=("minutes", "messages", "since"),
+    )
+    return asked.unionByName(running)
+
+
+def shown(tables: Tables) -> DataFrame:
+    """The longest threads, to print."""
+    ordered = tables[NAME].orderBy(F.desc("messages"), "thread")
+    return ordered.select("thread", "messages", "participants", "turns", "duration_s").limit(SHOWN)
+
+
+JOB = Job(
+    name=NAME,
+    explains="threads: length, depth, time; unanswered queries, runaway pairs",
+    tables={
+        NAME: schemas.THREAD,
+        QUERIES: schemas.THREAD_QUERY,
+        RUNAWAYS: schemas.THREAD_RUNAWAY,
+    },
+    make=make,
+    counts=counts,
+    findings=findings,
+    shown=shown,
+)
