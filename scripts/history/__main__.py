@@ -7,9 +7,15 @@ import os
 import sys
 import time
 from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
 
 from relay.clock import NS_PER_S
 from relay.errors import RelayError
+from scripts.history.damage import spoil
+from scripts.history.faults import GROUPS, Planted, chosen, listed
+from scripts.history.faulty import FaultyHistory
 from scripts.history.make import Given, History
 
 MARGIN_NS = 5 * 60 * NS_PER_S  # older than what an audit calls recent
@@ -24,6 +30,16 @@ def main() -> int:
     parser.add_argument("--days", type=float, default=7, metavar="D")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--end", help="when it ends, ISO 8601 in UTC [five minutes ago]")
+    parser.add_argument(
+        "--faults",
+        nargs="?",
+        const="all",
+        metavar="NAMES",
+        help=f"plant faults: all, {', '.join(GROUPS)}, or names divided by commas [all]",
+    )
+    parser.add_argument(
+        "--faults-list", metavar="FILE", help="what was planted [HOME/../faults.json]"
+    )
     given = parser.parse_args()
     if given.messages < 1 or given.agents < 4 or given.days < 0.25:
         parser.error("needs a message, four agents and a quarter of a day at least")
@@ -31,17 +47,29 @@ def main() -> int:
         parser.error(f"{given.home} is there already: name a directory that is not")
     began = time.monotonic()
     end_ns = _end_ns(given.end)
+    home = Path(given.home).absolute()
+    what = Given(given.messages, given.agents, given.days, end_ns, given.seed)
     try:
-        History(
-            os.path.abspath(given.home),
-            Given(given.messages, given.agents, given.days, end_ns, given.seed),
-        ).make()
+        if given.faults is None:
+            History(str(home), what).make()
+        else:
+            listing = Path(given.faults_list or home.parent / "faults.json")
+            found = make_faulty(home, what, chosen(given.faults))
+            listing.write_bytes(msgspec.json.format(msgspec.json.encode(listed(found))) + b"\n")
+            print(f"{listing}: {len(found)} faults", file=sys.stderr)
     except RelayError as exc:
         print(f"make-history: {exc}", file=sys.stderr)
         return exc.exit_code
     seconds = time.monotonic() - began
     print(f"{given.home}: {given.messages} messages in {seconds:.1f} s", file=sys.stderr)
     return 0
+
+
+def make_faulty(home: Path, given: Given, names: set[str]) -> list[Planted]:
+    """A history with the faults of these names; every one that was planted."""
+    history = FaultyHistory(str(home), given, names)
+    history.make()
+    return history.planted + spoil(home, history.planted, names)
 
 
 def _end_ns(text: str | None) -> int:

@@ -61,7 +61,17 @@ class Books:
         head, rest = facts[:2], facts[2:7]
         self._put(
             "messages",
-            (self.messages, *head, "outbox", *rest, status, *facts[7:], processed_at, 0, last_error),
+            (
+                self.messages,
+                *head,
+                "outbox",
+                *rest,
+                status,
+                *facts[7:],
+                processed_at,
+                0,
+                last_error,
+            ),
         )
 
     def delivery(self, row: Delivered) -> None:

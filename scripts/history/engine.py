@@ -11,11 +11,12 @@ import sys
 from typing import NamedTuple
 
 from relay.aof2.journal import Append
-from relay.clock import Clock, boot_id
+from relay.clock import NS_PER_MS, NS_PER_S, Clock, boot_id
 from relay.comm import events
+from relay.comm.acks import Overdue
 from relay.comm.event_codec import EventCodec
 from relay.comm.flush import Flusher, FlushPolicy, Inline
-from relay.comm.model import ChannelType, DeliveryState, Message, Origin
+from relay.comm.model import ChannelType, DeliveryState, Message, MessageStatus, Origin
 from relay.comm.rolling import Roller, RollPolicy
 from relay.config import Config
 from relay.flow.router import EngineFields
@@ -106,19 +107,24 @@ class Engine:
         )
         return Sent(message.id, tuple(store.state.deliveries[message.id]))
 
-    def force(self, message: Message, to: str, recipients: tuple[str, ...]) -> Sent:
-        """Take a message that ``accept`` would refuse; it gets the next number."""
-        channel = self._channel(message.sender, to)
+    def force(self, sender: str, to: str, fields: EngineFields, content: bytes) -> Sent:
+        """Take a message to one recipient that ``accept`` would refuse."""
         number = self._store.state.next_message
-        made = Message(
+        message = Message(
             number,
-            message.message_type,
-            message.sender,
-            channel,
-            *[getattr(message, name) for name in Message.__struct_fields__[4:]],
+            fields.message_type,
+            sender,
+            self._channel(sender, to),
+            content,
+            fields.topic,
+            fields.correlation_id,
+            fields.priority,
+            fields.metadata,
+            self._seconds(),
+            status=MessageStatus.SENT,
         )
-        self._store.apply(events.MessageSent(made, recipients))
-        return Sent(number, recipients)
+        self._store.apply(events.MessageSent(message, (to,)))
+        return Sent(number, (to,))
 
     def _channel(self, sender: str, to: str) -> int:
         store = self._store
@@ -138,13 +144,24 @@ class Engine:
         """A message that is still in the store."""
         return self._store.by_relay_id(relay_id)
 
-    def stage(self, sent: Sent) -> None:
+    def stage(self, sent: Sent, attempt: int = 1) -> None:
         """Its files are ready: it is accepted."""
-        self._store.stage((sent.number, recipient, 1) for recipient in sent.recipients)
+        self._store.stage((sent.number, recipient, attempt) for recipient in sent.recipients)
 
-    def deliver(self, sent: Sent) -> None:
+    def deliver(self, sent: Sent, attempt: int = 0) -> None:
         """They stand in the inboxes."""
-        self._store.deliver(sent.number, sent.recipients)
+        self._store.deliver(sent.number, sent.recipients, attempt)
+
+    def overdue(self, sent: Sent) -> Overdue | None:
+        """What is to be done about a message whose acknowledgment is overdue, if anything."""
+        found = self._store.due(self._clock.now_ns())
+        return next((one for one in found if one.message.id == sent.number), None)
+
+    def next_due_ns(self) -> int:
+        """When an acknowledgment is overdue next."""
+        due_ms = self._store.next_due_ms()
+        assert due_ms is not None
+        return due_ms * NS_PER_MS
 
     def deliver_again(self, sent: Sent) -> None:
         """The same word once more, for a delivery that was made: what must never be."""
@@ -166,7 +183,7 @@ class Engine:
         self._store.give_up(number, [recipient], reason)
 
     def _seconds(self) -> int:
-        return self._clock.now_ns() // 1_000_000_000
+        return self._clock.now_ns() // NS_PER_S
 
     def tick(self) -> None:
         """What happened goes into the journal, with the time that it is now."""

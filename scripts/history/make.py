@@ -27,7 +27,7 @@ from scripts.history.books import Books, Delivered
 from scripts.history.clock import HistoryClock
 from scripts.history.engine import ROLL_MESSAGES, Engine, Sent
 from scripts.history.originals import Originals, loose_from, path_of
-from scripts.history.talk import DAY_NS, LEAD, Cast, Post, Talk, latency_ns, make_cast
+from scripts.history.talk import DAY_NS, LEAD, Post, Talk, latency_ns, make_cast
 
 JOURNAL_BYTES = 1400  # of a message with all its events, about
 SEGMENTS = 16  # a history has about so many
@@ -67,7 +67,7 @@ class Underway(NamedTuple):
 class History:
     """One home in the making."""
 
-    def __init__(self, root: str, given: Given, extra: Callable[[Cast], list[Post]] | None = None):
+    def __init__(self, root: str, given: Given) -> None:
         self.given = given
         self.rng = random.Random(given.seed)
         self.begin_ns = given.end_ns - int(given.days * DAY_NS)
@@ -83,16 +83,13 @@ class History:
         self._count = 0
         self._owed: dict[tuple[str, str], Underway] = {}  # (message id, recipient): its ack
         self.seen: dict[str, int] = {}
-        self._attachments: list[str] = []
+        self.attachments: list[str] = []
         self._epoch = 0
-        self._extra = extra(self.cast) if extra else []
 
     def make(self) -> None:
         """The whole of it."""
-        self._set_up()
+        self.set_up()
         restarts = self._restarts()
-        for post in self._extra:
-            self.at(post.at_ns, lambda post=post: self.send(post))
         day = self.begin_ns // DAY_NS
         for end_ns, posts in self._talk.hours():
             for post in posts:
@@ -123,7 +120,8 @@ class History:
 
     # -- begin and end ---------------------------------------------------------------------
 
-    def _set_up(self) -> None:
+    def set_up(self) -> None:
+        """What is there before the first message."""
         for name in self.cast.agents:
             self.home.make_agent(name)
         fsio.write_atomic(self.home.path("agents", LEAD, META), b'{"role": "lead"}\n')
@@ -132,7 +130,7 @@ class History:
             digest = sha256_hex(data)
             fsio.ensure_dir(self.home.path("attachments", digest[:2]))
             fsio.write_atomic(self.home.path("attachments", digest[:2], digest), data)
-            self._attachments.append(digest)
+            self.attachments.append(digest)
         self._begin()
         self.engine.gather(self.cast)
 
@@ -148,9 +146,8 @@ class History:
 
     def _finish(self) -> None:
         end_ns = self.clock.now_ns()
-        for draft, _, row in self._owed.values():
-            self.books.delivery(row)
-            self._put_in_inbox(draft, row)
+        for one in self._owed.values():
+            self.books.delivery(one.row)  # it was read, and never answered
         self.engine.checkpoint()
         self.clock.go_to(end_ns + NS_PER_S)
         self.engine.begin(self._epoch)  # an event, so that there are two checkpoints
@@ -158,7 +155,7 @@ class History:
         self.originals.close()
         for name in (*self.cast.agents, OPERATOR):
             self.books.agent(name, self.begin_ns, self.seen.get(name))
-        self._note_processes(end_ns)
+        self.note_rest(end_ns)
         self.books.state(
             (
                 ("home_id", f"{self.rng.getrandbits(128):032x}"),
@@ -173,9 +170,10 @@ class History:
         self.books.close()
         self.home.close()
 
-    def _note_processes(self, end_ns: int) -> None:
-        """A third of the agents were started by the relay; some of them more than once."""
-        chosen = self.cast.agents[1 :: 3]
+    def note_rest(self, end_ns: int) -> None:
+        """What no message leaves in the ledger: a third of the agents were started by the relay,
+        some of them more than once."""
+        chosen = self.cast.agents[1::3]
         for place, name in enumerate(chosen):
             restarts = self.rng.randrange(1, 3) if place < AGENT_RESTARTS else 0
             started = self.begin_ns + self.rng.randrange(NS_PER_S, 60 * NS_PER_S)
@@ -194,29 +192,36 @@ class History:
 
     def send(self, post: Post) -> None:
         """The relay finds a file, and carries it out."""
-        draft = self._draft(post)
-        facts, message_id = draft.facts, draft.message_id
-        self.books.moved(facts.discovered_at, message_id, None, "pending")
-        self.books.moved(facts.discovered_at, message_id, "pending", "processing")
-        sent = self._accept(draft)
-        self._go_on(latency_ns(self.rng, 0.002, 0.4, 0.5))
+        draft = self.draft(post)
+        self.record(draft, self.carry(draft))
+
+    def carry(self, draft: Draft, is_delivered: bool = True) -> tuple[Sent, int]:
+        """The engine takes it, and its files reach the inboxes; (what it took, when)."""
+        sent = self.accept(draft)
+        self._go_on(self.staging_ns())
         staged_at = self.clock.now_ns()
         self.engine.stage(sent)
         self.engine.tick()
         self._go_on(latency_ns(self.rng, 0.0002, 0.3, 0.1))
-        self.engine.deliver(sent)
-        self._record(draft, sent, staged_at)
+        if is_delivered:
+            self.engine.deliver(sent)
+        return sent, staged_at
+
+    def staging_ns(self) -> int:
+        """From discovery to the commit."""
+        return latency_ns(self.rng, 0.002, 0.4, 0.5)
 
     def _go_on(self, by_ns: int) -> None:
         self.clock.go_to(self.clock.now_ns() + by_ns)
 
-    def _draft(self, post: Post) -> Draft:
+    def draft(self, post: Post, dated_ns: int = 0) -> Draft:
+        """The file of a post, found now; ``dated_ns``: how wrong its sender's clock is."""
         found_ns = self.clock.now_ns()
-        mtime_ns = found_ns - self.rng.randrange(NS_PER_MS // 4, 4 * NS_PER_MS)
+        mtime_ns = found_ns - self.rng.randrange(NS_PER_MS // 4, 4 * NS_PER_MS) + dated_ns
         message_id = f"{mtime_ns - 90_000}-{self.rng.getrandbits(64):016x}"
         attachments: tuple[str, ...] = ()
         if post.attach:
-            digest = self.rng.choice(self._attachments)
+            digest = self.choose_attachment(post)
             attachments = (SHA256_PREFIX + digest,)
             self.books.refer(digest, message_id, found_ns)
         file = MessageFile(post.to, post.kind, post.headers, post.body, attachments)
@@ -235,17 +240,19 @@ class History:
         )
         return Draft(post, message_id, file, data, facts)
 
-    def _accept(self, draft: Draft) -> Sent:
+    def choose_attachment(self, post: Post) -> str:
+        """One of those there are."""
+        return self.rng.choice(self.attachments)
+
+    def accept(self, draft: Draft) -> Sent:
+        """The engine's word on it; what it answers is acknowledged."""
         post, facts = draft.post, draft.facts
         answers = None
         if post.kind in ANSWERS:
-            answers = self._find(post.headers["RE"])
+            answers = self.find(post.headers["RE"])
         fields = engine_fields(draft.file, draft.message_id, facts.discovered_at, answers)
-        origin = Origin(
-            post.sender,
-            f"agents/{post.sender}/outbox/{draft.message_id}.msg",
-            *facts[3:],
-        )
+        outbox = f"agents/{post.sender}/outbox/{draft.message_id}.msg"
+        origin = Origin(post.sender, outbox, *facts[3:])
         recipients: tuple[str, ...] | None = None
         if post.to == EVERYONE:
             recipients = tuple(name for name in self.cast.everyone if name != post.sender)
@@ -261,27 +268,48 @@ class History:
             self._acked(post.headers["RE"], post.sender, said)
         return sent
 
-    def _find(self, message_id: str) -> Message:
+    def find(self, message_id: str) -> Message:
+        """What the engine keeps of a message that is underway."""
         found = self.engine.find(message_id)
         assert found is not None, f"{message_id} is answered, and not in the store"
         return found
 
-    def _record(self, draft: Draft, sent: Sent, staged_at: int) -> None:
+    def record(self, draft: Draft, carried: tuple[Sent | None, int]) -> list[Underway]:
         """What the ledger says of a message that was delivered; its readers are due."""
-        facts, message_id = draft.facts, draft.message_id
+        sent, staged_at = carried
         written_at = self.clock.now_ns()
         self._go_on(40_000)
         done_ns = self.clock.now_ns()
+        self.note_row(draft, done_ns)
+        self.file_original(draft)
+        self.seen[draft.post.sender] = done_ns
+        recipients = sent.recipients if sent else (draft.post.to,)
+        number = sent.number if sent else None
+        rows = [
+            Delivered(draft.message_id, recipient, "written", 1, staged_at, written_at)
+            for recipient in recipients
+        ]
+        found = [Underway(draft, number, row) for row in rows]
+        for one in found:
+            self.await_reader(one)
+        return found
+
+    def note_row(self, draft: Draft, done_ns: int) -> None:
+        """Its row, archived, and how it came to that."""
+        message_id, found_ns = draft.message_id, draft.facts.discovered_at
+        self.books.message(draft.facts, "archived", done_ns)
+        self.books.moved(found_ns, message_id, None, "pending")
+        self.books.moved(found_ns, message_id, "pending", "processing")
         self.books.moved(done_ns, message_id, "processing", "completed")
         self.books.moved(done_ns + NS_PER_MS, message_id, "completed", "archived")
-        self.books.message(facts, "archived", done_ns)
-        self.originals.put(facts.file_path, draft.data, facts.file_mtime_ns)
-        self.seen[draft.post.sender] = done_ns
-        for recipient in sent.recipients:
-            row = Delivered(message_id, recipient, "written", 1, staged_at, written_at)
-            self._await_reader(Underway(draft, sent.number, row))
 
-    def _await_reader(self, one: Underway) -> None:
+    def file_original(self, draft: Draft) -> None:
+        """The file leaves the outbox for the archive."""
+        facts = draft.facts
+        self.originals.put(facts.file_path, draft.data, facts.file_mtime_ns)
+
+    def await_reader(self, one: Underway) -> None:
+        """Its recipient will take it."""
         is_person = one.row.recipient == OPERATOR
         median_s, most_s = (60, 600) if is_person else (2, 25)
         at_ns = self.clock.now_ns() + latency_ns(self.rng, median_s, 0.8, most_s)

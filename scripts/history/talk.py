@@ -182,9 +182,7 @@ class Talk:
             return Post(at_ns, reader, post.sender, Kind.RESPONSE, self._text.body(), headers)
         rest = Follow("thread", follow.left - 1) if follow.left > 1 else None
         at_ns = read_ns + latency_ns(rng, 15, 0.6, 120)
-        return Post(
-            at_ns, reader, post.sender, Kind.MESSAGE, self._text.body(), post.headers, rest
-        )
+        return Post(at_ns, reader, post.sender, Kind.MESSAGE, self._text.body(), post.headers, rest)
 
 
 def latency_ns(rng: random.Random, median_s: float, spread: float, most_s: float) -> int:
