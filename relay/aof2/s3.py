@@ -79,6 +79,13 @@ class S3Objects:
             if exc.reason != Reason.MISSING:
                 raise
 
+    def names(self, below: str = "") -> Iterator[str]:
+        """The keys that begin with ``below``, in order, by LIST requests. Errors: ObjectError."""
+        with self._failing(below):
+            skipped = len(self._at(""))
+            for page in self._obstore.list(self._store, prefix=self._at(below) or None):
+                yield from (str(one["path"])[skipped:] for one in page)
+
     def _read(self, key: str, answer: Any) -> Iterator[bytes]:
         with self._failing(key):
             for piece in answer.stream(min_chunk_size=PIECE_BYTES):

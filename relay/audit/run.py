@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from relay import fsio
-from relay.audit import faults, jobs
+from relay.audit import cluster, faults, jobs
 from relay.audit.evidence import DEFAULT_GRACE_S, Evidence, Gathered, gather
 from relay.audit.jobs import Job
 from relay.audit.session import DEFAULT_MASTER, private_folder, spark_session
@@ -107,6 +107,8 @@ def run_audit(request: Request, clock: Clock) -> tuple[Report, dict[str, Example
     reports: dict[str, JobReport] = {}
     examples: dict[str, Examples] = {}
     with _session(request.master) as spark:
+        with faults.explained():
+            cluster.require_shared(spark.sparkContext, [gathered.home, folder], [out])
         evidence = Evidence(spark, gathered, shared=len(wanted) > 1)
         for job in wanted:
             examples[job.name] = Examples()

@@ -24,7 +24,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from relay.audit import faults
+from relay.audit import cluster, faults
 from relay.audit.formats import PUSHDOWN, register
 from relay.audit.java import find_java
 from relay.errors import RelayError
@@ -63,11 +63,12 @@ def spark_session(
     spark = SparkSession.getActiveSession()
     if spark is None:
         folder = private_folder("spark")
-        _prepare_environment(folder)
+        _prepare_environment(folder, master)
         settings = {"spark.master": master, "spark.app.name": app, **SETTINGS}
         settings["spark.sql.warehouse.dir"] = os.path.join(folder, "warehouse")
         settings["spark.local.dir"] = os.path.join(folder, "local")
         spark = _start(SparkConf().setAll(list({**settings, **(conf or {})}.items())))
+        cluster.ship(spark.sparkContext, folder)
     register(spark)
     return spark
 
@@ -79,11 +80,12 @@ def private_folder(purpose: str) -> str:
     return folder
 
 
-def _prepare_environment(folder: str) -> None:
+def _prepare_environment(folder: str, master: str) -> None:
     environ = os.environ
     # With another Python than this one all that is seen is "worker exited unexpectedly".
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if cluster.is_on_loopback(master):  # others must reach the driver by its name
+        environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     environ["TZ"] = "UTC"  # rows that are collected have times of the process's zone
     time.tzset()
     _let_workers_import_relay()

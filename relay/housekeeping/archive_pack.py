@@ -184,17 +184,18 @@ def _fill(dirs: Dirs, tar: tarfile.TarFile, target: str, files: list[str]) -> It
     with contextlib.ExitStack() as stack:
         for name, data, at_s in _members(stack, target):
             if name not in own:
-                _add(tar, name, data, at_s)
+                add(tar, name, data, at_s)
     for number, path in enumerate(files):
         fsio.fault("write", target + ".tmp")
         *folder, name = path.split("/")
         data, status = fsio.read_regular(name, dirs.get(*folder), _MOST_FILE)
-        _add(tar, path, data, int(status.st_mtime))
+        add(tar, path, data, int(status.st_mtime))
         if number % SLICE_FILES == SLICE_FILES - 1:
             yield
 
 
-def _add(tar: tarfile.TarFile, name: str, data: bytes, at_s: int) -> None:
+def add(tar: tarfile.TarFile, name: str, data: bytes, at_s: int) -> None:
+    """Put a file into a pack that is written: its path below the home, mode 600."""
     facts = tarfile.TarInfo(name)
     facts.size, facts.mtime, facts.mode = len(data), at_s, fsio.FILE_MODE
     tar.addfile(facts, io.BytesIO(data))

@@ -1,0 +1,68 @@
+"""Two runs' tables, row by row: the same rows as often, in whatever order.
+
+Percentiles are approximate in Spark, and depend on how rows were divided: numbers with a point
+may differ by one in a hundred. Everything else is equal, or it is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+CLOSE = 0.01
+SHOWN = 3
+
+
+class Compared(NamedTuple):
+    """One table of both."""
+
+    table: str
+    rows: int
+    differences: list[str]  # the first few, a line each
+
+
+def tables(out: Path) -> list[str]:
+    """The tables of a run, by their folders."""
+    return sorted({str(p.parent.relative_to(out)) for p in out.rglob("*.parquet")})
+
+
+def compare(ours: Path, theirs: Path) -> Iterator[Compared]:
+    """Every table that either has."""
+    for name in sorted({*tables(ours), *tables(theirs)}):
+        first, second = (_rows(out / name) for out in (ours, theirs))
+        yield Compared(name, len(first), list(_differences(first, second)))
+
+
+def _rows(folder: Path) -> list[tuple[object, ...]]:
+    """The rows of a table, in an order that hangs on no number with a point."""
+    if not folder.is_dir():
+        return []
+    table = ds.dataset(folder, format="parquet").to_table()
+    names = sorted(table.column_names, key=lambda n: (pa.types.is_floating(table[n].type), n))
+    return sorted(zip(*[table[name].to_pylist() for name in names], strict=True), key=repr)
+
+
+def _differences(
+    first: list[tuple[object, ...]], second: list[tuple[object, ...]]
+) -> Iterator[str]:
+    if len(first) != len(second):
+        yield f"{len(first)} rows and {len(second)}"
+        return
+    wrong = ((a, b) for a, b in zip(first, second, strict=True) if not _same(a, b))
+    for number, (a, b) in enumerate(wrong):
+        if number == SHOWN:
+            yield "and more"
+            return
+        yield f"{a!r:.300} and {b!r:.300}"
+
+
+def _same(a: object, b: object) -> bool:
+    if isinstance(a, float) and isinstance(b, float):
+        return a == b or abs(a - b) <= CLOSE * max(abs(a), abs(b))
+    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return a == b

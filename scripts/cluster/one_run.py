@@ -1,0 +1,41 @@
+"""``python -m scripts.cluster.one_run HOME OUT MASTER NOW_NS``: all jobs, as of a given time.
+
+Two runs of the same home are compared row by row, so both must ask at the same time.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from relay.audit.run import Request, run_audit, to_json
+from relay.clock import Clock
+from relay.errors import RelayError
+
+
+class _Fixed(Clock):
+    """A clock on the wall that stands."""
+
+    def __init__(self, at_ns: int) -> None:
+        self._at_ns = at_ns
+
+    def now_ns(self) -> int:
+        return self._at_ns
+
+
+def main() -> int:
+    """One run; its summary on stdout, and the exit code of ``relay audit run``."""
+    home, out, master, now_ns = sys.argv[1:]
+    try:
+        report, _ = run_audit(Request(home, out=out, master=master), _Fixed(int(now_ns)))
+    except RelayError as exc:
+        print(f"{exc}; {exc.hint}" if exc.hint else exc, file=sys.stderr)
+        return exc.exit_code
+    print(to_json(report).decode())
+    for job in report.jobs.values():
+        if job.error is not None:
+            print(job.verdict, file=sys.stderr)
+    return report.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""A standalone Spark cluster on loopback: a master and workers, from the pip package.
+
+Each is a process of its own with a port that the system chose; all of them and whatever they
+started are gone when the block ends, by their pids. What they say goes to files in ``folder``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pyspark
+
+from relay.audit.java import find_java
+
+HOST = "127.0.0.1"
+PATIENCE_S = 60
+END_S = 10
+MASTER = "org.apache.spark.deploy.master.Master"
+WORKER = "org.apache.spark.deploy.worker.Worker"
+EXECUTOR = "CoarseGrainedExecutorBackend"
+_URL = re.compile(r"Starting Spark master at (spark://\S+)")
+_REGISTERED = "Successfully registered with master"
+
+
+class Daemon:
+    """A master or a worker, in a process of its own."""
+
+    def __init__(self, folder: Path, name: str, *arguments: str) -> None:
+        self.name = name
+        self._log = folder / f"{name}.log"
+        self._files: list[IO[bytes]] = [self._log.open("wb")]
+        environ = {
+            **os.environ,
+            "SPARK_LOCAL_IP": HOST,
+            "SPARK_LOG_DIR": str(folder),
+            "SPARK_NO_DAEMONIZE": "1",
+            "SPARK_DAEMON_MEMORY": "256m",
+            "PYSPARK_PYTHON": sys.executable,
+        }
+        java = find_java(str(folder))
+        if java.home is not None:
+            environ["JAVA_HOME"] = java.home
+        spark_class = Path(pyspark.__file__).parent / "bin" / "spark-class"
+        self.process = subprocess.Popen(
+            [str(spark_class), *arguments],
+            env=environ,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=self._files[0],
+            stderr=subprocess.STDOUT,
+        )
+
+    def said(self) -> str:
+        """What it said so far."""
+        return self._log.read_text(errors="replace")
+
+    def wait_for(self, pattern: str) -> str:
+        """What it says when it is ready: the first group, or all of the match.
+
+        Errors: RuntimeError with its last line when it ends, or does not say so in time.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            found = re.search(pattern, self.said())
+            if found:
+                return found[found.re.groups]
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.05)
+        last = (self.said().strip().splitlines() or ["nothing"])[-1]
+        raise RuntimeError(f"{self.name} did not start: {last}")
+
+    def executors(self) -> list[psutil.Process]:
+        """The processes that it started for applications."""
+        try:
+            children = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+        return [one for one in children if any(EXECUTOR in word for word in _command(one))]
+
+    def end(self) -> None:
+        """End it and all that it started; a second time is harmless."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            mine = psutil.Process(self.process.pid)
+            family = [mine, *mine.children(recursive=True)]
+            for one in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.terminate()
+            for one in psutil.wait_procs(family, END_S)[1]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+        self.process.wait()
+        for file in self._files:
+            file.close()
+
+
+class Standalone:
+    """A master and its workers. ``url`` is what ``--master`` takes."""
+
+    def __init__(self, url: str, workers: list[Daemon]) -> None:
+        self.url = url
+        self.workers = workers
+
+    def executors_at_work(self) -> list[psutil.Process]:
+        """Executors that run Python of ours at this moment."""
+        found = [one for worker in self.workers for one in worker.executors()]
+        return [one for one in found if _has_python(one)]
+
+
+@contextlib.contextmanager
+def standalone(
+    folder: Path, workers: int = 2, cores: int = 1, memory: str = "1g"
+) -> Iterator[Standalone]:
+    """A cluster for the block. Errors: RuntimeError when a part of it does not start."""
+    with contextlib.ExitStack() as stack:
+        master = Daemon(
+            folder, "master", MASTER, "--host", HOST, "--port", "0", "--webui-port", "0"
+        )
+        stack.callback(master.end)
+        url = master.wait_for(_URL.pattern)
+        started = []
+        for number in range(1, workers + 1):
+            size = ["--cores", str(cores), "--memory", memory]
+            place = ["--work-dir", str(folder / f"work-{number}")]
+            ports = ["--host", HOST, "--port", "0", "--webui-port", "0"]
+            worker = Daemon(folder, f"worker-{number}", WORKER, *ports, *size, *place, url)
+            stack.callback(worker.end)
+            started.append(worker)
+        for worker in started:
+            worker.wait_for(_REGISTERED)
+        yield Standalone(url, started)
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def _has_python(process: psutil.Process) -> bool:
+    try:
+        return any("pyspark" in word for c in process.children() for word in _command(c))
+    except psutil.Error:
+        return False

@@ -1,0 +1,56 @@
+"""Faults of files, planted once a history is whole: what somebody, or the disk, did to them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from relay.config import decode, encode
+from relay.errors import RelayError
+from relay.home import CONFIG
+from scripts.history.faults import Planted, planted
+
+HUGE_MIB = 1 << 40
+
+
+def spoil(root: Path, found: Iterable[Planted], names: set[str]) -> list[Planted]:
+    """Do to the files what the faults say; those that concern no message are in the result.
+
+    Errors: RelayError where the history is too small to have such a file.
+    """
+    for one in found:
+        if one.fault == "attachment_gone":
+            (root / str(one.path)).unlink()
+        elif one.fault == "attachment_altered":
+            _flip(root / str(one.path))
+    more = []
+    if "archive_byte" in names:
+        more.append(_flip_first(root, "archive_byte", "store/archive/*/*.acomm"))
+    if "segment_byte" in names:
+        more.append(_flip_first(root, "segment_byte", "journal/*/warm/*.seg.zst"))
+    if "disk" in names:
+        path = root / CONFIG
+        config = decode(path.read_bytes())
+        disk = msgspec.structs.replace(config.disk, floor_mib=HUGE_MIB)
+        path.write_bytes(encode(msgspec.structs.replace(config, disk=disk)))
+        more.append(planted("disk"))
+    return more
+
+
+def _flip_first(root: Path, name: str, pattern: str) -> Planted:
+    paths = sorted(root.glob(pattern))
+    if not paths:
+        raise RelayError(f"fault {name}: there is no {pattern}: more messages or days make one")
+    _flip(paths[0])
+    return planted(name, path=os.fspath(paths[0].relative_to(root)))
+
+
+def _flip(path: Path) -> None:
+    """Turn the bits of the byte in the middle; size and times stay as they were."""
+    data, facts = bytearray(path.read_bytes()), path.stat()
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))

@@ -1,0 +1,235 @@
+"""The engine's side of a history: the relay's own store, journal, archives and tiers, driven by
+a clock that runs through it. Nothing here encodes anything.
+
+Events go into the journal with the time of each; they are synced some thousands at once, since
+nobody waits for a message of the past.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+from relay.aof2.journal import Append
+from relay.clock import NS_PER_MS, NS_PER_S, Clock, boot_id
+from relay.comm import events
+from relay.comm.acks import Overdue
+from relay.comm.event_codec import EventCodec
+from relay.comm.flush import Flusher, FlushPolicy, Inline
+from relay.comm.model import ChannelType, DeliveryState, Message, MessageStatus, Origin
+from relay.comm.rolling import Roller, RollPolicy
+from relay.config import Config
+from relay.flow.router import EngineFields
+from relay.home import STORE, Home
+from relay.names import EVERYONE_CHANNEL, ORCHESTRATOR, direct_channel_name
+from relay.store.opening import open_store
+from scripts.history.talk import TOPICS, Cast
+
+COMMIT_EVENTS = 4_000
+ROLL_MESSAGES = 100_000  # the most of one archive, and so the live ones
+
+
+class Sent(NamedTuple):
+    """A message that the engine took."""
+
+    number: int
+    recipients: tuple[str, ...]
+
+
+class Engine:
+    """One store and its journal, for one history."""
+
+    def __init__(self, home: Home, config: Config, clock: Clock) -> None:
+        self._clock = clock
+        opened = open_store(home, clock, config, None, _warn, boot=boot_id())
+        self._store, self._log, self._tiers = opened.store, opened.log, opened.tiers
+        assert self._store.archives is not None
+        self._codec = EventCodec()
+        self._written = 0  # events since the last commit
+        policy = RollPolicy(most_messages=ROLL_MESSAGES, live_messages=ROLL_MESSAGES)
+        self._roller = Roller(self._store, self._store.archives, policy, clock, Inline())
+        manual = FlushPolicy(None, None)
+        self._flusher = Flusher(
+            self._store, home.path(STORE), manual, clock, Inline(), journal=self._log
+        )
+
+    @property
+    def position(self) -> int:
+        """Where the journal ends."""
+        return self._log.journal.durable
+
+    def begin(self, epoch: int) -> None:
+        """A relay starts."""
+        self._flush()
+        self._log.begin(epoch)
+
+    def gather(self, cast: Cast) -> None:
+        """Make the channels that have names."""
+        store = self._store
+        for name, members in cast.teams.items():
+            team = store.create_channel(name, ChannelType.GROUP, members[0])
+            for member in members[1:]:
+                store.join_channel(team.id, member)
+        topics = store.create_channel(TOPICS, ChannelType.PUB_SUB, cast.agents[0])
+        for agent in cast.agents[1:]:
+            store.join_channel(topics.id, agent)
+        for agent, pattern in cast.subscribers.items():
+            store.subscribe(topics.id, agent, pattern)
+        everyone = store.create_channel(EVERYONE_CHANNEL, ChannelType.GROUP, ORCHESTRATOR)
+        for agent in cast.everyone:
+            store.join_channel(everyone.id, agent)
+        self._flush()
+
+    def accept(
+        self,
+        sender: str,
+        to: str,
+        fields: EngineFields,
+        content: bytes,
+        origin: Origin | None,
+        recipients: tuple[str, ...] | None,
+    ) -> Sent:
+        """Number a message and route it; ``recipients`` None: as its channel says."""
+        store = self._store
+        message = store.accept(
+            self._channel(sender, to),
+            sender,
+            fields.message_type,
+            content,
+            recipients=recipients,
+            topic=fields.topic,
+            correlation_id=fields.correlation_id,
+            priority=fields.priority,
+            metadata=fields.metadata,
+            ttl=fields.ttl,
+            signature=fields.signature,
+            origin=origin,
+        )
+        return Sent(message.id, tuple(store.state.deliveries[message.id]))
+
+    def force(self, sender: str, to: str, fields: EngineFields, content: bytes) -> Sent:
+        """Take a message to one recipient that ``accept`` would refuse."""
+        number = self._store.state.next_message
+        message = Message(
+            number,
+            fields.message_type,
+            sender,
+            self._channel(sender, to),
+            content,
+            fields.topic,
+            fields.correlation_id,
+            fields.priority,
+            fields.metadata,
+            self._seconds(),
+            status=MessageStatus.SENT,
+        )
+        self._store.apply(events.MessageSent(message, (to,)))
+        return Sent(number, (to,))
+
+    def _channel(self, sender: str, to: str) -> int:
+        store = self._store
+        if to.startswith("#"):
+            name = to[1:]
+        elif to == "*":
+            name = EVERYONE_CHANNEL
+        else:
+            name = direct_channel_name(sender, to)
+        channel = store.get_channel_by_name(name)
+        if channel is None:
+            channel = store.create_channel(name, ChannelType.DIRECT, sender)
+            store.join_channel(channel.id, to)
+        return channel.id
+
+    def find(self, relay_id: str) -> Message | None:
+        """A message that is still in the store."""
+        return self._store.by_relay_id(relay_id)
+
+    def stage(self, sent: Sent, attempt: int = 1) -> None:
+        """Its files are ready: it is accepted."""
+        self._store.stage((sent.number, recipient, attempt) for recipient in sent.recipients)
+
+    def deliver(self, sent: Sent, attempt: int = 0) -> None:
+        """They stand in the inboxes."""
+        self._store.deliver(sent.number, sent.recipients, attempt)
+
+    def overdue(self, sent: Sent) -> Overdue | None:
+        """What is to be done about a message whose acknowledgment is overdue, if anything."""
+        found = self._store.due(self._clock.now_ns())
+        return next((one for one in found if one.message.id == sent.number), None)
+
+    def next_due_ns(self) -> int:
+        """When an acknowledgment is overdue next."""
+        due_ms = self._store.next_due_ms()
+        assert due_ms is not None
+        return due_ms * NS_PER_MS
+
+    def deliver_again(self, sent: Sent) -> None:
+        """The same word once more, for a delivery that was made: what must never be."""
+        moved = events.DeliveriesMoved(
+            sent.number, sent.recipients, DeliveryState.DELIVERED, self._seconds()
+        )
+        self._store.apply(moved)
+
+    def read(self, number: int, recipient: str) -> None:
+        """The file left the inbox; what was rolled out by then is noted in the ledger alone."""
+        self._store.receive(number, recipient)
+
+    def acknowledge(self, number: int, recipient: str, said: str) -> None:
+        """An answer came."""
+        self._store.move_deliveries(number, [recipient], DeliveryState.ACKNOWLEDGED, said=said)
+
+    def give_up(self, number: int, recipient: str, reason: str) -> None:
+        """It is a dead letter."""
+        self._store.give_up(number, [recipient], reason)
+
+    def _seconds(self) -> int:
+        return self._clock.now_ns() // NS_PER_S
+
+    def tick(self) -> None:
+        """What happened goes into the journal, with the time that it is now."""
+        fresh = self._store.fresh_events
+        if fresh:
+            sequence, offset = self._store.sequence - len(fresh), self._log.journal.end
+            batch = []
+            for event in fresh:
+                is_message = type(event) is events.MessageSent
+                payload = self._codec.encode_event(sequence, event, offset)
+                batch.append(Append(payload, 0, event.message.id if is_message else 0))
+                sequence += 1
+            self._log.journal.append(batch)
+            self._written += len(fresh)
+            self._store.fresh_events = []
+        if self._written >= COMMIT_EVENTS:
+            self._flush()
+        if len(self._store.state.messages) >= ROLL_MESSAGES:
+            self.roll()
+
+    def _flush(self) -> None:
+        self._log.commit()
+        self._written = 0
+
+    def roll(self) -> None:
+        """What is final and old moves into archives."""
+        self._flush()
+        self._roller.step()
+        while (due := self._roller.due_ns()) is None or due <= self._clock.monotonic_ns():
+            self._roller.step()
+            self._log.commit()
+
+    def checkpoint(self) -> None:
+        """The store's file is written, and the journal's segments move on by their age."""
+        self._flush()
+        self._log.journal.roll_if_due()
+        self._flusher.flush()
+        self._log.commit()
+        while self._tiers.step() is not None:
+            pass
+
+    def close(self) -> None:
+        """Everything is durable, and the files are let go."""
+        self.checkpoint()
+        self._log.close()
+
+
+def _warn(text: str) -> None:
+    print(f"make-history: {text}", file=sys.stderr)

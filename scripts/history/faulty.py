@@ -1,0 +1,351 @@
+"""A history in which known things went wrong; ``planted`` is the list of them.
+
+Each stands in the books as it would if the relay had done it: what a fault does not touch is
+consistent. Faults begin at a tenth of the history and end a day before its end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from relay.checksums import uuid4_of
+from relay.clock import NS_PER_MS, NS_PER_S
+from relay.comm.acks import Verdict
+from relay.flow.delivery import render_delivered
+from relay.flow.router import engine_fields
+from relay.message import Kind
+from relay.processes.table import STUCK, Process
+from relay.security.incidents import IncidentKind
+from scripts.history.books import Delivered
+from scripts.history.engine import Sent
+from scripts.history.faults import Planted, planted
+from scripts.history.make import Draft, Given, History, Underway
+from scripts.history.originals import path_of
+from scripts.history.talk import DAY_NS, HOUR_NS, LEAD, Post
+from scripts.history.text import Text
+
+MINUTE_NS = 60 * NS_PER_S
+SLEEPER = "sleeper"
+DEAD_LETTERS = 5
+RUNAWAY_POSTS = 40
+SLOW_FACTOR = 60
+OUTSIDE = ("archive_byte", "segment_byte", "disk", "stuck", "repaired", "limited", "refused")
+SPOILED = ("attachment_gone", "attachment_altered")
+AS_USUAL = ("overdue", "unanswered")  # sent like any other, and never answered
+
+
+class FaultyHistory(History):
+    """One home in the making, with the faults of these names."""
+
+    def __init__(self, root: str, given: Given, names: set[str]) -> None:
+        super().__init__(root, given)
+        self.planted: list[Planted] = []
+        self._names = names
+        self._text = Text(self.rng)
+        self._slow = (0, 0)
+        self._handlers: dict[str, Callable[[Post], None]] = {
+            "lost": self._lose,
+            "differs": self._differ,
+            "extra": self._add,
+            "undelivered": self._hold_up,
+            "doubled": self._double,
+            "twice": self._number_twice,
+            "orphan": self._answer_nobody,
+            "inversion": self._invert,
+            "skew": self._skew,
+            "dead": self._give_up,
+            "signature": self._refuse_signature,
+            "original_gone": self._lose_original,
+            "original_altered": self._alter_original,
+        }
+        self._plan()
+
+    # -- when ------------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        """One after the other, so far apart that none touches another."""
+        span = self.given.end_ns - self.begin_ns
+        first, last = self.begin_ns + span // 10, self.given.end_ns - DAY_NS
+        named = sorted(self._names - set(OUTSIDE))
+        for place, name in enumerate(named):
+            at_ns = first + (last - first) * place // len(named)
+            pair = self.cast.agents[place % len(self.cast.agents)]
+            self._plan_one(name, at_ns, pair, self.cast.peers[pair][-1])
+
+    def _plan_one(self, name: str, at_ns: int, sender: str, to: str) -> None:
+        post = Post(at_ns, sender, to, Kind.MESSAGE, self._text.body(), fault=name)
+        posts = [post]
+        if name in ("overdue", "dead"):
+            posts = [post._replace(kind=Kind.COMMAND)]
+        if name == "dead":
+            posts = [
+                posts[0]._replace(at_ns=at_ns + n * 10 * MINUTE_NS, body=self._text.body())
+                for n in range(DEAD_LETTERS)
+            ]
+        elif name in SPOILED:
+            posts = [post._replace(attach=True)]
+        elif name == "unanswered":
+            posts = [post._replace(kind=Kind.QUERY)]
+        elif name == "orphan":
+            unknown = f"{at_ns - MINUTE_NS}-{self.rng.getrandbits(64):016x}"
+            posts = [post._replace(kind=Kind.ACK, headers={"RE": unknown}, body=b"received")]
+        elif name == "inversion":
+            before = at_ns - 20 * NS_PER_S
+            posts = [post._replace(at_ns=before, body=self._text.body(), fault=""), post]
+        elif name == "silent":
+            said = Post(at_ns, SLEEPER, LEAD, Kind.MESSAGE, self._text.body())
+            late = self.given.end_ns - 30 * HOUR_NS
+            posts = [said] + [
+                Post(
+                    late + n * MINUTE_NS, LEAD, SLEEPER, Kind.MESSAGE, self._text.body(), fault=name
+                )
+                for n in range(3)
+            ]
+        elif name == "runaway":
+            posts = self._runaway(post)
+        elif name == "slow":
+            begin = at_ns - at_ns % HOUR_NS
+            self._slow = (begin, begin + HOUR_NS)
+            posts = [
+                Post(begin + n * MINUTE_NS, sender, to, Kind.MESSAGE, self._text.body())
+                for n in range(1, 59)
+            ]
+            self.planted.append(planted(name))
+        for one in posts:
+            self.at(one.at_ns, lambda one=one: self.send(one))
+
+    def _runaway(self, post: Post) -> list[Post]:
+        headers = {"THREAD": f"loop-{self.rng.getrandbits(32):08x}"}
+        self.planted.append(planted("runaway", route=f"{post.sender} > {post.to}"))
+        pairs = ((post.sender, post.to), (post.to, post.sender))
+        return [
+            Post(post.at_ns + n * NS_PER_S, *pairs[n % 2], Kind.MESSAGE, self._text.body(), headers)
+            for n in range(RUNAWAY_POSTS)
+        ]
+
+    def send(self, post: Post) -> None:
+        """As it should be, or as its fault has it."""
+        handler = self._handlers.get(post.fault)
+        if handler is not None:
+            handler(post)
+            return
+        draft = self.draft(post)
+        if post.fault in AS_USUAL:
+            self._told(post, draft)
+        self.record(draft, self.carry(draft))
+
+    def staging_ns(self) -> int:
+        """From discovery to the commit: long, in the slow hour."""
+        usual = super().staging_ns()
+        begin, end = self._slow
+        return usual * SLOW_FACTOR if begin <= self.clock.now_ns() < end else usual
+
+    def _told(self, post: Post, draft: Draft, **facts: str | None) -> None:
+        self.planted.append(
+            planted(
+                post.fault,
+                message_id=draft.message_id,
+                agent=post.sender,
+                route=post.to,
+                **facts,
+            )
+        )
+
+    # -- messages --------------------------------------------------------------------------
+
+    def _lose(self, post: Post) -> None:
+        draft = self.draft(post)
+        self.clock.go_to(self.clock.now_ns() + 2 * NS_PER_MS)
+        self.record(draft, (None, self.clock.now_ns()))
+        self._told(post, draft)
+
+    def _differ(self, post: Post) -> None:
+        draft = self.draft(post)
+        other = draft._replace(file=draft.file._replace(body=self._text.body()))
+        self.record(draft, self.carry(other))
+        self._told(post, draft)
+
+    def _add(self, post: Post) -> None:
+        draft = self.draft(post)
+        sent, _ = self.carry(draft)
+        self.engine.read(sent.number, post.to)
+        self._told(post, draft)
+
+    def _hold_up(self, post: Post) -> None:
+        draft = self.draft(post)
+        _, staged_at = self.carry(draft, is_delivered=False)
+        self.note_row(draft, self.clock.now_ns())
+        self.file_original(draft)
+        self.seen[post.sender] = self.clock.now_ns()
+        self.books.delivery(Delivered(draft.message_id, post.to, "staged", 1, staged_at))
+        self._told(post, draft)
+
+    def _double(self, post: Post) -> None:
+        """The same attempt stands in the inbox twice: journal and audit log both say so."""
+        draft = self.draft(post)
+        sent, staged_at = self.carry(draft)
+        self.engine.deliver_again(sent)
+        for _ in range(2):
+            what = f"{draft.message_id} > {post.to}"
+            self.books.moved(self.clock.now_ns(), what, "staged", "written", 1)
+        self.record(draft, (sent, staged_at))
+        self._told(post, draft)
+
+    def _number_twice(self, post: Post) -> None:
+        draft = self.draft(post)
+        carried = self.carry(draft)
+        again = self._force(draft, None)
+        self.engine.read(again.number, post.to)
+        self.record(draft, carried)
+        self._told(post, draft)
+
+    def _answer_nobody(self, post: Post) -> None:
+        """The relay would bounce it."""
+        draft = self.draft(post)
+        sent = self._force(draft, uuid4_of(post.headers["RE"]))
+        self.record(draft, (sent, self.clock.now_ns()))
+        self._told(post, draft)
+
+    def _force(self, draft: Draft, correlation_id: str | None) -> Sent:
+        post, facts = draft.post, draft.facts
+        fields = engine_fields(draft.file, draft.message_id, facts.discovered_at, None)
+        fields = fields._replace(correlation_id=correlation_id or fields.correlation_id)
+        sent = self.engine.force(post.sender, post.to, fields, draft.file.content)
+        self.engine.stage(sent)
+        self.engine.deliver(sent)
+        return sent
+
+    def _invert(self, post: Post) -> None:
+        draft = self.draft(post, -40 * NS_PER_S)
+        self.record(draft, self.carry(draft))
+        self._told(post, draft)
+
+    def _skew(self, post: Post) -> None:
+        draft = self.draft(post, 2 * HOUR_NS)
+        self.record(draft, self.carry(draft))
+        self._told(post, draft)
+
+    def _give_up(self, post: Post) -> None:
+        """A command that nobody answers: delivered four times, and then a dead letter."""
+        draft = self.draft(post)
+        sent, staged_at = self.carry(draft)
+        written_at = self.clock.now_ns()
+        self.note_row(draft, written_at)
+        self.file_original(draft)
+        row = Delivered(draft.message_id, post.to, "written", 1, staged_at, written_at)
+        self.at(self.engine.next_due_ns(), lambda: self._chase(sent, row))
+        self._told(post, draft)
+
+    def _chase(self, sent: Sent, row: Delivered) -> None:
+        """What the relay does when an acknowledgment is overdue."""
+        found, now = self.engine.overdue(sent), self.clock.now_ns()
+        what = f"{row.message_id} > {row.recipient}"
+        if found is not None and found.verdict is Verdict.AGAIN:
+            before = row.staged_at, row.written_at
+            row = row._replace(attempt=found.attempt, staged_at=now, written_at=now + 200_000)
+            self.engine.stage(sent, found.attempt)
+            self.engine.deliver(sent, found.attempt)
+            self.books.moved(now, what, "written", "written", found.attempt, before)
+        elif found is not None:
+            self.engine.give_up(sent.number, row.recipient, found.reason)
+            self.books.moved(now, what, "written", "dead", row.attempt)
+            self.books.delivery(row._replace(state="dead", last_error=found.reason))
+            return
+        self.at(self.engine.next_due_ns(), lambda: self._chase(sent, row))
+
+    # -- agents ----------------------------------------------------------------------------
+
+    def await_reader(self, one: Underway) -> None:
+        """The sleeper takes nothing."""
+        if one.row.recipient != SLEEPER:
+            super().await_reader(one)
+            return
+        self.books.delivery(one.row)
+        draft, facts = one.draft, one.draft.facts
+        data = render_delivered(
+            draft.file, draft.message_id, facts.agent_name, facts.discovered_at,
+            facts.checksum or "", None,
+        )  # fmt: skip
+        path = self.home.path("agents", SLEEPER, "inbox", draft.message_id + ".msg")
+        with open(path, "xb") as file:
+            file.write(data)
+        os.chmod(path, 0o600)
+
+    def note_rest(self, end_ns: int) -> None:
+        """What stands in no message: agents, processes, security events, refusals."""
+        super().note_rest(end_ns)
+        at_ns = end_ns - 30 * HOUR_NS
+        if "silent" in self._names:
+            self.books.agent(SLEEPER, self.begin_ns, self.seen[SLEEPER])
+            self.planted.append(planted("silent", agent=SLEEPER))
+        agents = self.cast.agents
+        if "stuck" in self._names:
+            name = agents[2]
+            self.books.process(
+                Process(
+                    name, STUCK, 4_194_300, "1", "claude", "/srv/work", "never", LEAD,
+                    f"{at_ns}-{self.rng.getrandbits(64):016x}", 0, "[]", at_ns, at_ns + HOUR_NS,
+                    idle_s=int((end_ns - at_ns) / NS_PER_S),
+                )
+            )  # fmt: skip
+            self.planted.append(planted("stuck", agent=name))
+        for fault, kind, agent, path, detail in (
+            ("repaired", IncidentKind.MODE_REPAIRED, agents[1], "inbox", "755, and is 700 now"),
+            ("limited", IncidentKind.RATE_LIMITED, agents[3], "outbox", "above 200 a second"),
+        ):
+            if fault in self._names:
+                self.books.security(at_ns, str(kind), agent, f"agents/{agent}/{path}", detail)
+                self.planted.append(planted(fault, agent=agent))
+        if "refused" in self._names:
+            name = f"{at_ns}-{self.rng.getrandbits(64):016x}.msg"
+            answer = f"{at_ns}-{self.rng.getrandbits(64):016x}"
+            reason = "its id is another message's"
+            self.books.reject((agents[1], name, 999, at_ns, reason, answer, at_ns))
+            self.planted.append(planted("refused", agent=agents[1]))
+
+    def _refuse_signature(self, post: Post) -> None:
+        draft = self.draft(post)
+        now, agent = self.clock.now_ns(), post.sender
+        path = path_of(f"{agent}/rejected", draft.message_id, now)
+        reason = "its signature is not by the registered key"
+        facts = draft.facts._replace(file_path=path)
+        self.books.message(facts, "failed", now, reason)
+        self.books.moved(now, draft.message_id, None, "pending")
+        self.books.moved(now, draft.message_id, "pending", "failed")
+        self.books.security(now, str(IncidentKind.BAD_SIGNATURE), agent, path, reason)
+        self.originals.put(path, draft.data, facts.file_mtime_ns)
+        self._told(post, draft)
+
+    # -- originals -------------------------------------------------------------------------
+
+    def _lose_original(self, post: Post) -> None:
+        draft = self.draft(post)
+        self.record(draft._replace(data=b""), self.carry(draft))
+        self._told(post, draft, path=draft.facts.file_path)
+
+    def _alter_original(self, post: Post) -> None:
+        draft = self.draft(post)
+        altered = draft.data[:-1] + b"!\n"
+        self.record(draft._replace(data=altered), self.carry(draft))
+        self._told(post, draft, path=draft.facts.file_path)
+
+    def file_original(self, draft: Draft) -> None:
+        """Unless it is lost."""
+        if draft.data:
+            super().file_original(draft)
+
+    def choose_attachment(self, post: Post) -> str:
+        """One that is spoiled later is named at least once."""
+        if post.fault not in SPOILED:
+            return super().choose_attachment(post)
+        digest = self.attachments[SPOILED.index(post.fault)]
+        path = f"attachments/{digest[:2]}/{digest}"
+        self.planted.append(planted(post.fault, agent=post.sender, route=post.to, path=path))
+        return digest
+
+    def set_up(self) -> None:
+        """The sleeper has a mailbox, too."""
+        super().set_up()
+        if "silent" in self._names:
+            self.home.make_agent(SLEEPER)

@@ -1,0 +1,74 @@
+"""The archive of originals: a file each for the last days, the days before packed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tarfile
+
+from relay import fsio
+from relay.clock import NS_PER_S, iso_date
+from relay.home import Home
+from relay.housekeeping import archive_pack
+from relay.housekeeping.archive_pack import zstd
+
+
+class Originals:
+    """Files them by day and agent, in order of time. ``loose_from``: the first day not packed."""
+
+    def __init__(self, home: Home, loose_from: str) -> None:
+        self._home = home
+        self._loose_from = loose_from
+        self._packing = contextlib.ExitStack()
+        self._day = ""
+        self._tar: tarfile.TarFile | None = None
+        self._made: set[str] = set()
+
+    def put(self, path: str, data: bytes, at_ns: int) -> None:
+        """File one below ``archive/``; its name begins with its day."""
+        day = path.split("/")[1]
+        if day >= self._loose_from:
+            self._write(path, data, at_ns)
+            return
+        if day != self._day:
+            self._begin(day)
+        assert self._tar is not None
+        archive_pack.add(self._tar, path, data, at_ns // NS_PER_S)
+
+    def _write(self, path: str, data: bytes, at_ns: int) -> None:
+        folder, name = os.path.split(self._home.path(path))
+        if folder not in self._made:
+            for parent in (os.path.dirname(folder), folder):
+                fsio.ensure_dir(parent)
+            self._made.add(folder)
+        with open(os.path.join(folder, name), "xb", opener=_private) as file:
+            file.write(data)
+        os.utime(os.path.join(folder, name), ns=(at_ns, at_ns))
+
+    def _begin(self, day: str) -> None:
+        self._packing.close()
+        path = self._home.path("archive", day + archive_pack.SUFFIX)
+        raw = self._packing.enter_context(open(path, "xb", opener=_private))
+        packed = self._packing.enter_context(zstd.ZstdFile(raw, "w", level=archive_pack.LEVEL))
+        self._tar = self._packing.enter_context(
+            tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT)
+        )
+        self._day = day
+
+    def close(self) -> None:
+        """The last pack is whole."""
+        self._packing.close()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, fsio.FILE_MODE)
+
+
+def loose_from(end_ns: int) -> str:
+    """The first day that a relay would not pack yet."""
+    return archive_pack.before_yesterday(end_ns)
+
+
+def path_of(agent: str, message_id: str, at_ns: int) -> str:
+    """Where an original lies, or would if its day were not packed."""
+    return f"archive/{iso_date(at_ns)}/{agent}/{message_id}.msg"

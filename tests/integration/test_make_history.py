@@ -1,0 +1,148 @@
+"""A history that was made is a home like any other: the relay starts on it and goes on."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from relay.comm import acomm
+from scripts.history.make import Given, History
+from scripts.history.talk import Talk, make_cast
+from tests.procs import PROJECT, Relay, environment, relay, until
+
+NOVEMBER_NS = 1_793_556_000 * 10**9  # 2026-11-01T18:00:00Z
+
+
+def made(root: Path, seed: int = 0, messages: int = 800) -> Path:
+    """A history of three days that ended long ago."""
+    History(str(root), Given(messages, 6, 3, NOVEMBER_NS, seed)).make()
+    return root
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Every file of a home, by its path below it."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*.*")
+            if path.is_file()}  # fmt: skip
+
+
+def test_the_relay_starts_on_it_and_goes_on(tmp_path: Path) -> None:
+    home = made(tmp_path / "home")
+    assert relay("doctor", home=home).stdout == "OK\n"
+    stream = home / "journal" / f"{1:020d}"
+    assert relay("aof", "check", str(stream), home=home).stdout == "OK\n"
+    daemon = Relay(home)
+    daemon.start()
+    try:
+        sent = relay("send", "lead", "are you there?", home=home)
+        assert sent.returncode == 0, sent.stderr
+        inbox = home / "agents" / "lead" / "inbox" / f"{sent.stdout.strip()}.msg"
+        until(inbox.exists)
+        assert "are you there?" in relay("history", home=home).stdout
+    finally:
+        assert daemon.stop() == 0
+    with closing(sqlite3.connect(home / "ledger.db")) as db:
+        assert db.execute("SELECT count(*), max(id) FROM messages").fetchone() == (801, 801)
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_all_tiers_archives_and_packs_are_there(tmp_path: Path) -> None:
+    home = made(tmp_path / "home")
+    assert list(home.glob("journal/*/segments/*.seg"))
+    assert list(home.glob("journal/*/warm/*.seg.zst"))
+    assert list(home.glob("archive/2026-10-*.tar.zst"))
+    assert list(home.glob("archive/2026-11-01/*/*.msg"))
+    archives = list(home.glob("store/archive/*/*.acomm"))
+    assert archives
+    stored = sum(len(acomm.read(str(p)).messages) for p in (*archives, home / "store/relay.acomm"))
+    assert stored == 800
+
+
+def test_times_are_those_of_the_history(tmp_path: Path) -> None:
+    home = made(tmp_path / "home")
+    with closing(sqlite3.connect(home / "ledger.db")) as db:
+        late = (
+            "SELECT count(*) FROM audit_log WHERE at > ?",
+            "SELECT count(*) FROM messages WHERE processed_at > ? OR discovered_at < ?1 - 3e14",
+            "SELECT count(*) FROM deliveries WHERE coalesce(acked_at, read_at) > ?",
+        )
+        assert [db.execute(query, (NOVEMBER_NS,)).fetchone()[0] for query in late] == [0, 0, 0]
+        wrong = (
+            "SELECT count(*) FROM deliveries JOIN messages USING (message_id) WHERE NOT "
+            "(file_mtime_ns < discovered_at AND discovered_at < staged_at "
+            "AND staged_at < written_at AND written_at < read_at)"
+        )
+        assert db.execute(wrong).fetchone() == (0,)
+
+
+def test_the_same_seed_gives_the_same_home(tmp_path: Path) -> None:
+    first = contents(made(tmp_path / "a", seed=5, messages=300))
+    again = contents(made(tmp_path / "b", seed=5, messages=300))
+    assert first.keys() == again.keys()
+    assert [name for name, data in first.items() if again[name] != data] == []
+    other = contents(made(tmp_path / "c", seed=6, messages=300))
+    assert other["ledger.db"] != first["ledger.db"]
+
+
+def test_a_fifth_are_commands_and_work_is_done_by_day(tmp_path: Path) -> None:
+    home = made(tmp_path / "home", messages=3000)
+    with closing(sqlite3.connect(home / "ledger.db")) as db:
+        kinds = dict(db.execute("SELECT message_type, count(*) FROM messages GROUP BY 1"))
+        assert sum(kinds.values()) == 3000
+        assert 0.15 < kinds["command"] / 3000 < 0.25
+        assert kinds["ack"] == kinds["command"]
+        assert kinds["response"] == kinds["query"] > 0
+        (several,) = db.execute(
+            "SELECT count(DISTINCT a.message_id) FROM deliveries a JOIN deliveries b "
+            "ON a.message_id = b.message_id AND a.recipient < b.recipient"
+        ).fetchone()
+        assert several > 0
+        by_day, by_night = (
+            db.execute(
+                "SELECT count(*) FROM messages WHERE discovered_at / 3600000000000 % 24 "
+                f"BETWEEN {first} AND {first + 3}"
+            ).fetchone()[0]
+            for first in (9, 0)
+        )
+        assert by_day > 5 * by_night
+
+
+def test_posts_of_an_hour_are_in_order_and_add_up() -> None:
+    import random
+
+    rng = random.Random(1)
+    talk = Talk(rng, make_cast(rng, 10), 5_000, 0, 5 * 86_400 * 10**9)
+    count = 0
+    for end_ns, posts in talk.hours():
+        times = [post.at_ns for post in posts]
+        assert times == sorted(times) and all(at < end_ns for at in times)
+        count += sum(1 + (post.follow.left if post.follow else 0) for post in posts)
+    assert count == 5_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--agents", "1", "X"), "needs a message, four agents"),
+        (("--faults", "lsot", "X"), "there is no fault 'lsot'"),
+        (("EXISTS",), "is there already"),
+    ],
+)
+def test_bad_arguments_give_one_line_and_no_home(
+    tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "EXISTS").mkdir()
+    result = subprocess.run(
+        [sys.executable, "-m", "scripts.history", *arguments],
+        env=environment(PYTHONPATH=str(PROJECT)),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode != 0
+    assert said in result.stderr and "Traceback" not in result.stderr
+    assert not (tmp_path / "X").exists()
