@@ -12,6 +12,7 @@ import matplotlib.dates as mdates
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, Formatter, FuncFormatter, MaxNLocator
 
 from relay.audit.report import cells
@@ -52,16 +53,20 @@ def both(slug: str, draw: Callable[[Size], Drawing]) -> tuple[str, str]:
 
 def figure(size: Size, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure of so many panels, in reading order."""
-    made = Figure(figsize=(size.width, height), layout="constrained")
-    made.get_layout_engine().set(w_pad=0.08, h_pad=0.06, hspace=0.06)
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, hspace=0.06)
+    made = Figure(figsize=(size.width, height), layout=layout)
     axes = made.subplots(rows, columns, squeeze=False)
     return made, [_plain(axis) for row in axes for axis in row]
 
 
 def over_time(axis: Axes, moments: Sequence[datetime | date], size: Size) -> None:
     """The horizontal axis is time, in UTC, with a date wherever one begins."""
-    locator = mdates.AutoDateLocator(minticks=3, maxticks=4 if size.narrow else 7)
-    formatter = mdates.ConciseDateFormatter(locator, show_offset=False)
+    locator = mdates.AutoDateLocator(  # type: ignore[no-untyped-call]
+        minticks=3, maxticks=4 if size.narrow else 7
+    )
+    formatter = mdates.ConciseDateFormatter(  # type: ignore[no-untyped-call]
+        locator, show_offset=False
+    )
     formatter.formats = ["%Y", "%b %Y", "%d %b", "%H:%M", "%H:%M", "%S.%f"]
     formatter.zero_formats = ["", "%Y", "%d %b", "%d %b", "%H:%M", "%H:%M"]
     axis.xaxis.set_major_locator(locator)

@@ -78,7 +78,8 @@ class Table:
             kept = made.rename_columns(names).slice(0, MOST_GROUPS).cast(batch.schema)
         if kept is None:
             return []
-        return kept.sort_by([(name, "ascending") for name in by]).to_pylist()
+        rows: list[Row] = kept.sort_by([(name, "ascending") for name in by]).to_pylist()
+        return rows
 
     def _batches(self, columns: Sequence[str] | None) -> Iterator[pa.Table]:
         chosen = list(columns) if columns is not None else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping
+from typing import Any
 from xml.etree import ElementTree
 
 from matplotlib import rc_context
@@ -17,7 +18,7 @@ from matplotlib.figure import Figure
 
 SVG = "http://www.w3.org/2000/svg"
 HREF = "{http://www.w3.org/1999/xlink}href"
-SETTINGS = {
+SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: it is found, read out, and in the page's font
     "text.parse_math": False,  # a name with two $ is a name
     "timezone": "UTC",

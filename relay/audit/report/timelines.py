@@ -144,13 +144,13 @@ def throughput(slug: str, table: Table) -> Made:
 def _draw_throughput(rows: list[Row], per: str, size: Size) -> Drawing:
     made, (above, below) = figure(size, 3.9, 2, 1)
     moments = [row["hour"] for row in rows]
-    length = timedelta(days=1) if per == "day" else timedelta(hours=1)
+    length = 0.9 if per == "day" else 0.9 / 24  # days
     for axis, column, scaled, colour in (
         (above, "messages", counted, SERIES[0]),
         (below, "bytes", sized, SERIES[1]),
     ):
         values = [row[column] or 0 for row in rows]
-        axis.bar(moments, values, width=length * 0.9, align="edge", color=colour, linewidth=0)
+        axis.bar(moments, values, width=length, align="edge", color=colour, linewidth=0)
         scaled(axis)
         over_time(axis, moments, size)
         titled(axis, f"{column} a{'n' if per == 'hour' else ''} {per}".replace("an day", "a day"))
