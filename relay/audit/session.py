@@ -19,6 +19,7 @@ import time
 from collections.abc import Mapping
 from typing import IO
 
+import psutil
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
@@ -62,6 +63,19 @@ class _Jvm:
 
     log: IO[bytes] | None = None
 
+    starting = False
+
+    def end_half_started(self) -> None:
+        """End what was being started when somebody gave up: nothing else knows of it yet."""
+        if not self.starting:
+            return
+        children = psutil.Process().children()
+        launched = [child for child in children if _is_spark(child)]
+        for child in launched:
+            child.kill()
+        psutil.wait_procs(launched, END_TIMEOUT_S)
+        self.starting = False
+
     def said(self) -> str:
         """All that it said."""
         if self.log is None:
@@ -77,6 +91,13 @@ class _Jvm:
 
 
 _jvm = _Jvm()
+
+
+def _is_spark(process: psutil.Process) -> bool:
+    try:
+        return any("spark" in argument for argument in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def spark_session(
@@ -137,6 +158,7 @@ def end_jvm() -> None:
     gateway = SparkContext._gateway
     process = getattr(gateway, "proc", None)
     if process is None:
+        _jvm.end_half_started()
         return
     with contextlib.suppress(Py4JError, OSError):
         gateway.shutdown()
@@ -189,9 +211,10 @@ def _start(conf: SparkConf) -> SparkSession:
     log = _jvm.log or tempfile.TemporaryFile()
     try:
         # A JVM that an earlier session of this process started is used again.
+        _jvm.log, _jvm.starting = log, SparkContext._gateway is None
         gateway = SparkContext._gateway or launch_gateway(conf, {"stdout": log, "stderr": log})
-        _jvm.log = log
         context = SparkContext(gateway=gateway, conf=conf)
+        _jvm.starting = False
         context.setLogLevel("OFF")  # nobody would read it
     except (PySparkException, Py4JError, OSError) as exc:
         raise _start_failure(exc, log) from exc

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
 import signal
 import sys
@@ -111,15 +112,32 @@ def make_report(folder: str) -> None:
 @contextlib.contextmanager
 def _one_line_when_ended(out: str | None) -> Iterator[None]:
     """Ctrl-C and SIGTERM end the run like any other failure: Spark is stopped, copies removed."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    # py4j logs where it was interrupted, with a traceback, to whoever listens.
+    deaf = logging.NullHandler()
+    logging.getLogger().addHandler(deaf)
+    before = signal.signal(signal.SIGTERM, _terminated)
+    code = 0
     try:
         yield
     except KeyboardInterrupt:
-        kept = f"; {out} is as it was" if out is not None else ""
-        click.echo(f"relay: the audit was interrupted{kept}", err=True)
-        sys.exit(INTERRUPTED)
+        code = INTERRUPTED
+    except _Terminated:
+        code = TERMINATED
     finally:
         signal.signal(signal.SIGTERM, before)
+        logging.getLogger().removeHandler(deaf)
+    if code:
+        kept = f"; {out} is as it was" if out is not None else ""
+        click.echo(f"relay: the audit was interrupted{kept}", err=True)
+        sys.exit(code)
+
+
+class _Terminated(BaseException):
+    """SIGTERM came."""
+
+
+def _terminated(*_: object) -> None:
+    raise _Terminated
 
 
 def _need_the_extra() -> None:

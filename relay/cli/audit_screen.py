@@ -10,7 +10,6 @@ import click
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     SpinnerColumn,
     TextColumn,
@@ -37,7 +36,6 @@ class Screen(Watcher):
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
-            MofNCompleteColumn(),
             TimeElapsedColumn(),
             console=console,
             transient=True,
@@ -52,7 +50,12 @@ class Screen(Watcher):
 
     def begins(self, name: str, number: int, of: Sequence[str]) -> None:
         """Move the bar."""
-        self._bar.update(self._task, description=name, completed=number, total=len(of))
+        self._bar.update(
+            self._task,
+            description=f"{name} ({number + 1} of {len(of)})",
+            completed=number,
+            total=len(of),
+        )
 
     def ended(self, report: JobReport, examples: Examples) -> None:
         """Print the verdict, below its rows."""
