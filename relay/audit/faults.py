@@ -10,10 +10,11 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from relay import errors
+from relay.audit.causes import cause_of
 from relay.errors import RelayError
 
 MAX_LINE = 400  # characters; Spark puts whole plans behind its first line
@@ -23,15 +24,28 @@ _NOISE = re.compile(
     r'^(?:: )?(?:Exception in thread "\w+" )?(?:[\w.$]+(?:Exception|Error): )?(?:\[[A-Z_0-9.]+\] )?'
 )
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+.*$")
+
+
+class SparkEnded(RelayError):
+    """The JVM that runs Spark is gone, and its answer with it."""
+
+    hint = "SPARK_DRIVER_MEMORY=4g gives it more memory; `dmesg` says whether the kernel killed it"
+
+
 _EMPTY = ("An exception was thrown from the Python worker", "An error occurred while calling")
 
 
 def explain(error: BaseException) -> RelayError:
-    """The one line that says what went wrong, and its hint when it is an error of ours."""
+    """The one line that says what went wrong, and what to do about it where that is known."""
     ours = _OURS.findall(str(error))
     if ours:
         name, message = ours[-1]
         return RelayError(message, hint=getattr(getattr(errors, name, None), "hint", ""))
+    known = cause_of(str(error))
+    if known:
+        return known
+    if isinstance(error, Py4JNetworkError | ConnectionError | EOFError):
+        return SparkEnded("Spark's Java process has ended")
     return RelayError(f"Spark: {telling_line(str(error)) or type(error).__name__}")
 
 
@@ -51,5 +65,5 @@ def explained() -> Iterator[None]:
     """Whatever Spark raises in the block leaves it as a RelayError of one line."""
     try:
         yield
-    except (PySparkException, Py4JError) as exc:
+    except (PySparkException, Py4JError, ConnectionError, EOFError) as exc:
         raise explain(exc) from exc

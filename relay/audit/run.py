@@ -1,11 +1,7 @@
 """One run of audits: gather the files, start Spark, do each job, write what they found.
 
-    OUT/{table}/*.parquet               a table of a job
-    OUT/findings/job={job}/*.parquet    what is wrong, of all jobs: one table
-    OUT/summary.json                    counts, findings a check, seconds
-
-A job that cannot run does not keep the others from running. What stood in OUT of an earlier
-run is replaced job by job; other files there are left alone.
+A job that cannot run does not keep the others from running, unless Spark itself has ended. What
+is written, and when, says output.py.
 """
 
 from __future__ import annotations
@@ -13,25 +9,34 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from relay import fsio
-from relay.audit import cluster, faults, jobs
+from relay.audit import cluster, faults, jobs, progress
 from relay.audit.evidence import DEFAULT_GRACE_S, Evidence, Gathered, gather
 from relay.audit.jobs import Job
-from relay.audit.session import DEFAULT_MASTER, private_folder, spark_session
+from relay.audit.output import FINDINGS, OutFolder, out_folder
+from relay.audit.progress import Watcher
+from relay.audit.session import (
+    DEFAULT_MASTER,
+    has_ended,
+    private_folder,
+    settings_for,
+    spark_session,
+    stop,
+    why_ended,
+)
+from relay.audit.summary import Examples, JobReport, Report, to_json
 from relay.audit.watched import DEFAULT_RECENT_DAYS
 from relay.clock import NS_PER_S, Clock, iso_time
-from relay.errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_OK, RelayError
+from relay.errors import RelayError
 
-FINDINGS = "findings"
-SUMMARY = "summary.json"
+__all__ = ["Examples", "JobReport", "Report", "Request", "run_audit", "to_json"]
+
 SHOWN_FINDINGS = 20
 
 
@@ -46,104 +51,73 @@ class Request(msgspec.Struct, frozen=True):
     recent_days: float = DEFAULT_RECENT_DAYS
 
 
-class JobReport(msgspec.Struct):
-    """What became of one job."""
-
-    name: str
-    seconds: float = 0.0
-    error: str | None = None  # why it could not run, one line
-    hint: str = ""
-    counts: dict[str, int] = {}
-    findings: dict[str, int] = {}  # check -> how many
-    errors: int = 0  # findings by severity
-    warnings: int = 0
-
-    @property
-    def verdict(self) -> str:
-        """Whether anything is wrong, in one line."""
-        if self.error is not None:
-            return f"{self.name}: could not run: {self.error}"
-        found = self.errors + self.warnings
-        if not found:
-            counted = ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
-            return f"{self.name}: OK ({counted or 'nothing there'})"
-        kinds = [(self.errors, "error"), (self.warnings, "warning")]
-        by_severity = ", ".join(_numbered(count, kind) for count, kind in kinds if count)
-        return f"{self.name}: {_numbered(found, 'finding')} ({by_severity})"
-
-
-class Examples(msgspec.Struct):
-    """Rows to print beside a job's verdict; the whole tables are in OUT."""
-
-    rows: list[dict[str, Any]] = []
-    findings: list[dict[str, Any]] = []
-
-
-class Report(msgspec.Struct):
-    """What a run found: summary.json."""
-
-    home: str
-    snapshot_at: str  # ISO 8601, UTC: when the ledger's snapshot was taken
-    grace_s: float
-    recent_days: float  # what happened earlier is in the tables, and no finding
-    store_files: list[str]
-    jobs: dict[str, JobReport]
-    findings: int
-    exit_code: int
-
-
-def run_audit(request: Request, clock: Clock) -> tuple[Report, dict[str, Examples]]:
+def run_audit(
+    request: Request, clock: Clock, watcher: Watcher | None = None
+) -> tuple[Report, dict[str, Examples]]:
     """Run the jobs asked for, all of them when none are named; the report and rows to print.
 
     A session that is active is used, and left running. Errors: RelayError for a job that there
     is none of, for a home without ledger or store, when Spark does not start, and when OUT
     cannot be written. A damaged file is the error of the jobs that read it.
     """
+    watcher = watcher or Watcher()
     wanted = jobs.select(request.jobs)
     folder = private_folder("run")
+    out = request.out if request.out is not None else os.path.join(folder, "out")
     home = os.path.abspath(request.home)
-    gathered = gather(home, folder, clock, request.grace_s, request.recent_days)
-    out = _out_folder(request.out, folder)
-    reports: dict[str, JobReport] = {}
-    examples: dict[str, Examples] = {}
-    with _session(request.master) as spark:
-        with faults.explained():
-            cluster.require_shared(spark.sparkContext, [gathered.home, folder], [out])
-        evidence = Evidence(spark, gathered, shared=len(wanted) > 1)
-        for job in wanted:
-            examples[job.name] = Examples()
-            reports[job.name] = _run_job(spark, job, evidence, out, examples[job.name])
-    report = _report(gathered, request, reports)
-    if request.out is not None:
-        fsio.write_atomic(os.path.join(out, SUMMARY), msgspec.json.format(to_json(report)))
+    try:
+        with out_folder(os.path.abspath(out)) as written:
+            watcher.step(progress.SNAPSHOT)
+            gathered = gather(home, folder, clock, request.grace_s, request.recent_days)
+            watcher.step(progress.STARTING)
+            with _session(request.master, settings_for(gathered.size)) as spark:
+                with faults.explained():
+                    cluster.require_shared(spark.sparkContext, [home, folder], [written.path])
+                evidence = Evidence(spark, gathered, shared=len(wanted) > 1)
+                reports, examples = _run_jobs(spark, wanted, evidence, written, watcher)
+            report = _report(gathered, request, reports)
+            if request.out is not None:
+                watcher.step(progress.WRITING)
+                written.publish(report)
+    finally:
+        watcher.finished()
     return report, examples
 
 
-def to_json(report: Report) -> bytes:
-    """The report as one line of JSON."""
-    return msgspec.json.encode(report)
-
-
-def _out_folder(out: str | None, folder: str) -> str:
-    """Where tables go; made before Spark starts, so that it fails at once when it cannot be."""
-    path = os.path.abspath(out) if out is not None else os.path.join(folder, "out")
-    try:
-        os.makedirs(path, mode=0o700, exist_ok=True)  # it says who wrote to whom
-    except OSError as exc:
-        raise RelayError(f"{path} cannot be made: {exc.strerror}", hint="see --out") from exc
-    return path
-
-
 @contextlib.contextmanager
-def _session(master: str) -> Iterator[SparkSession]:
+def _session(master: str, settings: Mapping[str, str]) -> Iterator[SparkSession]:
     """A session for the run; one that was there before is left running."""
     was_there = SparkSession.getActiveSession() is not None
-    spark = spark_session(master)
+    spark = spark_session(master, conf=settings)
     try:
         yield spark
     finally:
         if not was_there:
-            spark.stop()
+            stop(spark)
+
+
+def _run_jobs(
+    spark: SparkSession,
+    wanted: list[Job],
+    evidence: Evidence,
+    out: OutFolder,
+    watcher: Watcher,
+) -> tuple[dict[str, JobReport], dict[str, Examples]]:
+    reports: dict[str, JobReport] = {}
+    examples: dict[str, Examples] = {}
+    names = [job.name for job in wanted]
+    for number, job in enumerate(wanted):
+        watcher.begins(job.name, number, names)
+        examples[job.name] = Examples()
+        reports[job.name] = _run_job(spark, job, evidence, out.tables, examples[job.name])
+        watcher.ended(reports[job.name], examples[job.name])
+        if has_ended():
+            for name in names[number + 1 :]:
+                examples[name] = Examples()
+                reports[name] = JobReport(name, error=f"Spark has ended in {job.name}")
+                watcher.ended(reports[name], examples[name])
+            break
+    return reports, examples
 
 
 def _run_job(
@@ -155,8 +129,8 @@ def _run_job(
         with faults.explained():
             _do(spark, job, evidence, out, report, examples)
     except RelayError as exc:
-        report.error = evidence.gathered.named(str(exc))
-        report.hint = exc.hint
+        cause = (why_ended() if isinstance(exc, faults.SparkEnded) else None) or exc
+        report = JobReport(job.name, error=evidence.gathered.named(str(cause)), hint=cause.hint)
     report.seconds = round(time.monotonic() - began, 3)
     return report
 
@@ -173,6 +147,7 @@ def _do(
         name: _written(spark, frame, os.path.join(out, name))
         for name, frame in job.make(evidence).items()
     }
+    report.tables = list(tables)
     report.counts = {row["name"]: row["count"] for row in job.counts(tables).collect()}
     if job.shown is not None:
         examples.rows = [row.asDict() for row in job.shown(tables).collect()]
@@ -183,16 +158,12 @@ def _do(
     found = _written(spark, job.findings(tables, observed_at), path)
     by_check = found.groupBy("check", "severity").agg(F.count("*").alias("count"))
     for row in by_check.orderBy("check").collect():
-        report.findings[row["check"]] = row["count"]
+        report.findings[row["check"]] = report.findings.get(row["check"], 0) + row["count"]
         report.errors += row["count"] * (row["severity"] == "error")
         report.warnings += row["count"] * (row["severity"] == "warning")
     if report.findings:
         worst = found.orderBy("severity", "check", "message_id").limit(SHOWN_FINDINGS)
         examples.findings = [row.asDict() for row in worst.collect()]
-
-
-def _numbered(count: int, word: str) -> str:
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
 def _written(spark: SparkSession, frame: DataFrame, path: str) -> DataFrame:
@@ -202,10 +173,6 @@ def _written(spark: SparkSession, frame: DataFrame, path: str) -> DataFrame:
 
 
 def _report(gathered: Gathered, request: Request, reports: dict[str, JobReport]) -> Report:
-    findings = sum(job.errors + job.warnings for job in reports.values())
-    exit_code = EXIT_FINDINGS if findings else EXIT_OK
-    if any(job.error is not None for job in reports.values()):
-        exit_code = EXIT_FAILED
     return Report(
         home=gathered.home,
         snapshot_at=iso_time(gathered.ledger.taken_ns),
@@ -215,6 +182,4 @@ def _report(gathered: Gathered, request: Request, reports: dict[str, JobReport])
             os.path.relpath(gathered.named(path), gathered.home) for path in gathered.store_files
         ],
         jobs=reports,
-        findings=findings,
-        exit_code=exit_code,
     )

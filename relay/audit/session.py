@@ -7,16 +7,19 @@ What the JVM says goes to a file without a name, and is read again only when it 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from typing import IO
 
+import psutil
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
@@ -24,21 +27,28 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from relay.audit import cluster, faults
+from relay.audit import cluster, faults, masters
+from relay.audit.causes import cause_of
 from relay.audit.formats import PUSHDOWN, register
 from relay.audit.java import find_java
 from relay.errors import RelayError
 
 DEFAULT_MASTER = "local[*]"
 START_HINT = "SPARK_DRIVER_MEMORY=1g sets its memory, JAVA_HOME names another Java"
+# Bytes of ledger and store from which on the second compiler pays: see docs/audit.md.
+BIG = 256 << 20
+_UTC = "-Duser.timezone=UTC"
 # Lines of a JVM that did not start which say why.
 _TELLING = re.compile(r"invalid|error|exception|could not|cannot|not set|not found", re.IGNORECASE)
 _PYTHON_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
+END_TIMEOUT_S = 10  # of a JVM that was told to end
+
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    # An audit lives for seconds: the second compiler costs three of them before it gains any.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -Duser.timezone=UTC",
+    # The audit of a small home lives for seconds: the second compiler costs three of them
+    # before it gains any. For a big one see settings_for.
+    "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 {_UTC}",
     PUSHDOWN: "true",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -47,6 +57,48 @@ SETTINGS = {
     # 200 by default: for a home of a few thousand messages that is 200 empty tasks a join.
     "spark.sql.shuffle.partitions": "16",
 }
+
+
+class _Jvm:
+    """The JVM of this process: what it says goes to a file that nobody else sees."""
+
+    log: IO[bytes] | None = None
+
+    starting = False
+
+    def end_half_started(self) -> None:
+        """End what was being started when somebody gave up: nothing else knows of it yet."""
+        if not self.starting:
+            return
+        children = psutil.Process().children()
+        launched = [child for child in children if _is_spark(child)]
+        for child in launched:
+            child.kill()
+        psutil.wait_procs(launched, END_TIMEOUT_S)
+        self.starting = False
+
+    def said(self) -> str:
+        """All that it said."""
+        if self.log is None:
+            return ""
+        self.log.seek(0)
+        return self.log.read().decode(errors="replace")
+
+    def forget(self) -> None:
+        """It is gone."""
+        if self.log is not None:
+            self.log.close()
+        self.log = None
+
+
+_jvm = _Jvm()
+
+
+def _is_spark(process: psutil.Process) -> bool:
+    try:
+        return any("spark" in argument for argument in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def spark_session(
@@ -63,14 +115,64 @@ def spark_session(
     spark = SparkSession.getActiveSession()
     if spark is None:
         folder = private_folder("spark")
+        atexit.register(end_jvm)  # before its folder is removed
         _prepare_environment(folder, master)
         settings = {"spark.master": master, "spark.app.name": app, **SETTINGS}
         settings["spark.sql.warehouse.dir"] = os.path.join(folder, "warehouse")
         settings["spark.local.dir"] = os.path.join(folder, "local")
+        masters.require_listening(settings["spark.master"])
         spark = _start(SparkConf().setAll(list({**settings, **(conf or {})}.items())))
+        masters.require_executor(spark.sparkContext, settings["spark.master"])
         cluster.ship(spark.sparkContext, folder)
     register(spark)
     return spark
+
+
+def settings_for(size: int) -> dict[str, str]:
+    """Settings that depend on how many bytes the run reads."""
+    return {} if size < BIG else {"spark.driver.extraJavaOptions": _UTC}
+
+
+def has_ended() -> bool:
+    """True when the JVM that runs Spark is gone."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    return process is not None and process.poll() is not None
+
+
+def why_ended() -> RelayError | None:
+    """What the JVM said when it went, where that is known."""
+    said = _jvm.said()
+    return cause_of(said) if said else None
+
+
+def stop(spark: SparkSession) -> None:
+    """End the session and its JVM, whatever has become of them."""
+    with contextlib.suppress(PySparkException, Py4JError, OSError):
+        spark.stop()
+    end_jvm()
+
+
+def end_jvm() -> None:
+    """End the JVM that this process started, if there is one, and wait until it is gone.
+
+    What it has on disk is then nobody's, and can be removed.
+    """
+    gateway = SparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    if process is None:
+        _jvm.end_half_started()
+        return
+    with contextlib.suppress(Py4JError, OSError):
+        gateway.shutdown()
+    with contextlib.suppress(OSError):
+        process.stdin.close()  # it ends with this pipe
+    try:
+        process.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    SparkContext._gateway = SparkContext._jvm = None
+    _jvm.forget()
 
 
 def private_folder(purpose: str) -> str:
@@ -109,14 +211,16 @@ def _let_workers_import_relay() -> None:
 
 
 def _start(conf: SparkConf) -> SparkSession:
-    with tempfile.TemporaryFile() as log:
-        try:
-            # A JVM that an earlier session of this process started is used again.
-            gateway = SparkContext._gateway or launch_gateway(conf, {"stdout": log, "stderr": log})
-            context = SparkContext(gateway=gateway, conf=conf)
-        except (PySparkException, Py4JError) as exc:
-            raise _start_failure(exc, log) from exc
-    context.setLogLevel("OFF")  # nobody would read it
+    log = _jvm.log or tempfile.TemporaryFile()
+    try:
+        # A JVM that an earlier session of this process started is used again.
+        _jvm.log, _jvm.starting = log, SparkContext._gateway is None
+        gateway = SparkContext._gateway or launch_gateway(conf, {"stdout": log, "stderr": log})
+        context = SparkContext(gateway=gateway, conf=conf)
+        _jvm.starting = False
+        context.setLogLevel("OFF")  # nobody would read it
+    except (PySparkException, Py4JError, OSError) as exc:
+        raise _start_failure(exc, log) from exc
     for name in _PYTHON_LOGGERS:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
     return SparkSession(context)
@@ -124,11 +228,14 @@ def _start(conf: SparkConf) -> SparkSession:
 
 def _start_failure(error: BaseException, log: IO[bytes]) -> RelayError:
     """What the JVM said before it died, else what was raised."""
+    log.seek(0)
+    text = log.read().decode(errors="replace")
+    known = cause_of(text) or cause_of(str(error))
+    if known:
+        return known
     reason = ""
     if not isinstance(error, Py4JError):
-        log.seek(0)
-        lines = log.read().decode(errors="replace").splitlines()
-        said = [line for line in lines if _TELLING.search(line) and "WARN" not in line]
+        said = [line for line in text.splitlines() if _TELLING.search(line) and "WARN" not in line]
         reason = faults.telling_line("\n".join(said))
     reason = reason or faults.telling_line(str(error))
     return RelayError(f"Spark does not start: {reason}", hint=START_HINT)

@@ -5,22 +5,23 @@ Spark is imported inside the command: `relay --help` must not wait for it.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-from typing import TYPE_CHECKING, Any
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from relay.cli.common import home_option, root_of
 from relay.clock import Clock
 from relay.errors import RelayError
 
-if TYPE_CHECKING:
-    from relay.audit.run import Examples, JobReport
-
 # What the extra brings, by the name it is imported by.
-NEEDED = ("pyspark", "pyarrow", "adbc_driver_sqlite")
+NEEDED = ("pyspark", "pyarrow", "adbc_driver_sqlite", "jinja2", "matplotlib")
+INTERRUPTED, TERMINATED = 130, 143  # as shells have it
 
 RUN_EXAMPLES = """\b
 Examples:
@@ -50,7 +51,7 @@ def list_jobs() -> None:
 @audit.command(epilog=RUN_EXAMPLES)
 @click.argument("jobs", metavar="[JOB]...", nargs=-1)
 @home_option
-@click.option("--out", metavar="DIR", help="Keep tables as Parquet, and summary.json, here.")
+@click.option("--out", metavar="DIR", help="Keep tables, summary.json and report.html here.")
 @click.option("--master", metavar="URL", help="Spark's master; local[*] by default.")
 @click.option(
     "--grace",
@@ -85,6 +86,7 @@ def run(
     """
     _need_the_extra()
     from relay.audit.run import Request, run_audit, to_json
+    from relay.cli.audit_screen import FEW_JOBS, Screen
 
     given = {"out": out, "master": master, "grace_s": grace_s, "recent_days": recent_days}
     request = Request(
@@ -92,18 +94,58 @@ def run(
         jobs=jobs,
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
     )
-    report, examples = run_audit(request, Clock())
+    with _one_line_when_ended(out):
+        brief = not 0 < len(jobs) <= FEW_JOBS
+        report, _ = run_audit(request, Clock(), Screen(quiet=as_json, brief=brief))
     if as_json:
         click.echo(to_json(report))
-    else:
-        for name, job in report.jobs.items():
-            _print_job(job, examples[name])
-        if out is not None:
-            click.echo(f"Tables and summary.json: {out}")
-    for job in report.jobs.values():
-        if job.error is not None:
-            click.echo(f"{job.verdict}{'; ' + job.hint if job.hint else ''}", err=True)
+    elif out is not None:
+        click.echo(f"{os.path.join(out, 'report.html')}, and the tables beside it")
     context.exit(report.exit_code)
+
+
+@audit.command("report", epilog="\b\nExample:\n  relay audit report audits/today")
+@click.argument("folder", metavar="DIR")
+def make_report(folder: str) -> None:
+    """Make report.html again from what `run --out DIR` has written.
+
+    Needs no Spark: only the tables of DIR are read.
+    """
+    _need_the_extra()
+    from relay.audit.output import write_page
+
+    click.echo(write_page(folder))
+
+
+@contextlib.contextmanager
+def _one_line_when_ended(out: str | None) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the run like any other failure: Spark is stopped, copies removed."""
+    # py4j logs where it was interrupted, with a traceback, to whoever listens.
+    deaf = logging.NullHandler()
+    logging.getLogger().addHandler(deaf)
+    before = signal.signal(signal.SIGTERM, _terminated)
+    code = 0
+    try:
+        yield
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except _Terminated:
+        code = TERMINATED
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        logging.getLogger().removeHandler(deaf)
+    if code:
+        kept = f"; {out} is as it was" if out is not None else ""
+        click.echo(f"relay: the audit was interrupted{kept}", err=True)
+        sys.exit(code)
+
+
+class _Terminated(BaseException):
+    """SIGTERM came."""
+
+
+def _terminated(*_: object) -> None:
+    raise _Terminated
 
 
 def _need_the_extra() -> None:
@@ -114,49 +156,3 @@ def _need_the_extra() -> None:
             f"audits need {', '.join(missing)}: pip install 'agent-relay[audit]'",
             hint="the relay itself runs without it",
         )
-
-
-def _print_job(job: JobReport, examples: Examples) -> None:
-    if job.error is not None:
-        return  # said on stderr
-    if examples.rows:
-        _print_rows(examples.rows)
-    else:
-        _print_rows([{job.name: name, "count": count} for name, count in job.counts.items()])
-    if examples.findings:
-        _print_rows([_finding(found) for found in examples.findings])
-        left_out = job.errors + job.warnings - len(examples.findings)
-        if left_out:
-            click.echo(f"  and {left_out:,} more; --out keeps them all")
-    click.echo(job.verdict)
-    click.echo()
-
-
-def _finding(found: dict[str, Any]) -> dict[str, Any]:
-    """The columns of a finding that fit a terminal."""
-    return {
-        "severity": found["severity"],
-        "check": found["check"].partition(".")[2],
-        "message_id": found["message_id"],
-        "from > to": f"{found['agent']} > {found['route']}",
-    }
-
-
-def _print_rows(rows: list[dict[str, Any]]) -> None:
-    if not rows:
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name, value in rows[0].items():
-        number = isinstance(value, int | float)
-        table.add_column(name, justify="right" if number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*[_cell(value) for value in row.values()])
-    Console(highlight=False, markup=False).print(table)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:,.1f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)

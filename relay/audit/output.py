@@ -1,0 +1,137 @@
+"""The folder of a run: it holds the tables of one run, or it holds no report.
+
+    OUT/{table}/*.parquet               a table of a job
+    OUT/findings/job={job}/*.parquet    what is wrong, of all jobs: one table
+    OUT/summary.json                    counts, findings a check, seconds
+    OUT/report.html                     the same for people
+
+A run writes into OUT/.unfinished-PID. When its jobs are done, summary and report of the run
+before are removed, tables are exchanged, and the new summary and report come last, by rename.
+Killed before that, the folder is as it was; killed within, it has no report. Tables of the run
+before that this one did not make are removed; files of others stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+
+import msgspec
+import psutil
+
+from relay import fsio
+from relay.audit.jobs import JOBS
+from relay.audit.report import REPORT, make_page
+from relay.audit.summary import SUMMARY, Report, from_json, to_json
+from relay.errors import RelayError
+
+FINDINGS = "findings"
+UNFINISHED = ".unfinished-"
+
+
+class OutFolder:
+    """Where a run writes its tables; ``publish`` makes them the folder's."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.tables = os.path.join(path, f"{UNFINISHED}{os.getpid()}")
+
+    def publish(self, report: Report) -> None:
+        """Exchange the tables, then write summary.json and report.html. Errors: RelayError."""
+        try:
+            page = make_page(report, self.tables)
+            self._exchange()
+            summary = os.path.join(self.path, SUMMARY)
+            fsio.write_atomic(summary, msgspec.json.format(to_json(report)))
+            fsio.write_atomic(os.path.join(self.path, REPORT), page)
+        except OSError as exc:
+            raise _cannot_write(exc.filename or self.path, exc) from exc
+
+    def _exchange(self) -> None:
+        old = os.path.join(self.tables, ".old")
+        os.makedirs(old)
+        there = [name for name in self._earlier() if os.path.isdir(os.path.join(self.path, name))]
+        for name in (REPORT, SUMMARY):  # the report first: it speaks of more
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.path, name))
+        fsio.sync_dir(self.path)
+        for name in there:
+            os.rename(os.path.join(self.path, name), os.path.join(old, name))
+        for name in sorted(os.listdir(self.tables)):
+            if not name.startswith("."):
+                os.rename(os.path.join(self.tables, name), os.path.join(self.path, name))
+        fsio.sync_dir(self.path)
+
+    def _earlier(self) -> list[str]:
+        """Names of tables that a run may have left here: those of today's jobs and of its own."""
+        names = {FINDINGS, *[table for job in JOBS.values() for table in job.tables]}
+        names.update(os.listdir(self.tables))
+        with contextlib.suppress(OSError, RelayError):
+            for job in read_summary(self.path).jobs.values():
+                names.update(name for name in job.tables if os.path.basename(name) == name)
+        return sorted(name for name in names if name and not name.startswith("."))
+
+
+@contextlib.contextmanager
+def out_folder(path: str) -> Iterator[OutFolder]:
+    """The folder, made where it was not, and what is unfinished in it removed afterwards.
+
+    Errors: RelayError when it cannot be made.
+    """
+    made = not os.path.exists(path)
+    folder = OutFolder(path)
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)  # it says who wrote to whom
+        _sweep(path)
+        os.makedirs(folder.tables, mode=0o700)
+    except OSError as exc:
+        raise _cannot_write(path, exc) from exc
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder.tables, ignore_errors=True)
+        if made:
+            with contextlib.suppress(OSError):  # it is no longer empty: the run is published
+                os.rmdir(path)
+
+
+def read_summary(path: str) -> Report:
+    """The summary of the run that a folder holds. Errors: RelayError when there is none."""
+    name = os.path.join(path, SUMMARY)
+    try:
+        with open(name, "rb") as file:
+            return from_json(file.read(), name)
+    except OSError as exc:
+        raise RelayError(
+            f"{name} cannot be read: {exc.strerror}",
+            hint="`relay audit run --out` writes it when all jobs are done",
+        ) from exc
+
+
+def write_page(path: str) -> str:
+    """Make report.html again from a run's folder; its path. Errors: RelayError."""
+    report = read_summary(path)
+    name = os.path.join(path, REPORT)
+    try:
+        fsio.write_atomic(name, make_page(report, path))
+    except OSError as exc:
+        raise _cannot_write(exc.filename or name, exc) from exc
+    return name
+
+
+def _sweep(path: str) -> None:
+    """Remove what runs left that were killed; one that is still at work keeps its own."""
+    for name in os.listdir(path):
+        pid = name.removeprefix(UNFINISHED)
+        if pid != name and pid.isdigit() and (int(pid) == os.getpid() or _gone(int(pid))):
+            shutil.rmtree(os.path.join(path, name), ignore_errors=True)
+
+
+def _gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid)
+
+
+def _cannot_write(path: str, error: OSError) -> RelayError:
+    return RelayError(f"{path} cannot be made: {error.strerror}", hint="see --out")

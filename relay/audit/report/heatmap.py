@@ -1,0 +1,157 @@
+"""Who talks to whom: a square a pair, the darker the more messages, each a link to its rows."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import NamedTuple
+
+from matplotlib.patches import Rectangle
+
+from relay.audit.report import cells
+from relay.audit.report.drawing import HEAT, Drawing, Size, both, figure
+from relay.audit.report.reading import Table
+from relay.audit.report.svg import ROLES
+from relay.audit.report.timelines import Made
+
+MOST_PAIRS = 20_000  # read for the chart, the busiest
+MOST_AGENTS = 20  # a side; the others are one row and one column
+MOST_NUMBERED = 12  # with more columns than this a square has no room for its number
+MOST_LABEL = 16  # characters
+OTHERS = "(others)"
+LINKED = 100  # pairs whose rows stand in the page, the busiest
+_CELL = 0.36  # inches
+
+
+class Matrix(NamedTuple):
+    """The chart's squares."""
+
+    senders: list[str]
+    recipients: list[str]
+    messages: dict[tuple[str, str], int]
+    bytes: dict[tuple[str, str], int]
+    links: dict[tuple[str, str], str]
+
+
+def talks(slug: str, table: Table) -> Made:
+    """A heat map of the busiest agents of ``traffic``."""
+    rows = table.largest("messages", MOST_PAIRS)
+    matrix = _matrix(rows)
+    wide, narrow = both(slug, lambda size: _draw(matrix, size))
+    top = rows[0]
+    total = sum(row["messages"] for row in rows)
+    says = (
+        f"{table.count:,} pairs exchanged {total:,} messages. The busiest: {top['sender']} to "
+        f"{top['recipient']}, {top['messages']:,} messages, {cells.size(top['bytes'] or 0)}."
+    )
+    note = "A message to several counts once for each."
+    if OTHERS in (*matrix.senders, *matrix.recipients):
+        note += f" Agents beyond the busiest {MOST_AGENTS} are {OTHERS}."
+    if table.count > MOST_PAIRS:
+        note += f" Of the pairs the busiest {MOST_PAIRS:,} are counted."
+    return Made(says, note, wide, narrow)
+
+
+def _matrix(rows: list[dict[str, object]]) -> Matrix:
+    senders, recipients = _busiest(rows, "sender"), _busiest(rows, "recipient")
+    messages: dict[tuple[str, str], int] = defaultdict(int)
+    size: dict[tuple[str, str], int] = defaultdict(int)
+    links: dict[tuple[str, str], str] = {}
+    for number, row in enumerate(rows):
+        sender = str(row["sender"]) if row["sender"] in senders else OTHERS
+        recipient = str(row["recipient"]) if row["recipient"] in recipients else OTHERS
+        pair = (sender, recipient)
+        messages[pair] += int(str(row["messages"]))
+        size[pair] += int(str(row["bytes"] or 0))
+        if OTHERS not in pair and number < LINKED:
+            links[pair] = f"#{cells.slug('row', 'traffic', str(number))}"
+    return Matrix(
+        _with_others(senders, {pair[0] for pair in messages}),
+        _with_others(recipients, {pair[1] for pair in messages}),
+        messages,
+        size,
+        links,
+    )
+
+
+def _busiest(rows: list[dict[str, object]], side: str) -> list[str]:
+    totals: dict[str, int] = defaultdict(int)
+    for row in rows:
+        totals[str(row[side])] += int(str(row["messages"]))
+    ordered = sorted(totals, key=lambda name: (-totals[name], name))
+    return sorted(ordered[:MOST_AGENTS])
+
+
+def _with_others(names: list[str], seen: set[str]) -> list[str]:
+    return [*names, OTHERS] if OTHERS in seen else names
+
+
+def _draw(matrix: Matrix, size: Size) -> Drawing:
+    columns, rows = len(matrix.recipients), len(matrix.senders)
+    made, (axis,) = figure(size, max(1.6, 1.2 + rows * _CELL * (0.72 if size.narrow else 1)))
+    axis.grid(False)
+    axis.spines["bottom"].set_visible(False)
+    axis.set_xlim(0, columns)
+    axis.set_ylim(rows, 0)
+    most = max(matrix.messages.values())
+    titles: dict[str, str] = {}
+    for y, sender in enumerate(matrix.senders):
+        for x, recipient in enumerate(matrix.recipients):
+            count = matrix.messages.get((sender, recipient), 0)
+            step = _step(count, most)
+            square = Rectangle((x + 0.03, y + 0.04), 0.94, 0.92, facecolor=HEAT[step], linewidth=0)
+            gid = f"cell-{y}-{x}"
+            square.set_gid(gid)
+            if count:
+                square.set_url(matrix.links.get((sender, recipient), "#table-traffic"))
+                titles[gid] = _title(matrix, sender, recipient)
+            axis.add_patch(square)
+            if count and columns <= (6 if size.narrow else MOST_NUMBERED):
+                colour = ROLES["paper"] if step > 4 else ROLES["ink"]
+                axis.text(
+                    x + 0.5,
+                    y + 0.53,
+                    _short(count),
+                    ha="center",
+                    va="center",
+                    fontsize=9,
+                    color=colour,
+                )
+    axis.set_yticks([y + 0.5 for y in range(rows)], [_label(name) for name in matrix.senders])
+    many = columns > (4 if size.narrow else 10)
+    axis.set_xticks(
+        [x + 0.5 for x in range(columns)],
+        [_label(name) for name in matrix.recipients],
+        rotation=90 if many else 0,
+    )
+    axis.xaxis.tick_top()
+    axis.tick_params(length=0, labelcolor=ROLES["ink"])
+    axis.set_ylabel("sender", color=ROLES["muted"])
+    axis.xaxis.set_label_position("top")
+    axis.set_xlabel("recipient", color=ROLES["muted"])
+    return Drawing(made, titles)
+
+
+def _title(matrix: Matrix, sender: str, recipient: str) -> str:
+    pair = (sender, recipient)
+    messages, size = f"{matrix.messages[pair]:,} messages", cells.size(matrix.bytes[pair])
+    return f"{cells.shortened(sender)} to {cells.shortened(recipient)}: {messages}, {size}"
+
+
+def _step(count: int, most: int) -> int:
+    """0 for none, else 1 to 8 by the logarithm: one busy pair must not hide the others."""
+    if not count:
+        return 0
+    return 1 + round(7 * math.log1p(count) / math.log1p(most))
+
+
+def _short(count: int) -> str:
+    for step, length in (("M", 1_000_000), ("k", 10_000)):
+        if count >= length:
+            return f"{count / (1_000_000 if step == 'M' else 1000):,.0f}{step}"
+    return f"{count:,}"
+
+
+def _label(name: str) -> str:
+    name = cells.shortened(name)
+    return name if len(name) <= MOST_LABEL else name[: MOST_LABEL - 1] + "…"

@@ -1,0 +1,289 @@
+"""Charts along time: latency, throughput, dead letters, capacity."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date, datetime, timedelta
+from typing import NamedTuple
+
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from relay.audit.report import cells
+from relay.audit.report.drawing import (
+    DASHES,
+    SERIES,
+    Drawing,
+    Size,
+    as_text,
+    both,
+    counted,
+    figure,
+    legend,
+    over_time,
+    sized,
+    titled,
+)
+from relay.audit.report.reading import Row, Table
+
+MOST_ROWS = 200_000  # hours times stages: five years of them
+MOST_POINTS = 400  # of a line; beyond that a point is a day
+MOST_KINDS = 6  # panels or lines of a chart; the others are one
+OTHERS = "(others)"
+MOST_TICKS = 6
+_SECOND, _MINUTE, _HOUR, _DAY = 1e3, 6e4, 3.6e6, 8.64e7  # ms
+TICKS_MS = (
+    *(0.01, 0.1, 1, 10, 100),
+    *(_SECOND, 10 * _SECOND, _MINUTE, 10 * _MINUTE, _HOUR, 6 * _HOUR, _DAY, 10 * _DAY, 100 * _DAY),
+)
+QUANTILES = ("p50_ms", "p90_ms", "p99_ms")
+MOST_LABEL = 44  # characters
+MORE_HEADROOM = 1.5  # of a logarithmic axis
+
+
+class Made(NamedTuple):
+    """What a chart's maker gives."""
+
+    says: str
+    note: str = ""
+    wide: str = ""
+    narrow: str = ""
+
+
+Moment = datetime | date
+
+
+def latency(slug: str, table: Table) -> Made:
+    """Percentiles a stage, one panel each."""
+    rows = _since(table, "hour", ("stage", "hour", *QUANTILES))
+    by_stage: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row["hour"] is not None:
+            by_stage[str(row["stage"])].append(row)
+    by_stage = dict(list(by_stage.items())[:MOST_KINDS])
+    if not by_stage:
+        return Made("")
+    daily = any(len(of) > MOST_POINTS for of in by_stage.values())
+    lines = {
+        stage: _by_day(of, QUANTILES, max) if daily else sorted(of, key=lambda row: row["hour"])
+        for stage, of in by_stage.items()
+    }
+    wide, narrow = both(slug, lambda size: _draw_latency(lines, size))
+    worst = max(
+        (row for row in rows if row["p99_ms"] is not None),
+        key=lambda row: row["p99_ms"],
+        default=None,
+    )
+    says = "No percentile is known."
+    if worst is not None:
+        says = (
+            f"The slowest hour, {cells.cell(worst['hour'])}: 99 of 100 messages took at most "
+            f"{cells.duration_ms(worst['p99_ms'])} for {worst['stage']}."
+        )
+    note = "Each point is the worst hour of a day." if daily else "Each point is an hour."
+    return Made(says, note + " The scale is logarithmic; times are UTC.", wide, narrow)
+
+
+def _draw_latency(lines: dict[str, list[Row]], size: Size) -> Drawing:
+    across = 1 if size.narrow or len(lines) == 1 else 2
+    down = -(-len(lines) // across)
+    made, panels = figure(size, 0.4 + 2.1 * down, down, across)
+    for axis, (stage, rows) in zip(panels, lines.items(), strict=False):
+        moments = [row["hour"] for row in rows]
+        for number, column in enumerate(QUANTILES):
+            # A clock that was put back makes a latency negative: nothing a logarithm knows.
+            values = [row[column] if (row[column] or 0) > 0 else None for row in rows]
+            axis.plot(
+                moments,
+                [float("nan") if value is None else value for value in values],
+                color=SERIES[number],
+                linestyle=DASHES[number],
+                linewidth=1.6,
+                marker="o" if len(rows) <= 48 else None,
+                markersize=3,
+                label=column.removesuffix("_ms"),
+            )
+        axis.set_yscale("log")
+        low, high = axis.get_ylim()
+        axis.set_ylim(low / MORE_HEADROOM, high * MORE_HEADROOM)
+        axis.yaxis.set_major_locator(FixedLocator(_round_durations(low, high)))
+        axis.yaxis.set_major_formatter(as_text(cells.duration_ms))
+        axis.yaxis.set_minor_locator(NullLocator())
+        over_time(axis, moments, size)
+        titled(axis, stage)
+    for axis in panels[len(lines) :]:
+        axis.set_axis_off()
+    legend(panels[0], size)
+    return Drawing(made, {})
+
+
+def _round_durations(low: float, high: float) -> list[float]:
+    """Milliseconds where a line stands: not too many, and round ones."""
+    within = [tick for tick in TICKS_MS if low / MORE_HEADROOM <= tick <= high * MORE_HEADROOM]
+    return within[:: -(-len(within) // MOST_TICKS)] if within else [low]
+
+
+def throughput(slug: str, table: Table) -> Made:
+    """Messages and bytes, an hour or a day a bar."""
+    rows = [row for row in _since(table, "hour", ("hour", "messages", "bytes")) if row["hour"]]
+    if not rows:
+        return Made("")
+    daily = len(rows) > MOST_POINTS // 2
+    shown = _by_day(rows, ("messages", "bytes"), _sum) if daily else rows
+    per = "day" if daily else "hour"
+    wide, narrow = both(slug, lambda size: _draw_throughput(shown, per, size))
+    busiest = max(rows, key=lambda row: row["messages"] or 0)
+    says = (
+        f"{sum(row['messages'] or 0 for row in rows):,} messages, "
+        f"{cells.size(sum(row['bytes'] or 0 for row in rows))}. The busiest hour, "
+        f"{cells.cell(busiest['hour'])}: {busiest['messages'] or 0:,} messages."
+    )
+    return Made(says, f"Each bar is {'a day' if daily else 'an hour'}, UTC.", wide, narrow)
+
+
+def _draw_throughput(rows: list[Row], per: str, size: Size) -> Drawing:
+    made, (above, below) = figure(size, 3.9, 2, 1)
+    moments = [row["hour"] for row in rows]
+    length = 0.9 if per == "day" else 0.9 / 24  # days
+    for axis, column, scaled, colour in (
+        (above, "messages", counted, SERIES[0]),
+        (below, "bytes", sized, SERIES[1]),
+    ):
+        values = [row[column] or 0 for row in rows]
+        axis.bar(moments, values, width=length, align="edge", color=colour, linewidth=0)
+        scaled(axis)
+        over_time(axis, moments, size)
+        titled(axis, f"{column} a{'n' if per == 'hour' else ''} {per}".replace("an day", "a day"))
+    return Drawing(made, {})
+
+
+def dead_letters(slug: str, table: Table) -> Made:
+    """Bars a day, a panel for each of the most frequent reasons."""
+    moment = next(
+        (name for name in ("day", "dead_at", "at", "moved_at", "created_at") if table.has(name)), ""
+    )
+    count = next((name for name in ("count", "messages", "letters") if table.has(name)), "")
+    tally: dict[str, dict[date, int]] = defaultdict(lambda: defaultdict(int))
+    for row in table.head(MOST_ROWS):
+        when = row.get(moment)
+        if when is not None:
+            tally[cells.shortened(str(row["reason"]))][_day(when)] += (
+                int(row[count] or 0) if count else 1
+            )
+    totals = {reason: sum(days.values()) for reason, days in tally.items()}
+    ordered = sorted(totals, key=lambda reason: (-totals[reason], reason))
+    total = sum(totals.values())
+    if not total:
+        return Made(f"{table.count:,} rows, none with a time." if table.count else "")
+    says = (
+        f"{total:,} dead letters. The most frequent reason: {ordered[0]}, {totals[ordered[0]]:,}."
+    )
+    stack = {reason: dict(tally[reason]) for reason in ordered[:MOST_KINDS]}
+    if len(ordered) > MOST_KINDS:
+        stack = {reason: stack[reason] for reason in ordered[: MOST_KINDS - 1]}
+        stack[OTHERS] = _added(tally[reason] for reason in ordered[MOST_KINDS - 1 :])
+    wide, narrow = both(slug, lambda size: _draw_reasons(stack, size))
+    return Made(says, "Each bar is a day, UTC.", wide, narrow)
+
+
+def _draw_reasons(stack: dict[str, dict[date, int]], size: Size) -> Drawing:
+    """A panel a reason: told apart by place and name, not by colour."""
+    made, panels = figure(size, 0.4 + 1.15 * len(stack), len(stack), 1)
+    days = sorted({day for of in stack.values() for day in of})
+    most = max(count for of in stack.values() for count in of.values())
+    for axis, (reason, of) in zip(panels, stack.items(), strict=True):
+        axis.bar(list(of), list(of.values()), width=0.9, color=SERIES[2], linewidth=0)  # type: ignore[arg-type]
+        axis.set_ylim(top=most * 1.1)  # the same for all: they are to be compared
+        counted(axis)
+        over_time(axis, days, size)
+        axis.set_xlim(days[0] - timedelta(days=1), days[-1] + timedelta(days=1))  # type: ignore[arg-type]
+        shown = reason if len(reason) <= MOST_LABEL else reason[: MOST_LABEL - 1] + "…"
+        titled(axis, f"{shown} ({sum(of.values()):,})")
+        axis.tick_params(labelbottom=axis is panels[-1])
+    return Drawing(made, {})
+
+
+def capacity(slug: str, table: Table) -> Made:
+    """Bytes a day by kind: a line for each column of bytes, or for each value of ``kind``."""
+    lines = _capacity_lines(table)
+    lines = {kind: of for kind, of in lines.items() if of}
+    if not lines:
+        return Made("")
+    wide, narrow = both(slug, lambda size: _draw_capacity(lines, size))
+    last = max(day for of in lines.values() for day in of)
+    parts = [f"{kind} {cells.size(of[last])}" for kind, of in lines.items() if last in of]
+    return Made(
+        f"On {last.isoformat()}: {', '.join(parts)}.", "Each point is a day, UTC.", wide, narrow
+    )
+
+
+def _capacity_lines(table: Table) -> dict[str, dict[date, float]]:
+    lines: dict[str, dict[date, float]] = defaultdict(dict)
+    long = table.has("kind", "bytes")
+    columns = ["bytes"] if long else table.numbers("_bytes", "bytes")[:MOST_KINDS]
+    for row in _since(table, "day", ("day", *(("kind",) if long else ()), *columns)):
+        if row["day"] is None:
+            continue
+        for column in columns:
+            kind = str(row["kind"]) if long else column.removesuffix("_bytes")
+            if row[column] is not None and (kind in lines or len(lines) < MOST_KINDS):
+                day = _day(row["day"])
+                lines[kind][day] = lines[kind].get(day, 0) + row[column]
+    return lines
+
+
+def _draw_capacity(lines: dict[str, dict[date, float]], size: Size) -> Drawing:
+    made, (axis,) = figure(size, 2.9)
+    for number, (kind, of) in enumerate(lines.items()):
+        days = sorted(of)
+        axis.plot(
+            days,  # type: ignore[arg-type]
+            [of[day] for day in days],
+            color=SERIES[number],
+            linestyle=DASHES[number],
+            linewidth=1.8,
+            marker="o" if len(days) <= 31 else None,
+            markersize=3,
+            label=kind,
+        )
+    sized(axis)
+    over_time(axis, sorted({day for of in lines.values() for day in of}), size)
+    legend(axis, size)
+    return Drawing(made, {})
+
+
+def _since(table: Table, moment: str, columns: Sequence[str]) -> list[Row]:
+    """The rows, the latest when there are too many, in order of time."""
+    rows = table.largest(moment, MOST_ROWS) if table.count > MOST_ROWS else table.head(MOST_ROWS)
+    kept = [{name: row[name] for name in columns} for row in rows]
+    return sorted(kept, key=lambda row: str(row[moment]))
+
+
+def _by_day(
+    rows: list[Row], columns: Sequence[str], how: Callable[[list[float]], float]
+) -> list[Row]:
+    days: dict[date, list[Row]] = defaultdict(list)
+    for row in rows:
+        days[_day(row["hour"])].append(row)
+    made = []
+    for day, of in sorted(days.items()):
+        known = {name: [row[name] for row in of if row[name] is not None] for name in columns}
+        values = {name: how(known[name]) if known[name] else None for name in columns}
+        made.append({"hour": datetime(day.year, day.month, day.day), **values})
+    return made
+
+
+def _sum(values: list[float]) -> float:
+    return sum(values)
+
+
+def _day(moment: Moment) -> date:
+    return moment.date() if isinstance(moment, datetime) else moment
+
+
+def _added(many: Iterable[dict[date, int]]) -> dict[date, int]:
+    total: dict[date, int] = defaultdict(int)
+    for one in many:
+        for day, count in one.items():
+            total[day] += count
+    return dict(total)

@@ -1,0 +1,124 @@
+"""What `relay audit run` shows: a bar on stderr where that is a terminal, verdicts on stdout."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+from relay.audit.progress import Watcher
+from relay.audit.summary import Examples, JobReport
+from relay.cli.common import printable
+
+FEW_JOBS = 2  # so many are shown with their rows; of more only what is wrong is shown
+STATES = {"ok": "green", "warning": "yellow", "error": "red", "failed": "red"}
+
+
+class Screen(Watcher):
+    """Prints each verdict as it comes, and shows what is being done."""
+
+    def __init__(self, *, quiet: bool, brief: bool) -> None:
+        self._quiet = quiet  # stdout is for programs
+        self._brief = brief
+        console = Console(stderr=True, highlight=False)
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=None)
+        self._bar.start()
+
+    def step(self, what: str) -> None:
+        """Say it beside the bar."""
+        self._bar.update(self._task, description=what)
+
+    def begins(self, name: str, number: int, of: Sequence[str]) -> None:
+        """Move the bar."""
+        self._bar.update(
+            self._task,
+            description=f"{name} ({number + 1} of {len(of)})",
+            completed=number,
+            total=len(of),
+        )
+
+    def ended(self, report: JobReport, examples: Examples) -> None:
+        """Print the verdict, below its rows."""
+        self._bar.advance(self._task)
+        # The bar is drawn on the same terminal: it is taken away while something is printed.
+        self._bar.stop()
+        if report.error is not None:
+            hint = f"; {report.hint}" if report.hint else ""
+            click.echo(printable(f"{report.verdict}{hint}"), err=True)
+        elif not self._quiet:
+            print_job(report, examples, brief=self._brief)
+        sys.stdout.flush()
+        self._bar.start()
+
+    def finished(self) -> None:
+        """Take the bar away."""
+        self._bar.stop()
+
+
+def print_job(job: JobReport, examples: Examples, *, brief: bool) -> None:
+    """A job's rows and verdict; when ``brief``, the findings alone and the verdict."""
+    if not brief and examples.rows:
+        print_rows(examples.rows)
+    elif not brief:
+        print_rows([{job.name: name, "count": count} for name, count in job.counts.items()])
+    if examples.findings:
+        print_rows([_finding(found) for found in examples.findings])
+        left_out = job.errors + job.warnings - len(examples.findings)
+        if left_out:
+            click.echo(f"  and {left_out:,} more; --out keeps them all")
+    state = "error" if job.errors else "warning" if job.warnings else "ok"
+    name, _, outcome = str(printable(job.verdict)).partition(": ")
+    click.echo(f"{click.style(name, bold=True)}: {click.style(outcome, fg=STATES[state])}")
+    if not brief or examples.findings:
+        click.echo()
+
+
+def _finding(found: dict[str, Any]) -> dict[str, Any]:
+    """The columns of a finding that fit a terminal."""
+    return {
+        "severity": found["severity"],
+        "check": found["check"].partition(".")[2],
+        "message_id": found["message_id"],
+        "from > to": f"{found['agent'] or '-'} > {found['route'] or '-'}",
+    }
+
+
+def print_rows(rows: list[dict[str, Any]]) -> None:
+    """Plain columns, numbers at the right."""
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name, value in rows[0].items():
+        number = isinstance(value, int | float)
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*[_cell(value) for value in row.values()])
+    Console(highlight=False, markup=False).print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) else str(printable(str(value)))
