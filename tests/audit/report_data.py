@@ -214,6 +214,7 @@ def full_run(folder: Path, hours: int = 72) -> Report:
         "/home/you/<b>relay</b>",
         "2026-01-31T09:30:00.123456Z",
         30.0,
+        7.0,
         ["store/relay.acomm"],
         {job.name: job for job in jobs},
     )
