@@ -18,7 +18,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from relay.audit import acomm_source, ledger_source
+from relay.audit import acomm_source, ledger_source, originals_source, schemas
 from relay.audit.acomm_columns import SECTIONS, sections_of
 from relay.audit.ledger_source import LedgerSnapshot
 from relay.clock import NS_PER_S, Clock
@@ -115,6 +115,7 @@ class Evidence:
         self._spark = spark
         self._shared = shared
         self._kept: dict[str, DataFrame] = {}
+        self._originals: list[list[originals_source.Unit]] | None = None
 
     @property
     def snapshot_ns(self) -> int:
@@ -144,6 +145,22 @@ class Evidence:
         every = [name for name in store_columns(section) if name not in NOT_KEPT]
         return self._columns(
             f"store {section}", lambda names: self._store(section, names), every, columns
+        )
+
+    def originals(self, *columns: str) -> DataFrame:
+        """These columns of the files that agents sent, archived since or before the snapshot.
+
+        The folders are listed once, when they are first asked for. Errors: RelayError.
+        """
+        home = self.gathered.home
+        if self._originals is None:
+            self._originals = originals_source.plan(home)
+        planned = self._originals
+        return self._columns(
+            "originals",
+            lambda names: originals_source.load(self._spark, home, planned, names),
+            schemas.ORIGINAL.names,
+            columns,
         )
 
     def _columns(

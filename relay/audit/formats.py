@@ -6,6 +6,7 @@ from pyspark.sql import SparkSession
 
 from relay.audit.acomm_source import AcommSource
 from relay.audit.ledger_source import LedgerSource
+from relay.audit.originals_source import OriginalsSource
 
 
 def register(spark: SparkSession) -> None:
@@ -15,3 +16,4 @@ def register(spark: SparkSession) -> None:
     """
     spark.dataSource.register(AcommSource)
     spark.dataSource.register(LedgerSource)
+    spark.dataSource.register(OriginalsSource)

@@ -2,6 +2,7 @@
 
     store.py    the format `acomm`            ledger.py   the format `relay_ledger`
     journal.py  the format `aof2`             results.py  what jobs write
+    kept.py     the formats `relay_originals` and `relay_files`
 
 Times are UTC with microseconds, or say their unit in the name. Enums have their names, not
 numbers. Ids, sizes and durations that the format keeps as u64 are ``decimal(20,0)``: a bigint
@@ -11,6 +12,7 @@ ends at 2^63-1. A time behind the year 9999 is NULL. Each column carries its com
 
 from relay.audit.schemas.fields import conform, subset
 from relay.audit.schemas.journal import JOURNAL
+from relay.audit.schemas.kept import KEPT_FILE, ORIGINAL
 from relay.audit.schemas.ledger import LEDGER, LEDGER_WITHOUT_ROWID
 from relay.audit.schemas.results import COUNT, FINDING, RECONCILED, TRAFFIC
 from relay.audit.schemas.store import (
@@ -24,8 +26,10 @@ __all__ = [
     "COUNT",
     "FINDING",
     "JOURNAL",
+    "KEPT_FILE",
     "LEDGER",
     "LEDGER_WITHOUT_ROWID",
+    "ORIGINAL",
     "RECONCILED",
     "STORED_CHANNEL",
     "STORED_DELIVERY",
