@@ -48,7 +48,7 @@ def test_every_member_is_as_it_was_put_in(tmp_path: Path) -> None:
 
 def test_what_it_does_not_know_it_refuses(tmp_path: Path) -> None:
     written(tmp_path / "pack", {"archive/big": tarfile.SYMTYPE})
-    with pytest.raises(FormatError, match="a pack at .*expected files alone"):
+    with pytest.raises(FormatError, match=r"a pack at .*expected files alone"):
         read(tmp_path / "pack")
 
 
