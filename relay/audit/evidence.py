@@ -9,6 +9,7 @@ ledger: an age is asked for before such a message is called extra.
 from __future__ import annotations
 
 import glob
+import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -18,7 +19,14 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from relay.audit import acomm_source, ledger_source, originals_source, schemas
+from relay.audit import (
+    acomm_source,
+    aof2_source,
+    journal_files,
+    ledger_source,
+    originals_source,
+    schemas,
+)
 from relay.audit.acomm_columns import SECTIONS, sections_of
 from relay.audit.ledger_source import LedgerSnapshot
 from relay.clock import NS_PER_S, Clock
@@ -27,11 +35,19 @@ from relay.comm.seal import seal
 from relay.config import decode
 from relay.errors import FormatError, HomeMissing, KeyFileError, RelayError, SealedStore
 from relay.home import CONFIG, JOURNAL, LEDGER, STORE, Home
-from relay.store.opening import look, store_key
+from relay.store.opening import look, store_key, tier_policy
 
 ARCHIVES = "store/archive/**/*.acomm"
 NOT_KEPT = frozenset(("content", "metadata", "signature"))  # bytes that one job or none reads
 DEFAULT_GRACE_S = 30.0  # a batch is recorded within a second of its discovery
+
+
+class FrozenJournal(NamedTuple):
+    """The journal up to where it stood; what lies behind is not looked at."""
+
+    until: dict[str, int]  # stream -> logical offset; empty: there is no journal
+    objects: str = ""  # where Tier 2 lies
+    key_file: str = ""  # where the store is encrypted
 
 
 class Gathered(NamedTuple):
@@ -42,6 +58,7 @@ class Gathered(NamedTuple):
     ledger: LedgerSnapshot
     store_files: tuple[str, ...]  # the live store as it stood, and the archives in their places
     grace_ns: int
+    journal: FrozenJournal = FrozenJournal({})
 
     def named(self, text: str) -> str:
         """``text`` with paths of copies turned into those of their originals."""
@@ -49,10 +66,11 @@ class Gathered(NamedTuple):
 
 
 def gather(home: str, folder: str, clock: Clock, grace_s: float = DEFAULT_GRACE_S) -> Gathered:
-    """Take the ledger's snapshot, then the live store, then the list of archives.
+    """Take the ledger's snapshot, the live store, the list of archives, the journal's end.
 
     The store before the archives: a message that moves to an archive meanwhile is seen twice,
-    never not at all. A store that was never written is an empty one.
+    never not at all. The journal has whatever the others have, so it is last. A store that was
+    never written is an empty one.
     Errors: HomeMissing; LedgerError; RelayError when there is no store or it cannot be copied.
     """
     if not os.path.isdir(home):
@@ -63,7 +81,24 @@ def gather(home: str, folder: str, clock: Clock, grace_s: float = DEFAULT_GRACE_
     files = _take_store(home, folder, clock)
     pattern = os.path.join(glob.escape(home), ARCHIVES)
     files += sorted(glob.glob(pattern, recursive=True))
-    return Gathered(home, folder, ledger, tuple(files), int(grace_s * NS_PER_S))
+    grace_ns = int(grace_s * NS_PER_S)
+    return Gathered(home, folder, ledger, tuple(files), grace_ns, _freeze_journal(home))
+
+
+def _freeze_journal(home: str) -> FrozenJournal:
+    """Where the journal ends now. What is damaged in it is for those to tell who read it."""
+    if not os.path.isdir(os.path.join(home, JOURNAL)):
+        return FrozenJournal({})
+    until = {}
+    for stream in journal_files.find_streams([os.path.join(glob.escape(home), JOURNAL)]):
+        until[stream] = journal_files.plan(stream, strict=False).end
+    objects = key_file = ""
+    if os.path.exists(os.path.join(home, CONFIG)):
+        with Home(home) as opened:
+            config = decode(opened.read_config(), opened.path(CONFIG))
+            objects = tier_policy(opened, config).objects
+            key_file = opened.path(config.store.key_file) if config.store.encrypt else ""
+    return FrozenJournal(until, objects, key_file)
 
 
 def _take_store(home: str, folder: str, clock: Clock) -> list[str]:
@@ -163,6 +198,13 @@ class Evidence:
             columns,
         )
 
+    def journal(self, *columns: str) -> DataFrame:
+        """These columns of the journal's records; ``stream`` as in the home.
+
+        Errors: RelayError for one that is not there.
+        """
+        return self._columns("journal", self._journal, schemas.JOURNAL.names, columns)
+
     def _columns(
         self,
         key: str,
@@ -180,15 +222,26 @@ class Evidence:
     def _store(self, section: str, columns: Sequence[str]) -> DataFrame:
         files = self.gathered.store_files
         frame = acomm_source.load(self._spark, files, section, columns)
-        if "file" not in columns:
-            return frame
-        for folder in (self.gathered.folder, self.gathered.home):
+        return self._below(frame, "file", self.gathered.folder, self.gathered.home)
+
+    def _journal(self, columns: Sequence[str]) -> DataFrame:
+        journal = self.gathered.journal
+        options = {"until": json.dumps(journal.until)}
+        options |= {"objects": journal.objects} if journal.objects else {}
+        options |= {"key_file": journal.key_file} if journal.key_file else {}
+        streams = [glob.escape(stream) for stream in journal.until]
+        frame = aof2_source.load(self._spark, streams, columns, **options)
+        return self._below(frame, "stream", self.gathered.home)
+
+    def _below(self, frame: DataFrame, column: str, *folders: str) -> DataFrame:
+        """The frame with paths of that column, if it has it, relative to the folders."""
+        for folder in folders if column in frame.columns else ():
             prefix = F.lit(os.path.join(folder, ""))
             frame = frame.withColumn(
-                "file",
+                column,
                 F.when(
-                    F.col("file").startswith(prefix), F.substr("file", F.length(prefix) + F.lit(1))
-                ).otherwise(F.col("file")),
+                    F.col(column).startswith(prefix), F.substr(column, F.length(prefix) + F.lit(1))
+                ).otherwise(F.col(column)),
             )
         return frame
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 
 from relay.audit.acomm_source import AcommSource
+from relay.audit.aof2_source import Aof2Source
 from relay.audit.ledger_source import LedgerSource
 from relay.audit.originals_source import OriginalsSource
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats ``acomm`` and ``relay_ledger`` known to a session; again is harmless.
+    """Make ``acomm``, ``aof2`` and ``relay_ledger`` known to a session; again is harmless.
 
     Where the session has workers on other machines, agent-relay must be installed there.
     """
     spark.dataSource.register(AcommSource)
+    spark.dataSource.register(Aof2Source)
     spark.dataSource.register(LedgerSource)
     spark.dataSource.register(OriginalsSource)

@@ -86,11 +86,14 @@ class EventCodec:
             raise VersionError(path, offset, f"events of version {VERSION}", frame.v)
         if frame.sealed is None:
             return frame
+        return EventCodec().decode(self.unseal(frame.sealed, offset, path), offset, path)
+
+    def unseal(self, sealed: bytes, offset: int, path: str = "journal") -> bytes:
+        """The payload that a record at ``offset`` has sealed. Errors: SealedStore."""
         if self._cipher is None:
             raise SealedStore(f"{path} at {offset} is encrypted, and no key was given")
-        nonce, rest = frame.sealed[:NONCE_BYTES], frame.sealed[NONCE_BYTES:]
+        nonce, rest = sealed[:NONCE_BYTES], sealed[NONCE_BYTES:]
         try:
-            plain = self._cipher.decrypt(nonce, rest, U64.pack(offset))
+            return self._cipher.decrypt(nonce, rest, U64.pack(offset))
         except (InvalidTag, ValueError):
             raise SealedStore(f"{path} at {offset} does not open with this key") from None
-        return EventCodec().decode(plain, offset, path)

@@ -11,7 +11,7 @@ ends at 2^63-1. A time behind the year 9999 is NULL. Each column carries its com
 """
 
 from relay.audit.schemas.fields import conform, subset
-from relay.audit.schemas.journal import JOURNAL
+from relay.audit.schemas.journal import JOURNAL, JOURNAL_DAMAGE
 from relay.audit.schemas.kept import KEPT_FILE, ORIGINAL
 from relay.audit.schemas.ledger import LEDGER, LEDGER_WITHOUT_ROWID
 from relay.audit.schemas.results import COUNT, FINDING, RECONCILED, TRAFFIC
@@ -26,6 +26,7 @@ __all__ = [
     "COUNT",
     "FINDING",
     "JOURNAL",
+    "JOURNAL_DAMAGE",
     "KEPT_FILE",
     "LEDGER",
     "LEDGER_WITHOUT_ROWID",

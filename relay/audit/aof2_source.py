@@ -1,0 +1,258 @@
+"""The Spark format ``aof2``: the records of a journal, a partition a segment.
+
+    spark.read.format("aof2").load("~/.agent-relay/journal")
+
+Options:
+- ``path``: a stream, a journal, a home, or a glob of them; ``load`` takes several.
+- ``table``: records (the default) or damaged.
+- ``mode``: failfast (the default: damage fails the job with the file's name) or permissive: what
+  can be read is, and the table ``damaged`` says what cannot.
+- ``key_file``: of an encrypted store. Without it failfast fails, permissive gives rows ``Sealed``.
+- ``objects``: the object store of Tier 2, a directory or ``s3://bucket/prefix``; by default the
+  one that the home's config.json names. Credentials come from the environment alone.
+- ``until``: JSON, stream -> logical offset: nothing behind it is read.
+
+Segments are read in whatever tier they lie; nothing is written or hydrated. The end of the
+journal is where it is when the query is planned. A schema given to ``read.schema`` chooses
+columns, and only those are decoded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from relay.aof2.format import RecordFlag
+from relay.aof2.records import Record
+from relay.aof2.segment import read_records
+from relay.audit import journal_files, schemas
+from relay.audit.acomm_source import check_columns
+from relay.audit.journal_columns import GAP, SEALED, Marker, Rows, decoder, to_batch
+from relay.audit.journal_files import Damage, Segment
+from relay.errors import FormatError, JournalError, RelayError, SealedStore
+from relay.security import keyfile
+
+FORMAT = "aof2"
+BATCH_ROWS = 10_000
+TABLES = {"records": schemas.JOURNAL, "damaged": schemas.JOURNAL_DAMAGE}
+MODES = ("failfast", "permissive")
+LOST = "the records that stood here are lost"
+_GAP = int(RecordFlag.GAP)
+
+
+class Settings(NamedTuple):
+    """What reading needs to know beside the segments."""
+
+    objects: Mapping[str, str]  # by stream
+    key_file: str | None
+    permissive: bool
+
+
+def load(
+    spark: SparkSession, streams: Iterable[str], columns: Iterable[str], **options: str
+) -> DataFrame:
+    """These columns of the records of these streams; no streams give no rows.
+
+    Errors: RelayError for a column that there is none of. A segment that is damaged or gone
+    fails the job that reads it.
+    """
+    schema = schemas.subset(schemas.JOURNAL, columns, "the journal")
+    reader = spark.read.format(FORMAT).schema(schema).options(**options)
+    return reader.option("paths", json.dumps(list(streams))).load()
+
+
+class Aof2Source(DataSource):  # type: ignore[misc]
+    """Made by Spark, once a plan."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What ``format`` is given."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """Every column of the table."""
+        return TABLES[_one_of(self.options, "table", TABLES)]
+
+    def reader(self, schema: StructType) -> Aof2Reader:
+        """A reader of the columns of ``schema``. Errors: RelayError for a wrong option."""
+        check_columns(schema, self.schema(), "the journal")
+        streams = journal_files.find_streams(paths_of(self.options))
+        settings = settings_of(self.options, streams)
+        until = until_of(self.options)
+        is_damage = self.schema() is schemas.JOURNAL_DAMAGE
+        kind = DamageReader if is_damage else Aof2Reader
+        return kind(streams, until, settings, schema)
+
+
+class SegmentPartition(InputPartition):  # type: ignore[misc]
+    """A part of a segment."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+
+
+class DamagePartition(InputPartition):  # type: ignore[misc]
+    """Damage that was seen when the query was planned."""
+
+    def __init__(self, damage: list[Damage]) -> None:
+        self.damage = damage
+
+
+class Aof2Reader(DataSourceReader):  # type: ignore[misc]
+    """Reads segments in workers."""
+
+    def __init__(
+        self, streams: list[str], until: dict[str, int], settings: Settings, schema: StructType
+    ) -> None:
+        self._settings = settings
+        self._schema = schema
+        strict = not settings.permissive
+        plans = [journal_files.plan(one, end=until.get(one), strict=strict) for one in streams]
+        self._segments = [segment for plan in plans for segment in plan.segments]
+        self._damage = [damage for plan in plans for damage in plan.damage]
+
+    def partitions(self) -> list[InputPartition]:
+        """One a segment."""
+        return [SegmentPartition(segment) for segment in self._segments]
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        """The records of a segment. Errors: RelayError that names its file."""
+        if isinstance(partition, SegmentPartition):
+            schema = to_arrow_schema(self._schema, timezone="UTC")
+            yield from read_segment(partition.segment, schema, self._settings)
+
+
+class DamageReader(Aof2Reader):
+    """Reads the same, and gives what could not be read of it."""
+
+    def partitions(self) -> list[InputPartition]:
+        """One a segment, and one of what the plan found."""
+        return [*super().partitions(), DamagePartition(self._damage)]
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        """What is damaged in a segment."""
+        found: list[Damage] = []
+        if isinstance(partition, DamagePartition):
+            found = partition.damage
+        elif isinstance(partition, SegmentPartition):
+            schema = to_arrow_schema(schemas.subset(schemas.JOURNAL, ["offset"], "the journal"))
+            lenient = self._settings._replace(permissive=True)
+            for _ in read_segment(partition.segment, schema, lenient, found.append):
+                pass
+        yield damage_batch(found, to_arrow_schema(self._schema, timezone="UTC"))
+
+
+def damage_batch(found: list[Damage], schema: pa.Schema) -> pa.RecordBatch:
+    """Rows of the table ``damaged``."""
+    names = dict(zip(schemas.JOURNAL_DAMAGE.names, Damage._fields, strict=True))
+    rows = [one._asdict() for one in found]
+    arrays = [pa.array([row[names[field.name]] for row in rows], field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def read_segment(
+    segment: Segment,
+    schema: pa.Schema,
+    settings: Settings,
+    damaged: Callable[[Damage], object] = lambda damage: None,
+) -> Iterator[pa.RecordBatch]:
+    """The records of a part of a segment as batches; what the stream lacks before it comes first.
+
+    ``damaged`` hears of what cannot be read, where the settings are permissive. Errors, where
+    they are not: FormatError with file and place, SealedStore, JournalError for one that is gone.
+    """
+    rows = Rows(segment.folder, segment.segment_id)
+    at = segment.start
+    if 0 <= segment.lost_from < at:
+        rows.add(segment.lost_from, at, 0, Marker(GAP, LOST))
+    try:
+        for record, frame in _frames(segment, schema.names, settings, damaged):
+            at = record.end
+            rows.add(record.offset, at, record.at_ms, frame)
+            if len(rows) >= BATCH_ROWS:
+                yield to_batch(rows, schema)
+                rows = Rows(segment.folder, segment.segment_id)
+    except OSError as exc:
+        raise RelayError(f"{exc.filename or segment.folder}: {exc.strerror}") from exc
+    except (FormatError, JournalError) as exc:
+        if not settings.permissive:
+            raise
+        damaged(Damage(segment.folder, segment.segment_id, at, segment.end, str(exc)))
+    if len(rows):
+        yield to_batch(rows, schema)
+
+
+def _frames(
+    segment: Segment,
+    columns: Iterable[str],
+    settings: Settings,
+    damaged: Callable[[Damage], object],
+) -> Iterator[tuple[Record, Any]]:
+    """Each record, and its frame; with damage as the settings want it."""
+    key = keyfile.load(settings.key_file) if settings.key_file else None
+
+    def lost(begin: int, end: int, why: FormatError) -> None:
+        # What ends a segment that is written to may be a write that was cut short.
+        if not (segment.is_open and end >= segment.end):
+            damaged(Damage(segment.folder, segment.segment_id, begin, end, str(why)))
+
+    with journal_files.open_at(segment, settings.objects.get(segment.folder, "")) as source:
+        decode = decoder(columns, key, source.path)
+        gap = lost if settings.permissive else None
+        for record in read_records(source, segment.base, segment.start, segment.end, gap):
+            if record.flags & _GAP:
+                yield record, Marker(GAP, LOST)
+                continue
+            try:
+                yield record, decode(record.payload, record.offset)
+            except SealedStore:
+                if not settings.permissive:
+                    raise
+                yield record, Marker(SEALED)
+            except FormatError as exc:
+                if not settings.permissive:
+                    raise
+                lost(record.offset, record.end, exc)
+
+
+def paths_of(options: Mapping[str, str]) -> list[str]:
+    """What ``load`` was given. Errors: RelayError for nothing."""
+    # Spark gives one path as it is, and several as a JSON list.
+    if "paths" in options:
+        return list(json.loads(options["paths"]))
+    if "path" in options:
+        return [options["path"]]
+    raise RelayError(f"format {FORMAT} needs a path: a stream, a journal or a home")
+
+
+def settings_of(options: Mapping[str, str], streams: Iterable[str]) -> Settings:
+    """What the options say. Errors: RelayError, KeyFileError, ConfigError."""
+    key_file = options.get("key_file")
+    if key_file:
+        keyfile.load(key_file)  # so that it is said now, and once
+    objects = {one: options.get("objects") or journal_files.objects_of(one) for one in streams}
+    return Settings(objects, key_file, _one_of(options, "mode", MODES) == "permissive")
+
+
+def until_of(options: Mapping[str, str]) -> dict[str, int]:
+    """Where reading ends, by stream. Errors: RelayError."""
+    try:
+        return msgspec.json.decode(options.get("until", "{}"), type=dict[str, int])
+    except msgspec.DecodeError as exc:
+        raise RelayError(f"until is no JSON of stream -> offset: {exc}") from exc
+
+
+def _one_of(options: Mapping[str, str], name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    given = options.get(name, names[0])
+    if given not in names:
+        raise RelayError(f"{name} {given!r} is none of {', '.join(names)}")
+    return given

@@ -1,0 +1,326 @@
+"""A journal's files, as a job reads them: its streams, where each ends, and each segment's bytes.
+
+    plan      on the driver: which segments, from which offset to which
+    open_at   in a worker: the bytes, in whatever tier they lie by then
+
+Reads only. A segment that is compressed, uploaded or evicted between the two is found in the
+other tier; one that was pruned meanwhile is an error that says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from relay.aof2 import tail
+from relay.aof2.catalog import Residency, SegmentEntry
+from relay.aof2.copies import WARM
+from relay.aof2.dictionaries import Dictionaries, dictionary_name
+from relay.aof2.format import RECORD, SEGMENT_HEADER, decode_segment_header
+from relay.aof2.manifest import read_manifest
+from relay.aof2.objects import ObjectStore, open_objects
+from relay.aof2.records import Starts, scan, wanted
+from relay.aof2.segment import (
+    FIRST,
+    SEGMENTS,
+    FileSource,
+    SegmentSource,
+    segment_ids,
+    segment_path,
+)
+from relay.aof2.warm import WarmSegment, warm_name
+from relay.config import decode
+from relay.errors import (
+    FormatError,
+    IntegrityError,
+    JournalError,
+    RelayError,
+    SegmentAway,
+)
+from relay.home import CONFIG, JOURNAL
+
+STREAM_DIGITS = 20
+_TRIES = 3  # a roll, or a move to another tier, falls between two looks
+_PIECE_BYTES = 1 << 20
+
+
+class Segment(NamedTuple):
+    """What one partition reads: a part of a segment."""
+
+    folder: str  # of the stream
+    segment_id: int
+    base: int  # logical offset of its first record
+    start: int
+    end: int
+    lost_from: int = -1  # what the stream lacks before ``start`` begins here; -1: nothing
+    is_open: bool = False  # what is no record at its end may be a write that was cut short
+
+
+class Damage(NamedTuple):
+    """What cannot be read of a stream."""
+
+    folder: str
+    segment_id: int | None
+    offset: int | None
+    end: int | None
+    reason: str
+
+
+class Plan(NamedTuple):
+    """A stream as it stood when it was looked at."""
+
+    segments: list[Segment]
+    damage: list[Damage]
+    first: int  # the offset of the first record that is left
+    end: int  # behind the last record
+
+
+def find_streams(paths: Iterable[str]) -> list[str]:
+    """The folders of the streams that paths stand for: a stream, a journal, a home, or a glob.
+
+    A journal without streams gives none. Errors: RelayError for what is nothing of it.
+    """
+    found: list[str] = []
+    for path in paths:
+        matches = sorted(glob.glob(os.path.expanduser(path)))
+        if not matches:
+            raise RelayError(f"there is no journal {path}")
+        for match in matches:
+            found.extend(_streams_of(os.path.abspath(match)))
+    return list(dict.fromkeys(found))
+
+
+def _streams_of(path: str) -> list[str]:
+    if os.path.isdir(os.path.join(path, JOURNAL)):  # a home
+        path = os.path.join(path, JOURNAL)
+    if _is_stream(path):
+        return [path]
+    if not os.path.isdir(path) or os.path.isfile(os.path.join(path, CONFIG)):
+        raise RelayError(f"{path} is no journal, no stream of one, and no home with a journal")
+    below = [os.path.join(path, name) for name in sorted(os.listdir(path))]
+    return [folder for folder in below if _is_stream(folder)]
+
+
+def _is_stream(path: str) -> bool:
+    name = os.path.basename(path)
+    is_named = len(name) == STREAM_DIGITS and name.isdigit()
+    return (is_named and os.path.isdir(path)) or os.path.isdir(os.path.join(path, SEGMENTS))
+
+
+def objects_of(folder: str) -> str:
+    """The object store that the home of a stream names in its config.json; empty: none.
+
+    Errors: ConfigError.
+    """
+    home = os.path.dirname(os.path.dirname(folder))
+    path = os.path.join(home, CONFIG)
+    try:
+        with open(path, "rb") as file:
+            url = decode(file.read(), path).journal.objects
+    except FileNotFoundError:
+        return ""
+    if not url or "://" in url:
+        return url
+    return os.path.join(home, os.path.expanduser(url))
+
+
+def plan(folder: str, start: int = 0, end: int | None = None, *, strict: bool = True) -> Plan:
+    """The segments of a stream with records of [start, end), as it stands now.
+
+    Without ``end`` up to the last whole record. Errors, when ``strict``: FormatError for a
+    damaged manifest, and for damage in the segment that is written to; else they are in the
+    plan, and what can be read is.
+    """
+    for _ in range(_TRIES):
+        found = _plan(folder, start, strict)
+        if found is not None:
+            break
+    else:
+        raise JournalError(f"{folder}: segments come and go faster than they are looked at")
+    if end is None:
+        return found
+    kept = [one._replace(end=min(one.end, end)) for one in found.segments if one.start < end]
+    return found._replace(segments=kept, end=min(end, found.end))
+
+
+def _plan(folder: str, start: int, strict: bool) -> Plan | None:
+    """None when a segment left Tier 0 between two looks: the manifest knows it now."""
+    view = read_manifest(folder, lambda _: None)
+    damage = []
+    if view.damaged:
+        reason = "; ".join(view.findings)
+        if strict:
+            raise JournalError(reason, hint="`relay doctor` says what to do")
+        damage.append(Damage(folder, None, None, None, reason))
+    segments: list[Segment] = []
+    begins = [entry.base_offset for entry in view.catalog.entries.values()]
+    first, last, at = min(begins, default=0), -1, max(start, min(begins, default=0))
+    for entry in view.catalog.entries.values():
+        if not entry.sealed:
+            break
+        last = entry.segment_id
+        if entry.end_offset > at:
+            segments.append(_segment(folder, last, entry.base_offset, at, entry.end_offset))
+            at = entry.end_offset
+    for number in [number for number in segment_ids(folder) if number > last]:
+        if number > last + 1 and not view.damaged:
+            return None
+        try:
+            known = view.catalog.entries.get(number)
+            base = None if known is None else known.base_offset
+            written = _written(folder, number, base, at, strict, damage)
+        except FileNotFoundError:
+            return None
+        last = number
+        if written is not None and written.end > written.start:
+            segments.append(written)
+            at = written.end
+    return Plan(segments, damage, first, at)
+
+
+def _segment(folder: str, number: int, base: int, at: int, end: int) -> Segment:
+    lost_from = at if base > at else -1
+    return Segment(folder, number, base, max(at, base), end, lost_from)
+
+
+def _written(
+    folder: str, number: int, base: int | None, at: int, strict: bool, damage: list[Damage]
+) -> Segment | None:
+    """A segment that the manifest has not as sealed, by its file; None while it has no record.
+
+    Errors: FileNotFoundError, FormatError.
+    """
+    path = segment_path(folder, number)
+    source = FileSource(path)
+    try:
+        head = source.read_at(0, FIRST + RECORD.size)
+        if not head[FIRST:].strip(b"\0") or len(head) < FIRST + RECORD.size:
+            return None
+        decode_segment_header(head[: SEGMENT_HEADER.size], path)
+        if base is None:  # its file alone speaks of it
+            base = int(RECORD.unpack(head[FIRST:])[2])
+        start = max(at, base)
+        end = whole_until(source, base, start)
+        why = _damage_behind(path, base, end)
+        if why is not None:
+            if strict:
+                raise why
+            return _segment(folder, number, base, at, base + source.size() - FIRST)._replace(
+                is_open=True
+            )
+        return _segment(folder, number, base, at, end)
+    except FormatError as exc:
+        if strict:
+            raise
+        damage.append(Damage(folder, number, None, None, str(exc)))
+        return None
+    finally:
+        source.close()
+
+
+def _damage_behind(path: str, base: int, end: int) -> IntegrityError | None:
+    """What is wrong where the whole records end, if anything that was committed lies behind it.
+
+    A reader may see a write half done: what another look does not show was one.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for _ in range(_TRIES):
+            size = os.fstat(fd).st_size
+            rest = os.pread(fd, size, FIRST + end - base)
+            if not rest.strip(b"\0"):
+                return None
+            found = tail.inspect(fd, path, base, os.pread(fd, FIRST, 0), 0)
+            at = found.walk.position
+            if found.kind is not tail.Kind.DAMAGE:
+                return None
+            if at == FIRST + end - base:
+                expected, _, seen = found.why.removeprefix("expected ").partition(", found ")
+                return IntegrityError(path, at, expected, seen)
+            end = base + at - FIRST
+    finally:
+        os.close(fd)
+    return None
+
+
+def whole_until(source: SegmentSource, base: int, start: int) -> int:
+    """The logical offset behind the last whole record, walking from the one at ``start``."""
+    starts, at, length = Starts(), start, _PIECE_BYTES
+    while True:
+        piece = source.read_at(FIRST + at - base, length)
+        size, _ = scan(piece, len(piece), at, starts)
+        at += size
+        if size:
+            length = _PIECE_BYTES
+            continue
+        claimed = wanted(piece, at)
+        if claimed <= length or len(piece) < length:
+            return at
+        length = claimed  # one record that is longer than a piece
+
+
+@contextlib.contextmanager
+def open_at(segment: Segment, objects: str) -> Iterator[SegmentSource]:
+    """The bytes of a segment, from the nearest tier that has it; ``objects``: of Tier 2.
+
+    Errors: SegmentAway, FormatError, ObjectError.
+    """
+    with contextlib.ExitStack() as cleanup:
+        source = _find(segment, objects, cleanup)
+        cleanup.callback(source.close)
+        yield source
+
+
+def _find(segment: Segment, objects: str, cleanup: contextlib.ExitStack) -> SegmentSource:
+    folder, number = segment.folder, segment.segment_id
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError):
+            return FileSource(segment_path(folder, number))
+        warm = os.path.join(folder, WARM)
+        with contextlib.suppress(FileNotFoundError):
+            return WarmSegment(os.path.join(warm, warm_name(number)), Dictionaries(warm))
+        entry = read_manifest(folder, lambda _: None).catalog.entries.get(number)
+        if entry is None:
+            raise JournalError(
+                f"segment {number} of {folder} was pruned before it was read: run it again"
+            )
+        if entry.residency == Residency.TIER2:
+            return _download(entry, folder, objects, cleanup)
+    raise JournalError(
+        f"segment {number} of {folder} is in no tier; `relay aof check` says what there is"
+    )
+
+
+def _download(
+    entry: SegmentEntry, folder: str, objects: str, cleanup: contextlib.ExitStack
+) -> SegmentSource:
+    """A segment of Tier 2, as a file that lives as long as ``cleanup``."""
+    if not objects:
+        raise SegmentAway(
+            f"segment {entry.segment_id} of {folder} is in Tier 2, and no object store is named:"
+            " journal.objects in the home's config.json, or the option `objects`"
+        )
+    store = open_objects(objects)
+    private = tempfile.mkdtemp(prefix="relay-audit-segment-")
+    cleanup.callback(shutil.rmtree, private, ignore_errors=True)
+    path = os.path.join(private, warm_name(entry.segment_id))
+    _get(store, entry.key, path)
+    needed = WarmSegment.dictionary_of(path)
+    if needed:
+        name = dictionary_name(needed)
+        _get(store, f"{os.path.dirname(entry.key)}/{name}", os.path.join(private, name))
+    source = WarmSegment(path, Dictionaries(private))
+    source.path = f"{store.url}/{entry.key}"  # for messages
+    return source
+
+
+def _get(store: ObjectStore, key: str, path: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        for piece in store.get(key).pieces:
+            file.write(piece)

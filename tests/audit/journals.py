@@ -1,0 +1,125 @@
+"""Journals for the audits' tests: written by relay.aof2 as the relay writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from relay.aof2.format import RecordFlag
+from relay.aof2.journal import Append, Journal
+from relay.aof2.plan import TierPolicy
+from relay.aof2.segments import Policy
+from relay.aof2.tiers import Tiers
+from relay.comm import events
+from relay.comm.event_codec import VERSION, Checkpoint, EventCodec, Frame, Start
+from relay.comm.events import Event
+from relay.comm.model import DeliveryState, Message, MessageType, Origin
+from tests.audit.homes import START_NS, START_S
+from tests.fakes import FakeClock
+
+SMALL = Policy(segment_bytes=1 << 20, segment_age_s=3600, slice_bytes=1 << 16)
+
+
+def sent(number: int, body: bytes = b"hello", *, to: str = "bob", sender: str = "alice") -> Event:
+    """A message that came through the relay is accepted."""
+    relay_id = f"1-{number}"
+    origin = Origin(
+        sender, f"agents/{sender}/outbox/{relay_id}.msg", 100, 1, 7, "ab", "text", to, START_NS
+    )
+    message = Message(
+        number,
+        MessageType.TEXT,
+        sender,
+        1,
+        body,
+        correlation_id="c-1",
+        metadata={"relay_id": relay_id, "to": to, "created_ns": START_NS},
+        created_at=START_S,
+    )
+    return events.MessageSent(message, (to,), origin=origin)
+
+
+def delivered(number: int, to: str = "bob") -> Event:
+    """It stands in an inbox."""
+    return events.DeliveriesMoved(number, (to,), DeliveryState.DELIVERED, START_S)
+
+
+class JournalBuilder:
+    """A home's journal, its tiers and nothing else of the home."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        key: bytes | None = None,
+        policy: Policy = SMALL,
+        tiers: TierPolicy | None = None,
+    ) -> None:
+        self.root = root
+        self.dir = root / "journal" / f"{1:020d}"
+        self.dir.parent.mkdir(parents=True, exist_ok=True)
+        self.clock = FakeClock(START_NS)
+        self.warnings: list[str] = []
+        self.codec = EventCodec(key)
+        self.sequence = 0
+        warn = self.warnings.append
+        self.journal = Journal.open(str(self.dir), 1, self.clock, policy, warn)
+        tier_policy = tiers or TierPolicy(False, 0, "", 0, 0)
+        self.tiers = Tiers(self.journal.manifest, 1, tier_policy, self.clock, warn)
+
+    @property
+    def path(self) -> str:
+        """The stream, as the format takes it."""
+        return str(self.dir)
+
+    def say(self, *more: Event) -> list[int]:
+        """Events in one commit; where their records begin."""
+        return self.put(*(self._frame(event) for event in more))
+
+    def _frame(self, event: Event) -> Frame:
+        self.sequence += 1
+        return Frame(VERSION, self.sequence - 1, event)
+
+    def start(self, epoch: int = 1) -> None:
+        """Its writer begins."""
+        self.put(Frame(VERSION, start=Start("boot-1", epoch, START_NS)), flag=RecordFlag.CONTROL)
+
+    def checkpoint(self) -> None:
+        """A store file covers what there is."""
+        frame = Frame(VERSION, checkpoint=Checkpoint(self.journal.end, self.sequence))
+        self.put(frame, flag=RecordFlag.SNAPSHOT_BOUNDARY)
+        self.tiers.cover(self.journal.end)
+
+    def put(self, *frames: Frame, flag: int = 0) -> list[int]:
+        """Frames in one commit; where their records begin."""
+        offsets: list[int] = []
+        for frame in frames:
+            payload = self.codec.encode(frame, self.journal.end)
+            offsets += self.journal.append([Append(payload, int(flag))])
+        self.journal.commit()
+        return offsets
+
+    def segment(self, *more: Event) -> list[int]:
+        """Events that are a segment of their own, sealed."""
+        offsets = self.say(*more)
+        self.journal.seal()
+        return offsets
+
+    def settle(self) -> list[str]:
+        """Steps of the tiers until nothing is due."""
+        done = []
+        while (line := self.tiers.step()) is not None:
+            done.append(line)
+        return done
+
+    def files(self) -> list[str]:
+        """What lies in the stream's folders for segments."""
+        return sorted(
+            f"{folder}/{path.name}"
+            for folder in ("segments", "warm")
+            if (self.dir / folder).is_dir()
+            for path in (self.dir / folder).iterdir()
+        )
+
+    def close(self) -> None:
+        """Let the files go."""
+        self.journal.close()
