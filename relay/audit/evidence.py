@@ -32,7 +32,7 @@ from relay.audit.ledger_source import LedgerSnapshot
 from relay.clock import NS_PER_S, Clock
 from relay.comm import acomm
 from relay.comm.seal import seal
-from relay.config import decode
+from relay.config import Config, decode
 from relay.errors import FormatError, HomeMissing, KeyFileError, RelayError, SealedStore
 from relay.home import CONFIG, JOURNAL, LEDGER, STORE, Home
 from relay.store.opening import look, store_key, tier_policy
@@ -162,6 +162,14 @@ class Evidence:
         """How much older than the snapshot a message must be to be judged by it."""
         return self.gathered.grace_ns
 
+    @property
+    def config(self) -> Config:
+        """The home's configuration; the defaults where it has none. Errors: ConfigError."""
+        if not os.path.exists(os.path.join(self.gathered.home, CONFIG)):
+            return Config()
+        with Home(self.gathered.home) as home:
+            return decode(home.read_config(), home.path(CONFIG))
+
     def ledger(self, table: str, *columns: str) -> DataFrame:
         """These columns of a table. Errors: RelayError for one that is not there."""
         path = self.gathered.ledger.path
@@ -181,6 +189,32 @@ class Evidence:
         return self._columns(
             f"store {section}", lambda names: self._store(section, names), every, columns
         )
+
+    def moves(self) -> DataFrame:
+        """Deliveries that were written, held or given up after their first row: few of audit_log.
+
+        Columns: at, message_id, recipient, old_status, new_status, attempt, is_again (with a
+        new attempt).
+        """
+        key = "moves"
+        if key not in self._kept:
+            log = ledger_source.load(
+                self._spark,
+                self.gathered.ledger.path,
+                "audit_log",
+                ("at", "what", "old_status", "new_status", "attempt", "staged_at", "written_at"),
+            )
+            few = log.where(F.col("new_status").isin("written", "held", "dead")).select(
+                "at",
+                F.substring_index("what", " > ", 1).alias("message_id"),
+                F.substring_index("what", " > ", -1).alias("recipient"),
+                "old_status",
+                "new_status",
+                "attempt",
+                F.coalesce("staged_at", "written_at").isNotNull().alias("is_again"),
+            )
+            self._kept[key] = few.persist(StorageLevel.MEMORY_AND_DISK) if self._shared else few
+        return self._kept[key]
 
     def originals(self, *columns: str) -> DataFrame:
         """These columns of the files that agents sent, archived since or before the snapshot.

@@ -31,7 +31,7 @@ from relay.errors import FormatError, MessageError, RelayError
 from relay.flow.delivery import DUPLICATES, REJECTED
 from relay.housekeeping import archive_pack
 from relay.message import DEFAULT_MAX_BODY_BYTES, max_file_bytes, parse, split
-from relay.names import MSG_SUFFIX, message_id_of, shown
+from relay.names import MSG_SUFFIX, shown
 
 FORMAT = "relay_originals"
 FOLDER = "archive"
@@ -246,11 +246,10 @@ def _named(path: str, day: str, pack: str | None) -> Original:
     """What the path alone tells."""
     parts = path.split("/")
     kind = _KINDS.get(parts[3], "original") if len(parts) > 4 else "original"
-    name = parts[-1]
-    if kind != "original":  # a number may stand behind the name
-        name = name[: name.find(MSG_SUFFIX) + len(MSG_SUFFIX)] or name
+    stem, suffix, _ = parts[-1].rpartition(MSG_SUFFIX)  # a number may stand behind it
     agent = parts[2] if len(parts) > 3 else ""
-    return Original(_text(path), message_id_of(name), kind, day, _text(agent) or None, pack)
+    message_id = _text(stem) if suffix else None
+    return Original(_text(path), message_id, kind, day, _text(agent) or None, pack)
 
 
 def _text(name: str) -> str:

@@ -44,7 +44,7 @@ def list_jobs() -> None:
     from relay.audit.jobs import JOBS
 
     for job in JOBS.values():
-        click.echo(f"{job.name:<12}{job.explains}")
+        click.echo(f"{job.name:<14}{job.explains}")
 
 
 @audit.command(epilog=RUN_EXAMPLES)

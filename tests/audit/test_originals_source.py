@@ -62,7 +62,7 @@ def test_folders_and_packs_give_the_same_rows(spark: SparkSession, tmp_path: Pat
     assert {(row.kind, row.agent, row.message_id, row.checksum) for row in before.values()} == {
         ("original", "alice", ID, sha256_hex(b"hello\n")),
         ("original", "alice", "1769851800000000002-a2", sha256_hex(b"received")),
-        ("rejected", "alice", None, None),
+        ("rejected", "alice", "no message", None),
         ("duplicate", "bob", ID, sha256_hex(b"hello\n")),
         ("original", "carol", "1769765400000000003-a3", sha256_hex(b"hello\n")),
     }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from relay.audit.jobs import reconcile, traffic
+from relay.audit.jobs import acks, dead_letters, duplicates, ordering, reconcile, traffic
 from relay.audit.jobs.job import Job
 from relay.errors import RelayError
 
 __all__ = ["JOBS", "Job", "select"]
 
-JOBS: dict[str, Job] = {job.name: job for job in (reconcile.JOB, traffic.JOB)}
+_EVERY = (reconcile.JOB, duplicates.JOB, ordering.JOB, acks.JOB, dead_letters.JOB, traffic.JOB)
+JOBS: dict[str, Job] = {job.name: job for job in _EVERY}
 
 
 def select(names: tuple[str, ...]) -> list[Job]:

@@ -22,13 +22,20 @@ def by_message(deliveries: DataFrame) -> DataFrame:
 
     Names are collected of these few alone: a list for every message is ten times the work.
     """
-    waiting, ended = F.col("state").isin(*WAITING), F.col("state").isin(*ENDED)
-    return deliveries.groupBy("message_id").agg(
+    counted = deliveries.groupBy("message_id").agg(
         F.count("recipient").alias("deliveries"),
         F.count_if(F.col("state") == "dead").alias("dead"),
-        _recipients(waiting).alias("waiting_for"),
-        _recipients(ended).alias("ended_for"),
     )
+    waiting, ended = F.col("state").isin(*WAITING), F.col("state").isin(*ENDED)
+    named = (
+        deliveries.where(waiting | ended)
+        .groupBy("message_id")
+        .agg(
+            _recipients(waiting).alias("waiting_for"),
+            _recipients(ended).alias("ended_for"),
+        )
+    )
+    return counted.join(named, on="message_id", how="left")
 
 
 def by_relay_id(stored: DataFrame) -> DataFrame:

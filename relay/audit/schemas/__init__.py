@@ -10,11 +10,22 @@ ends at 2^63-1. A time behind the year 9999 is NULL. Each column carries its com
 ``DESCRIBE`` shows.
 """
 
+from relay.audit.schemas.accounts import (
+    ACKS,
+    CLOCK,
+    DEAD_LETTER,
+    DEAD_REASON,
+    DUPLICATE,
+    INTEGRITY_DAY,
+    ORDERED,
+    OWED,
+    VERIFIED,
+)
 from relay.audit.schemas.fields import conform, subset
 from relay.audit.schemas.journal import JOURNAL, JOURNAL_DAMAGE
 from relay.audit.schemas.kept import KEPT_FILE, ORIGINAL
 from relay.audit.schemas.ledger import LEDGER, LEDGER_WITHOUT_ROWID
-from relay.audit.schemas.results import COUNT, FINDING, RECONCILED, TRAFFIC
+from relay.audit.schemas.results import COUNT, FINDING, RECONCILED, RECONCILED_DELIVERY, TRAFFIC
 from relay.audit.schemas.store import (
     STORED_CHANNEL,
     STORED_DELIVERY,
@@ -23,20 +34,30 @@ from relay.audit.schemas.store import (
 )
 
 __all__ = [
+    "ACKS",
+    "CLOCK",
     "COUNT",
+    "DEAD_LETTER",
+    "DEAD_REASON",
+    "DUPLICATE",
     "FINDING",
+    "INTEGRITY_DAY",
     "JOURNAL",
     "JOURNAL_DAMAGE",
     "KEPT_FILE",
     "LEDGER",
     "LEDGER_WITHOUT_ROWID",
+    "ORDERED",
     "ORIGINAL",
+    "OWED",
     "RECONCILED",
+    "RECONCILED_DELIVERY",
     "STORED_CHANNEL",
     "STORED_DELIVERY",
     "STORED_MESSAGE",
     "STORED_SUBSCRIPTION",
     "TRAFFIC",
+    "VERIFIED",
     "conform",
     "subset",
 ]

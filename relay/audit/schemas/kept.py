@@ -9,7 +9,7 @@ from relay.audit.schemas.fields import NUMBER, TEXT, TIME, WORDS, always, maybe
 ORIGINAL = StructType(
     [
         always("path", TEXT, "below the home, as the ledger's file_path; in a pack, too"),
-        maybe("message_id", TEXT, "stem of the file's name; NULL: it is none"),
+        maybe("message_id", TEXT, "stem of the file's name, of a refused one whatever it was"),
         always("kind", TEXT, "original, rejected, duplicate; pack: a pack that cannot be read"),
         always("day", TEXT, "2026-01-31, of the archive's folder"),
         maybe("agent", TEXT, "sender"),
