@@ -16,12 +16,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from relay.audit import (
     acomm_source,
     aof2_source,
+    files_source,
     journal_files,
     ledger_source,
     originals_source,
@@ -145,11 +147,20 @@ class Evidence:
     are not among what is kept.
     """
 
-    def __init__(self, spark: SparkSession, gathered: Gathered, *, shared: bool = False) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        gathered: Gathered,
+        *,
+        shared: bool = False,
+        earlier: str | None = None,
+    ) -> None:
         self.gathered = gathered
+        self._earlier = earlier  # what --out was of a run to compare with
         self._spark = spark
         self._shared = shared
         self._kept: dict[str, DataFrame] = {}
+        self._files: list[files_source.Unit] | None = None
         self._originals: list[list[originals_source.Unit]] | None = None
 
     @property
@@ -169,6 +180,23 @@ class Evidence:
             return Config()
         with Home(self.gathered.home) as home:
             return decode(home.read_config(), home.path(CONFIG))
+
+    def compared(self, table: str, schema: StructType) -> DataFrame:
+        """A small table of the run to compare with; no rows where there is none to compare with.
+
+        It is read at once: this run may write to the same place. Errors: RelayError when that
+        run has no such table.
+        """
+        rows: list[Row] = []
+        if self._earlier is not None:
+            path = os.path.join(self._earlier, table)
+            if not os.path.isdir(path):
+                raise RelayError(
+                    f"there is no {path} to compare with",
+                    hint="--compare takes what --out was of a run with the job integrity",
+                )
+            rows = self._spark.read.parquet(path).select(*schema.names).collect()
+        return self._spark.createDataFrame(rows, schema)
 
     def ledger(self, table: str, *columns: str) -> DataFrame:
         """These columns of a table. Errors: RelayError for one that is not there."""
@@ -238,6 +266,16 @@ class Evidence:
         Errors: RelayError for one that is not there.
         """
         return self._columns("journal", self._journal, schemas.JOURNAL.names, columns)
+
+    def files(self, *columns: str) -> DataFrame:
+        """These columns of everything that keeps something, verified: schemas.KEPT_FILE."""
+        gathered = self.gathered
+        if self._files is None:
+            objects = gathered.journal.objects
+            self._files = files_source.plan(
+                gathered.home, gathered.store_files, gathered.folder, objects
+            )
+        return files_source.load(self._spark, gathered.home, self._files, columns)
 
     def _columns(
         self,

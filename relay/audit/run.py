@@ -42,6 +42,7 @@ class Request(msgspec.Struct, frozen=True):
     out: str | None = None  # None: nothing is kept
     master: str = DEFAULT_MASTER
     grace_s: float = DEFAULT_GRACE_S
+    compare: str | None = None  # --out of an earlier run, for the hashes of its days
 
 
 class JobReport(msgspec.Struct):
@@ -103,7 +104,7 @@ def run_audit(request: Request, clock: Clock) -> tuple[Report, dict[str, Example
     reports: dict[str, JobReport] = {}
     examples: dict[str, Examples] = {}
     with _session(request.master) as spark:
-        evidence = Evidence(spark, gathered, shared=len(wanted) > 1)
+        evidence = Evidence(spark, gathered, shared=len(wanted) > 1, earlier=request.compare)
         for job in wanted:
             examples[job.name] = Examples()
             reports[job.name] = _run_job(spark, job, evidence, out, examples[job.name])

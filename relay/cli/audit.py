@@ -59,6 +59,11 @@ def list_jobs() -> None:
     type=click.FloatRange(min=0),
     help="A message is `extra` only when it is older than the snapshot by this; 30 by default.",
 )
+@click.option(
+    "--compare",
+    metavar="DIR",
+    help="--out of an earlier run: a day that is not what it was then is a finding.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The summary as JSON, for programs.")
 @click.pass_context
 def run(
@@ -68,6 +73,7 @@ def run(
     out: str | None,
     master: str | None,
     grace_s: float | None,
+    compare: str | None,
     as_json: bool,
 ) -> None:
     """Run each JOB, or all of them, over a snapshot of ledger and store.
@@ -78,7 +84,7 @@ def run(
     _need_the_extra()
     from relay.audit.run import Request, run_audit, to_json
 
-    given = {"out": out, "master": master, "grace_s": grace_s}
+    given = {"out": out, "master": master, "grace_s": grace_s, "compare": compare}
     request = Request(
         home=root_of(context, home),
         jobs=jobs,

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from relay.audit.jobs import acks, dead_letters, duplicates, ordering, reconcile, traffic
+from relay.audit.jobs import (
+    acks,
+    dead_letters,
+    duplicates,
+    integrity,
+    ordering,
+    reconcile,
+    traffic,
+)
 from relay.audit.jobs.job import Job
 from relay.errors import RelayError
 
 __all__ = ["JOBS", "Job", "select"]
 
-_EVERY = (reconcile.JOB, duplicates.JOB, ordering.JOB, acks.JOB, dead_letters.JOB, traffic.JOB)
+_EVERY = (
+    reconcile.JOB,
+    duplicates.JOB,
+    ordering.JOB,
+    acks.JOB,
+    dead_letters.JOB,
+    integrity.JOB,
+    traffic.JOB,
+)
 JOBS: dict[str, Job] = {job.name: job for job in _EVERY}
 
 

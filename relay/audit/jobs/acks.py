@@ -62,7 +62,7 @@ def make(evidence: Evidence) -> Tables:
     channels = evidence.store("channels", "id", "delivery", "ack_timeout_s", "modified_at")
     journal = evidence.journal("end", "at", "event", "state", "due_at", "deliveries")
     state = evidence.ledger("orchestrator_state", "updated_at")
-    asked = asked_of(stored, channels, evidence.config.retry.ack_timeout_s)
+    asked = asked_of(stored, channels, evidence.config.delivery.ack_timeout_s)
     judged = judge(messages, deliveries, asked, journal, state, evidence.grace_ns)
     kept = judged.where(F.col("class").isNotNull())
     owed = schemas.conform(kept, schemas.OWED).unionByName(unasked(stored))
