@@ -73,18 +73,40 @@ def check(path: str) -> Findings:
         if not os.path.isdir(path):
             _check_file(path, findings)
             return findings
-        _check_manifest(path, findings)
-        _check_snapshots(path, findings)
-        _check_segments(path, findings)
+        _check_catalog(path, findings)
+        for file in segment_files(path):
+            tier1 = os.path.join(path, WARM, f"{file.segment_id:020d}{WARM_SUFFIX}")
+            for copy in dict.fromkeys((file.path, tier1)):
+                if copy and os.path.exists(copy):
+                    check_segment(copy, file.entry, findings)
     except (RelayError, OSError) as exc:
         findings.problems.append(problem_of(exc, path))
     return findings
 
 
+def check_catalog(stream_dir: str) -> Findings:
+    """Verify a stream's manifest and snapshots, and that the files are there which they speak of.
+
+    What is in the segments is not looked at. Never raises for what it finds there.
+    """
+    findings = Findings([], [])
+    try:
+        _check_catalog(stream_dir, findings)
+    except (RelayError, OSError) as exc:
+        findings.problems.append(problem_of(exc, stream_dir))
+    return findings
+
+
+def _check_catalog(stream_dir: str, findings: Findings) -> None:
+    _check_manifest(stream_dir, findings)
+    _check_snapshots(stream_dir, findings)
+    _check_segments(stream_dir, findings)
+
+
 def _check_file(path: str, findings: Findings) -> None:
     kind = kind_of(path)
     if kind == "segment":
-        _check_segment(path, None, findings)
+        check_segment(path, None, findings)
     elif kind == "chunk":
         _take(ChunkLook(path), findings)
     else:
@@ -142,10 +164,6 @@ def _check_segments(stream_dir: str, findings: Findings) -> None:
                 )
             behind = entry.end_offset if entry.sealed else None
             _check_residency(stream_dir, entry, findings)
-        tier1 = os.path.join(stream_dir, WARM, f"{file.segment_id:020d}{WARM_SUFFIX}")
-        for path in dict.fromkeys((file.path, tier1)):
-            if path and os.path.exists(path):
-                _check_segment(path, entry, findings)
 
 
 def _check_residency(stream_dir: str, entry: SegmentEntry, findings: Findings) -> None:
@@ -170,8 +188,12 @@ def _still(stream_dir: str, entry: SegmentEntry) -> bool:
     return now.get(entry.segment_id) == entry
 
 
-def _check_segment(path: str, entry: SegmentEntry | None, findings: Findings) -> None:
-    """One copy of a segment; what looks wrong is looked at again, for it may be being written."""
+def check_segment(path: str, entry: SegmentEntry | None, findings: Findings) -> None:
+    """One copy of a segment, against what the manifest says of it, into ``findings``.
+
+    What looks wrong is looked at again, for it may be being written. Never raises for what it
+    finds there.
+    """
     before: list[str] | None = None
     while True:
         try:

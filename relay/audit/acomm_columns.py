@@ -69,7 +69,8 @@ def rows(store: StoreFile, section: str, path: str) -> Rows:
 
 
 def _deliveries(store: StoreFile) -> list[StoredDelivery]:
-    relay_ids = {message.id: _relay_id(message) for message in store.messages}
+    kept = (*store.messages, *store.dead_letters, *store.archive)
+    relay_ids = {message.id: _relay_id(message) for message in kept}
     return [
         StoredDelivery(number, relay_ids.get(number), recipient, delivery.state.label)
         for number, deliveries in EngineState.decode(store.engine_state).deliveries.items()

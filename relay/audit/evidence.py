@@ -17,11 +17,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from relay.audit import acomm_source, aof2_source, journal_files, ledger_source, schemas
+from relay.audit import (
+    acomm_source,
+    aof2_source,
+    files_source,
+    journal_files,
+    ledger_source,
+    originals_source,
+    schemas,
+)
 from relay.audit.acomm_columns import SECTIONS, sections_of
 from relay.audit.ledger_source import LedgerSnapshot
 from relay.audit.sizes import Sizes, measure
@@ -29,7 +37,7 @@ from relay.audit.watched import DEFAULT_RECENT_DAYS, watched_until
 from relay.clock import NS_PER_S, Clock
 from relay.comm import acomm
 from relay.comm.seal import seal
-from relay.config import decode
+from relay.config import Config, decode
 from relay.errors import FormatError, HomeMissing, KeyFileError, RelayError, SealedStore
 from relay.home import CONFIG, JOURNAL, LEDGER, STORE, Home
 from relay.store.opening import look, store_key
@@ -152,11 +160,21 @@ class Evidence:
     are not among what is kept.
     """
 
-    def __init__(self, spark: SparkSession, gathered: Gathered, *, shared: bool = False) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        gathered: Gathered,
+        *,
+        shared: bool = False,
+        earlier: str | None = None,
+    ) -> None:
         self.gathered = gathered
+        self._earlier = earlier  # what --out was of a run to compare with
         self._spark = spark
         self._shared = shared
         self._kept: dict[str, DataFrame] = {}
+        self._files: list[files_source.Unit] | None = None
+        self._originals: list[list[originals_source.Unit]] | None = None
 
     @property
     def snapshot_ns(self) -> int:
@@ -190,6 +208,31 @@ class Evidence:
         """These rows, known to the driver, as a table."""
         return self._spark.createDataFrame(list(rows), schema)
 
+    @property
+    def config(self) -> Config:
+        """The home's configuration; the defaults where it has none. Errors: ConfigError."""
+        if not os.path.exists(os.path.join(self.gathered.home, CONFIG)):
+            return Config()
+        with Home(self.gathered.home) as home:
+            return decode(home.read_config(), home.path(CONFIG))
+
+    def compared(self, table: str, schema: StructType) -> DataFrame:
+        """A small table of the run to compare with; no rows where there is none to compare with.
+
+        It is read at once: this run may write to the same place. Errors: RelayError when that
+        run has no such table.
+        """
+        rows: list[Row] = []
+        if self._earlier is not None:
+            path = os.path.join(self._earlier, table)
+            if not os.path.isdir(path):
+                raise RelayError(
+                    f"there is no {path} to compare with",
+                    hint="--compare takes what --out was of a run with the job integrity",
+                )
+            rows = self._spark.read.parquet(path).select(*schema.names).collect()
+        return self._spark.createDataFrame(rows, schema)
+
     def ledger(self, table: str, *columns: str) -> DataFrame:
         """These columns of a table. Errors: RelayError for one that is not there."""
         path = self.gathered.ledger.path
@@ -210,6 +253,48 @@ class Evidence:
             f"store {section}", lambda names: self._store(section, names), every, columns
         )
 
+    def moves(self) -> DataFrame:
+        """Deliveries that were written, held or given up after their first row: few of audit_log.
+
+        Columns: at, message_id, recipient, old_status, new_status, attempt, is_again (with a
+        new attempt).
+        """
+        key = "moves"
+        if key not in self._kept:
+            log = ledger_source.load(
+                self._spark,
+                self.gathered.ledger.path,
+                "audit_log",
+                ("at", "what", "old_status", "new_status", "attempt", "staged_at", "written_at"),
+            )
+            few = log.where(F.col("new_status").isin("written", "held", "dead")).select(
+                "at",
+                F.substring_index("what", " > ", 1).alias("message_id"),
+                F.substring_index("what", " > ", -1).alias("recipient"),
+                "old_status",
+                "new_status",
+                "attempt",
+                F.coalesce("staged_at", "written_at").isNotNull().alias("is_again"),
+            )
+            self._kept[key] = few.persist(StorageLevel.MEMORY_AND_DISK) if self._shared else few
+        return self._kept[key]
+
+    def originals(self, *columns: str) -> DataFrame:
+        """These columns of the files that agents sent, archived since or before the snapshot.
+
+        The folders are listed once, when they are first asked for. Errors: RelayError.
+        """
+        home = self.gathered.home
+        if self._originals is None:
+            self._originals = originals_source.plan(home)
+        planned = self._originals
+        return self._columns(
+            "originals",
+            lambda names: originals_source.load(self._spark, home, planned, names),
+            schemas.ORIGINAL.names,
+            columns,
+        )
+
     def journal(self, *columns: str) -> DataFrame:
         """These columns of the journal's records; ``stream`` as in the home.
 
@@ -222,6 +307,16 @@ class Evidence:
         if key not in self._kept:
             self._kept[key] = make().persist(StorageLevel.MEMORY_AND_DISK)
         return self._kept[key]
+
+    def files(self, *columns: str) -> DataFrame:
+        """These columns of everything that keeps something, verified: schemas.KEPT_FILE."""
+        gathered = self.gathered
+        if self._files is None:
+            objects = gathered.journal.objects
+            self._files = files_source.plan(
+                gathered.home, gathered.store_files, gathered.folder, objects
+            )
+        return files_source.load(self._spark, gathered.home, self._files, columns)
 
     def _columns(
         self,

@@ -6,7 +6,9 @@ from pyspark.sql import SparkSession
 
 from relay.audit.acomm_source import AcommSource
 from relay.audit.aof2_source import Aof2Source
+from relay.audit.files_source import FilesSource
 from relay.audit.ledger_source import LedgerSource
+from relay.audit.originals_source import OriginalsSource
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
@@ -21,3 +23,5 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(AcommSource)
     spark.dataSource.register(Aof2Source)
     spark.dataSource.register(LedgerSource)
+    spark.dataSource.register(OriginalsSource)
+    spark.dataSource.register(FilesSource)

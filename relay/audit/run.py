@@ -49,6 +49,7 @@ class Request(msgspec.Struct, frozen=True):
     master: str = DEFAULT_MASTER
     grace_s: float = DEFAULT_GRACE_S
     recent_days: float = DEFAULT_RECENT_DAYS
+    compare: str | None = None  # --out of an earlier run, for the hashes of its days
 
 
 def run_audit(
@@ -73,7 +74,9 @@ def run_audit(
             with _session(request.master, settings_for(gathered.size)) as spark:
                 with faults.explained():
                     cluster.require_shared(spark.sparkContext, [home, folder], [written.path])
-                evidence = Evidence(spark, gathered, shared=len(wanted) > 1)
+                evidence = Evidence(
+                    spark, gathered, shared=len(wanted) > 1, earlier=request.compare
+                )
                 reports, examples = _run_jobs(spark, wanted, evidence, written, watcher)
             report = _report(gathered, request, reports)
             if request.out is not None:

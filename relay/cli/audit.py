@@ -45,7 +45,7 @@ def list_jobs() -> None:
     from relay.audit.jobs import JOBS
 
     for job in JOBS.values():
-        click.echo(f"{job.name:<12}{job.explains}")
+        click.echo(f"{job.name:<14}{job.explains}")
 
 
 @audit.command(epilog=RUN_EXAMPLES)
@@ -67,6 +67,11 @@ def list_jobs() -> None:
     type=click.FloatRange(min=0),
     help="Incidents older than this are counted and no findings any more; 7 by default.",
 )
+@click.option(
+    "--compare",
+    metavar="DIR",
+    help="--out of an earlier run: a day that is not what it was then is a finding.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The summary as JSON, for programs.")
 @click.pass_context
 def run(
@@ -77,6 +82,7 @@ def run(
     master: str | None,
     grace_s: float | None,
     recent_days: float | None,
+    compare: str | None,
     as_json: bool,
 ) -> None:
     """Run each JOB, or all of them, over a snapshot of ledger and store.
@@ -88,7 +94,13 @@ def run(
     from relay.audit.run import Request, run_audit, to_json
     from relay.cli.audit_screen import FEW_JOBS, Screen
 
-    given = {"out": out, "master": master, "grace_s": grace_s, "recent_days": recent_days}
+    given = {
+        "out": out,
+        "master": master,
+        "grace_s": grace_s,
+        "recent_days": recent_days,
+        "compare": compare,
+    }
     request = Request(
         home=root_of(context, home),
         jobs=jobs,

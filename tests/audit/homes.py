@@ -6,7 +6,7 @@ from pathlib import Path
 
 from relay.audit.evidence import Evidence, gather
 from relay.checksums import sha256_hex
-from relay.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.clock import NS_PER_MS, NS_PER_S, Clock, iso_date
 from relay.comm import acomm
 from relay.comm.engine_state import EngineState
 from relay.comm.model import (
@@ -28,6 +28,17 @@ START_S = 1_769_851_800
 START_NS = START_S * NS_PER_S
 FILE_SIZE = 100
 DIRECT = Channel(1, "dm/alice/bob", ChannelType.DIRECT, "alice", (Participant("alice"),))
+
+STATE_OF = {
+    "held": DeliveryState.SENT,
+    "staged": DeliveryState.STAGED,
+    "written": DeliveryState.DELIVERED,
+    "read": DeliveryState.RECEIVED,
+    "acked": DeliveryState.ACKNOWLEDGED,
+    "bounced": DeliveryState.BOUNCED,
+    "expired": DeliveryState.EXPIRED,
+    "dead": DeliveryState.DEAD,
+}
 
 
 def stored_message(
@@ -65,6 +76,7 @@ class HomeBuilder:
         (root / "store").mkdir(parents=True)
         self.ledger = Ledger.open(str(root / "ledger.db"))
         self.stored: list[Message] = []
+        self.files: dict[str, tuple[str, bytes]] = {}  # message id -> sender, what it wrote
 
     @property
     def path(self) -> str:
@@ -86,6 +98,7 @@ class HomeBuilder:
     ) -> None:
         """A row, pending."""
         path = f"agents/{sender}/outbox/{message_id}.msg"
+        self.files[message_id] = (sender, f"TO: {to}\n\n".encode() + body)
         facts = FileFacts(
             message_id, sender, path, FILE_SIZE, at_ns, 7, sha256_hex(body), "message", to, at_ns
         )
@@ -128,10 +141,15 @@ class HomeBuilder:
                 self.ledger.written(Written(message_id, name, 1, at_ns, at) for name in recipients)
 
     def finish(self, message_id: str, *, at_ns: int = START_NS) -> None:
-        """The row is archived."""
+        """The row is archived, and so is its file, under the day of ``at_ns``."""
+        sender, data = self.files[message_id]
+        path = f"archive/{iso_date(at_ns)}/{sender}/{message_id}.msg"
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
         with self.ledger.transaction():
             self.ledger.complete([message_id], at_ns)
-            self.ledger.archive([(message_id, f"archive/2026-01-31/alice/{message_id}.msg")])
+            self.ledger.archive([(message_id, path)])
 
     def keep(
         self,
@@ -145,14 +163,19 @@ class HomeBuilder:
         number = len(self.stored) + 1
         self.stored.append(stored_message(number, message_id, body, sender=sender, to=to))
 
+    def engine_deliveries(self, message: Message) -> dict[str, Delivery]:
+        """What the engine knows of a message's deliveries: the same as the ledger."""
+        relay_id = message.relay_id or ""
+        told = self.ledger.deliveries([relay_id]).get(relay_id, {})
+        known = {name: Delivery(STATE_OF[one.state], one.attempt) for name, one in told.items()}
+        return known or {"bob": Delivery(DeliveryState.DELIVERED)}
+
     def write_store(self, name: str = "store/relay.acomm", **fields: object) -> str:
         """Write what the engine holds to a file of the home; returns its path."""
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         state = EngineState(
-            deliveries={
-                message.id: {"bob": Delivery(DeliveryState.DELIVERED)} for message in self.stored
-            }
+            deliveries={message.id: self.engine_deliveries(message) for message in self.stored}
         )
         store = StoreFile(
             START_S,

@@ -91,8 +91,8 @@ def test_findings_name_what_is_wrong_and_what_is_known(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
     plant_every_fault(home)
-    table = reconcile.make(home.evidence(spark, tmp_path / "run"))["reconcile"]
-    found = reconcile.findings({"reconcile": table}, NOW)
+    tables = reconcile.make(home.evidence(spark, tmp_path / "run"))
+    found = reconcile.findings(tables, NOW)
     assert found.schema.names == schemas.FINDING.names
     rows = {row["message_id"]: row for row in found.collect()}
     assert {name: (row["check"], row["severity"]) for name, row in rows.items()} == {
@@ -106,7 +106,9 @@ def test_findings_name_what_is_wrong_and_what_is_known(
         "status": "archived",
         "ledger_checksum": sha256_hex(b"what the sender wrote"),
         "store_checksum": sha256_hex(b"what the store holds"),
+        "original_checksum": sha256_hex(b"what the sender wrote"),
         "store_file": "store/relay.acomm",
+        "original": "archive/2026-01-31/alice/1-different.msg",
     }
     assert rows["1-held"]["detail"]["waiting_for"] == "carol"
     assert (rows["1-extra"]["agent"], rows["1-extra"]["route"]) == ("mallory", "bob")

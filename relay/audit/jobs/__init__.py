@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from relay.audit.jobs import (
+    acks,
     agents,
     capacity,
+    dead_letters,
+    duplicates,
+    integrity,
     latency,
+    ordering,
     reconcile,
     security,
     threads,
@@ -16,18 +21,22 @@ from relay.errors import RelayError
 
 __all__ = ["JOBS", "Job", "select"]
 
-JOBS: dict[str, Job] = {
-    job.name: job
-    for job in (
-        reconcile.JOB,
-        latency.JOB,
-        traffic.JOB,
-        agents.JOB,
-        threads.JOB,
-        security.JOB,
-        capacity.JOB,
-    )
-}
+# In the order of a report: what is lost, then how it went, then who with whom, then the files.
+_EVERY = (
+    reconcile.JOB,
+    duplicates.JOB,
+    dead_letters.JOB,
+    acks.JOB,
+    ordering.JOB,
+    latency.JOB,
+    traffic.JOB,
+    threads.JOB,
+    agents.JOB,
+    security.JOB,
+    integrity.JOB,
+    capacity.JOB,
+)
+JOBS: dict[str, Job] = {job.name: job for job in _EVERY}
 
 
 def select(names: tuple[str, ...]) -> list[Job]:

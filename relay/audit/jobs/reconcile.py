@@ -1,93 +1,170 @@
-"""Every ledger message against the store, by the metadata ``relay_id``.
+"""Every message against ledger, store, journal and archive, and each of its deliveries.
+
+A message has one class, the worst that is true of it:
 
 | class | means | found |
 |---|---|---|
 | delivered | in the store with the ledger's checksum, and no delivery waits | |
 | unverified | the same, but a checksum is missing or sealed | |
 | returned | of its deliveries one expired, bounced or is dead; none waits | |
+| discarded | dead for somebody, and not in the store: its dead letter was let go | |
 | undelivered | completed, but a delivery is still held or staged | warning |
 | checksum_differs | the store holds another content than the ledger saw | error |
 | missing | completed or archived in the ledger, and not in the store | error |
+| journal_differs | the journal holds another content than the ledger saw | error |
+| unjournaled | completed, and not in the journal, which goes back that far | error |
+| original_differs | the archived file says something else than the ledger saw | error |
+| original_missing | archived by the ledger, and not in the archive, nor pruned | error |
 | in_flight | pending or processing: not at its end yet | |
 | failed | refused, and the sender has its nack; not expected in the store | |
-| extra | in the store, older than the snapshot by the grace, no ledger row | error |
-| recent | the same, but too young to be judged | |
+| extra | in store or journal, old enough to be judged, no ledger row | error |
+| stray | an original in the archive that no ledger row knows | warning |
+| recent | one of these two, but too young to be judged | |
 
-Each message has one class: the worst that is true of it.
+A delivery, of one message to one recipient, has one as well:
+
+| class | means | found |
+|---|---|---|
+| held, staged, written, read, acked, expired, bounced, dead | the ledger's state | |
+| missing | store or journal have accepted it, the ledger does not know it | error |
+| extra | in the ledger; store and journal know the message, not this recipient | error |
+| contradicted | store or journal say what does not go with the ledger's state | error |
+| doubled | put into the inbox more often than there were attempts | error |
+| unheard | an answer of the relay's own for somebody who is no agent any more | |
+| in_flight, failed, recent | as its message | |
+| unknown | its message has no ledger row, which is that message's own finding | |
 """
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from relay.audit import schemas
 from relay.audit.evidence import Evidence
+from relay.audit.jobs import accounts, delivery_states
 from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, found
 
 NAME = "reconcile"
+DELIVERIES = "reconcile_deliveries"
 SEVERITY = {
     "missing": ERROR,
     "checksum_differs": ERROR,
+    "journal_differs": ERROR,
+    "unjournaled": ERROR,
+    "original_differs": ERROR,
+    "original_missing": ERROR,
     "extra": ERROR,
+    "stray": WARNING,
     "undelivered": WARNING,
 }
-WAITING = ("held", "staged")
-ENDED = ("expired", "bounced", "dead")
+DELIVERY_CHECKS = {
+    "missing": "delivery_missing",
+    "extra": "delivery_extra",
+    "contradicted": "delivery_contradicted",
+    "doubled": "delivery_doubled",
+}
 STORE_SECTIONS = "messages,dead_letters,archive"
-_NS_PER_US = 1000
+_MESSAGE = (
+    "message_id",
+    "agent_name",
+    "target",
+    "status",
+    "checksum",
+    "file_path",
+    "file_size",
+    "discovered_at",
+    "processed_at",
+    "last_error",
+)
+_STORED = ("relay_id", "checksum", "sender", "to", "created_ns", "created_at", "file")
+_SENT = ("end", "at", "event", "relay_id", "checksum", "sender", "to")
+_ORIGINAL = ("path", "message_id", "kind", "day", "agent", "checksum", "changed_at", "problem")
 
 
 def make(evidence: Evidence) -> Tables:
-    """One row a message of ledger or store: schemas.RECONCILED."""
-    messages = evidence.ledger(
-        "messages",
-        "message_id",
-        "agent_name",
-        "target",
-        "status",
-        "checksum",
-        "discovered_at",
-        "processed_at",
-        "last_error",
-    )
-    deliveries = evidence.ledger("deliveries", "message_id", "recipient", "state")
-    stored = evidence.store(
-        STORE_SECTIONS, "relay_id", "checksum", "sender", "to", "created_ns", "created_at", "file"
+    """A row a message of whatever source, and a row a message and recipient."""
+    messages = evidence.ledger("messages", *_MESSAGE)
+    deliveries = evidence.ledger("deliveries", "message_id", "recipient", "state", "attempt")
+    originals = evidence.originals(*_ORIGINAL)
+    retention = evidence.config.retention
+    reach = accounts.reach(
+        evidence.journal("at"), evidence.ledger("orchestrator_state", "key", "value")
+    ).crossJoin(
+        accounts.originals_from(
+            messages,
+            originals,
+            evidence.snapshot_ns,
+            retention.archive_days,
+            retention.archive_mib,
+        )
     )
     ns = (evidence.snapshot_ns, evidence.grace_ns)
-    return {NAME: reconcile(messages, deliveries, stored, *ns)}
+    stored, sent = evidence.store(STORE_SECTIONS, *_STORED), evidence.journal(*_SENT)
+    told = evidence.store("deliveries", "file", "id", "relay_id", "recipient", "state")
+    moves = evidence.journal("end", "at", "event", "relay_id", "state", "deliveries")
+    return {
+        NAME: reconcile(messages, deliveries, stored, sent, originals, reach, *ns),
+        DELIVERIES: reconcile_deliveries(messages, deliveries, told, moves, reach, *ns),
+    }
 
 
 def reconcile(
-    messages: DataFrame, deliveries: DataFrame, stored: DataFrame, snapshot_ns: int, grace_ns: int
+    messages: DataFrame,
+    deliveries: DataFrame,
+    stored: DataFrame,
+    journal: DataFrame,
+    originals: DataFrame,
+    reach: DataFrame,
+    snapshot_ns: int,
+    grace_ns: int,
 ) -> DataFrame:
-    """Compare the ledger's rows with what the store holds: schemas.RECONCILED.
+    """Compare the ledger's rows with what the others hold: schemas.RECONCILED.
 
-    ``snapshot_ns`` is when the ledger was read; the store was read after it.
+    ``snapshot_ns`` is when the ledger was read; the others were read after it. ``reach``: one
+    row, of ``accounts.reach`` and ``accounts.originals_from``.
     """
-    known = messages.join(by_message(deliveries), on="message_id", how="left")
-    joined = known.join(
-        by_relay_id(stored), on=F.col("message_id") == F.col("relay_id"), how="full_outer"
+    ids = messages.select("message_id")
+    in_store, sent = accounts.by_relay_id(stored), accounts.by_sent(journal)
+    filed = accounts.by_original(originals)
+    known = (
+        messages.join(accounts.by_message(deliveries), on="message_id", how="left")
+        .join(in_store, on=F.col("message_id") == F.col("relay_id"), how="left")
+        .join(sent, on=F.col("message_id") == F.col("journal_id"), how="left")
+        .join(filed, on=F.col("message_id") == F.col("original_id"), how="left")
     )
-    judged_before = F.timestamp_micros(F.lit((snapshot_ns - grace_ns) // _NS_PER_US))
+    rest = _without_row(ids, in_store, sent, filed)
+    judged_before = _judged_before(snapshot_ns, grace_ns)
+    broken = _broken_days(originals)
+    joined = (
+        known.unionByName(rest, allowMissingColumns=True)
+        .withColumn("day", F.substring("file_path", len("archive/") + 1, len("2026-01-31")))
+        .join(F.broadcast(broken), on="day", how="left")
+        .crossJoin(F.broadcast(reach))
+    )
     return schemas.conform(
         joined.select(
-            F.coalesce("message_id", "relay_id").alias("message_id"),
+            F.coalesce("message_id", "relay_id", "journal_id", "original_id").alias("message_id"),
             _class(judged_before).alias("class"),
-            F.coalesce("agent_name", "sender").alias("agent"),
-            F.coalesce("target", "to").alias("route"),
+            F.coalesce("agent_name", "sender", "journal_sender", "original_agent").alias("agent"),
+            F.coalesce("target", "to", "journal_to").alias("route"),
             "status",
             "discovered_at",
             "processed_at",
             "last_error",
             F.col("checksum").alias("ledger_checksum"),
             _store_checksum().alias("store_checksum"),
+            "journal_checksum",
+            "original_checksum",
             F.coalesce("copies", F.lit(0)).alias("copies"),
+            F.coalesce("records", F.lit(0)).alias("records"),
             "store_file",
             "stored_at",
+            F.coalesce("original_path", F.when(accounts.is_filed(), F.col("file_path"))).alias(
+                "original"
+            ),
             F.coalesce("deliveries", F.lit(0)).alias("deliveries"),
             "waiting_for",
             "ended_for",
@@ -96,58 +173,81 @@ def reconcile(
     )
 
 
-def by_message(deliveries: DataFrame) -> DataFrame:
-    """One row a message: how many deliveries, and whose wait or have ended unwritten.
-
-    Names are collected of these few alone: a list for every message is ten times the work.
-    """
-    counted = deliveries.groupBy("message_id").agg(F.count("recipient").alias("deliveries"))
-    waiting, ended = F.col("state").isin(*WAITING), F.col("state").isin(*ENDED)
-    named = (
-        deliveries.where(waiting | ended)
-        .groupBy("message_id")
-        .agg(
-            _recipients(waiting).alias("waiting_for"),
-            _recipients(ended).alias("ended_for"),
-        )
+def _without_row(
+    ids: DataFrame, in_store: DataFrame, sent: DataFrame, filed: DataFrame
+) -> DataFrame:
+    """What the ledger has no row for: few, so that they alone are joined with each other."""
+    stored, journaled, originals = (
+        side.join(ids, on=F.col(name) == F.col("message_id"), how="left_anti")
+        for side, name in ((in_store, "relay_id"), (sent, "journal_id"), (filed, "original_id"))
     )
-    return counted.join(named, on="message_id", how="left")
+    pairs = stored.join(journaled, on=F.col("relay_id") == F.col("journal_id"), how="full_outer")
+    either = F.coalesce("relay_id", "journal_id")
+    return pairs.join(originals, on=either == F.col("original_id"), how="full_outer")
 
 
-def by_relay_id(stored: DataFrame) -> DataFrame:
-    """One row a message of the store, whatever the number of files that hold it.
+def _broken_days(originals: DataFrame) -> DataFrame:
+    """Days of which a pack or folder cannot be read: what is missing there, nobody knows."""
+    unread = originals.where(F.col("problem").isNotNull() & F.col("message_id").isNull())
+    return unread.select("day", F.lit(True).alias("is_broken")).distinct()
 
-    Messages without a relay id were sent through the engine alone: the ledger knows nothing
-    of them. Its age is the younger of discovery and the engine's own time, since an answer to
-    a file is dated back to that file.
-    """
-    relayed = stored.where(F.col("relay_id").isNotNull())
-    return relayed.groupBy("relay_id").agg(
-        F.count("file").alias("copies"),
-        F.count("checksum").alias("checksums"),
-        F.min("checksum").alias("lowest_checksum"),
-        F.max("checksum").alias("highest_checksum"),
-        F.min("sender").alias("sender"),
-        F.min("to").alias("to"),
-        F.min("file").alias("store_file"),
-        F.max("created_at").alias("stored_at"),
-        F.max(F.timestamp_micros(F.floor(F.col("created_ns") / _NS_PER_US))).alias("dated"),
+
+def reconcile_deliveries(
+    messages: DataFrame,
+    deliveries: DataFrame,
+    stored: DataFrame,
+    journal: DataFrame,
+    reach: DataFrame,
+    snapshot_ns: int,
+    grace_ns: int,
+) -> DataFrame:
+    """Compare every delivery in ledger, store and journal: schemas.RECONCILED_DELIVERY."""
+    merged = delivery_states.by_recipient(deliveries, stored, journal)
+    of_message = Window.partitionBy("message_id")
+    known = merged.withColumn("is_known", F.max(delivery_states.is_known()).over(of_message))
+    rows = messages.select(
+        "message_id", "agent_name", "target", "status", "discovered_at", "processed_at"
+    )
+    joined = known.join(rows, on="message_id", how="left").crossJoin(F.broadcast(reach))
+    judged_before = _judged_before(snapshot_ns, grace_ns)
+    young = F.coalesce(F.greatest("discovered_at", "processed_at") >= judged_before, F.lit(False))
+    names = {"status": F.col("status"), "agent": F.col("agent_name")}
+    says = delivery_states.says(names, judged_before, F.col("follows"), young)
+    return schemas.conform(
+        joined.select(
+            "message_id",
+            "recipient",
+            says.alias("class"),
+            F.col("agent_name").alias("agent"),
+            F.col("target").alias("route"),
+            "ledger_state",
+            "stored_state",
+            "journal_state",
+            "attempt",
+            F.coalesce("made", F.lit(0)).alias("made"),
+            "moved_at",
+        ),
+        schemas.RECONCILED_DELIVERY,
     )
 
 
 def counts(tables: Tables) -> DataFrame:
-    """How many messages of each class: schemas.COUNT."""
+    """How many messages of each class, and deliveries that are wrong: schemas.COUNT."""
     by_class = tables[NAME].groupBy(F.col("class").alias("name"))
-    return schemas.conform(by_class.agg(F.count("*").alias("count")), schemas.COUNT).orderBy("name")
+    wrong = tables[DELIVERIES].where(F.col("class").isin(*DELIVERY_CHECKS))
+    named = wrong.select(_check(DELIVERY_CHECKS).alias("name")).groupBy("name")
+    both = by_class.agg(F.count("*").alias("count")).unionByName(
+        named.agg(F.count("*").alias("count"))
+    )
+    return schemas.conform(both, schemas.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """The messages of a class that is wrong: schemas.FINDING."""
-    severity = F.create_map(*[F.lit(word) for pair in SEVERITY.items() for word in pair])
-    return found(
+    """The messages and deliveries of a class that is wrong: schemas.FINDING."""
+    wrong = found(
         tables[NAME].where(F.col("class").isin(*SEVERITY)),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
-        F.element_at(severity, F.col("class")),
+        F.create_map(*[F.lit(word) for pair in SEVERITY.items() for word in pair])[F.col("class")],
         observed_at,
         message_id="message_id",
         agent="agent",
@@ -158,24 +258,48 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
             "last_error",
             "ledger_checksum",
             "store_checksum",
+            "journal_checksum",
+            "original_checksum",
             "store_file",
+            "original",
         ),
     )
+    deliveries = found(
+        tables[DELIVERIES].where(F.col("class").isin(*DELIVERY_CHECKS)),
+        F.concat(F.lit(f"{NAME}."), _check(DELIVERY_CHECKS)),
+        ERROR,
+        observed_at,
+        message_id="message_id",
+        agent="agent",
+        route="route",
+        detail=("recipient", "ledger_state", "stored_state", "journal_state", "attempt", "made"),
+    )
+    return wrong.unionByName(deliveries)
+
+
+def _check(names: dict[str, str]) -> Column:
+    return F.create_map(*[F.lit(word) for pair in names.items() for word in pair])[F.col("class")]
+
+
+def _judged_before(snapshot_ns: int, grace_ns: int) -> Column:
+    return F.timestamp_micros(F.lit((snapshot_ns - grace_ns) // 1000))
 
 
 def _class(judged_before: Column) -> Column:
     """The first that is true, worst first."""
     status = F.col("status")
-    young = F.greatest("dated", "stored_at") >= judged_before
-    differs = F.col("checksum").isNotNull() & (_differing("lowest") | _differing("highest"))
     unknown = F.col("checksum").isNull() | (F.col("checksums") < F.col("copies"))
     return (
-        F.when(status.isNull() & F.coalesce(young, F.lit(False)), "recent")
-        .when(status.isNull(), "extra")
+        F.when(status.isNull(), _class_without_row(judged_before))
         .when(status.isin("pending", "processing"), "in_flight")
         .when(status == "failed", "failed")
+        .when(F.col("copies").isNull() & (F.coalesce("dead", F.lit(0)) > 0), "discarded")
         .when(F.col("copies").isNull(), "missing")
-        .when(F.coalesce(differs, F.lit(False)), "checksum_differs")
+        .when(_differs("lowest_checksum", "highest_checksum"), "checksum_differs")
+        .when(_differs("lowest_journaled", "journal_checksum"), "journal_differs")
+        .when(_is_unjournaled(), "unjournaled")
+        .when(_differs("lowest_original", "original_checksum"), "original_differs")
+        .when(_lacks_original(), "original_missing")
         .when(F.col("waiting_for").isNotNull(), "undelivered")
         .when(F.col("ended_for").isNotNull(), "returned")
         .when(unknown, "unverified")
@@ -183,27 +307,46 @@ def _class(judged_before: Column) -> Column:
     )
 
 
-def _differing(which: str) -> Column:
-    return F.col(f"{which}_checksum") != F.col("checksum")
+def _class_without_row(judged_before: Column) -> Column:
+    """Of what has no ledger row. The journal is ahead of the ledger, which says by how much."""
+    young = F.greatest("dated", "stored_at", "journaled_at", "original_at") >= judged_before
+    ahead = F.col("journal_end") > F.coalesce("follows", F.lit(0))
+    is_stray = F.coalesce("relay_id", "journal_id").isNull()
+    return (
+        F.when(F.coalesce(young | ahead, young, ahead, F.lit(False)), "recent")
+        .when(is_stray, "stray")
+        .otherwise("extra")
+    )
+
+
+def _differs(*names: str) -> Column:
+    """True when one of these checksums is not the ledger's."""
+    differs = [F.col(name) != F.col("checksum") for name in names]
+    return F.coalesce(differs[0] | differs[1], F.lit(False))
+
+
+def _is_unjournaled() -> Column:
+    """The journal goes back as far as its discovery, and has not got it."""
+    reaches = F.col("discovered_at") >= F.col("journal_from")
+    return F.col("records").isNull() & F.coalesce(reaches, F.lit(False))
+
+
+def _lacks_original() -> Column:
+    is_judged = F.coalesce(F.col("day") >= F.col("originals_from"), F.lit(False))
+    is_read = F.col("is_broken").isNull()
+    return accounts.is_filed() & F.col("original_path").isNull() & is_judged & is_read
 
 
 def _store_checksum() -> Column:
     """One that differs from the ledger's, if any copy's does."""
-    return F.when(_differing("lowest"), F.col("lowest_checksum")).otherwise(
-        F.col("highest_checksum")
-    )
-
-
-def _recipients(where: Column) -> Column:
-    """Those recipients, in order, divided by commas; NULL when there are none."""
-    names = F.sort_array(F.collect_list(F.when(where, F.col("recipient"))))
-    return F.nullif(F.array_join(names, ", "), F.lit(""))
+    is_lowest = F.col("lowest_checksum") != F.col("checksum")
+    return F.when(is_lowest, F.col("lowest_checksum")).otherwise(F.col("highest_checksum"))
 
 
 JOB = Job(
     name=NAME,
-    explains="ledger against store: missing, extra, different, undelivered",
-    tables={NAME: schemas.RECONCILED},
+    explains="every message and delivery: ledger, store, journal, originals",
+    tables={NAME: schemas.RECONCILED, DELIVERIES: schemas.RECONCILED_DELIVERY},
     make=make,
     counts=counts,
     findings=findings,

@@ -45,12 +45,32 @@ RECONCILED = StructType(
         maybe("last_error", TEXT, "of the ledger's row"),
         maybe("ledger_checksum", TEXT, "SHA-256, 64 hex"),
         maybe("store_checksum", TEXT, "SHA-256, 64 hex: one that differs, if any does"),
+        maybe("journal_checksum", TEXT, "SHA-256, 64 hex: of what was accepted"),
+        maybe("original_checksum", TEXT, "SHA-256, 64 hex: of what the archived file says"),
         always("copies", NUMBER, "in store and archives"),
+        always("records", NUMBER, "of the journal that accept it"),
         maybe("store_file", TEXT, "one of the files with a copy"),
         maybe("stored_at", TIME, "the engine's clock, whole seconds"),
+        maybe("original", TEXT, "where the archived file is, or should be, below the home"),
         always("deliveries", NUMBER, "recipients in the ledger"),
         maybe("waiting_for", TEXT, "recipients whose delivery is held or staged"),
         maybe("ended_for", TEXT, "recipients whose delivery expired, bounced or is dead"),
+    ]
+)
+
+RECONCILED_DELIVERY = StructType(
+    [
+        always("message_id", TEXT, "of the ledger, relay_id of the store"),
+        always("recipient", TEXT, "agent"),
+        always("class", TEXT, "see docs/audit.md"),
+        maybe("agent", TEXT, "sender"),
+        maybe("route", TEXT, "the TO header"),
+        maybe("ledger_state", TEXT, "of the ledger's row; NULL: there is none"),
+        maybe("stored_state", TEXT, "in the store, or the archive that has the message"),
+        maybe("journal_state", TEXT, "by the last record about it"),
+        maybe("attempt", NUMBER, "of the ledger's row"),
+        always("made", NUMBER, "records of the journal that put it into the inbox"),
+        maybe("moved_at", TIME, "of the last record about it"),
     ]
 )
 

@@ -1,0 +1,249 @@
+"""Acknowledgments: who owes one, what is overdue, what nobody asked for, how long they take.
+
+A command, a query, and what is sent at least once is to be acknowledged. The journal says of each
+delivery when that is overdue; where it was pruned, the kind of the message and its channel do.
+
+| class | means | found |
+|---|---|---|
+| owed | delivered, and not acknowledged; its time has not come | |
+| late | the same, delivered more than once already | |
+| overdue | its time passed while the relay was at work, and nothing was done | warning |
+| orphan | acknowledged, and it never asked for that; or an answer to nothing | warning |
+
+A relay that is not running does nothing: overdue is judged by when it was last seen at work. What
+was given up for want of an answer is a dead letter, and no longer owed.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from relay.audit import schemas
+from relay.audit.evidence import Evidence
+from relay.audit.jobs.job import WARNING, Job, Tables, found
+from relay.audit.jobs.reconcile import STORE_SECTIONS
+from relay.names import ORCHESTRATOR
+
+NAME = "acks"
+OWED = "acks_owed"
+SHOWN = 20  # pairs that owe most
+ASKING = ("Command", "Query")
+ANSWERS = ("Acknowledgment", "Response")
+_KEYS = ["message_id", "recipient"]
+_US_PER_MS = 1000.0
+
+
+def make(evidence: Evidence) -> Tables:
+    """A row a pair of sender and recipient, and one for each that is owed or nobody asked for."""
+    messages = evidence.ledger("messages", "message_id", "agent_name", "target")
+    deliveries = evidence.ledger(
+        "deliveries",
+        "message_id",
+        "recipient",
+        "state",
+        "attempt",
+        "written_at",
+        "acked_at",
+        "ack_status",
+    )
+    stored = evidence.store(
+        STORE_SECTIONS,
+        "id",
+        "relay_id",
+        "message_type",
+        "sender",
+        "to",
+        "channel_id",
+        "correlation_id",
+    )
+    channels = evidence.store("channels", "id", "delivery", "ack_timeout_s", "modified_at")
+    journal = evidence.journal("end", "at", "event", "state", "due_at", "deliveries")
+    state = evidence.ledger("orchestrator_state", "updated_at")
+    asked = asked_of(stored, channels, evidence.config.delivery.ack_timeout_s)
+    judged = judge(messages, deliveries, asked, journal, state, evidence.grace_ns)
+    kept = judged.where(F.col("class").isNotNull())
+    owed = schemas.conform(kept, schemas.OWED).unionByName(unasked(stored))
+    return {NAME: by_pair(judged), OWED: owed}
+
+
+def asked_of(stored: DataFrame, channels: DataFrame, default_timeout_s: int) -> DataFrame:
+    """One row a message of the store: does its kind or channel ask for an acknowledgment?"""
+    by_channel = channels.groupBy(F.col("id").alias("channel_id")).agg(
+        F.max_by("delivery", "modified_at").alias("delivery"),
+        F.max_by("ack_timeout_s", "modified_at").alias("ack_timeout_s"),
+        F.max("modified_at").alias("modified_at"),
+    )
+    # what is leaving the store is in an archive, too
+    once = (
+        stored.where(F.col("relay_id").isNotNull())
+        .groupBy("relay_id")
+        .agg(
+            F.max(F.col("id").try_cast("bigint")).alias("number"),
+            F.max(F.col("channel_id")).alias("channel_id"),
+            F.bool_or(F.col("message_type").isin(*ASKING)).alias("is_asking"),
+            F.bool_or(F.col("message_type") == "Acknowledgment").alias("is_answer"),
+        )
+    )
+    joined = once.join(F.broadcast(by_channel), on="channel_id", how="left")
+    by_mode = F.coalesce(F.col("delivery") != "AtMostOnce", F.lit(False))
+    timeout = F.coalesce(F.col("ack_timeout_s").cast("bigint"), F.lit(default_timeout_s))
+    return joined.select(
+        "relay_id",
+        "number",
+        ((F.col("is_asking") | by_mode) & ~F.col("is_answer")).alias("asks"),
+        timeout.alias("timeout_s"),
+        "modified_at",
+    )
+
+
+def judge(
+    messages: DataFrame,
+    deliveries: DataFrame,
+    asked: DataFrame,
+    journal: DataFrame,
+    state: DataFrame,
+    grace_ns: int,
+) -> DataFrame:
+    """Deliveries that owe an acknowledgment, or have one; ``class`` NULL: it came as it should."""
+    by_agents = deliveries.where(F.col("recipient") != ORCHESTRATOR).where(
+        F.col("acked_at").isNotNull() | F.col("state").isin("written", "read")
+    )
+    facts = journal.agg(F.min("at").alias("journal_from")).crossJoin(
+        state.agg(F.max("updated_at").alias("alive_at"))
+    )
+    joined = (
+        by_agents.join(messages, on="message_id", how="inner")
+        .join(asked, on=F.col("message_id") == F.col("relay_id"), how="left")
+        .join(_dues(journal), on=["number", "recipient"], how="left")
+        .crossJoin(F.broadcast(facts))
+    )
+    is_told = F.coalesce(F.col("written_at") >= F.col("journal_from"), F.lit(False))
+    by_kind = F.coalesce("asks", F.lit(False))
+    owes = F.when(is_told, F.col("due_at").isNotNull()).otherwise(by_kind)
+    after_us = F.unix_micros("written_at") + F.col("timeout_s") * 1_000_000
+    due_at = F.coalesce("due_at", F.when(by_kind, F.timestamp_micros(after_us)))
+    past_s = (F.unix_micros("alive_at") - F.unix_micros(due_at)) / 1_000_000
+    is_acked = F.col("acked_at").isNotNull()
+    changed = F.coalesce(F.col("modified_at") >= F.col("written_at"), F.lit(False))
+    is_orphan = is_told & F.col("due_at").isNull() & ~by_kind & ~changed
+    known = F.col("number").isNotNull()
+    return joined.where(is_acked | owes).select(
+        F.when(is_acked & is_orphan & known, "orphan")
+        .when(~is_acked & (past_s > grace_ns / 10**9), "overdue")
+        .when(~is_acked & (F.col("attempt") > 1), "late")
+        .when(~is_acked, "owed")
+        .alias("class"),
+        "message_id",
+        F.col("agent_name").alias("agent"),
+        F.col("target").alias("route"),
+        "recipient",
+        "state",
+        "attempt",
+        "written_at",
+        due_at.alias("due_at"),
+        F.when(~is_acked, past_s).alias("overdue_s"),
+        "acked_at",
+        "ack_status",
+    )
+
+
+def _dues(journal: DataFrame) -> DataFrame:
+    """When the journal last said that a delivery's time would be up: those that owe alone."""
+    timed = journal.where(F.col("due_at").isNotNull() & F.col("deliveries").isNotNull())
+    each = timed.select("due_at", F.explode("deliveries").alias("one"))
+    return each.groupBy(
+        F.col("one.number").try_cast("bigint").alias("number"),
+        F.col("one.recipient").alias("recipient"),
+    ).agg(F.max("due_at").alias("due_at"))
+
+
+def unasked(stored: DataFrame) -> DataFrame:
+    """Answers of agents in threads in which nobody asked anything: schemas.OWED."""
+    threads = stored.where(F.col("correlation_id").isNotNull()).groupBy("correlation_id")
+    is_answer = F.col("message_type").isin(*ANSWERS)
+    by_agent = is_answer & (F.col("sender") != ORCHESTRATOR)
+    summed = threads.agg(
+        F.count_if(~is_answer).alias("asked"),
+        F.min(F.when(by_agent, F.struct("relay_id", "sender", "to"))).alias("one"),
+    )
+    wrong = summed.where((F.col("asked") == 0) & F.col("one.relay_id").isNotNull())
+    named = wrong.select(
+        F.lit("orphan").alias("class"),
+        F.col("one.relay_id").alias("message_id"),
+        F.col("one.sender").alias("agent"),
+        F.col("one.to").alias("route"),
+        F.col("one.sender").alias("recipient"),
+    )
+    rest = [field for field in schemas.OWED if field.name not in named.columns]
+    nothing = {field.name: F.lit(None).cast(field.dataType) for field in rest}
+    return schemas.conform(named.withColumns(nothing), schemas.OWED)
+
+
+def by_pair(judged: DataFrame) -> DataFrame:
+    """Counts and times by sender and recipient: schemas.ACKS."""
+    is_acked = F.col("acked_at").isNotNull()
+    took = (F.unix_micros("acked_at") - F.unix_micros("written_at")) / _US_PER_MS
+    took_ms = F.when(is_acked, took)
+    pairs = judged.groupBy(F.col("agent").alias("sender"), "recipient").agg(
+        F.count_if(is_acked).alias("acked"),
+        F.count_if(is_acked & (F.col("ack_status") == "failed")).alias("failed"),
+        F.count_if(~is_acked).alias("owed"),
+        F.count_if(F.col("class") == "late").alias("late"),
+        F.count_if(F.col("class") == "overdue").alias("overdue"),
+        F.percentile_approx(took_ms, 0.5).alias("p50_ms"),
+        F.percentile_approx(took_ms, 0.9).alias("p90_ms"),
+        F.percentile_approx(took_ms, 0.99).alias("p99_ms"),
+        F.max(took_ms).alias("max_ms"),
+    )
+    return schemas.conform(pairs, schemas.ACKS)
+
+
+def counts(tables: Tables) -> DataFrame:
+    """Acknowledged, owed, late, overdue, orphans: schemas.COUNT."""
+    names = ["acked", "failed", "owed", "late", "overdue"]
+    totals = tables[NAME].agg(*[F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names])
+    orphans = tables[OWED].agg(F.count_if(_is("orphan")).alias("count"))
+    return schemas.conform(
+        totals.unpivot([], names, "name", "count").unionByName(
+            orphans.select(F.lit("orphans").alias("name"), "count")
+        ),
+        schemas.COUNT,
+    )
+
+
+def findings(tables: Tables, observed_at: datetime) -> DataFrame:
+    """What is overdue, and what nobody asked for: schemas.FINDING."""
+    return found(
+        tables[OWED].where(_is("overdue") | _is("orphan")),
+        F.concat(F.lit(f"{NAME}."), F.col("class")),
+        WARNING,
+        observed_at,
+        message_id="message_id",
+        agent="agent",
+        route="route",
+        detail=("recipient", "state", "attempt", "written_at", "due_at", "overdue_s"),
+    )
+
+
+def shown(tables: Tables) -> DataFrame:
+    """The pairs to print: who owes most, then who takes longest."""
+    ordered = tables[NAME].orderBy(F.desc("owed"), F.desc("p99_ms"), "sender", "recipient")
+    return ordered.limit(SHOWN)
+
+
+def _is(name: str) -> Column:
+    return F.col("class") == name
+
+
+JOB = Job(
+    name=NAME,
+    explains="acknowledgments owed, overdue, never asked for; time to each",
+    tables={NAME: schemas.ACKS, OWED: schemas.OWED},
+    make=make,
+    counts=counts,
+    findings=findings,
+    shown=shown,
+)

@@ -1,0 +1,154 @@
+"""Deliveries that were given up: why, when, how often, and what became of them.
+
+| class | means |
+|---|---|
+| waiting | dead, and its message is in the store: replay it, or let it go |
+| discarded | dead, and its message is not in the store: it was let go |
+| replayed | dead once, and delivered again, acknowledged or ended since |
+
+| finding | means | severity |
+|---|---|---|
+| repeated | three or more deliveries to one recipient died for the same reason | warning |
+| again | it was replayed, and died once more | warning |
+| forgotten | waiting for a week: nobody replays it or lets it go | warning |
+
+One that has just died is none: its sender was told, and `relay dead list` shows it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from relay.audit import schemas
+from relay.audit.evidence import Evidence
+from relay.audit.jobs.job import WARNING, Job, Tables, found
+from relay.audit.jobs.reconcile import STORE_SECTIONS
+
+NAME = "dead_letters"
+REASONS = "dead_letters_reasons"
+REPEATED = 3  # two may be one incident, told twice
+FORGOTTEN_S = 7 * 86_400  # whoever looks each Monday has seen it
+SHOWN = 20
+
+
+def make(evidence: Evidence) -> Tables:
+    """A row a delivery that is dead, or was; and how many by day, reason and recipient."""
+    messages = evidence.ledger("messages", "message_id", "agent_name", "target")
+    deliveries = evidence.ledger(
+        "deliveries", "message_id", "recipient", "state", "attempt", "last_error"
+    )
+    stored = evidence.store(STORE_SECTIONS, "relay_id")
+    letters = dead_letters(messages, deliveries, evidence.moves(), stored, evidence.snapshot_ns)
+    by_reason = letters.groupBy("day", "reason_kind", "recipient").agg(
+        F.count("*").alias("letters"), F.count_if(F.col("class") == "waiting").alias("waiting")
+    )
+    return {NAME: letters, REASONS: schemas.conform(by_reason, schemas.DEAD_REASON)}
+
+
+def dead_letters(
+    messages: DataFrame,
+    deliveries: DataFrame,
+    moves: DataFrame,
+    stored: DataFrame,
+    snapshot_ns: int,
+) -> DataFrame:
+    """Every delivery that is dead now or was, as audit_log knows: schemas.DEAD_LETTER."""
+    keys = ["message_id", "recipient"]
+    died = moves.where(F.col("new_status") == "dead").groupBy(*keys)
+    ended = died.agg(F.count("*").alias("times"), F.max("at").alias("died_at"))
+    # few of many: the rest has no part in what follows
+    letters = deliveries.join(ended, on=keys, how="left").where(
+        (F.col("state") == "dead") | F.col("times").isNotNull()
+    )
+    kept = stored.where(F.col("relay_id").isNotNull()).select(
+        F.col("relay_id").alias("message_id"), F.lit(True).alias("is_kept")
+    )
+    of_letters = kept.join(letters.select("message_id").distinct(), on="message_id", how="inner")
+    known = letters.join(messages, on="message_id", how="left").join(
+        of_letters.distinct(), on="message_id", how="left"
+    )
+    age_s = F.lit(snapshot_ns / 10**9) - F.unix_micros("died_at") / 1_000_000
+    return schemas.conform(
+        known.select(
+            *keys,
+            F.col("agent_name").alias("agent"),
+            F.col("target").alias("route"),
+            F.when(F.col("state") != "dead", "replayed")
+            .when(F.col("is_kept"), "waiting")
+            .otherwise("discarded")
+            .alias("class"),
+            "state",
+            F.col("last_error").alias("reason"),
+            F.regexp_replace("last_error", "[0-9]+", "#").alias("reason_kind"),
+            "attempt",
+            F.coalesce("times", F.lit(1)).alias("times"),
+            "died_at",
+            F.to_date("died_at").cast("string").alias("day"),
+            age_s.alias("age_s"),
+        ),
+        schemas.DEAD_LETTER,
+    )
+
+
+def counts(tables: Tables) -> DataFrame:
+    """How many of each class: schemas.COUNT."""
+    by_class = tables[NAME].groupBy(F.col("class").alias("name"))
+    return schemas.conform(by_class.agg(F.count("*").alias("count")), schemas.COUNT).orderBy("name")
+
+
+def findings(tables: Tables, observed_at: datetime) -> DataFrame:
+    """What somebody should do something about: schemas.FINDING."""
+    letters = tables[NAME]
+    dead = letters.where((F.col("state") == "dead") & F.col("reason_kind").isNotNull())
+    groups = dead.groupBy("recipient", "reason_kind").agg(
+        F.count("*").alias("letters"),
+        F.max("died_at").alias("died_at"),
+        F.max_by("message_id", "died_at").alias("message_id"),
+        F.max_by("agent", "died_at").alias("agent"),
+        F.max("reason").alias("reason"),
+    )
+    repeated = found(
+        groups.where(F.col("letters") >= REPEATED),
+        f"{NAME}.repeated",
+        WARNING,
+        observed_at,
+        message_id="message_id",
+        agent="agent",
+        route="recipient",
+        detail=("letters", "reason", "died_at"),
+    )
+    is_again = (F.col("times") > 1) & (F.col("state") == "dead")
+    is_forgotten = (F.col("class") == "waiting") & (F.col("age_s") > FORGOTTEN_S)
+    single = letters.where(is_again | is_forgotten)
+    one_by_one = found(
+        single,
+        F.when(is_again, f"{NAME}.again").otherwise(f"{NAME}.forgotten"),
+        WARNING,
+        observed_at,
+        message_id="message_id",
+        agent="agent",
+        route="route",
+        detail=("recipient", "times", "reason", "died_at"),
+    )
+    return repeated.unionByName(one_by_one)
+
+
+def shown(tables: Tables) -> DataFrame:
+    """The reasons to print, the most frequent first."""
+    by_reason = tables[REASONS].groupBy("recipient", "reason_kind")
+    summed = by_reason.agg(F.sum("letters").alias("letters"), F.sum("waiting").alias("waiting"))
+    return summed.orderBy(F.desc("letters"), "recipient").limit(SHOWN)
+
+
+JOB = Job(
+    name=NAME,
+    explains="deliveries given up: reasons, ages, repeats, replays",
+    tables={NAME: schemas.DEAD_LETTER, REASONS: schemas.DEAD_REASON},
+    make=make,
+    counts=counts,
+    findings=findings,
+    shown=shown,
+)

@@ -1,0 +1,199 @@
+"""Every message x every recipient: what ledger, store and journal say of that delivery.
+
+The three say it in words of their own, and not at the same instant. The journal is first, the
+ledger follows it, and an archive keeps what was so when the message was rolled, however often it
+was read or acknowledged later. ``AGREE`` says which words go together; what moved behind the
+place up to which the ledger follows the journal, or within the grace, is not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from relay.names import ORCHESTRATOR
+
+# The ledger's state -> states of store and journal that say the same, or what comes just before.
+AGREE: Mapping[str, tuple[str, ...]] = {
+    "held": ("Sent", "Staged", "Waiting"),
+    "staged": ("Sent", "Staged", "Waiting"),
+    # overdue, an acknowledgment waits for the next attempt, and the ledger hears of that alone
+    "written": ("Staged", "Waiting", "Delivered", "Received"),
+    "read": ("Staged", "Waiting", "Delivered", "Received"),
+    "acked": ("Acknowledged",),
+    "expired": ("Expired",),
+    "bounced": ("Bounced",),
+    "dead": ("Dead", "Staged", "Waiting"),  # replayed: its next attempt is due
+}
+# What is carried out by the relay itself is read, in the ledger, whatever became of it.
+CARRIED_OUT = (*AGREE["read"], "Acknowledged")
+_MADE = "Delivered"
+
+
+def by_recipient(
+    ledger: DataFrame, stored: DataFrame, journal: DataFrame, archives: str = "store/archive/"
+) -> DataFrame:
+    """One row a message and recipient, of whichever source names the two.
+
+    ``ledger``: message_id, recipient, state, attempt. ``stored``: id, relay_id, recipient, state,
+    file. ``journal``: end, at, event, relay_id, state, deliveries. What has no relay id was sent
+    through the engine alone, and is left out.
+    """
+    engine = _by_number(stored, journal, archives)
+    told = ledger.select(
+        "message_id",
+        "recipient",
+        F.col("state").alias("ledger_state"),
+        "attempt",
+        *[_nothing(name, kind) for name, kind in _ENGINE.items()],
+    )
+    both = told.unionByName(
+        engine.select(
+            F.col("relay_id").alias("message_id"),
+            "recipient",
+            _nothing("ledger_state", "string"),
+            _nothing("attempt", "bigint"),
+            *_ENGINE,
+        )
+    )
+    # One shuffle for this and all that goes by the message behind it.
+    merged = (
+        both.repartition("message_id")
+        .groupBy("message_id", "recipient")
+        .agg(*[F.max(name).alias(name) for name in ("ledger_state", "attempt", *_ENGINE)])
+    )
+    return merged
+
+
+def says(
+    names: Mapping[str, Column], judged_before: Column, follows: Column, young: Column
+) -> Column:
+    """The class of a delivery, the first that is true: see reconcile.
+
+    ``names``: status and agent of the message's row. ``young``: the message itself is not judged.
+    """
+    status, agent = names["status"], names["agent"]
+    state = F.col("ledger_state")
+    moved = (F.col("moved_at") >= judged_before) | (F.col("moved_end") > follows)
+    is_recent = F.coalesce(moved, F.lit(False)) | young
+    made = F.col("made") > F.greatest(F.col("attempts"), F.coalesce("attempt", F.lit(1)))
+    doubled = (made | (F.col("first_made") > 1)) & (F.col("recipient") != ORCHESTRATOR)
+    return (
+        F.when(status.isNull(), "unknown")
+        .when(status == "failed", "failed")
+        .when(status.isin("pending", "processing"), "in_flight")
+        .when(F.coalesce(doubled, F.lit(False)), "doubled")
+        .when(is_recent, F.coalesce(state, F.lit("recent")))
+        .when(state.isNull() & (agent == ORCHESTRATOR), "unheard")
+        .when(state.isNull(), "missing")
+        .when(_engine_state().isNull() & F.col("is_known"), "extra")
+        .when(_contradicts(), "contradicted")
+        .otherwise(state)
+    )
+
+
+_ENGINE = {
+    "stored_state": "string",  # in the live store, or the one archive
+    "is_archived": "boolean",
+    "journal_state": "string",  # by the last record about it
+    "moved_end": "bigint",  # the journal's offset behind that record
+    "moved_at": "timestamp",
+    "made": "bigint",  # how often it was put into the inbox
+    "first_made": "bigint",  # of these, the first attempt
+    "attempts": "bigint",  # the highest attempt that was made
+}
+
+
+def _by_number(stored: DataFrame, journal: DataFrame, archives: str) -> DataFrame:
+    """Store and journal, which know messages by the engine's number, with the ledger's id."""
+    kept = stored.select(
+        F.col("id").try_cast("bigint").alias("number"),
+        "recipient",
+        "relay_id",
+        F.col("state").alias("stored_state"),
+        F.col("file").startswith(archives).alias("is_archived"),
+        _nothing("last", _LAST),
+        _nothing("attempt", "bigint"),
+        F.lit(False).alias("is_made"),
+    )
+    moved = journal.where(F.col("state").isNotNull() & F.col("deliveries").isNotNull()).select(
+        F.col("end"), "at", "event", "relay_id", "state", F.explode("deliveries").alias("one")
+    )
+    told = moved.select(
+        F.col("one.number").try_cast("bigint").alias("number"),
+        F.col("one.recipient").alias("recipient"),
+        "relay_id",
+        _nothing("stored_state", "string"),
+        _nothing("is_archived", "boolean"),
+        F.struct(
+            F.col("end").alias("end"), F.col("state").alias("state"), F.col("at").alias("at")
+        ).alias("last"),
+        F.greatest(F.coalesce("one.attempt", F.lit(1)), F.lit(1)).alias("attempt"),
+        ((F.col("event") == "DeliveriesMoved") & (F.col("state") == _MADE)).alias("is_made"),
+    )
+    is_made = F.col("is_made")
+    return (
+        kept.unionByName(told)
+        .groupBy("number", "recipient")
+        .agg(
+            F.max("relay_id").alias("relay_id"),
+            F.max("stored_state").alias("stored_state"),
+            F.bool_or("is_archived").alias("is_archived"),
+            F.max("last").alias("last"),
+            F.count_if(is_made).alias("made"),
+            F.count_if(is_made & (F.col("attempt") <= 1)).alias("first_made"),
+            F.max("attempt").alias("attempts"),
+        )
+        .where(F.col("relay_id").isNotNull())
+        .select(
+            "relay_id",
+            "recipient",
+            "stored_state",
+            "is_archived",
+            F.col("last.state").alias("journal_state"),
+            F.col("last.end").alias("moved_end"),
+            F.col("last.at").alias("moved_at"),
+            "made",
+            "first_made",
+            "attempts",
+        )
+    )
+
+
+def is_known() -> Column:
+    """True where store or journal know the recipient: over a message, whether they know it."""
+    return _engine_state().isNotNull()
+
+
+def _engine_state() -> Column:
+    return F.coalesce("journal_state", "stored_state")
+
+
+def _contradicts() -> Column:
+    """True when store or journal say what does not go with the ledger's state."""
+    agree = F.create_map(
+        *[
+            part
+            for state, words in AGREE.items()
+            for part in (F.lit(state), F.array(*map(F.lit, words)))
+        ]
+    )
+    words = F.when(F.col("recipient") == ORCHESTRATOR, F.array(*map(F.lit, CARRIED_OUT))).otherwise(
+        agree[F.col("ledger_state")]
+    )
+    # a late answer to what was rolled is in the ledger alone
+    is_late = F.coalesce("is_archived", F.lit(False)) & (F.col("ledger_state") == "acked")
+    return ~is_late & (_excludes("stored_state", words) | _excludes("journal_state", words))
+
+
+def _excludes(name: str, words: Column) -> Column:
+    return F.coalesce(~F.array_contains(words, F.col(name)), F.lit(False))
+
+
+_LAST = "struct<end:bigint,state:string,at:timestamp>"
+
+
+def _nothing(name: str, kind: str) -> Column:
+    return F.lit(None).cast(kind).alias(name)

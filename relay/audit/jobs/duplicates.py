@@ -1,0 +1,205 @@
+"""The same message twice, anywhere.
+
+| class | means | found |
+|---|---|---|
+| numbered_twice | one id, two numbers of the engine: it was accepted twice | error |
+| number_shared | one number, two ids | error |
+| recorded_twice | two records of the journal accept it under one number | error |
+| archived_twice | two archives hold it | error |
+| delivered_twice | put into an inbox twice in one attempt | error |
+| resent | a command or query of the same text to the same target, within a minute | warning |
+
+A message in the live store and in one archive is none: it is leaving, a slice at a time. Neither
+is a further attempt. A text, an ack or a status may well be said twice; a command said twice is
+done twice. The name of a file that was taken is refused when it comes, which `security` counts.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from relay.audit import schemas
+from relay.audit.evidence import Evidence
+from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, found
+from relay.audit.jobs.reconcile import STORE_SECTIONS
+from relay.names import ORCHESTRATOR
+
+NAME = "duplicates"
+RESENT_WITHIN_S = 60  # who means it a second time lets more time pass
+RESENT_KINDS = ("command", "query")
+_ACCEPTED = ("completed", "archived")
+_ARCHIVES = "store/archive/"
+
+
+def make(evidence: Evidence) -> Tables:
+    """One row for each thing that is there twice: schemas.DUPLICATE."""
+    messages = evidence.ledger(
+        "messages",
+        "id",
+        "message_id",
+        "agent_name",
+        "target",
+        "message_type",
+        "checksum",
+        "status",
+        "discovered_at",
+    )
+    stored = evidence.store(STORE_SECTIONS, "id", "relay_id", "file", "sender", "to")
+    journal = evidence.journal("event", "number", "relay_id", "sender", "to")
+    copies = copies_of(stored, journal)
+    made = [
+        _by_id(copies),
+        _by_number(copies),
+        delivered_twice(evidence.moves()),
+        resent(messages),
+    ]
+    every = made[0]
+    for more in made[1:]:
+        every = every.unionByName(more, allowMissingColumns=True)
+    return {NAME: schemas.conform(every, schemas.DUPLICATE)}
+
+
+def copies_of(stored: DataFrame, journal: DataFrame) -> DataFrame:
+    """Every place where a message of the relay's has a number; ``file`` NULL: in the journal."""
+    sent = journal.where(F.col("event") == "MessageSent")
+    in_store = stored.select(
+        F.col("id").try_cast("bigint").alias("number"), "relay_id", "file", "sender", "to"
+    )
+    in_journal = sent.select(
+        F.col("number").try_cast("bigint").alias("number"),
+        "relay_id",
+        F.lit(None).cast("string").alias("file"),
+        "sender",
+        "to",
+    )
+    return in_store.unionByName(in_journal).where(F.col("relay_id").isNotNull())
+
+
+def _by_id(copies: DataFrame) -> DataFrame:
+    """Faults that show among the copies of one id."""
+    in_archive = F.col("file").startswith(_ARCHIVES)
+    by_id = copies.groupBy("relay_id").agg(
+        F.min("number").alias("lowest"),
+        F.max("number").alias("highest"),
+        F.count_if(in_archive).alias("archived"),
+        F.count_if(F.col("file").isNull()).alias("records"),
+        F.min(F.when(in_archive, F.col("file"))).alias("first_file"),
+        F.max(F.when(in_archive, F.col("file"))).alias("last_file"),
+        F.min("sender").alias("agent"),
+        F.min("to").alias("route"),
+    )
+    numbers = F.concat_ws(", ", "lowest", "highest")
+    files = F.concat_ws(", ", "first_file", "last_file")
+    is_twice = F.col("lowest") != F.col("highest")
+    kinds = F.array(
+        _fault(is_twice, "numbered_twice", F.lit(2), numbers),
+        _fault(~is_twice & (F.col("records") > 1), "recorded_twice", F.col("records"), numbers),
+        _fault(F.col("archived") > 1, "archived_twice", F.col("archived"), files),
+    )
+    wrong = by_id.where(is_twice | (F.col("records") > 1) | (F.col("archived") > 1))
+    each = wrong.select("relay_id", "agent", "route", F.explode(kinds).alias("one"))
+    return each.where(F.col("one").isNotNull()).select(
+        F.col("one.class").alias("class"),
+        F.col("relay_id").alias("message_id"),
+        "agent",
+        "route",
+        F.lit(None).cast("string").alias("recipient"),
+        F.col("one.times").alias("times"),
+        F.col("one.what").alias("what"),
+        F.lit(None).cast("bigint").alias("apart_ms"),
+    )
+
+
+def _fault(where: Column, name: str, times: Column, what: Column) -> Column:
+    value = F.struct(
+        F.lit(name).alias("class"), times.cast("bigint").alias("times"), what.alias("what")
+    )
+    return F.when(where, value)
+
+
+def _by_number(copies: DataFrame) -> DataFrame:
+    by_number = copies.groupBy("number").agg(
+        F.min("relay_id").alias("message_id"), F.max("relay_id").alias("other")
+    )
+    shared = by_number.where(F.col("message_id") != F.col("other"))
+    return shared.select(
+        F.lit("number_shared").alias("class"),
+        "message_id",
+        F.lit(2).alias("times"),
+        F.concat(F.col("number"), F.lit(": "), F.col("other")).alias("what"),
+    )
+
+
+def delivered_twice(moves: DataFrame) -> DataFrame:
+    """Deliveries that were written again without a new attempt."""
+    written = moves.where((F.col("new_status") == "written") & (F.col("recipient") != ORCHESTRATOR))
+    # The first writing of an attempt comes from held or staged, and is logged where it was late.
+    again = F.col("old_status").isin("written", "read", "acked") & ~F.col("is_again")
+    by_attempt = written.groupBy("message_id", "recipient", "attempt").agg(
+        (F.count("*") + F.max(again.cast("int"))).alias("times")
+    )
+    return by_attempt.where(F.col("attempt").isNotNull() & (F.col("times") > 1)).select(
+        F.lit("delivered_twice").alias("class"), "message_id", "recipient", "times"
+    )
+
+
+def resent(messages: DataFrame) -> DataFrame:
+    """Commands and queries that say the same as one shortly before."""
+    asked = messages.where(
+        F.col("message_type").isin(*RESENT_KINDS)
+        & F.col("status").isin(*_ACCEPTED)
+        & F.col("checksum").isNotNull()
+        & (F.col("agent_name") != ORCHESTRATOR)
+        & (F.col("target") != ORCHESTRATOR)  # to whom the same may be said again and again
+    )
+    same = Window.partitionBy("agent_name", "target", "message_type", "checksum").orderBy("id")
+    apart = F.unix_millis("discovered_at") - F.unix_millis(F.lag("discovered_at").over(same))
+    timed = asked.select(
+        "message_id",
+        F.col("agent_name").alias("agent"),
+        F.col("target").alias("route"),
+        F.lag("message_id").over(same).alias("what"),
+        apart.alias("apart_ms"),
+    )
+    return timed.where(F.abs("apart_ms") <= RESENT_WITHIN_S * 1000).select(
+        F.lit("resent").alias("class"),
+        "message_id",
+        "agent",
+        "route",
+        F.lit(2).alias("times"),
+        "what",
+        "apart_ms",
+    )
+
+
+def counts(tables: Tables) -> DataFrame:
+    """How many of each class: schemas.COUNT."""
+    by_class = tables[NAME].groupBy(F.col("class").alias("name"))
+    return schemas.conform(by_class.agg(F.count("*").alias("count")), schemas.COUNT).orderBy("name")
+
+
+def findings(tables: Tables, observed_at: datetime) -> DataFrame:
+    """Each row is one: schemas.FINDING."""
+    return found(
+        tables[NAME],
+        F.concat(F.lit(f"{NAME}."), F.col("class")),
+        F.when(F.col("class") == "resent", WARNING).otherwise(ERROR),
+        observed_at,
+        message_id="message_id",
+        agent="agent",
+        route="route",
+        detail=("recipient", "times", "what", "apart_ms"),
+    )
+
+
+JOB = Job(
+    name=NAME,
+    explains="the same message numbered, recorded, archived or delivered twice",
+    tables={NAME: schemas.DUPLICATE},
+    make=make,
+    counts=counts,
+    findings=findings,
+)

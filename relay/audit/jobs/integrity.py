@@ -1,0 +1,234 @@
+"""Whether what is kept is what was written: every file, and every day against an earlier run.
+
+| class | means | found |
+|---|---|---|
+| sound | its checksums are right, and it is what the manifest or the store says of it | |
+| warned | the same, with something worth knowing | |
+| damaged | it is not what was written; `problems` says where | error |
+| unread | an original, or a pack of them, that cannot be read | error |
+| unreferenced | an attachment that no message names: retention takes it, in time | |
+| missing | an attachment that a message names which somebody has still to read | error |
+
+What never changes again belongs to a day: an archive, a sealed segment in whatever tier, an
+original in its folder or its pack. A day's hash is over names and checksums, sorted. Compared with
+the table `integrity_days` of an earlier run, a day is:
+
+| class | means | found |
+|---|---|---|
+| new, same, grown | not there before; as it was; with more files | |
+| pruned | with fewer files, and none of an older day is as it was: retention took them | |
+| shrunk | with fewer files, while older days are as they were | error |
+| changed | with as many files, and another hash | error |
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from relay.audit import schemas
+from relay.audit.evidence import Evidence
+from relay.audit.jobs.job import ERROR, Job, Tables, found
+
+NAME = "integrity"
+DAYS = "integrity_days"
+WRONG = ("damaged", "unread", "missing")
+WRONG_DAYS = ("changed", "shrunk")
+WANTED = ("held", "staged", "written")  # a delivery whose recipient is still to read it
+_UNPRUNED = "archive"  # archives of the store are kept for ever
+
+
+def make(evidence: Evidence) -> Tables:
+    """A row a file, and a row a day and kind of file."""
+    files = evidence.files(*schemas.KEPT_FILE.names)
+    originals = evidence.originals("path", "kind", "day", "size", "sha256", "problem")
+    verified = verify(files, originals, wanted(evidence))
+    return {NAME: verified, DAYS: days(verified, evidence.compared(DAYS, schemas.INTEGRITY_DAY))}
+
+
+def wanted(evidence: Evidence) -> DataFrame:
+    """One row an attachment that is named: sha256, and whether somebody has still to read it."""
+    refs = evidence.ledger("attachment_refs", "sha256", "message_id")
+    open_ones = (
+        evidence.ledger("deliveries", "message_id", "state")
+        .where(F.col("state").isin(*WANTED))
+        .select("message_id", F.lit(True).alias("is_open"))
+        .distinct()
+    )
+    # few messages name one
+    joined = open_ones.join(F.broadcast(refs), on="message_id", how="right")
+    return joined.groupBy(F.regexp_replace("sha256", "^sha256:", "").alias("named")).agg(
+        F.bool_or(F.coalesce("is_open", F.lit(False))).alias("is_wanted")
+    )
+
+
+def verify(files: DataFrame, originals: DataFrame, named: DataFrame) -> DataFrame:
+    """Everything that is kept, and attachments that should be: schemas.VERIFIED."""
+    nothing = F.array().cast("array<string>")
+    of_originals = originals.select(
+        "path",
+        F.lit("original").alias("kind"),
+        "day",
+        F.col("path").alias("item"),
+        "size",
+        "sha256",
+        F.when(F.col("problem").isNotNull(), F.array("problem"))
+        .otherwise(nothing)
+        .alias("problems"),
+        nothing.alias("warnings"),
+        F.when(F.col("problem").isNotNull() & (F.col("kind") != "rejected"), "unread")
+        .otherwise("sound")
+        .alias("class"),
+    )
+    is_attachment = F.col("kind") == "attachment"
+    joined = files.join(
+        F.broadcast(named), on=is_attachment & (F.col("item") == F.col("named")), how="left"
+    )
+    of_files = joined.withColumn(
+        "class",
+        F.when(F.size("problems") > 0, "damaged")
+        .when(is_attachment & F.col("named").isNull(), "unreferenced")
+        .when(F.size("warnings") > 0, "warned")
+        .otherwise("sound"),
+    )
+    there = files.where(is_attachment).select("item")
+    missing = (
+        named.where("is_wanted")
+        .join(there, on=F.col("named") == F.col("item"), how="left_anti")
+        .select(
+            F.concat_ws("/", F.lit("attachments"), F.substring("named", 1, 2), "named").alias(
+                "path"
+            ),
+            F.lit("attachment").alias("kind"),
+            F.lit("missing").alias("class"),
+            F.col("named").alias("item"),
+            F.array(F.lit("missing, and a message that is not read yet names it")).alias(
+                "problems"
+            ),
+            nothing.alias("warnings"),
+        )
+    )
+    every = of_files.drop("named", "is_wanted").unionByName(of_originals)
+    return schemas.conform(every.unionByName(missing, allowMissingColumns=True), schemas.VERIFIED)
+
+
+def days(verified: DataFrame, before: DataFrame) -> DataFrame:
+    """The hash of each day and kind, beside that of the run before: schemas.INTEGRITY_DAY.
+
+    In two steps, by the first digits of each file's own hash: no task holds a whole day's names.
+    """
+    is_kept = F.col("day").isNotNull() & F.col("item").isNotNull()
+    kind = F.when(F.col("kind") == "object", "segment").otherwise(F.col("kind"))
+    # A segment in two tiers, or an original beside its pack, is one item.
+    items = (
+        verified.where(is_kept)
+        .groupBy("day", kind.alias("kind"), "item")
+        .agg(
+            F.min("sha256").alias("sha256"),
+            F.max("size").alias("size"),
+            F.bool_or(F.col("sha256").isNull()).alias("is_partial"),
+        )
+    )
+    hashed = items.withColumn(
+        "one", F.sha2(F.concat_ws(" ", "item", F.coalesce("sha256", F.lit("-"))), 256)
+    )
+    buckets = hashed.groupBy("day", "kind", F.substring("one", 1, 2).alias("bucket")).agg(
+        _hash_of("one").alias("hash"),
+        F.count("*").alias("files"),
+        F.sum("size").alias("bytes"),
+        F.bool_or("is_partial").alias("is_partial"),
+    )
+    now = buckets.groupBy("day", "kind").agg(
+        F.sum("files").alias("files"),
+        F.coalesce(F.sum("bytes"), F.lit(0)).alias("bytes"),
+        _hash_of("hash").alias("hash"),
+        F.bool_or("is_partial").alias("is_partial"),
+    )
+    earlier = before.select(
+        "day",
+        "kind",
+        F.col("files").alias("files_before"),
+        F.col("hash").alias("hash_before"),
+    ).where(F.col("files_before") > 0)
+    both = now.join(earlier, on=["day", "kind"], how="full_outer")
+    same = both.where(F.col("hash") == F.col("hash_before"))
+    oldest = same.groupBy("kind").agg(F.min("day").alias("first_same"))
+    judged = both.join(F.broadcast(oldest), on="kind", how="left")
+    none = F.lit(0)
+    return schemas.conform(
+        judged.withColumns(
+            {
+                "class": _class_of_day(),
+                "files": F.coalesce("files", none),
+                "bytes": F.coalesce("bytes", none),
+                "hash": F.coalesce("hash", F.lit("")),
+                "is_partial": F.coalesce("is_partial", F.lit(False)),
+            }
+        ),
+        schemas.INTEGRITY_DAY,
+    )
+
+
+def _hash_of(name: str) -> Column:
+    return F.sha2(F.array_join(F.sort_array(F.collect_list(name)), "\n"), 256)
+
+
+def _class_of_day() -> Column:
+    files, before = F.coalesce("files", F.lit(0)), F.col("files_before")
+    older_stay = F.coalesce(F.col("first_same") < F.col("day"), F.lit(False))
+    return (
+        F.when(before.isNull(), "new")
+        .when(F.col("hash") == F.col("hash_before"), "same")
+        .when(files > before, "grown")
+        .when(files == before, "changed")
+        .when(older_stay | (F.col("kind") == _UNPRUNED), "shrunk")
+        .otherwise("pruned")
+    )
+
+
+def counts(tables: Tables) -> DataFrame:
+    """How many files of each kind and class: schemas.COUNT."""
+    is_sound = F.col("class").isin("sound", "warned", "unreferenced")
+    name = F.when(is_sound, F.concat(F.col("kind"), F.lit("s"))).otherwise(F.col("class"))
+    by_name = tables[NAME].groupBy(name.alias("name")).agg(F.count("*").alias("count"))
+    wrong = tables[DAYS].where(F.col("class").isin(*WRONG_DAYS)).groupBy("class")
+    days_wrong = wrong.agg(F.count("*").alias("count")).select(
+        F.concat(F.lit("days_"), F.col("class")).alias("name"), "count"
+    )
+    return schemas.conform(by_name.unionByName(days_wrong), schemas.COUNT).orderBy("name")
+
+
+def findings(tables: Tables, observed_at: datetime) -> DataFrame:
+    """Files that are not what was written, days that are not what they were: schemas.FINDING."""
+    wrong = tables[NAME].where(F.col("class").isin(*WRONG))
+    files = found(
+        wrong.withColumn("file", F.col("path")).withColumn(
+            "problem", F.array_join("problems", "; ")
+        ),
+        F.concat(F.lit(f"{NAME}."), F.col("class")),
+        ERROR,
+        observed_at,
+        route="file",
+        detail=("kind", "file", "problem"),
+    )
+    changed = found(
+        tables[DAYS].where(F.col("class").isin(*WRONG_DAYS)),
+        F.concat(F.lit(f"{NAME}.day_"), F.col("class")),
+        ERROR,
+        observed_at,
+        route="day",
+        detail=("kind", "day", "files", "files_before", "hash", "hash_before"),
+    )
+    return files.unionByName(changed)
+
+
+JOB = Job(
+    name=NAME,
+    explains="checksum of every file; each day against an earlier run",
+    tables={NAME: schemas.VERIFIED, DAYS: schemas.INTEGRITY_DAY},
+    make=make,
+    counts=counts,
+    findings=findings,
+)

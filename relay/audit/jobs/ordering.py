@@ -1,0 +1,283 @@
+"""Whether messages arrive in the order in which they were discovered, and what the clocks say.
+
+Order is order of discovery: of two messages from one sender to one recipient the one discovered
+first is written first. A delivery that was held, tried again, or whose message was put off, waits
+while others go by, and counts for nothing here.
+
+| class | means | found |
+|---|---|---|
+| inversion | a pair has deliveries written before earlier ones, no clock explains it | warning |
+| clock_back | a message was discovered a second or more before the one before it | warning |
+| future_id | its id names a time after its discovery: the sender's clock is ahead | warning |
+| future_mtime | its file was written after it was discovered | warning |
+| negative | written before it was discovered, read or acked before it was written | warning |
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from relay.audit import schemas
+from relay.audit.evidence import Evidence
+from relay.audit.jobs.job import WARNING, Job, Tables, found
+from relay.names import ORCHESTRATOR
+
+NAME = "ordering"
+CLOCK = "ordering_clock"
+SHOWN = 20  # pairs with the most inversions
+SKEW_S = 1  # a clock that is set back by less is noticed by nobody, the relay logs it from here
+AHEAD_S = 2  # of the future: what is told in whole seconds, and a clock's own error
+ROWS = 10_000  # neighbours are compared in runs of so many, each in one task
+_US_PER_MS = 1000.0
+_MOST_STEPS = 10_000  # of the clock, that inversions are compared with
+
+
+def make(evidence: Evidence) -> Tables:
+    """A row a pair of sender and recipient, and one for each clock that is wrong."""
+    messages = evidence.ledger(
+        "messages",
+        "id",
+        "message_id",
+        "agent_name",
+        "file_mtime_ns",
+        "discovered_at",
+        "retry_count",
+    ).where(F.col("agent_name") != ORCHESTRATOR)  # its answers are dated back to what they answer
+    deliveries = evidence.ledger(
+        "deliveries", "message_id", "recipient", "attempt", "written_at", "read_at", "acked_at"
+    )
+    kept_from = evidence.ledger("orchestrator_state", "key", "value")
+    steps = clock_steps(messages)
+    joined = (
+        deliveries.where(F.col("attempt") == 1)
+        .where(F.col("written_at").isNotNull())
+        .join(messages, on="message_id", how="inner")
+    )
+    clock = steps.where(F.col("by_ms") >= SKEW_S * 1000).select(*schemas.CLOCK.names)
+    clock = clock.unionByName(ahead(messages)).unionByName(negative(joined))
+    return {
+        NAME: ordering(joined, evidence.moves(), kept_from, steps),
+        CLOCK: schemas.conform(clock, schemas.CLOCK),
+    }
+
+
+def ordering(written: DataFrame, moves: DataFrame, state: DataFrame, steps: DataFrame) -> DataFrame:
+    """Count inversions by sender and recipient: schemas.ORDERED.
+
+    ``written``: first attempts with their messages. What is older than audit_log goes back is
+    not judged: nobody can tell whether it was held.
+    """
+    late = moves.where((F.col("old_status") == "held") | (F.col("new_status") == "held"))
+    kept_from = state.where(F.col("key") == "audit_kept_from").agg(
+        F.timestamp_micros(F.floor(F.max(F.col("value").try_cast("bigint")) / 1000)).alias("from")
+    )
+    judged = (
+        written.where(F.col("retry_count") == 0)
+        .join(late.select("message_id", "recipient"), ["message_id", "recipient"], "left_anti")
+        .crossJoin(F.broadcast(kept_from))
+        .where(F.coalesce(F.col("discovered_at") >= F.col("from"), F.lit(True)))
+    )
+    before = (
+        Window.partitionBy("agent_name", "recipient")
+        .orderBy("id")
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
+    timed = judged.select(
+        F.col("agent_name").alias("sender"),
+        "recipient",
+        "message_id",
+        "written_at",
+        F.max("written_at").over(before).alias("last_written"),
+        (_created_us() < F.max(_created_us()).over(before)).alias("is_created_before"),
+    )
+    # A row that was made again from the journal knows whole seconds.
+    is_whole = F.unix_micros("written_at") % 1_000_000 == 0
+    latest = F.when(is_whole, F.timestamp_micros(F.unix_micros("written_at") + 1_000_000))
+    early = timed.where(F.coalesce(latest, F.col("written_at")) < F.col("last_written"))
+    told = early.join(
+        F.broadcast(steps.limit(_MOST_STEPS).select("before_at", "at")),
+        on=(F.col("written_at") <= F.col("before_at")) & (F.col("last_written") >= F.col("at")),
+        how="left_semi",
+    )
+    by_clock = told.groupBy("sender", "recipient").agg(F.count("*").alias("by_clock"))
+    real = early.join(
+        told.select("message_id", "recipient"), ["message_id", "recipient"], "left_anti"
+    )
+    by_ms = (F.unix_micros("last_written") - F.unix_micros("written_at")) / _US_PER_MS
+    worst = real.groupBy("sender", "recipient").agg(
+        F.count("*").alias("real"),
+        F.max(by_ms).alias("worst_ms"),
+        F.max_by("message_id", by_ms).alias("message_id"),
+    )
+    pairs = timed.groupBy("sender", "recipient").agg(
+        F.count("*").alias("deliveries"),
+        F.count_if("is_created_before").alias("created_inversions"),
+    )
+    both = pairs.join(by_clock, ["sender", "recipient"], "left").join(
+        worst, ["sender", "recipient"], "left"
+    )
+    zero = F.lit(0)
+    return schemas.conform(
+        both.withColumn("by_clock", F.coalesce("by_clock", zero)).withColumn(
+            "inversions", F.coalesce("real", zero) + F.col("by_clock")
+        ),
+        schemas.ORDERED,
+    )
+
+
+def clock_steps(messages: DataFrame) -> DataFrame:
+    """Where a message was discovered before the one before it: the clock was put back.
+
+    Neighbours are compared in runs of ids, and the ends of the runs with each other: an order
+    over everything would be the work of one task.
+    """
+    run = F.floor(F.col("id") / ROWS)
+    near = Window.partitionBy(run).orderBy("id")
+    stepped = messages.select(
+        "message_id",
+        "agent_name",
+        F.col("discovered_at").alias("at"),
+        F.lag("discovered_at").over(near).alias("before_at"),
+    )
+    ends = messages.groupBy(run.alias("run")).agg(
+        F.min_by("message_id", "id").alias("message_id"),
+        F.min_by("agent_name", "id").alias("agent_name"),
+        F.min_by("discovered_at", "id").alias("at"),
+        F.max_by("discovered_at", "id").alias("last_at"),
+    )
+    # a row for each run: few enough for one task
+    seams = ends.select(
+        "message_id",
+        "agent_name",
+        "at",
+        F.lag("last_at").over(Window.orderBy("run")).alias("before_at"),
+    )
+    both = stepped.unionByName(seams).where(F.col("at") < F.col("before_at"))
+    return both.select(
+        F.lit("clock_back").alias("class"),
+        "message_id",
+        F.col("agent_name").alias("agent"),
+        F.lit(None).cast("string").alias("recipient"),
+        "at",
+        ((F.unix_micros("before_at") - F.unix_micros("at")) / _US_PER_MS).alias("by_ms"),
+        "before_at",
+    )
+
+
+def ahead(messages: DataFrame) -> DataFrame:
+    """Messages whose id, or whose file, is of a time after their discovery."""
+    seen_us = F.unix_micros("discovered_at")
+    by_id, by_file = _created_us() - seen_us, F.col("file_mtime_ns") / 1000 - seen_us
+    limit = AHEAD_S * 1_000_000
+    faults = F.array(
+        F.when(by_id > limit, F.struct(F.lit("future_id").alias("class"), by_id.alias("us"))),
+        F.when(
+            by_file > limit, F.struct(F.lit("future_mtime").alias("class"), by_file.alias("us"))
+        ),
+    )
+    wrong = messages.where((by_id > limit) | (by_file > limit))
+    each = wrong.select("message_id", "agent_name", "discovered_at", F.explode(faults).alias("one"))
+    return each.where(F.col("one").isNotNull()).select(
+        F.col("one.class").alias("class"),
+        "message_id",
+        F.col("agent_name").alias("agent"),
+        F.lit(None).cast("string").alias("recipient"),
+        F.col("discovered_at").alias("at"),
+        (F.col("one.us") / _US_PER_MS).alias("by_ms"),
+    )
+
+
+def negative(written: DataFrame) -> DataFrame:
+    """First attempts of which something came before what it follows."""
+    gaps = [
+        F.unix_micros(later) - F.unix_micros(earlier)
+        for earlier, later in (
+            ("discovered_at", "written_at"),
+            ("written_at", "read_at"),
+            ("written_at", "acked_at"),
+        )
+    ]
+    least = F.least(*gaps)
+    return written.where(least < -AHEAD_S * 1_000_000).select(
+        F.lit("negative").alias("class"),
+        "message_id",
+        F.col("agent_name").alias("agent"),
+        "recipient",
+        F.col("written_at").alias("at"),
+        (-least / _US_PER_MS).alias("by_ms"),
+    )
+
+
+def _created_us() -> Column:
+    """The time in the id, Unix microseconds; NULL where it is none.
+
+    Nanoseconds, as the SDK and ``date +%s%N`` write it; a shell without %N gives seconds.
+    """
+    digits = F.substring_index("message_id", "-", 1)
+    number = digits.try_cast("bigint")
+    return (
+        F.when(F.length(digits) == 19, F.floor(number / 1000))
+        .when(F.length(digits) == 16, number)
+        .when(F.length(digits) == 13, number * 1000)
+        .when(F.length(digits) == 10, number * 1_000_000)
+    )
+
+
+def counts(tables: Tables) -> DataFrame:
+    """Pairs, deliveries, inversions, and clocks by class: schemas.COUNT."""
+    totals = tables[NAME].agg(
+        F.count("*").alias("pairs"),
+        *[
+            F.coalesce(F.sum(name), F.lit(0)).alias(name)
+            for name in ("deliveries", "inversions", "created_inversions")
+        ],
+    )
+    names = ["pairs", "deliveries", "inversions", "created_inversions"]
+    by_class = tables[CLOCK].groupBy(F.col("class").alias("name")).agg(F.count("*").alias("count"))
+    return schemas.conform(
+        totals.unpivot([], names, "name", "count").unionByName(by_class), schemas.COUNT
+    )
+
+
+def findings(tables: Tables, observed_at: datetime) -> DataFrame:
+    """A pair with inversions, and each clock that is wrong: schemas.FINDING."""
+    pairs = found(
+        tables[NAME].where(F.col("inversions") > F.col("by_clock")),
+        f"{NAME}.inversion",
+        WARNING,
+        observed_at,
+        message_id="message_id",
+        agent="sender",
+        route="recipient",
+        detail=("recipient", "inversions", "by_clock", "worst_ms"),
+    )
+    clocks = found(
+        tables[CLOCK],
+        F.concat(F.lit(f"{NAME}."), F.col("class")),
+        WARNING,
+        observed_at,
+        message_id="message_id",
+        agent="agent",
+        detail=("recipient", "at", "by_ms"),
+    )
+    return pairs.unionByName(clocks)
+
+
+def shown(tables: Tables) -> DataFrame:
+    """The pairs to print."""
+    wrong = tables[NAME].where(F.col("inversions") > 0)
+    return wrong.orderBy(F.desc("inversions"), "sender", "recipient").limit(SHOWN)
+
+
+JOB = Job(
+    name=NAME,
+    explains="inversions by sender and recipient, clocks that are wrong",
+    tables={NAME: schemas.ORDERED, CLOCK: schemas.CLOCK},
+    make=make,
+    counts=counts,
+    findings=findings,
+    shown=shown,
+)

@@ -1,0 +1,90 @@
+"""The acks job: what is owed, what is overdue, and answers that nobody asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from relay.audit.jobs import acks
+from relay.clock import NS_PER_MS, NS_PER_S
+from relay.comm.model import DeliveryState, MessageType
+from relay.ledger import Written
+from tests.audit.homes import START_NS, HomeBuilder, stored_message
+from tests.audit.telling import Change, moved, run, tell
+
+OWED_S = 60
+
+
+def delivered(number: int, *, due_s: int = 0, attempt: int = 0) -> Change:
+    """Told as delivered, with the time at which its acknowledgment is overdue."""
+    state = DeliveryState.DELIVERED
+    return lambda said: [said[0], moved(number, "bob", state, attempt, due_s)]
+
+
+def test_owed_late_overdue_and_orphans_with_a_journal(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    for name in ("owed", "late", "overdue", "done", "unasked", "plain"):
+        home.sent(f"1-{name}")
+    commands = {"1-owed", "1-late", "1-overdue", "1-done"}
+    home.stored = [
+        msgspec.structs.replace(m, message_type=MessageType.COMMAND)
+        if m.relay_id in commands
+        else m
+        for m in home.stored
+    ]
+    answer = stored_message(7, "1-answer", correlation_id="c-7")
+    home.stored.append(msgspec.structs.replace(answer, message_type=MessageType.ACKNOWLEDGMENT))
+    home.write_store()
+    at = START_NS + 25 * NS_PER_MS
+    with home.ledger.transaction():
+        home.ledger.acknowledge("1-done", "bob", "completed", at)
+        home.ledger.acknowledge("1-unasked", "bob", "received", at)
+        home.ledger.written([Written("1-late", "bob", 2, at, at)])
+    tell(
+        home,
+        {
+            "1-owed": delivered(1, due_s=3600),
+            "1-late": delivered(2, due_s=3600, attempt=2),
+            "1-overdue": delivered(3, due_s=OWED_S),
+            "1-done": delivered(4, due_s=OWED_S),
+            "1-unasked": delivered(5),
+            "1-plain": delivered(6),
+        },
+    )
+    with home.ledger.transaction():  # the relay was at work until then
+        home.ledger.set_state("epoch", "1", START_NS + (OWED_S + 40) * NS_PER_S)
+    tables, checks = run(acks.JOB, home.evidence(spark, tmp_path / "run"))
+    assert checks == {"overdue": {"1-overdue"}, "orphan": {"1-unasked", "1-answer"}}
+    classes = {row["message_id"]: row["class"] for row in tables["acks_owed"]}
+    assert classes == {
+        "1-owed": "owed",
+        "1-late": "late",
+        "1-overdue": "overdue",
+        "1-unasked": "orphan",
+        "1-answer": "orphan",
+    }
+    (pair,) = tables["acks"]
+    assert (pair["acked"], pair["owed"], pair["late"], pair["overdue"]) == (2, 3, 1, 1)
+    assert (pair["p50_ms"], pair["max_ms"]) == (20.0, 20.0)
+
+
+def test_without_a_journal_the_kind_says_what_is_owed(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.sent("1-command")
+    home.sent("1-plain")
+    command = msgspec.structs.replace(home.stored[0], message_type=MessageType.COMMAND)
+    home.stored[0] = command
+    home.write_store()
+    with home.ledger.transaction():  # a relay that ends before it is due owes nothing yet
+        home.ledger.set_state("epoch", "1", START_NS + 30 * NS_PER_S)
+    tables, checks = run(acks.JOB, home.evidence(spark, tmp_path / "stopped"))
+    assert (checks, [row["class"] for row in tables["acks_owed"]]) == ({}, ["owed"])
+    with home.ledger.transaction():
+        home.ledger.set_state("epoch", "2", START_NS + 100 * NS_PER_S)
+    assert run(acks.JOB, home.evidence(spark, tmp_path / "at work")).checks == {
+        "overdue": {"1-command"}
+    }

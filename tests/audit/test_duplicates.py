@@ -1,0 +1,68 @@
+"""The duplicates job: each thing that is there twice is found, and what may be twice is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from relay.audit.jobs import duplicates
+from relay.clock import NS_PER_S
+from relay.ledger import FileFacts, Held, Written
+from tests.audit.homes import START_NS, HomeBuilder, stored_message
+from tests.audit.telling import run, tell
+
+
+def asked(home: HomeBuilder, message_id: str, text: str, *, after_s: int, kind: str) -> None:
+    """A row, accepted, of that kind and text."""
+    at = START_NS + after_s * NS_PER_S
+    path = f"agents/alice/outbox/{message_id}.msg"
+    facts = FileFacts(message_id, "alice", path, 100, at, 7, text, kind, "bob", at)
+    with home.ledger.transaction():
+        home.ledger.record([facts])
+        home.ledger.claim([message_id])
+        home.ledger.complete([message_id], at)
+
+
+def test_each_planted_duplicate_is_found_and_nothing_else(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.sent("1-archived")
+    home.sent("1-leaving")
+    home.write_store("store/archive/2026-01-30/000001.acomm")
+    leaving = home.stored.pop()
+    home.write_store("store/archive/2026-01-31/000002.acomm")
+    home.stored = [leaving]
+    for name in ("recorded", "again", "held", "twice", "once more"):
+        home.sent(f"1-{name}")
+    home.stored = [msgspec.structs.replace(m, id=n + 10) for n, m in enumerate(home.stored)]
+    home.stored.append(stored_message(30, "1-numbered"))
+    home.stored.append(stored_message(31, "1-numbered"))
+    home.write_store()
+    home.stored.append(stored_message(30, "1-shared"))  # a number is one message's in one file
+    with home.ledger.transaction():
+        home.ledger.written([Written("1-again", "bob", 2, START_NS, START_NS)])
+        home.ledger.hold([Held("1-held", "bob", 2, "inbox cannot be written", START_NS)])
+        home.ledger.written([Written("1-held", "bob", 2, START_NS, START_NS)])
+        for state in ("read", "written"):
+            home.ledger._db.execute(
+                "UPDATE deliveries SET state = ? WHERE message_id = '1-twice'", (state,)
+            )
+    asked(home, "1-do", "ab", after_s=100, kind="command")
+    asked(home, "1-do again", "ab", after_s=130, kind="command")
+    asked(home, "1-do later", "ab", after_s=300, kind="command")
+    asked(home, "1-say", "cd", after_s=100, kind="message")
+    asked(home, "1-say again", "cd", after_s=101, kind="message")
+    tell(home, {"1-recorded": lambda said: [said[0], *said]})
+    tables, checks = run(duplicates.JOB, home.evidence(spark, tmp_path / "run"))
+    assert checks == {
+        "archived_twice": {"1-archived"},
+        "numbered_twice": {"1-numbered"},
+        "number_shared": {"1-numbered"},
+        "recorded_twice": {"1-recorded"},
+        "delivered_twice": {"1-twice"},
+        "resent": {"1-do again"},
+    }
+    (resent,) = (row for row in tables["duplicates"] if row["class"] == "resent")
+    assert (resent["what"], resent["apart_ms"]) == ("1-do", 30_000)

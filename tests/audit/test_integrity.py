@@ -1,0 +1,142 @@
+"""The integrity job: each damaged file is named, the rest is verified, and days are compared."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from relay.audit.evidence import Evidence, gather
+from relay.audit.jobs import integrity
+from relay.clock import NS_PER_S
+from tests.audit.homes import START_NS, HomeBuilder
+from tests.audit.journals import JournalBuilder, delivered, sent
+from tests.audit.telling import Outcome, run
+from tests.fakes import FakeClock
+
+DAY = "archive/2026-01-31/alice"
+
+
+def flip(path: Path, at: int) -> None:
+    """One bit of a file is another."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def attach(home: HomeBuilder, data: bytes, message_id: str | None = None) -> Path:
+    """An attachment, and a message that names it."""
+    digest = hashlib.sha256(data).hexdigest()
+    path = home.root / "attachments" / digest[:2] / digest
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    if message_id is not None:
+        with home.ledger.transaction():
+            home.ledger.registry.refer([(f"sha256:{digest}", message_id, START_NS)])
+    return path
+
+
+def looked(
+    spark: SparkSession, home: HomeBuilder, folder: Path, earlier: Path | None = None
+) -> Outcome:
+    """A run over the home; ``earlier``: what another one wrote."""
+    folder.mkdir()
+    gathered = gather(home.path, str(folder), FakeClock(START_NS + 3600 * NS_PER_S))
+    evidence = Evidence(spark, gathered, earlier=str(earlier) if earlier else None)
+    return run(integrity.JOB, evidence)
+
+
+def filled(home: HomeBuilder) -> JournalBuilder:
+    """A home with something of every kind, all of it sound."""
+    for name in ("a", "b", "c"):
+        home.sent(f"1-{name}")
+    home.write_store("store/archive/2026-01-30/000001.acomm")
+    home.write_store("store/archive/2026-01-31/000002.acomm")
+    home.stored = []
+    home.write_store()
+    attach(home, b"a picture", "1-a")
+    attach(home, b"nobody's")
+    journal = JournalBuilder(home.root)
+    journal.segment(sent(1), delivered(1))
+    journal.segment(sent(2), delivered(2))
+    journal.say(sent(3))
+    return journal
+
+
+def test_what_is_sound_is_said_to_be_so(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    filled(home).close()
+    tables, checks = looked(spark, home, tmp_path / "run")
+    assert checks == {}
+    kinds = sorted((row["kind"], row["class"]) for row in tables["integrity"])
+    assert kinds == [
+        ("archive", "sound"),
+        ("archive", "sound"),
+        ("attachment", "sound"),
+        ("attachment", "unreferenced"),
+        ("journal", "sound"),
+        *[("original", "sound")] * 3,
+        *[("segment", "sound")] * 3,
+        ("store", "sound"),
+    ]
+    days = {(row["day"], row["kind"]): row["files"] for row in tables["integrity_days"]}
+    assert days == {
+        ("2026-01-30", "archive"): 1,
+        ("2026-01-31", "archive"): 1,
+        ("2026-01-31", "original"): 3,
+        ("2026-01-31", "segment"): 2,
+    }
+
+
+def test_each_damaged_file_is_named_and_stops_no_other(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    journal = filled(home)
+    journal.close()
+    flip(home.root / "store/archive/2026-01-30/000001.acomm", 200)
+    flip(journal.dir / "segments" / f"{0:020d}.seg", 100)
+    flip(attach(home, b"altered", "1-b"), 0)
+    wanted = attach(home, b"missing", "1-c")
+    wanted.unlink()
+    (home.root / DAY / "1-a.msg").unlink()
+    (home.root / DAY / "1-a.msg").symlink_to("/etc/passwd")
+    (home.root / "archive" / "2026-01-29.tar.zst").write_bytes(b"no pack")
+    tables, checks = looked(spark, home, tmp_path / "run")
+    altered = hashlib.sha256(b"altered").hexdigest()
+    assert checks == {
+        "damaged": {
+            "store/archive/2026-01-30/000001.acomm",
+            f"journal/{1:020d}/segments/{0:020d}.seg",
+            f"attachments/{altered[:2]}/{altered}",
+        },
+        "missing": {f"attachments/{wanted.parent.name}/{wanted.name}"},
+        "unread": {f"{DAY}/1-a.msg", "archive/2026-01-29.tar.zst"},
+    }
+    said = {row["path"]: row["problems"] for row in tables["integrity"]}
+    assert all(home.path not in line for lines in said.values() for line in lines)
+
+
+def test_a_day_that_is_not_what_it_was_is_found(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    filled(home).close()
+    before = looked(spark, home, tmp_path / "run").tables["integrity_days"]
+    earlier = tmp_path / "out"
+    frame = spark.createDataFrame(before, integrity.JOB.tables["integrity_days"])
+    frame.write.parquet(str(earlier / "integrity_days"))
+    same = looked(spark, home, tmp_path / "again", earlier)
+    assert ({row["class"] for row in same.tables["integrity_days"]}, same.checks) == ({"same"}, {})
+
+    (home.root / DAY / "1-b.msg").write_bytes(b"TO: bob\n\nforged")
+    (home.root / "store/archive/2026-01-31/000002.acomm").unlink()
+    later = looked(spark, home, tmp_path / "later", earlier)
+    assert later.checks == {"day_changed": {"2026-01-31"}, "day_shrunk": {"2026-01-31"}}
+    classes = {(row["day"], row["kind"]): row["class"] for row in later.tables["integrity_days"]}
+    assert classes == {
+        ("2026-01-30", "archive"): "same",
+        ("2026-01-31", "archive"): "shrunk",
+        ("2026-01-31", "original"): "changed",
+        ("2026-01-31", "segment"): "same",
+    }

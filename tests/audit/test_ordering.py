@@ -1,0 +1,77 @@
+"""The ordering job: what was written out of order, and clocks that are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from relay.audit.jobs import ordering
+from relay.clock import NS_PER_MS, NS_PER_S
+from relay.ledger import Held, Written
+from tests.audit.homes import START_NS, HomeBuilder
+from tests.audit.telling import run
+
+
+def named(after_s: float, tail: str) -> str:
+    """An id of a time after START."""
+    return f"{START_NS + int(after_s * NS_PER_S)}-{tail}"
+
+
+def test_inversions_are_found_and_what_had_to_wait_is_none(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    def sent(number: int, after_ms: float, to: str = "bob") -> str:
+        message_id = named(number, f"{number:04x}{'ab' if to == 'bob' else 'cd'}")
+        at = START_NS + number * NS_PER_S
+        home.sent(message_id, recipients=(to,), at_ns=at, written_after_ms=after_ms)
+        return message_id
+
+    sent(1, 5000.5)  # it took as long as that
+    early = sent(2, 1.5)
+    sent(3, 3000.5)
+    late = sent(4, 1.5, "carol")
+    with home.ledger.transaction():  # held, and let go when others were written
+        home.ledger._db.execute("UPDATE deliveries SET state = 'staged' WHERE recipient = 'carol'")
+        home.ledger.hold([Held(late, "carol", 1, "inbox cannot be written", START_NS)])
+        at = START_NS + 60 * NS_PER_S + NS_PER_MS
+        home.ledger.written([Written(late, "carol", 1, at, at)])
+    sent(5, 1.5, "carol")
+    tables, checks = run(ordering.JOB, home.evidence(spark, tmp_path / "run"))
+    assert checks == {"inversion": {early}}
+    pairs = {row["recipient"]: row for row in tables["ordering"]}
+    assert (pairs["bob"]["inversions"], pairs["bob"]["worst_ms"]) == (1, 5000.5 - 1001.5)
+    assert (pairs["bob"]["deliveries"], pairs["carol"]["deliveries"]) == (3, 1)
+    assert (pairs["carol"]["inversions"], tables["ordering_clock"]) == (0, [])
+
+
+def test_clocks_that_are_wrong_are_told_and_explain_inversions(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    def sent(message_id: str, after_s: float, **more: float) -> None:
+        at = START_NS + int(after_s * NS_PER_S)
+        home.sent(message_id, at_ns=at, written_after_ms=1.5, **more)  # type: ignore[arg-type]
+
+    sent(named(10, "a1"), 10)
+    back = named(5, "a2")
+    sent(back, 5)  # the clock was put back by five seconds
+    future = named(20, "a3")
+    sent(future, 6)
+    with home.ledger.transaction():
+        wrong = named(7, "a4")
+        home.sent  # noqa: B018
+        home.ledger._db.execute(
+            "UPDATE messages SET file_mtime_ns = file_mtime_ns + ? WHERE message_id = ?",
+            (60 * NS_PER_S, back),
+        )
+    home.sent(wrong, at_ns=START_NS + 7 * NS_PER_S, written_after_ms=-4000.5)
+    tables, checks = run(ordering.JOB, home.evidence(spark, tmp_path / "run"))
+    assert checks == {
+        "clock_back": {back},
+        "future_id": {future},
+        "future_mtime": {back},
+        "negative": {wrong},
+        "inversion": {wrong},
+    }
+    (pair,) = tables["ordering"]
+    assert (pair["inversions"], pair["by_clock"]) == (3, 2)
