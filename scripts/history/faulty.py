@@ -30,6 +30,7 @@ SLEEPER = "sleeper"
 DEAD_LETTERS = 5
 RUNAWAY_POSTS = 40
 SLOW_FACTOR = 60
+SLOW_EVERY_NS = 30 * NS_PER_S  # an hour with few messages is judged by nobody
 LATE_NS = 4 * NS_PER_S
 OUTSIDE = ("archive_byte", "segment_byte", "disk", "stuck", "repaired", "limited", "refused")
 SPOILED = ("attachment_gone", "attachment_altered")
@@ -106,8 +107,8 @@ class FaultyHistory(History):
             begin = at_ns - at_ns % HOUR_NS
             self._slow = (begin, begin + HOUR_NS)
             posts = [
-                Post(begin + n * MINUTE_NS, sender, to, Kind.MESSAGE, self._text.body())
-                for n in range(1, 59)
+                Post(begin + n * SLOW_EVERY_NS, sender, to, Kind.MESSAGE, self._text.body())
+                for n in range(1, HOUR_NS // SLOW_EVERY_NS)
             ]
             self.planted.append(planted(name))
         for one in posts:

@@ -24,7 +24,7 @@ from scripts.history.__main__ import make_faulty
 from scripts.history.faults import BY_NAME, Planted, chosen
 from scripts.history.make import Given, History
 
-MESSAGES, AGENTS, DAYS = 1_500, 8, 3
+MESSAGES, AGENTS, DAYS = 3_000, 8, 2  # hours with enough in them to be judged
 AGE_NS = 300 * NS_PER_S  # of the end: older than the grace
 
 
