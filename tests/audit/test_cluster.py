@@ -23,9 +23,10 @@ from scripts.history.faults import chosen
 from scripts.history.make import Given
 from tests.audit.homes import HomeBuilder
 
-JOBS = ("reconcile", "traffic")
+JOBS = ("reconcile",)
 
 
+@pytest.mark.timeout(300)  # seven JVMs, on as few cores as there are
 def test_a_cluster_that_loses_an_executor_says_what_this_machine_says(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -41,7 +42,7 @@ def test_a_cluster_that_loses_an_executor_says_what_this_machine_says(
     run_audit(Request(str(home), JOBS, out=str(tmp_path / "here")), StandingClock(now_ns))
     compared = list(compare(tmp_path / "there", tmp_path / "here"))
     assert {one.table: one.differences for one in compared if one.differences} == {}
-    assert {one.table for one in compared} >= {"reconcile", "traffic", "findings/job=reconcile"}
+    assert {one.table for one in compared} >= {"reconcile", "findings/job=reconcile"}
     assert {one.table: one.rows for one in compared}["findings/job=reconcile"] == 3
 
 
@@ -54,7 +55,7 @@ def test_tables_that_differ_are_told(
     run_audit(Request(home.path, ("reconcile",), out=str(tmp_path / "one")), clock)
     home.sent("2-b")
     home.write_store()
-    run_audit(Request(home.path, JOBS, out=str(tmp_path / "two")), clock)
+    run_audit(Request(home.path, ("reconcile", "traffic"), out=str(tmp_path / "two")), clock)
     found = {one.table: one.differences for one in compare(tmp_path / "one", tmp_path / "two")}
     assert found["reconcile"] == ["1 rows and 2"]
     assert found["traffic"] == ["0 rows and 1"]
