@@ -69,6 +69,17 @@ def require_shared(context: SparkContext, read: Sequence[str], written: Sequence
     """
     if is_local(context.master):
         return
+    missing = unreached(context, read, written)
+    if missing:
+        host, path = missing[0]
+        others = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise RelayError(f"worker {host} does not reach {path}{others}", hint=SHARED_HINT)
+
+
+def unreached(
+    context: SparkContext, read: Sequence[str], written: Sequence[str]
+) -> list[tuple[str, str]]:
+    """(host, folder) of each that a worker may not read, or not write, as it has to."""
     tasks = 2 * context.defaultParallelism
     wanted = [(path, os.R_OK | os.X_OK) for path in read]
     wanted += [(path, os.W_OK | os.X_OK) for path in written]
@@ -77,8 +88,4 @@ def require_shared(context: SparkContext, read: Sequence[str], written: Sequence
         host = socket.gethostname()
         return [(host, path) for path, mode in wanted if not os.access(path, mode)]
 
-    missing = sorted(set(context.parallelize(range(tasks), tasks).mapPartitions(look).collect()))
-    if missing:
-        host, path = missing[0]
-        others = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise RelayError(f"worker {host} does not reach {path}{others}", hint=SHARED_HINT)
+    return sorted(set(context.parallelize(range(tasks), tasks).mapPartitions(look).collect()))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 
 from relay.daemon import tune_process
-from scripts.benchmarks import drain, engine, idle, journal, latency
+from scripts.benchmarks import audit, drain, engine, idle, journal, latency
 
 DRAIN = [
     # agents, files, rows that the ledger has already
@@ -20,7 +22,9 @@ LATENCY_MESSAGES = 1_000
 ENGINE_MESSAGES = 100_000
 JOURNAL_SEGMENTS = 1_000
 IDLE_AGENTS = 1_000
-CASES = ("drain", "engine", "idle", "journal", "latency")
+# Of the audits' parts, each with ``run(base)``.
+AUDIT_CASES = ("audit_acomm", "audit_ledger", "audit_live")
+CASES = ("audit", "drain", "engine", "idle", "journal", "latency")
 
 
 def main() -> None:
@@ -28,6 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} [all]")
     parser.add_argument("--dir", help="where the fresh directories are made [the system's]")
+    parser.add_argument("--large", action="store_true", help="audit: five million messages as well")
     arguments = parser.parse_args()
     cases = arguments.cases or CASES
     unknown = set(cases) - set(CASES)
@@ -47,6 +52,16 @@ def main() -> None:
     if "drain" in cases:
         for agents, files, rows in DRAIN:
             drain.run(arguments.dir, agents=agents, files=files, ledger_rows=rows)
+    if "audit" in cases:
+        run_audits(arguments.dir, large=arguments.large)
+
+
+def run_audits(base: str | None, *, large: bool) -> None:
+    """The sources one by one, then whole runs. Spark is imported for these alone."""
+    for name in AUDIT_CASES:
+        if importlib.util.find_spec(f"scripts.benchmarks.{name}"):
+            importlib.import_module(f"scripts.benchmarks.{name}").run(base)
+    audit.run(base, sizes=(*audit.SIZES, audit.FIVE_MILLION) if large else audit.SIZES)
 
 
 if __name__ == "__main__":

@@ -72,10 +72,10 @@ def demo(root: Path, home: Path, *, workers: int = 2, kill: bool = False) -> int
     with standalone(_folder(root / "cluster"), workers) as cluster:
         print(f"   {cluster.url}, {', '.join(f'pid {w.process.pid}' for w in cluster.workers)}")
         _say("all jobs on the cluster")
-        with _killing(cluster) if kill else contextlib.nullcontext():
-            _run(home, root / "on-cluster", cluster.url, now_ns)
+        with killing(cluster) if kill else contextlib.nullcontext():
+            run(home, root / "on-cluster", cluster.url, now_ns)
     _say("all jobs on this machine alone")
-    _run(home, root / "alone", "local[2]", now_ns)
+    run(home, root / "alone", "local[2]", now_ns)
     _say("the tables, row by row")
     differs = False
     for one in compare(root / "on-cluster", root / "alone"):
@@ -88,12 +88,13 @@ def demo(root: Path, home: Path, *, workers: int = 2, kill: bool = False) -> int
     return EXIT_FINDINGS if differs else EXIT_OK
 
 
-def _run(home: Path, out: Path, master: str, now_ns: int) -> None:
-    """Errors: RuntimeError when a job could not run."""
+def run(home: Path, out: Path, master: str, now_ns: int, *jobs: str) -> None:
+    """All jobs, or those named, in a process of their own. Errors: RuntimeError when one could
+    not run."""
     began = time.monotonic()
     command = [sys.executable, "-m", "scripts.cluster.one_run"]
     done = subprocess.run(
-        [*command, str(home), str(out), master, str(now_ns)],
+        [*command, str(home), str(out), master, str(now_ns), *jobs],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -106,7 +107,7 @@ def _run(home: Path, out: Path, master: str, now_ns: int) -> None:
 
 
 @contextlib.contextmanager
-def _killing(cluster: Standalone) -> Iterator[None]:
+def killing(cluster: Standalone) -> Iterator[None]:
     """Kill one executor, once it has Python of ours at work, in the block.
 
     Errors: RuntimeError when none ever had.

@@ -1,4 +1,5 @@
-"""``python -m scripts.cluster.one_run HOME OUT MASTER NOW_NS``: all jobs, as of a given time.
+"""``python -m scripts.cluster.one_run HOME OUT MASTER NOW_NS [JOB]...``: all jobs, or those named,
+as of a given time.
 
 Two runs of the same home are compared row by row, so both must ask at the same time.
 """
@@ -12,21 +13,23 @@ from relay.clock import Clock
 from relay.errors import RelayError
 
 
-class _Fixed(Clock):
+class StandingClock(Clock):
     """A clock on the wall that stands."""
 
     def __init__(self, at_ns: int) -> None:
         self._at_ns = at_ns
 
     def now_ns(self) -> int:
+        """When it stood still."""
         return self._at_ns
 
 
 def main() -> int:
     """One run; its summary on stdout, and the exit code of ``relay audit run``."""
-    home, out, master, now_ns = sys.argv[1:]
+    home, out, master, now_ns, *jobs = sys.argv[1:]
+    request = Request(home, tuple(jobs), out=out, master=master)
     try:
-        report, _ = run_audit(Request(home, out=out, master=master), _Fixed(int(now_ns)))
+        report, _ = run_audit(request, StandingClock(int(now_ns)))
     except RelayError as exc:
         print(f"{exc}; {exc.hint}" if exc.hint else exc, file=sys.stderr)
         return exc.exit_code

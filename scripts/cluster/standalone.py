@@ -7,8 +7,10 @@ started are gone when the block ends, by their pids. What they say goes to files
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +26,7 @@ from relay.audit.java import find_java
 HOST = "127.0.0.1"
 PATIENCE_S = 60
 END_S = 10
+PR_SET_PDEATHSIG = 1
 MASTER = "org.apache.spark.deploy.master.Master"
 WORKER = "org.apache.spark.deploy.worker.Worker"
 EXECUTOR = "CoarseGrainedExecutorBackend"
@@ -44,6 +47,8 @@ class Daemon:
             "SPARK_LOG_DIR": str(folder),
             "SPARK_NO_DAEMONIZE": "1",
             "SPARK_DAEMON_MEMORY": "256m",
+            # Daemons and executors: they live for seconds, several of them on a few cores.
+            "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "PYSPARK_PYTHON": sys.executable,
         }
         java = find_java(str(folder))
@@ -57,6 +62,7 @@ class Daemon:
             stdin=subprocess.DEVNULL,
             stdout=self._files[0],
             stderr=subprocess.STDOUT,
+            preexec_fn=_end_with_parent,
         )
 
     def said(self) -> str:
@@ -138,6 +144,12 @@ def standalone(
         for worker in started:
             worker.wait_for(_REGISTERED)
         yield Standalone(url, started)
+
+
+def _end_with_parent() -> None:
+    """On Linux a daemon is told to end when whoever started it is gone, however it went."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _command(process: psutil.Process) -> list[str]:

@@ -31,21 +31,39 @@ KINDS = (
     Fault("differs", "rows", "the store has another content", ("reconcile.checksum_differs",)),
     Fault("extra", "rows", "in the store, and no row knows it", ("reconcile.extra",)),
     Fault("undelivered", "rows", "completed, its delivery is staged", ("reconcile.undelivered",)),
-    Fault("doubled", "rows", "one delivery was made twice", ("duplicates.delivered_twice",)),
+    Fault(
+        "doubled",
+        "rows",
+        "one delivery was made twice",
+        ("duplicates.delivered_twice", "reconcile.delivery_doubled"),
+    ),
     Fault("twice", "rows", "one file was numbered twice", ("duplicates.numbered_twice",)),
     Fault("overdue", "rows", "a command that was never acknowledged", ("acks.overdue",)),
     Fault("orphan", "rows", "an ack of what nobody sent", ("acks.orphan",)),
-    Fault("inversion", "rows", "written before another, found after it", ("ordering.inversion",)),
-    Fault("skew", "rows", "its sender's clock is hours ahead", ("ordering.clock_skew",)),
+    Fault(
+        "inversion",
+        "rows",
+        "written after one that was found later",
+        ("ordering.inversion",),
+        ("latency.slow_hour",),
+    ),
+    Fault(
+        "skew",
+        "rows",
+        "its sender's clock is hours ahead",
+        ("ordering.future_id", "ordering.future_mtime"),
+    ),
     Fault("dead", "rows", "five dead letters of one pair, one reason", ("dead_letters.repeated",)),
     Fault("silent", "rows", "an agent with mail that says nothing", ("agents.silent",)),
     Fault("stuck", "rows", "a process that is stuck for hours", ("agents.stuck",)),
     Fault("runaway", "rows", "forty messages between two in a minute", ("threads.runaway",)),
-    Fault("unanswered", "rows", "a query without a response", ("threads.unanswered",)),
+    Fault(
+        "unanswered", "rows", "a query without a response", ("threads.unanswered", "acks.overdue")
+    ),
     Fault("signature", "rows", "a file with a false signature", ("security.bad_signature",)),
     Fault("repaired", "rows", "an inbox that was open to others", ("security.mode_repaired",)),
     Fault("limited", "rows", "an agent over its rate", ("security.rate_limited",)),
-    Fault("refused", "rows", "a file whose name was taken", ("security.rejected",)),
+    Fault("refused", "rows", "a file whose name was taken", ("security.id_taken",)),
     Fault("slow", "rows", "an hour in which everything took long", ("latency.slow_hour",)),
     Fault("original_gone", "files", "an original is gone", ("reconcile.original_missing",)),
     Fault("original_altered", "files", "an original was edited", ("reconcile.original_differs",)),
@@ -54,7 +72,7 @@ KINDS = (
     Fault("archive_byte", "damage", "a flipped byte in an archive", ("integrity.acomm_damaged",)),
     Fault("segment_byte", "damage", "a flipped byte in a segment", ("integrity.segment_damaged",)),
     Fault("disk", "disk", "less is free than the floor", ("capacity.below_floor",)),
-)  # fmt: skip
+)
 BY_NAME = {fault.name: fault for fault in KINDS}
 GROUPS = tuple(dict.fromkeys(fault.group for fault in KINDS))
 

@@ -30,6 +30,8 @@ SLEEPER = "sleeper"
 DEAD_LETTERS = 5
 RUNAWAY_POSTS = 40
 SLOW_FACTOR = 60
+SLOW_EVERY_NS = 30 * NS_PER_S  # an hour with few messages is judged by nobody
+LATE_NS = 4 * NS_PER_S
 OUTSIDE = ("archive_byte", "segment_byte", "disk", "stuck", "repaired", "limited", "refused")
 SPOILED = ("attachment_gone", "attachment_altered")
 AS_USUAL = ("overdue", "unanswered")  # sent like any other, and never answered
@@ -90,9 +92,6 @@ class FaultyHistory(History):
         elif name == "orphan":
             unknown = f"{at_ns - MINUTE_NS}-{self.rng.getrandbits(64):016x}"
             posts = [post._replace(kind=Kind.ACK, headers={"RE": unknown}, body=b"received")]
-        elif name == "inversion":
-            before = at_ns - 20 * NS_PER_S
-            posts = [post._replace(at_ns=before, body=self._text.body(), fault=""), post]
         elif name == "silent":
             said = Post(at_ns, SLEEPER, LEAD, Kind.MESSAGE, self._text.body())
             late = self.given.end_ns - 30 * HOUR_NS
@@ -108,8 +107,8 @@ class FaultyHistory(History):
             begin = at_ns - at_ns % HOUR_NS
             self._slow = (begin, begin + HOUR_NS)
             posts = [
-                Post(begin + n * MINUTE_NS, sender, to, Kind.MESSAGE, self._text.body())
-                for n in range(1, 59)
+                Post(begin + n * SLOW_EVERY_NS, sender, to, Kind.MESSAGE, self._text.body())
+                for n in range(1, HOUR_NS // SLOW_EVERY_NS)
             ]
             self.planted.append(planted(name))
         for one in posts:
@@ -217,8 +216,17 @@ class FaultyHistory(History):
         return sent
 
     def _invert(self, post: Post) -> None:
-        draft = self.draft(post, -40 * NS_PER_S)
-        self.record(draft, self.carry(draft))
+        """It stands ready for seconds, while another of the same two goes by."""
+        draft = self.draft(post)
+        carried = self.carry(draft, is_delivered=False)
+
+        def deliver() -> None:
+            self.engine.deliver(carried[0])
+            self.record(draft, carried)
+
+        self.at(self.clock.now_ns() + LATE_NS, deliver)
+        later = post._replace(at_ns=post.at_ns + LATE_NS // 2, body=self._text.body(), fault="")
+        self.at(later.at_ns, lambda: self.send(later))
         self._told(post, draft)
 
     def _skew(self, post: Post) -> None:
@@ -291,8 +299,20 @@ class FaultyHistory(History):
             )  # fmt: skip
             self.planted.append(planted("stuck", agent=name))
         for fault, kind, agent, path, detail in (
-            ("repaired", IncidentKind.MODE_REPAIRED, agents[1], "inbox", "755, and is 700 now"),
-            ("limited", IncidentKind.RATE_LIMITED, agents[3], "outbox", "above 200 a second"),
+            (
+                "repaired",
+                IncidentKind.MODE_REPAIRED,
+                agents[1],
+                "inbox",
+                "was open to others, its mode is 700 now",
+            ),
+            (
+                "limited",
+                IncidentKind.RATE_LIMITED,
+                agents[3],
+                "outbox",
+                "sends faster than 200 messages a second",
+            ),
         ):
             if fault in self._names:
                 self.books.security(at_ns, str(kind), agent, f"agents/{agent}/{path}", detail)
@@ -300,7 +320,7 @@ class FaultyHistory(History):
         if "refused" in self._names:
             name = f"{at_ns}-{self.rng.getrandbits(64):016x}.msg"
             answer = f"{at_ns}-{self.rng.getrandbits(64):016x}"
-            reason = "its id is another message's"
+            reason = "its id is taken: every message needs a name of its own"
             self.books.reject((agents[1], name, 999, at_ns, reason, answer, at_ns))
             self.planted.append(planted("refused", agent=agents[1]))
 
@@ -308,7 +328,7 @@ class FaultyHistory(History):
         draft = self.draft(post)
         now, agent = self.clock.now_ns(), post.sender
         path = path_of(f"{agent}/rejected", draft.message_id, now)
-        reason = "its signature is not by the registered key"
+        reason = f"SIGNATURE is not of the key that is registered for {agent}"
         facts = draft.facts._replace(file_path=path)
         self.books.message(facts, "failed", now, reason)
         self.books.moved(now, draft.message_id, None, "pending")

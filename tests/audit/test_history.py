@@ -24,7 +24,8 @@ from scripts.history.__main__ import make_faulty
 from scripts.history.faults import BY_NAME, Planted, chosen
 from scripts.history.make import Given, History
 
-MESSAGES, AGENTS, DAYS = 1_500, 8, 3
+MESSAGES, AGENTS, DAYS = 3_000, 8, 2  # hours with enough in them to be judged
+PATIENT = pytest.mark.timeout(300)  # every job there is, over thousands of messages
 AGE_NS = 300 * NS_PER_S  # of the end: older than the grace
 
 
@@ -62,6 +63,7 @@ def faulty(
     yield planted, findings(root / "out")
 
 
+@PATIENT
 def test_a_sound_history_gives_no_findings(spark: SparkSession, tmp_path: Path) -> None:
     History(str(tmp_path / "home"), given(1)).make()
     report, examples = run_audit(Request(str(tmp_path / "home")), Clock())
@@ -71,6 +73,7 @@ def test_a_sound_history_gives_no_findings(spark: SparkSession, tmp_path: Path) 
     assert report.jobs["reconcile"].counts["delivered"] == MESSAGES
 
 
+@PATIENT
 @pytest.mark.parametrize("name", sorted(chosen("rows,files")))
 def test_each_planted_fault_is_found(
     faulty: tuple[list[Planted], list[dict[str, object]]], name: str
@@ -85,6 +88,7 @@ def test_each_planted_fault_is_found(
         assert hits, f"{one} was not found among {sorted({str(f['check']) for f in found})}"
 
 
+@PATIENT
 def test_nothing_but_the_planted_faults_is_found(
     faulty: tuple[list[Planted], list[dict[str, object]]],
 ) -> None:

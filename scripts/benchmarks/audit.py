@@ -1,0 +1,173 @@
+"""``audit``: the whole run of all jobs, beside reading what they read once.
+
+For each size a history is made (50 agents, ``scripts/make-history``), and one process with one
+session of two threads does, in this order:
+
+    narrow  every section of live store and archives and every table of the ledger's snapshot,
+            without contents, metadata and signatures, which no job keeps: to nowhere
+    read    the same with every column
+    run     the snapshot, all jobs, their tables and findings as Parquet
+
+``times_reading`` is run / read, ``times_narrow`` run / narrow. Memory is the most that one Python
+process below Spark had resident, seen ten times a second. ``bends``: the first size at which
+messages a second fall below 0.8 of the smallest's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from scripts.benchmarks.common import fresh_root, note, report, timed
+from scripts.history.make import Given, History
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from relay.audit.evidence import Evidence
+
+SIZES = (100_000, 300_000, 1_000_000)
+FIVE_MILLION = 5_000_000  # with --large: an hour or so
+AGENTS = 50
+MESSAGES_A_DAY = 33_000  # a month of a million
+MASTER = "local[2]"
+GOAL = 3.0  # times reading
+LINEAR = 0.8  # of the smallest's messages a second
+LOOK_S = 0.1
+AGE_NS = 300 * 10**9
+SECTIONS = ("messages,dead_letters,archive", "channels", "subscriptions", "deliveries")
+
+
+def run(base: str | None, *, sizes: Sequence[int] = SIZES) -> None:
+    """Run every size and print its line, and one about all of them."""
+    root = fresh_root(base)
+    rates: dict[int, float] = {}
+    for messages in sizes:
+        home, out = root / f"home-{messages}", root / f"out-{messages}"
+        note(f"audit: a history of {messages} messages in {home}")
+        days = max(2.0, messages / MESSAGES_A_DAY)
+        given = Given(messages, AGENTS, days, time.time_ns() - AGE_NS)
+        made_s = timed(History(str(home), given).make)
+        facts = _measure(home, out)
+        rates[messages] = messages / facts["run_s"]
+        report(
+            case="audit",
+            messages=messages,
+            made_s=round(made_s, 1),
+            **facts,
+            messages_per_s=round(rates[messages]),
+            times_reading=round(facts["run_s"] / facts["read_s"], 2),
+            times_narrow=round(facts["run_s"] / facts["narrow_s"], 2),
+            goal=GOAL,
+        )
+    first = rates[sizes[0]]
+    bends = next((size for size in sizes if rates[size] < LINEAR * first), None)
+    of_first = {str(size): round(rate / first, 2) for size, rate in rates.items()}
+    report(case="audit linear", of_first=of_first, bends=bends)
+
+
+def _measure(home: Path, out: Path) -> dict[str, float]:
+    """In a process of its own: seconds, and the megabytes of the largest worker."""
+    command = [sys.executable, "-m", "scripts.benchmarks.audit", str(home), str(out)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    facts: dict[str, float] = json.loads(done.stdout)
+    return facts
+
+
+def measure(home: str, out: str) -> dict[str, float]:
+    """Read, then run, in this process."""
+    from relay.audit.evidence import NOT_KEPT, Evidence, gather
+    from relay.audit.run import Request, run_audit
+    from relay.audit.session import private_folder, spark_session
+    from relay.clock import Clock
+
+    utc = "-Duser.timezone=UTC"  # with the second compiler: a big run lives for minutes
+    spark = spark_session(MASTER, "benchmark", {"spark.driver.extraJavaOptions": utc})
+    gathered = gather(home, private_folder("bench"), Clock())
+    _read(Evidence(spark, gathered), NOT_KEPT)  # what is compiled and started once is not timed
+    with _Watch() as reading:
+        narrow_s = timed(lambda: _read(Evidence(spark, gathered), NOT_KEPT))
+        read_s = timed(lambda: _read(Evidence(spark, gathered), frozenset()))
+    with _Watch() as running:
+        began = time.perf_counter()
+        summary, _ = run_audit(Request(home, out=out, master=MASTER), Clock())
+        run_s = time.perf_counter() - began
+    failed = {name: job.error for name, job in summary.jobs.items() if job.error}
+    if failed:
+        raise SystemExit(f"audit: {failed}")
+    spark.stop()
+    return {
+        "narrow_s": round(narrow_s, 2),
+        "read_s": round(read_s, 2),
+        "run_s": round(run_s, 2),
+        "jobs": len(summary.jobs),
+        "findings": summary.findings,
+        "worker_mb_reading": reading.most >> 20,
+        "worker_mb_running": running.most >> 20,
+    }
+
+
+def _read(evidence: Evidence, without: frozenset[str]) -> None:
+    """Each section and each table once, all of its rows, to nowhere."""
+    from relay.audit.evidence import store_columns
+    from relay.audit.schemas import LEDGER
+
+    for section in SECTIONS:
+        names = [name for name in store_columns(section) if name not in without]
+        _discard(evidence.store(section, *names))
+    for table, schema in LEDGER.items():
+        _discard(evidence.ledger(table, *schema.names))
+
+
+def _discard(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+class _Watch:
+    """The most memory that one Python worker below this process has, while the block runs."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        me = psutil.Process(os.getpid())
+        while not self._over.wait(LOOK_S):
+            for child in me.children(recursive=True):
+                try:
+                    if "python" in child.name():
+                        self.most = max(self.most, child.memory_info().rss)
+                except psutil.Error:
+                    continue
+
+
+def main() -> None:
+    """Measure one home; its line of JSON on stdout."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("home")
+    parser.add_argument("out")
+    given = parser.parse_args()
+    print(json.dumps(measure(given.home, given.out)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Jobs on a real standalone cluster, and what a run sends there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from pyspark.sql import SparkSession
+
+from relay.audit import cluster
+from relay.audit.run import Request, run_audit
+from relay.errors import RelayError
+from scripts.cluster.__main__ import killing, run
+from scripts.cluster.compare import compare, tables
+from scripts.cluster.one_run import StandingClock
+from scripts.cluster.standalone import standalone
+from scripts.history.__main__ import make_faulty
+from scripts.history.faults import chosen
+from scripts.history.make import Given
+from tests.audit.homes import HomeBuilder
+
+JOBS = ("reconcile",)
+
+
+@pytest.mark.timeout(300)  # seven JVMs, on as few cores as there are
+def test_a_cluster_that_loses_an_executor_says_what_this_machine_says(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    now_ns = time.time_ns()
+    home = tmp_path / "home"
+    make_faulty(home, Given(400, 5, 2, now_ns - 300 * 10**9), chosen("lost,differs,extra"))
+    (tmp_path / "cluster").mkdir()
+    with standalone(tmp_path / "cluster") as made:
+        pids = [worker.process.pid for worker in made.workers]
+        with killing(made):
+            run(home, tmp_path / "there", made.url, now_ns, *JOBS)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    run_audit(Request(str(home), JOBS, out=str(tmp_path / "here")), StandingClock(now_ns))
+    compared = list(compare(tmp_path / "there", tmp_path / "here"))
+    assert {one.table: one.differences for one in compared if one.differences} == {}
+    assert {one.table for one in compared} >= {"reconcile", "findings/job=reconcile"}
+    assert {one.table: one.rows for one in compared}["findings/job=reconcile"] == 3
+
+
+def test_tables_that_differ_are_told(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.sent("1-a")
+    home.write_store()
+    clock = StandingClock(time.time_ns())
+    run_audit(Request(home.path, ("reconcile",), out=str(tmp_path / "one")), clock)
+    home.sent("2-b")
+    home.write_store()
+    run_audit(Request(home.path, ("reconcile", "traffic"), out=str(tmp_path / "two")), clock)
+    found = {one.table: one.differences for one in compare(tmp_path / "one", tmp_path / "two")}
+    assert found["reconcile"] == ["1 rows and 2"]
+    assert found["traffic"] == ["0 rows and 1"]
+    assert tables(tmp_path / "one") != tables(tmp_path / "two")
+
+
+def test_the_package_that_is_sent_can_be_imported(tmp_path: Path) -> None:
+    path = cluster.pack(str(tmp_path / "p.zip"))
+    code = (
+        "import relay, relay.audit.acomm_source, relay.ledger as l;"
+        "print(relay.__file__, len(l.schema_sql()) > 1000)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": path, "PATH": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == [f"{path}/relay/__init__.py", "True"], done.stderr
+    again = cluster.pack(str(tmp_path / "q.zip"))
+    assert Path(path).read_bytes() == Path(again).read_bytes()
+
+
+def test_a_folder_that_workers_do_not_reach_is_told(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = str(tmp_path / "gone")
+    cluster.require_shared(spark.sparkContext, [gone], [])  # local: they are this process's
+    monkeypatch.setattr(cluster, "is_local", lambda master: False)
+    cluster.require_shared(spark.sparkContext, [str(tmp_path)], [str(tmp_path)])
+    with pytest.raises(RelayError, match=f"does not reach {gone}") as caught:
+        cluster.require_shared(spark.sparkContext, [str(tmp_path), gone], [])
+    assert "TMPDIR" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("master", "local", "loopback"),
+    [
+        ("local", True, True),
+        ("local[2]", True, True),
+        ("spark://127.0.0.1:7077", False, True),
+        ("spark://head:7077", False, False),
+        ("yarn", False, False),
+        ("k8s://https://127.0.0.1:6443", False, False),
+        ("local-cluster[2,1,1024]", False, False),
+    ],
+)
+def test_masters(master: str, local: bool, loopback: bool) -> None:
+    assert cluster.is_local(master) is local
+    assert cluster.is_on_loopback(master) is loopback
