@@ -42,6 +42,7 @@ _UTC = "-Duser.timezone=UTC"
 _TELLING = re.compile(r"invalid|error|exception|could not|cannot|not set|not found", re.IGNORECASE)
 _PYTHON_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
+MOST_SAID = 1 << 20  # bytes of what the JVM said last
 END_TIMEOUT_S = 10  # of a JVM that was told to end
 
 SETTINGS = {
@@ -80,7 +81,8 @@ class _Jvm:
         """All that it said."""
         if self.log is None:
             return ""
-        self.log.seek(0)
+        size = self.log.seek(0, os.SEEK_END)
+        self.log.seek(max(0, size - MOST_SAID))
         return self.log.read().decode(errors="replace")
 
     def forget(self) -> None:
@@ -215,18 +217,17 @@ def _start(conf: SparkConf) -> SparkSession:
         gateway = SparkContext._gateway or launch_gateway(conf, {"stdout": log, "stderr": log})
         context = SparkContext(gateway=gateway, conf=conf)
         _jvm.starting = False
-        context.setLogLevel("OFF")  # nobody would read it
+        context.setLogLevel("ERROR")  # to the log, which is read when the JVM has gone
     except (PySparkException, Py4JError, OSError) as exc:
-        raise _start_failure(exc, log) from exc
+        raise _start_failure(exc) from exc
     for name in _PYTHON_LOGGERS:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
     return SparkSession(context)
 
 
-def _start_failure(error: BaseException, log: IO[bytes]) -> RelayError:
+def _start_failure(error: BaseException) -> RelayError:
     """What the JVM said before it died, else what was raised."""
-    log.seek(0)
-    text = log.read().decode(errors="replace")
+    text = _jvm.said()
     known = cause_of(text) or cause_of(str(error))
     if known:
         return known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from matplotlib.patches import Rectangle
@@ -33,8 +34,9 @@ class Matrix(NamedTuple):
     links: dict[tuple[str, str], str]
 
 
-def talks(slug: str, table: Table) -> Made:
+def talks(slug: str, tables: Mapping[str, Table]) -> Made:
     """A heat map of the busiest agents of ``traffic``."""
+    table = tables["traffic"]
     rows = table.largest("messages", MOST_PAIRS)
     matrix = _matrix(rows)
     wide, narrow = both(slug, lambda size: _draw(matrix, size))

@@ -18,7 +18,19 @@ MOST_OF_CLASS = 25  # shown of each class, where rows have one
 MOST_COLUMNS = 24
 SHORT = 34  # characters: an id, a time, a name
 # By which column the rows shown are chosen, the largest first; else they are the first.
-LARGEST_BY = {"traffic": "messages", "traffic_agents": "messages", "latency": "p99_ms"}
+LARGEST_BY = {
+    "acks": "overdue",
+    "dead_letters_reasons": "letters",
+    "latency": "p99_ms",
+    "latency_routes": "p99_ms",
+    "ordering": "inversions",
+    "security": "events",
+    "threads": "messages",
+    "traffic": "messages",
+    "traffic_agents": "sent",
+    "traffic_bursts": "times_median",
+    "traffic_hours": "messages",
+}
 SEVERITIES = ("error", "warning")
 
 
