@@ -43,11 +43,6 @@ class Gathered(NamedTuple):
     store_files: tuple[str, ...]  # the live store as it stood, and the archives in their places
     grace_ns: int
 
-    @property
-    def size(self) -> int:
-        """Bytes of ledger and store files: what the choice of settings goes by."""
-        return sum(os.path.getsize(path) for path in (self.ledger.path, *self.store_files))
-
     def named(self, text: str) -> str:
         """``text`` with paths of copies turned into those of their originals."""
         return text.replace(self.folder + os.sep, self.home + os.sep)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import msgspec
@@ -25,7 +25,6 @@ from relay.audit.session import (
     DEFAULT_MASTER,
     has_ended,
     private_folder,
-    settings_for,
     spark_session,
     stop,
     why_ended,
@@ -67,7 +66,7 @@ def run_audit(
             watcher.step(progress.SNAPSHOT)
             gathered = gather(os.path.abspath(request.home), folder, clock, request.grace_s)
             watcher.step(progress.STARTING)
-            with _session(request.master, settings_for(gathered.size)) as spark:
+            with _session(request.master) as spark:
                 evidence = Evidence(spark, gathered, shared=len(wanted) > 1)
                 reports, examples = _run_jobs(spark, wanted, evidence, written, watcher)
             report = _report(gathered, request, reports)
@@ -80,10 +79,10 @@ def run_audit(
 
 
 @contextlib.contextmanager
-def _session(master: str, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+def _session(master: str) -> Iterator[SparkSession]:
     """A session for the run; one that was there before is left running."""
     was_there = SparkSession.getActiveSession() is not None
-    spark = spark_session(master, conf=settings)
+    spark = spark_session(master)
     try:
         yield spark
     finally:

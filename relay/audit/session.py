@@ -35,9 +35,6 @@ from relay.errors import RelayError
 
 DEFAULT_MASTER = "local[*]"
 START_HINT = "SPARK_DRIVER_MEMORY=1g sets its memory, JAVA_HOME names another Java"
-# Bytes of ledger and store from which on the second compiler pays: see docs/audit.md.
-BIG = 256 << 20
-_UTC = "-Duser.timezone=UTC"
 # Lines of a JVM that did not start which say why.
 _TELLING = re.compile(r"invalid|error|exception|could not|cannot|not set|not found", re.IGNORECASE)
 _PYTHON_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
@@ -47,9 +44,8 @@ END_TIMEOUT_S = 10  # of a JVM that was told to end
 
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    # The audit of a small home lives for seconds: the second compiler costs three of them
-    # before it gains any. For a big one see settings_for.
-    "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 {_UTC}",
+    # An audit lives for seconds: the second compiler costs three of them before it gains any.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -Duser.timezone=UTC",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # No Hive: it would write metastore_db and derby.log where the command runs.
@@ -126,11 +122,6 @@ def spark_session(
         masters.require_executor(spark.sparkContext, settings["spark.master"])
     register(spark)
     return spark
-
-
-def settings_for(size: int) -> dict[str, str]:
-    """Settings that depend on how many bytes the run reads."""
-    return {} if size < BIG else {"spark.driver.extraJavaOptions": _UTC}
 
 
 def has_ended() -> bool:
