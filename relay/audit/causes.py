@@ -113,8 +113,7 @@ CAUSES = (
         "starts fewer of them",
     ),
     _cause(
-        r"All masters are unresponsive|Master removed our application"
-        r"|SparkContext was shut down|stopped SparkContext",
+        r"All masters are unresponsive|Master removed our application",
         "Spark's master does not answer, or has ended the run",
         "see --master, and the log of the master",
     ),

@@ -68,11 +68,6 @@ class Gathered(NamedTuple):
     recent_ns: int  # how long before that something may have happened and still be judged
     journal: FrozenJournal = FrozenJournal({})
 
-    @property
-    def size(self) -> int:
-        """Bytes of ledger and store files: what the choice of settings goes by."""
-        return sum(os.path.getsize(path) for path in (self.ledger.path, *self.store_files))
-
     def named(self, text: str) -> str:
         """``text`` with paths of copies turned into those of their originals."""
         return text.replace(self.folder + os.sep, self.home + os.sep)

@@ -32,6 +32,7 @@ class SparkEnded(RelayError):
     hint = "SPARK_DRIVER_MEMORY=4g gives it more memory; `dmesg` says whether the kernel killed it"
 
 
+_SHUT_DOWN = re.compile("SparkContext was shut down|stopped SparkContext")
 _EMPTY = ("An exception was thrown from the Python worker", "An error occurred while calling")
 
 
@@ -44,7 +45,8 @@ def explain(error: BaseException) -> RelayError:
     known = cause_of(str(error))
     if known:
         return known
-    if isinstance(error, Py4JNetworkError | ConnectionError | EOFError):
+    gone = isinstance(error, Py4JNetworkError | ConnectionError | EOFError)
+    if gone or _SHUT_DOWN.search(str(error)):
         return SparkEnded("Spark's Java process has ended")
     return RelayError(f"Spark: {telling_line(str(error)) or type(error).__name__}")
 

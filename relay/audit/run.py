@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import msgspec
@@ -25,7 +25,6 @@ from relay.audit.session import (
     DEFAULT_MASTER,
     has_ended,
     private_folder,
-    settings_for,
     spark_session,
     stop,
     why_ended,
@@ -71,7 +70,7 @@ def run_audit(
             watcher.step(progress.SNAPSHOT)
             gathered = gather(home, folder, clock, request.grace_s, request.recent_days)
             watcher.step(progress.STARTING)
-            with _session(request.master, settings_for(gathered.size)) as spark:
+            with _session(request.master) as spark:
                 with faults.explained():
                     cluster.require_shared(spark.sparkContext, [home, folder], [written.path])
                 evidence = Evidence(
@@ -88,10 +87,10 @@ def run_audit(
 
 
 @contextlib.contextmanager
-def _session(master: str, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+def _session(master: str) -> Iterator[SparkSession]:
     """A session for the run; one that was there before is left running."""
     was_there = SparkSession.getActiveSession() is not None
-    spark = spark_session(master, conf=settings)
+    spark = spark_session(master)
     try:
         yield spark
     finally:

@@ -35,20 +35,17 @@ from relay.errors import RelayError
 
 DEFAULT_MASTER = "local[*]"
 START_HINT = "SPARK_DRIVER_MEMORY=1g sets its memory, JAVA_HOME names another Java"
-# Bytes of ledger and store from which on the second compiler pays: see docs/audit.md.
-BIG = 256 << 20
-_UTC = "-Duser.timezone=UTC"
 # Lines of a JVM that did not start which say why.
 _TELLING = re.compile(r"invalid|error|exception|could not|cannot|not set|not found", re.IGNORECASE)
 _PYTHON_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
+MOST_SAID = 1 << 20  # bytes of what the JVM said last
 END_TIMEOUT_S = 10  # of a JVM that was told to end
 
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    # The audit of a small home lives for seconds: the second compiler costs three of them
-    # before it gains any. For a big one see settings_for.
-    "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 {_UTC}",
+    # An audit lives for seconds: the second compiler costs three of them before it gains any.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -Duser.timezone=UTC",
     PUSHDOWN: "true",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -81,7 +78,8 @@ class _Jvm:
         """All that it said."""
         if self.log is None:
             return ""
-        self.log.seek(0)
+        size = self.log.seek(0, os.SEEK_END)
+        self.log.seek(max(0, size - MOST_SAID))
         return self.log.read().decode(errors="replace")
 
     def forget(self) -> None:
@@ -126,11 +124,6 @@ def spark_session(
         cluster.ship(spark.sparkContext, folder)
     register(spark)
     return spark
-
-
-def settings_for(size: int) -> dict[str, str]:
-    """Settings that depend on how many bytes the run reads."""
-    return {} if size < BIG else {"spark.driver.extraJavaOptions": _UTC}
 
 
 def has_ended() -> bool:
@@ -218,18 +211,17 @@ def _start(conf: SparkConf) -> SparkSession:
         gateway = SparkContext._gateway or launch_gateway(conf, {"stdout": log, "stderr": log})
         context = SparkContext(gateway=gateway, conf=conf)
         _jvm.starting = False
-        context.setLogLevel("OFF")  # nobody would read it
+        context.setLogLevel("ERROR")  # to the log, which is read when the JVM has gone
     except (PySparkException, Py4JError, OSError) as exc:
-        raise _start_failure(exc, log) from exc
+        raise _start_failure(exc) from exc
     for name in _PYTHON_LOGGERS:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
     return SparkSession(context)
 
 
-def _start_failure(error: BaseException, log: IO[bytes]) -> RelayError:
+def _start_failure(error: BaseException) -> RelayError:
     """What the JVM said before it died, else what was raised."""
-    log.seek(0)
-    text = log.read().decode(errors="replace")
+    text = _jvm.said()
     known = cause_of(text) or cause_of(str(error))
     if known:
         return known

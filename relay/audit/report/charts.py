@@ -34,7 +34,7 @@ class Kind:
     title: str
     table: str
     needs: tuple[str, ...]
-    make: Callable[[str, Table], timelines.Made]
+    make: Callable[[str, Mapping[str, Table]], timelines.Made]
     empty: str
 
 
@@ -66,8 +66,8 @@ KINDS = (
     Kind(
         "dead",
         "Dead letters",
-        "dead_letters",
-        ("reason",),
+        "dead_letters_reasons",
+        ("day", "reason_kind", "letters"),
         timelines.dead_letters,
         "There are no dead letters.",
     ),
@@ -75,7 +75,7 @@ KINDS = (
         "capacity",
         "Capacity",
         "capacity",
-        ("day",),
+        ("day", "total_bytes"),
         timelines.capacity,
         "No day has been measured.",
     ),
@@ -85,14 +85,15 @@ KINDS = (
 def charts(tables: Mapping[str, Table]) -> list[Chart]:
     """The charts of these tables, in the order of the page."""
     return [
-        _chart(kind, tables[kind.table])
+        _chart(kind, tables)
         for kind in KINDS
         if kind.table in tables and tables[kind.table].has(*kind.needs)
     ]
 
 
-def _chart(kind: Kind, table: Table) -> Chart:
-    made = kind.make(kind.slug, table) if table.count else timelines.Made(kind.empty)
+def _chart(kind: Kind, tables: Mapping[str, Table]) -> Chart:
+    has_rows = tables[kind.table].count > 0
+    made = kind.make(kind.slug, tables) if has_rows else timelines.Made(kind.empty)
     return Chart(
         kind.slug,
         kind.title,

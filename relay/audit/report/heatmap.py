@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from matplotlib.patches import Rectangle
@@ -13,6 +14,7 @@ from relay.audit.report.drawing import HEAT, Drawing, Size, both, figure
 from relay.audit.report.reading import Table
 from relay.audit.report.svg import ROLES
 from relay.audit.report.timelines import Made
+from relay.audit.summary import numbered
 
 MOST_PAIRS = 20_000  # read for the chart, the busiest
 MOST_AGENTS = 20  # a side; the others are one row and one column
@@ -33,16 +35,18 @@ class Matrix(NamedTuple):
     links: dict[tuple[str, str], str]
 
 
-def talks(slug: str, table: Table) -> Made:
+def talks(slug: str, tables: Mapping[str, Table]) -> Made:
     """A heat map of the busiest agents of ``traffic``."""
+    table = tables["traffic"]
     rows = table.largest("messages", MOST_PAIRS)
     matrix = _matrix(rows)
     wide, narrow = both(slug, lambda size: _draw(matrix, size))
     top = rows[0]
     total = sum(row["messages"] for row in rows)
     says = (
-        f"{table.count:,} pairs exchanged {total:,} messages. The busiest: {top['sender']} to "
-        f"{top['recipient']}, {top['messages']:,} messages, {cells.size(top['bytes'] or 0)}."
+        f"{numbered(table.count, 'pair')}, {numbered(total, 'message')}. The busiest: "
+        f"{cells.shortened(top['sender'])} to {cells.shortened(top['recipient'])}, "
+        f"{numbered(top['messages'], 'message')}, {cells.size(top['bytes'] or 0)}."
     )
     note = "A message to several counts once for each."
     if OTHERS in (*matrix.senders, *matrix.recipients):
@@ -134,7 +138,7 @@ def _draw(matrix: Matrix, size: Size) -> Drawing:
 
 def _title(matrix: Matrix, sender: str, recipient: str) -> str:
     pair = (sender, recipient)
-    messages, size = f"{matrix.messages[pair]:,} messages", cells.size(matrix.bytes[pair])
+    messages, size = numbered(matrix.messages[pair], "message"), cells.size(matrix.bytes[pair])
     return f"{cells.shortened(sender)} to {cells.shortened(recipient)}: {messages}, {size}"
 
 

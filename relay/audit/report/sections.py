@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from relay.audit.jobs import JOBS
@@ -18,7 +18,19 @@ MOST_OF_CLASS = 25  # shown of each class, where rows have one
 MOST_COLUMNS = 24
 SHORT = 34  # characters: an id, a time, a name
 # By which column the rows shown are chosen, the largest first; else they are the first.
-LARGEST_BY = {"traffic": "messages", "traffic_agents": "messages", "latency": "p99_ms"}
+LARGEST_BY = {
+    "acks": "overdue",
+    "dead_letters_reasons": "letters",
+    "latency": "p99_ms",
+    "latency_routes": "p99_ms",
+    "ordering": "inversions",
+    "security": "events",
+    "threads": "messages",
+    "traffic": "messages",
+    "traffic_agents": "sent",
+    "traffic_bursts": "times_median",
+    "traffic_hours": "messages",
+}
 SEVERITIES = ("error", "warning")
 
 
@@ -29,6 +41,7 @@ class Column:
     name: str
     unit: str
     means: str  # its comment in the schema
+    number: bool = False
 
 
 @dataclass(frozen=True)
@@ -214,6 +227,7 @@ def _shown(table: Table, report: Report) -> Shown:
                 values.append(_trace(row["message_id"]))
             lines.append((cells.slug("row", table.name, str(number)), values))
             number += 1
+        columns = [_aligned(column, at, lines) for at, column in enumerate(columns)]
         groups.append(Group(cells.slug("rows", table.name, value) if value else "", lines))
     return Shown(
         table.name,
@@ -225,6 +239,12 @@ def _shown(table: Table, report: Report) -> Shown:
         table.count,
         f"{table.name}/",
     )
+
+
+def _aligned(column: Column, at: int, lines: list[tuple[str, list[Cell]]]) -> Column:
+    """The column, over its numbers when it has any."""
+    has_numbers = any(values[at].number for _, values in lines)
+    return replace(column, number=True) if has_numbers else column
 
 
 def _rows(table: Table) -> Sequence[tuple[str, list[Row]]]:

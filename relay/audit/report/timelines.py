@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from typing import NamedTuple
 
@@ -30,6 +30,8 @@ MOST_ROWS = 200_000  # hours times stages: five years of them
 MOST_POINTS = 400  # of a line; beyond that a point is a day
 MOST_KINDS = 6  # panels or lines of a chart; the others are one
 OTHERS = "(others)"
+NO_REASON = "(no reason)"
+NO_PARTS = ("message_bytes", "total_bytes")  # of capacity: a part of another, and the sum
 MOST_TICKS = 6
 _SECOND, _MINUTE, _HOUR, _DAY = 1e3, 6e4, 3.6e6, 8.64e7  # ms
 TICKS_MS = (
@@ -53,9 +55,9 @@ class Made(NamedTuple):
 Moment = datetime | date
 
 
-def latency(slug: str, table: Table) -> Made:
+def latency(slug: str, tables: Mapping[str, Table]) -> Made:
     """Percentiles a stage, one panel each."""
-    rows = _since(table, "hour", ("stage", "hour", *QUANTILES))
+    rows = _since(tables["latency"], "hour", ("stage", "hour", *QUANTILES))
     by_stage: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if row["hour"] is not None:
@@ -123,8 +125,9 @@ def _round_durations(low: float, high: float) -> list[float]:
     return within[:: -(-len(within) // MOST_TICKS)] if within else [low]
 
 
-def throughput(slug: str, table: Table) -> Made:
+def throughput(slug: str, tables: Mapping[str, Table]) -> Made:
     """Messages and bytes, an hour or a day a bar."""
+    table = tables["traffic_hours"]
     rows = [row for row in _since(table, "hour", ("hour", "messages", "bytes")) if row["hour"]]
     if not rows:
         return Made("")
@@ -157,24 +160,20 @@ def _draw_throughput(rows: list[Row], per: str, size: Size) -> Drawing:
     return Drawing(made, {})
 
 
-def dead_letters(slug: str, table: Table) -> Made:
+def dead_letters(slug: str, tables: Mapping[str, Table]) -> Made:
     """Bars a day, a panel for each of the most frequent reasons."""
-    moment = next(
-        (name for name in ("day", "dead_at", "at", "moved_at", "created_at") if table.has(name)), ""
-    )
-    count = next((name for name in ("count", "messages", "letters") if table.has(name)), "")
-    tally: dict[str, dict[date, int]] = defaultdict(lambda: defaultdict(int))
-    for row in table.head(MOST_ROWS):
-        when = row.get(moment)
-        if when is not None:
-            tally[cells.shortened(str(row["reason"]))][_day(when)] += (
-                int(row[count] or 0) if count else 1
-            )
+    rows = tables["dead_letters_reasons"].sums(("day", "reason_kind"), ("letters",))
+    tally: dict[str, dict[date, int]] = defaultdict(dict)
+    for row in rows:
+        day = _parsed(row["day"])
+        if day is not None:
+            reason = cells.shortened(str(row["reason_kind"] or NO_REASON))
+            tally[reason][day] = tally[reason].get(day, 0) + row["letters"]
     totals = {reason: sum(days.values()) for reason, days in tally.items()}
     ordered = sorted(totals, key=lambda reason: (-totals[reason], reason))
     total = sum(totals.values())
     if not total:
-        return Made(f"{table.count:,} rows, none with a time." if table.count else "")
+        return Made("No dead letter has a known day.")
     says = (
         f"{total:,} dead letters. The most frequent reason: {ordered[0]}, {totals[ordered[0]]:,}."
     )
@@ -203,33 +202,40 @@ def _draw_reasons(stack: dict[str, dict[date, int]], size: Size) -> Drawing:
     return Drawing(made, {})
 
 
-def capacity(slug: str, table: Table) -> Made:
-    """Bytes a day by kind: a line for each column of bytes, or for each value of ``kind``."""
-    lines = _capacity_lines(table)
-    lines = {kind: of for kind, of in lines.items() if of}
-    if not lines:
+def capacity(slug: str, tables: Mapping[str, Table]) -> Made:
+    """What each part of the home grew by, a day a point, and when the disk is full."""
+    table = tables["capacity"]
+    parts = [name for name in table.numbers("_bytes") if name not in NO_PARTS]
+    rows = [row for row in _since(table, "day", ("day", "total_bytes", *parts)) if row["day"]]
+    if not rows:
         return Made("")
-    wide, narrow = both(slug, lambda size: _draw_capacity(lines, size))
-    last = max(day for of in lines.values() for day in of)
-    parts = [f"{kind} {cells.size(of[last])}" for kind, of in lines.items() if last in of]
-    return Made(
-        f"On {last.isoformat()}: {', '.join(parts)}.", "Each point is a day, UTC.", wide, narrow
-    )
+    totals = {name: sum(row[name] or 0 for row in rows) for name in parts}
+    busiest = sorted(totals, key=lambda name: -totals[name])[:MOST_KINDS]
+    lines = {
+        name.removesuffix("_bytes"): {_day(row["day"]): row[name] or 0 for row in rows}
+        for name in busiest
+        if totals[name]
+    }
+    wide, narrow = both(slug, lambda size: _draw_capacity(lines, size)) if lines else ("", "")
+    last = rows[-1]
+    says = f"On {_day(last['day']).isoformat()} {cells.size(last['total_bytes'] or 0)} were added."
+    if "capacity_forecast" in tables:
+        says = f"{says} {_forecast(tables['capacity_forecast'])}".strip()
+    return Made(says, "Bytes added a day, UTC.", wide, narrow)
 
 
-def _capacity_lines(table: Table) -> dict[str, dict[date, float]]:
-    lines: dict[str, dict[date, float]] = defaultdict(dict)
-    long = table.has("kind", "bytes")
-    columns = ["bytes"] if long else table.numbers("_bytes", "bytes")[:MOST_KINDS]
-    for row in _since(table, "day", ("day", *(("kind",) if long else ()), *columns)):
-        if row["day"] is None:
-            continue
-        for column in columns:
-            kind = str(row["kind"]) if long else column.removesuffix("_bytes")
-            if row[column] is not None and (kind in lines or len(lines) < MOST_KINDS):
-                day = _day(row["day"])
-                lines[kind][day] = lines[kind].get(day, 0) + row[column]
-    return lines
+def _forecast(table: Table) -> str:
+    needed = ("free_bytes", "bytes_per_day", "full_in_days", "full_in_days_kept")
+    if not table.has(*needed) or not table.count:
+        return ""
+    row = table.head(1)[0]
+    full, kept = row["full_in_days"], row["full_in_days_kept"]
+    at = f"{cells.size(row['free_bytes'])} are free; at {cells.size(row['bytes_per_day'])} a day"
+    when = "it is not full within ten years" if full is None else f"it is full in {full:,} days"
+    with_kept = "" if kept == full else "; with what retention removes "
+    if with_kept:
+        with_kept += "not within ten years" if kept is None else f"in {kept:,} days"
+    return f"{at} {when}{with_kept}."
 
 
 def _draw_capacity(lines: dict[str, dict[date, float]], size: Size) -> Drawing:
@@ -279,6 +285,13 @@ def _sum(values: list[float]) -> float:
 
 def _day(moment: Moment) -> date:
     return moment.date() if isinstance(moment, datetime) else moment
+
+
+def _parsed(text: object) -> date | None:
+    try:
+        return date.fromisoformat(str(text))
+    except ValueError:
+        return None
 
 
 def _added(many: Iterable[dict[date, int]]) -> dict[date, int]:

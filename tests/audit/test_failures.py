@@ -1,0 +1,247 @@
+"""What Spark says when it fails, and what a person reads of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pexpect
+import psutil
+import pytest
+from py4j.protocol import Py4JNetworkError
+
+from relay.audit import faults, masters
+from relay.audit.causes import cause_of
+from relay.errors import RelayError
+from tests.audit.homes import HomeBuilder
+from tests.audit.test_session import relay_audit
+from tests.procs import environment, until
+
+# As Spark 4.3 says it, cut.
+SAID = {
+    "OutOfMemoryError": (
+        "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 0.0 "
+        "failed 1 times, most recent failure: Lost task 0.0 in stage 0.0 (TID 0) (localhost "
+        "executor driver): java.lang.OutOfMemoryError: Java heap space",
+        "Spark's memory was used up: SPARK_DRIVER_MEMORY is 2g",
+        "SPARK_DRIVER_MEMORY=4g",
+    ),
+    "worker": (
+        "Lost task 0.0 in stage 0.0 (TID 0) (localhost executor driver): org.apache.spark."
+        "SparkException: Python worker exited unexpectedly (crashed). Consider setting",
+        "a Python worker of Spark died",
+        "dmesg",
+    ),
+    "disk": (
+        "java.io.IOException: No space left on device\n\tat java.base/java.io.FileOutputStream",
+        "the disk is full where Spark keeps what does not fit into memory",
+        "SPARK_LOCAL_DIRS",
+    ),
+    "masters": (
+        "org.apache.spark.SparkException: Exiting due to error from cluster scheduler: All "
+        "masters are unresponsive! Giving up.",
+        "Spark's master does not answer, or has ended the run",
+        "--master",
+    ),
+    "refused": (
+        "Caused by: java.io.IOException: Connection refused: /127.0.0.1:6443",
+        "Spark is refused at 127.0.0.1:6443: nobody listens there",
+        "--master",
+    ),
+    "reserve": (
+        "Error occurred during initialization of VM\nCould not reserve enough space for heap",
+        "this machine has not the memory that Spark was given: SPARK_DRIVER_MEMORY is 2g",
+        "less",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_spark_says_is_told_with_what_to_set(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_DRIVER_MEMORY", "2g")
+    said, message, hint = SAID[name]
+    told = cause_of(said)
+    assert told is not None and str(told) == message
+    assert hint in told.hint
+    assert str(faults.explain(RuntimeError(said))) == message
+
+
+def test_what_nobody_knows_stays_what_spark_said() -> None:
+    assert cause_of("[TABLE_OR_VIEW_NOT_FOUND] The table or view `x` cannot be found.") is None
+    told = faults.explain(Py4JNetworkError("Answer from Java side is empty"))
+    assert isinstance(told, faults.SparkEnded)
+    assert str(told) == "Spark's Java process has ended"
+
+
+def failing(home: HomeBuilder, cwd: Path, *arguments: str, **environ: str) -> str:
+    """The one line of a run that cannot start; it prints no result, and leaves no OUT."""
+    out = cwd / "out"
+    done = relay_audit(
+        *("run", "--home", home.path, "--out", str(out), *arguments), cwd=cwd, **environ
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert not out.exists()
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+def test_an_address_that_is_not_ours(home: HomeBuilder, tmp_path: Path) -> None:
+    line = failing(home, tmp_path, SPARK_LOCAL_IP="192.0.2.1")
+    assert line.startswith(
+        "relay: Spark cannot listen: SPARK_LOCAL_IP=192.0.2.1 is no address of this machine"
+    )
+
+
+def test_a_port_that_is_taken(home: HomeBuilder, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (tmp_path / "conf").mkdir()
+        (tmp_path / "conf" / "spark-defaults.conf").write_text(
+            f"spark.driver.port {port}\nspark.port.maxRetries 0\n"
+        )
+        line = failing(home, tmp_path, SPARK_CONF_DIR=str(tmp_path / "conf"))
+    assert line.startswith(
+        f"relay: Spark cannot listen: the port {port} of its service sparkDriver is taken; "
+    )
+
+
+def test_a_folder_that_cannot_be_written(home: HomeBuilder, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    line = failing(home, tmp_path, SPARK_LOCAL_DIRS=str(tmp_path / "file" / "below"))
+    assert line.startswith("relay: Spark cannot make its folder")
+    assert "SPARK_LOCAL_DIRS" in line
+
+
+def test_a_master_that_nobody_listens_at_is_found_out_at_once(
+    home: HomeBuilder, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    line = failing(home, tmp_path, "--master", f"spark://127.0.0.1:{port}")
+    assert line.startswith(f"relay: no Spark master listens at 127.0.0.1:{port}: Connection refu")
+    assert "see --master" in line
+
+
+@pytest.mark.parametrize("master", ["spark://h:port", "spark://127.0.0.1:0,127.0.0.1:1"])
+def test_every_address_of_a_master_is_named(master: str) -> None:
+    with pytest.raises(RelayError) as caught:
+        masters.require_listening(master)
+    for address in master.removeprefix("spark://").split(","):
+        assert address in str(caught.value)
+
+
+def test_masters_that_are_there_or_are_none_of_ours_are_left_to_spark() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        masters.require_listening(f"spark://127.0.0.1:1,127.0.0.1:{there.getsockname()[1]}")
+    for master in ("local[2]", "yarn", "k8s://https://127.0.0.1:1"):
+        masters.require_listening(master)
+
+
+def test_a_master_of_no_kind(home: HomeBuilder, tmp_path: Path) -> None:
+    line = failing(home, tmp_path, "--master", "locl[2]")
+    assert line.startswith("relay: there is no such master; local[*], ")
+
+
+HUNGRY = """
+import dataclasses, sys
+from relay.audit import jobs
+from relay.cli import main
+def make(evidence):
+    words = "select collect_list(repeat(cast(id as string), 20000)) as word from range(2000000)"
+    return {"traffic": evidence._spark.sql(words)}
+hungry = dataclasses.replace(jobs.JOBS["traffic"], name="hungry", make=make)
+jobs.JOBS = {"hungry": hungry, "traffic": jobs.JOBS["traffic"]}
+main(["audit", "run", "--master", "local[1]", *sys.argv[1:]])
+"""
+
+
+def test_memory_that_is_used_up_ends_the_run_and_says_which_setting(
+    home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.sent("1-a")
+    home.write_store()
+    done = subprocess.run(
+        [sys.executable, "-c", HUNGRY, "--home", home.path],
+        env=environment(SPARK_DRIVER_MEMORY="512m"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 1
+    hungry, traffic = done.stderr.splitlines()
+    assert hungry == (
+        "hungry: could not run: Spark's memory was used up: SPARK_DRIVER_MEMORY is 512m; "
+        "SPARK_DRIVER_MEMORY=4g gives it four times what it has unless told otherwise"
+    )
+    assert traffic.startswith("traffic: could not run: Spark")  # it has gone, or is going
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("after", "sent", "code"),
+    [("starting Spark", signal.SIGINT, 130), (r"\(1 of 1\)", signal.SIGTERM, 143)],
+)
+def test_a_run_that_is_interrupted_says_one_line_and_leaves_nothing(
+    home: HomeBuilder, tmp_path: Path, after: str, sent: signal.Signals, code: int
+) -> None:
+    home.sent("1-a")
+    home.write_store()
+    temp = tmp_path / "temp"
+    temp.mkdir()
+    out = tmp_path / "out"
+    command = ["-m", "relay.cli", "audit", "run", "traffic"]
+    command += ["--home", home.path, "--out", str(out), "--master", "local[1]"]
+    with pexpect.spawn(
+        sys.executable,
+        command,
+        env=environment(TMPDIR=str(temp)),
+        encoding="utf-8",
+        codec_errors="replace",
+        timeout=100,
+        dimensions=(30, 160),
+    ) as run:
+        run.expect(after)
+        here = psutil.Process(run.pid)
+        until(lambda: bool(here.children()))  # the JVM
+        started = here.children(recursive=True)
+        if sent == signal.SIGINT:
+            run.sendintr()  # the terminal tells the whole group, the JVM as well
+        else:
+            run.kill(sent)
+        run.expect(pexpect.EOF)
+        shown = run.before
+    assert run.exitstatus == code
+    assert "Traceback" not in shown
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).strip().rpartition("\r")[2].strip()
+    assert last == f"relay: the audit was interrupted; {out} is as it was"
+    until(lambda: not any(process.is_running() for process in started))
+    assert not out.exists()
+    assert os.listdir(temp) == []
+
+
+def test_verdicts_come_one_by_one_below_a_bar(home: HomeBuilder, tmp_path: Path) -> None:
+    home.sent("1-a")
+    home.write_store()
+    with pexpect.spawn(
+        sys.executable,
+        ["-m", "relay.cli", "audit", "run", "--home", home.path, "--master", "local[1]"],
+        env=environment(),
+        encoding="utf-8",
+        codec_errors="replace",
+        timeout=100,
+        dimensions=(30, 160),
+    ) as run:
+        run.expect("starting Spark")
+        run.expect(r"reconcile \(1 of \d+\)")
+        run.expect("reconcile\x1b\\[0m: \x1b\\[32mOK")
+        run.expect("traffic")
+        run.expect(pexpect.EOF)
+    assert run.exitstatus == 0

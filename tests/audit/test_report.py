@@ -1,0 +1,222 @@
+"""The report of a run: looked at in a browser, and taken apart without one."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from relay.audit.report import make_page
+from relay.audit.summary import JobReport, Report
+from tests.audit.browser import NARROWEST, Page, browser
+from tests.audit.report_data import HOSTILE, QUOTES, full_run, write_table
+
+WIDE = 1600
+
+
+@pytest.fixture(scope="module")
+def page_of_a_full_run() -> Iterator[Path]:
+    """report.html of a run with every table that a chart is made of."""
+    with tempfile.TemporaryDirectory() as temp:
+        folder = Path(temp)
+        report = full_run(folder)
+        path = folder / "report.html"
+        path.write_bytes(make_page(report, temp))
+        yield path
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Page]:
+    """One browser for all tests here."""
+    with tempfile.TemporaryDirectory() as temp, browser(Path(temp)) as page:
+        yield page
+
+
+def parsed(path: Path) -> ElementTree.Element:
+    """The page as a tree: it is well-formed as XML is, which is stricter than HTML."""
+    text = path.read_text("utf-8")
+    assert text.startswith('<!DOCTYPE html>\n<html lang="en">')
+    return ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>\n"))
+
+
+def report_of(*jobs: JobReport) -> Report:
+    """A summary of these jobs."""
+    return Report("/home/you", "2026-01-31T09:30:00Z", 30.0, [], {job.name: job for job in jobs})
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROWEST])
+def test_a_browser_asks_for_nothing_but_the_file_and_complains_of_nothing(
+    chromium: Page, page_of_a_full_run: Path, width: int
+) -> None:
+    chromium.requested()
+    chromium.complaints()
+    chromium.open(page_of_a_full_run, width)
+    assert [url for url in chromium.requested() if url != "data:,"] == [page_of_a_full_run.as_uri()]
+    assert chromium.complaints() == []
+    assert chromium.tells("window.innerWidth") == width
+    assert chromium.tells("document.scrollingElement.scrollWidth") <= width
+    assert chromium.tells("document.querySelectorAll('script, iframe, img, object').length") == 0
+    shown = "[...document.querySelectorAll('figure svg')].filter(svg => svg.checkVisibility())"
+    assert chromium.tells(f"{shown}.length") == 5
+    # a chart is as wide as its figure, and no text of it is smaller than can be read
+    texts = "[...svg.querySelectorAll('text')].map(text => text.getBoundingClientRect().height)"
+    assert chromium.tells(f"Math.min(...{shown}.flatMap(svg => {texts}))") > 7
+
+
+def test_the_browser_would_tell(chromium: Page, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("<!DOCTYPE html><img src='gone.png'><div style='width:9999px'>x</div>")
+    chromium.open(page, NARROWEST)
+    assert (tmp_path / "gone.png").as_uri() in chromium.requested()
+    assert any("gone.png" in line for line in chromium.complaints())
+    assert chromium.tells("document.scrollingElement.scrollWidth") > NARROWEST
+
+
+def test_dark_and_light_differ_and_can_be_read(chromium: Page, page_of_a_full_run: Path) -> None:
+    ratios = """(() => {
+      const light = colour => {
+        const parts = colour.match(/[\\d.]+/g).slice(0, 3).map(part => part / 255)
+          .map(part => part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+      };
+      const back = element => {
+        const colour = getComputedStyle(element).backgroundColor;
+        return colour === 'rgba(0, 0, 0, 0)' ? back(element.parentElement) : colour;
+      };
+      return [...document.querySelectorAll('h1, p, a, td, th, caption, .severity, .unit, .note')]
+        .filter(element => element.textContent.trim() && !element.closest('svg'))
+        .map(element => {
+          const of = [light(getComputedStyle(element).color), light(back(element))].sort();
+          const ratio = (Math.max(...of) + 0.05) / (Math.min(...of) + 0.05);
+          return [ratio, element.outerHTML.slice(0, 80)];
+        }).sort((one, other) => one[0] - other[0])[0];
+    })()"""
+    papers = set()
+    for dark in (False, True):
+        chromium.open(page_of_a_full_run, WIDE, dark=dark)
+        papers.add(chromium.tells("getComputedStyle(document.body).backgroundColor"))
+        ratio, element = chromium.tells(ratios)
+        assert ratio >= 4.5, (dark, element)  # WCAG AA
+    assert len(papers) == 2
+
+
+def test_every_link_leads_to_a_place_in_the_page(page_of_a_full_run: Path) -> None:
+    root = parsed(page_of_a_full_run)
+    ids = [element.attrib["id"] for element in root.iter() if "id" in element.attrib]
+    assert len(ids) == len(set(ids))
+    links = {element.attrib["href"] for element in root.iter("a")}
+    links |= {e.attrib["href"] for e in root.iter("{http://www.w3.org/2000/svg}a")}
+    assert {link for link in links if link.removeprefix("#") not in ids} == set()
+    assert "#rows-reconcile-missing" in links  # a count leads to the rows of its class
+    assert "#row-traffic-0" in links  # a square of the heat map to its pair
+    labels = [
+        name
+        for element in root.iter()
+        for attribute in ("aria-labelledby", "aria-describedby")
+        for name in element.attrib.get(attribute, "").split()
+    ]
+    assert labels and set(labels) <= set(ids)
+
+
+def test_headings_tables_and_charts_are_named(page_of_a_full_run: Path) -> None:
+    root = parsed(page_of_a_full_run)
+    levels = [int(e.tag[1]) for e in root.iter() if re.fullmatch(r"h[1-6]", str(e.tag))]
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    for table in root.iter("table"):
+        caption = table.find("caption")
+        assert caption is not None and caption.text
+        assert all(head.attrib["scope"] for head in table.iter("th"))
+    for figure in root.iter("figure"):
+        caption = figure.find("figcaption")
+        assert caption is not None and caption.text and "aria-describedby" in figure.attrib
+
+
+def test_findings_come_first_errors_before_warnings(page_of_a_full_run: Path) -> None:
+    root = parsed(page_of_a_full_run)
+    heads = ["".join(h.itertext()) for h in root.iter("h2")]
+    assert heads == ["Findings", "Jobs", "Charts", "Rows"]
+    checks = [" ".join("".join(h.itertext()).split()) for h in root.iter("h3")][:3]
+    assert checks == [
+        "error reconcile.missing 100",
+        "error reconcile.extra 2",
+        "warning latency.slow_hour 3",
+    ]
+    text = page_of_a_full_run.read_text()
+    assert "105 findings: 102 errors, 3 warnings; could not run: acks." in text
+    assert "<code>relay trace 1769851800000000000-a1b2c3d4</code>" in text
+    assert "50 more in <code>findings/job=reconcile/*.parquet</code>" in text
+
+
+def test_what_agents_wrote_is_text_wherever_it_stands(page_of_a_full_run: Path) -> None:
+    text = page_of_a_full_run.read_text("utf-8")
+    assert HOSTILE not in text and QUOTES not in text and "<img" not in text
+    assert text.count("<script") == 0
+    words = "".join(parsed(page_of_a_full_run).itertext())
+    assert HOSTILE in words and QUOTES in words  # it is there, as it was written
+
+
+def test_tables_without_rows_are_a_sentence_and_no_drawing(tmp_path: Path) -> None:
+    from pyarrow import float64, int64, schema, string, timestamp
+
+    columns = [("stage", string()), ("hour", timestamp("us", tz="UTC"))]
+    columns += [(name, float64()) for name in ("p50_ms", "p90_ms", "p99_ms")]
+    write_table(tmp_path, "latency", [], schema(columns))
+    pairs = [("sender", string()), ("recipient", string()), ("messages", int64())]
+    write_table(tmp_path, "traffic", [], schema([*pairs, ("bytes", int64())]))
+    report = report_of(
+        JobReport("latency", tables=["latency"]), JobReport("traffic", tables=["traffic"])
+    )
+    text = make_page(report, str(tmp_path)).decode()
+    assert "<svg" not in text
+    for sentence in (
+        "Nothing is wrong.",
+        "No check found anything.",
+        "No message went through a stage.",
+        "Nobody wrote to anybody.",
+        "There are no rows.",
+    ):
+        assert sentence in text
+
+
+def test_a_job_that_could_not_run_is_not_called_fine(tmp_path: Path) -> None:
+    text = make_page(report_of(JobReport("acks", error="x at 4")), str(tmp_path)).decode()
+    assert "Could not run: acks." in text and "could not run: x at 4" in text
+    assert "Nothing is wrong" not in text
+
+
+def test_a_page_is_bounded_whatever_the_tables_hold(tmp_path: Path) -> None:
+    rows = [
+        {"message_id": f"{n}-a", "class": "delivered", "agent": "x" * 10_000} for n in range(2_000)
+    ]
+    write_table(tmp_path, "reconcile", rows)
+    job = JobReport("reconcile", counts={"delivered": 2_000}, tables=["reconcile"])
+    page = make_page(report_of(job), str(tmp_path))
+    assert len(page) < 40_000
+    assert b"25 of 2,000 rows" in page and b"All 2,000 rows are in" in page
+
+
+def test_the_busiest_agents_have_a_square_and_the_others_share_one(tmp_path: Path) -> None:
+    rows = [
+        {"sender": f"s{n:03}", "recipient": f"r{n % 40:03}", "messages": n + 1, "bytes": 10}
+        for n in range(300)
+    ]
+    write_table(tmp_path, "traffic", rows)
+    text = make_page(report_of(JobReport("traffic", tables=["traffic"])), str(tmp_path)).decode()
+    assert "s299 to r019: 300 messages, 10 bytes" in text
+    assert "(others) to r000" in text and "s000 to" not in text
+    assert "Agents beyond the busiest 20 are (others)." in text
+
+
+def test_years_of_hours_become_days(tmp_path: Path) -> None:
+    from tests.audit.report_data import latency_rows
+
+    write_table(tmp_path, "latency", latency_rows(hours=24 * 400))
+    text = make_page(report_of(JobReport("latency", tables=["latency"])), str(tmp_path)).decode()
+    assert "Each point is the worst hour of a day." in text
+    assert len(text) < 700_000
