@@ -89,7 +89,9 @@ def refuse(box: Box) -> dict[str, str]:
     taken = box.name()
     box.send("alice", "TO: bob\n\nfirst", taken)
     box.send("bob", "TO: alice\n\nsecond", taken)
-    os.symlink("/etc/passwd", box.path("agents", "alice", "outbox", box.name()))
+    link = box.path("agents", "alice", "outbox", ".pending", box.name())
+    link.symlink_to("/nowhere")
+    os.rename(link, link.parent.parent / link.name)
     box.tick()
     return kinds
 

@@ -130,7 +130,9 @@ def forecast(parts: DataFrame, days: DataFrame, packs: DataFrame, sizes: Sizes) 
     )
     ahead = parts.select("*", F.explode(F.sequence(F.lit(1), F.lit(HORIZON_DAYS))).alias("in_days"))
     grown = F.col("bytes") + F.col("bytes_per_day") * F.col("in_days")
-    kept = F.least(grown, F.greatest("limit_bytes", F.lit(0)))
+    # What is there already may be all young: retention is not foreseen to take of it.
+    most = F.when(F.col("limit_bytes").isNotNull(), F.greatest("limit_bytes", "bytes"))
+    kept = F.least(grown, most)
     room = max(sizes.free_bytes - sizes.floor_bytes, 0)
     by_day = ahead.groupBy("in_days").agg(
         F.sum(grown - F.col("bytes")).alias("grown"),
