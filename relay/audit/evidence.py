@@ -16,9 +16,11 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from relay.audit import (
@@ -200,8 +202,12 @@ class Evidence:
         return measure(self.gathered.home, self.gathered.watched_until_ns)
 
     def frame(self, rows: Iterable[tuple[object, ...]], schema: StructType) -> DataFrame:
-        """These rows, known to the driver, as a table."""
-        return self._spark.createDataFrame(list(rows), schema)
+        """These rows, which the driver knows, as a table of one partition."""
+        columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+        arrow = to_arrow_schema(schema, timezone="UTC")
+        arrays = [pa.array(values, f.type) for values, f in zip(columns, arrow, strict=True)]
+        table = pa.Table.from_arrays(arrays, schema=arrow)
+        return self._spark.createDataFrame(table).coalesce(1)
 
     @property
     def config(self) -> Config:

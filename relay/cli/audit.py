@@ -27,6 +27,7 @@ RUN_EXAMPLES = """\b
 Examples:
   relay audit run
   relay audit run reconcile --out audits/today
+  relay audit run security --recent 366
   relay audit run --json | jq '.jobs.reconcile.counts'"""
 
 

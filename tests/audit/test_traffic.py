@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 from relay.audit import schemas
 from relay.audit.jobs import traffic
 from tests.audit.homes import FILE_SIZE, START_NS, HomeBuilder
+from tests.audit.planting import HOUR, MINUTE, delivery, insert, made, message
 
 
 def test_pairs_are_counted_with_their_latencies(
@@ -39,3 +40,41 @@ def test_nothing_written_is_nothing(spark: SparkSession, home: HomeBuilder, tmp_
     assert pairs.collect() == []
     counted = {row["name"]: row["count"] for row in traffic.counts(tables).collect()}
     assert counted == {"pairs": 0, "messages": 0, "bytes": 0}
+
+
+def test_the_graph_by_its_nodes_and_what_each_hour_carried(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.sent("1-a", to="*", recipients=("bob", "carol"))
+    home.sent("1-b", sender="bob", to="carol", recipients=("carol",), at_ns=START_NS + HOUR)
+    insert(home, "messages", [message("2-dead", START_NS), message("2-late", START_NS)])
+    dead = delivery("2-dead", START_NS, 1, state="dead")  # written, and never acknowledged
+    late = delivery("2-late", START_NS + 2 * HOUR, 1)
+    insert(home, "deliveries", [dead, late])
+    tables = made(traffic.JOB, traffic.make(home.evidence(spark, tmp_path / "run")))
+    agents = {row["agent"]: row for row in tables["traffic_agents"].collect()}
+    ends = ("writes_to", "hears_from", "sent", "received", "bytes_sent", "bytes_received")
+    assert [agents["alice"][name] for name in ends] == [2, 0, 4, 0, 4 * FILE_SIZE, 0]
+    assert [agents["bob"][name] for name in ends] == [1, 1, 1, 3, FILE_SIZE, 3 * FILE_SIZE]
+    assert [agents["carol"][name] for name in ends] == [0, 2, 0, 2, 0, 2 * FILE_SIZE]
+    hours = {row["hour"].hour: row for row in tables["traffic_hours"].collect()}
+    names = ("messages", "bytes", "deliveries", "dead")
+    assert {hour: [row[name] for name in names] for hour, row in hours.items()} == {
+        9: [3, 3 * FILE_SIZE, 2, 1],
+        10: [1, FILE_SIZE, 1, 0],
+        11: [0, 0, 1, 0],
+    }
+
+
+def test_minutes_far_above_the_median_are_bursts(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    usual = [message(f"1-{n}", START_NS + n * MINUTE) for n in range(20)]
+    lesser = [message(f"2-{n}", START_NS + 30 * MINUTE) for n in range(599)]
+    loud = [message(f"3-{n}", START_NS + 40 * MINUTE, agent_name="bob") for n in range(500)]
+    besides = [message(f"4-{n}", START_NS + 40 * MINUTE) for n in range(150)]
+    insert(home, "messages", usual + lesser + loud + besides)
+    tables = made(traffic.JOB, traffic.make(home.evidence(spark, tmp_path / "run")))
+    (row,) = tables["traffic_bursts"].collect()
+    assert (row["minute"].minute, row["messages"], row["times_median"]) == (10, 650, 650.0)
+    assert (row["busiest"], row["busiest_messages"]) == ("bob", 500)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from relay.audit import schemas
@@ -57,22 +57,20 @@ def by_day(messages: DataFrame, measured: DataFrame) -> DataFrame:
 
     The ledger's file is shared out by messages: a row is as long as any other.
     """
-    sent = messages.groupBy(F.to_date("discovered_at").alias("day")).agg(
+    # So few rows that one task has them all: what follows needs no exchange.
+    by_date = messages.groupBy(F.to_date("discovered_at").alias("day"))
+    sent = by_date.agg(
         F.count("*").alias("messages"), F.sum("file_size").alias("message_bytes")
-    )
+    ).coalesce(1)
     kept = (
         measured.where(F.col("day").isNotNull())
         .groupBy("day")
         .agg(*[_of_part(part, "bytes").alias(f"{part}_bytes") for part in DAILY_PARTS])
     )
-    totals = sent.agg(F.sum("messages").alias("all_messages"))
     ledger = measured.agg(_of_part(LEDGER_PART, "bytes").alias("ledger"))
-    filled = (
-        sent.join(kept, on="day", how="full_outer")
-        .fillna(0)
-        .crossJoin(F.broadcast(totals))
-        .crossJoin(F.broadcast(ledger))
-    )
+    filled = sent.join(kept, on="day", how="full_outer").fillna(0).crossJoin(F.broadcast(ledger))
+    every = Window.partitionBy(F.lit(0))
+    filled = filled.withColumn("all_messages", F.sum("messages").over(every))
     share = F.col("messages") / F.greatest("all_messages", F.lit(1))
     names = [f"{part}_bytes" for part in (LEDGER_PART, *DAILY_PARTS)]
     shared = filled.withColumn(
@@ -132,7 +130,9 @@ def forecast(parts: DataFrame, days: DataFrame, packs: DataFrame, sizes: Sizes) 
     )
     ahead = parts.select("*", F.explode(F.sequence(F.lit(1), F.lit(HORIZON_DAYS))).alias("in_days"))
     grown = F.col("bytes") + F.col("bytes_per_day") * F.col("in_days")
-    kept = F.least(grown, F.greatest("limit_bytes", F.lit(0)))
+    # What is there already may be all young: retention is not foreseen to take of it.
+    most = F.when(F.col("limit_bytes").isNotNull(), F.greatest("limit_bytes", "bytes"))
+    kept = F.least(grown, most)
     room = max(sizes.free_bytes - sizes.floor_bytes, 0)
     by_day = ahead.groupBy("in_days").agg(
         F.sum(grown - F.col("bytes")).alias("grown"),

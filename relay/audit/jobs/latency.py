@@ -10,7 +10,8 @@
 
 What waited for a reason of its own (see jobs/sent.py), and the orchestrator's own messages, which
 are dated back to what they answer, have no stage before `written`; a delivery that was made again
-has no `read`. An interval below zero is counted apart.
+has no `read`. Times that a start made again from the journal are whole seconds, the engine's, and
+measure nothing. An interval below zero is counted apart.
 
 | class | means | found |
 |---|---|---|
@@ -44,6 +45,7 @@ HOUR_LEAST = 100  # deliveries in an hour: its p99 is the slowest of them
 HOURS_LEAST = 4  # of so many hours one is no longer most of the median
 HOUR_FLOOR_MS = 100.0  # ten times next to nothing is nothing
 ACCURACY = 1_000  # a percentile's rank is right to a thousandth: 98.9 may pass for 99
+_US_PER_S = 1_000_000
 
 
 def make(evidence: Evidence) -> Tables:
@@ -60,12 +62,14 @@ def stages(deliveries: DataFrame) -> DataFrame:
     """A delivery with the milliseconds of each stage; NULL where it has not ended, or has none."""
     at_once = ~F.col("waited") & (F.col("sender") != ORCHESTRATOR)
     first = F.col("attempt") == 1
+    staged, written = _measured("staged_at"), _measured("written_at")
+    read, acked = _measured("read_at"), _measured("acked_at")
     taken = {
-        "accepted": F.when(at_once, elapsed_ms("discovered_at", "staged_at")),
-        "written": elapsed_ms("staged_at", "written_at"),
-        "inbox": F.when(at_once, elapsed_ms("discovered_at", "written_at")),
-        "read": F.when(first, elapsed_ms("written_at", "read_at")),
-        "acked": elapsed_ms("read_at", "acked_at"),
+        "accepted": F.when(at_once, elapsed_ms("discovered_at", staged)),
+        "written": elapsed_ms(staged, written),
+        "inbox": F.when(at_once, elapsed_ms("discovered_at", written)),
+        "read": F.when(first, elapsed_ms(written, read)),
+        "acked": elapsed_ms(read, acked),
     }
     return deliveries.select(
         "message_id",
@@ -160,6 +164,11 @@ def shown(tables: Tables) -> DataFrame:
     recent = rows.where(F.col("hour") > F.col("last") - F.expr("INTERVAL 24 HOURS"))
     columns = ("hour", "stage", "deliveries", "p50_ms", "p99_ms", "max_ms")
     return recent.where(F.col("stage") == INBOX).orderBy("hour").select(*columns)
+
+
+def _measured(at: str) -> Column:
+    """The time, unless it is of whole seconds: one measured is so once in a million."""
+    return F.when(F.unix_micros(at) % _US_PER_S != 0, F.col(at))
 
 
 def _percentiles(timed: DataFrame, *keys: str) -> DataFrame:

@@ -61,7 +61,7 @@ FAILURES: Mapping[str, str] = {
     r"ATTACHMENT ": "attachment",
     r"no regular file|: a file of other names|belongs to user": "unsafe_file",
     r"is no name of a message": "bad_name",
-    r"^its id is taken": "id_taken",
+    r"^its id is ": "id_taken",
     r"too large": "too_large",
     r"CHECKSUM": "checksum",
     r"its TTL of ": "expired",
@@ -76,10 +76,11 @@ FAILURES: Mapping[str, str] = {
         "malformed"
     ),
 }
-# Of a failed row; what is an incident as well is judged as one.
-FAILED_SEVERITIES: Mapping[str, str] = {
+# Of a refusal; what is an incident as well is judged as one.
+REFUSED: Mapping[str, str] = {
     "fault": ERROR,  # of the relay's own
     "file_disappeared": WARNING,  # somebody took it out of the outbox: it reached nobody
+    "id_taken": WARNING,  # ids are random: a program that uses one twice, or somebody else's
 }
 
 
@@ -118,7 +119,7 @@ def refused_files(rejections: DataFrame) -> DataFrame:
         rejections,
         REJECTION,
         kind,
-        F.lit(None),
+        _severity(kind),
         at="at",
         message_id="nack_id",
         path="file_name",
@@ -130,12 +131,11 @@ def failures(messages: DataFrame) -> DataFrame:
     """Messages that reached nobody."""
     failed = messages.where(F.col("status") == "failed").withColumnRenamed("agent_name", "agent")
     kind = _kind(F.col("last_error"))
-    known = F.create_map(*[F.lit(part) for item in FAILED_SEVERITIES.items() for part in item])
     return _seen(
         failed.withColumn("at", F.coalesce("processed_at", "discovered_at")),
         FAILED,
         kind,
-        known[kind],
+        _severity(kind),
         at="at",
         message_id="message_id",
         path="file_path",
@@ -215,6 +215,11 @@ def _kind(reason: Column) -> Column:
     for pattern, name in reversed(list(FAILURES.items())):
         kind = F.when(reason.rlike(pattern), name).otherwise(kind)
     return kind
+
+
+def _severity(kind: Column) -> Column:
+    """NULL for what is counted alone."""
+    return F.create_map(*[F.lit(part) for item in REFUSED.items() for part in item])[kind]
 
 
 def _seen(

@@ -11,8 +11,8 @@ its sender names a THREAD; a text without one is in none.
 | waiting | none of these, for an hour at most | |
 | unanswered | none of these, for longer | warning |
 
-`threads.runaway`, a warning: more than 60 messages within a minute of the clock between the same
-two, of KIND message, by turns. Commands and queries with their answers go by turns as well, and
+`threads.runaway`, a warning: more than 30 messages within 60 s between the same two, of KIND
+message, by turns. Commands and queries with their answers go by turns as well, and
 are no runaways however fast.
 """
 
@@ -34,9 +34,10 @@ from relay.names import ORCHESTRATOR
 NAME = "threads"
 QUERIES, RUNAWAYS = f"{NAME}_queries", f"{NAME}_runaways"
 UNANSWERED_S = HOUR_S  # a model thinks for minutes, and an answer may take a build
-RUNAWAY_MESSAGES = 60  # in a minute: one a second, which is faster than anybody who reads
+RUNAWAY_MESSAGES = 30  # in a minute: one every other second, faster than anybody who reads
+RUNAWAY_WITHIN_US = 60_000_000
 RUNAWAY_TURNS = 0.8  # of them, each the other's turn: two that talk past each other have half
-RUNAWAY_SHARE = 0.4  # of them at least each of the two wrote
+RUNAWAY_SHARE = 0.3  # of a busy minute each of the two wrote at least
 ENDED = ("expired", "bounced", "dead")
 CLOSES = ("completed", "failed")  # a response that found its asker gone leaves no more than this
 SHOWN = 20
@@ -166,9 +167,10 @@ def _class(age_s: Column) -> Column:
 
 
 def runaways(deliveries: DataFrame, recent_since_ns: int) -> DataFrame:
-    """Minutes in which two agents wrote to each other without end: schemas.THREAD_RUNAWAY.
+    """When two agents wrote to each other without end, a row a minute: schemas.THREAD_RUNAWAY.
 
-    Counted first; only the few minutes with enough messages are put in order.
+    Of more than N within 60 s one minute of the clock has half at least: by that count the few
+    that may be are known, and these alone are put in order.
     """
     own = (F.col("sender") != ORCHESTRATOR) & (F.col("recipient") != ORCHESTRATOR)
     texts = deliveries.where((F.col("kind") == "message") & own).select(
@@ -177,31 +179,44 @@ def runaways(deliveries: DataFrame, recent_since_ns: int) -> DataFrame:
         F.least("sender", "recipient").alias("first"),
         F.greatest("sender", "recipient").alias("second"),
         F.date_trunc("minute", "discovered_at").alias("minute"),
-        "discovered_at",
+        F.unix_micros("discovered_at").alias("at_us"),
         "written_at",
     )
-    pair = ("first", "second", "minute")
-    there = F.count_if(F.col("sender") == F.col("first"))
-    counted = texts.groupBy(*pair).agg(F.count("*").alias("messages"), there.alias("there"))
-    rarer = F.least(F.col("there"), F.col("messages") - F.col("there"))
-    many = (F.col("messages") > RUNAWAY_MESSAGES) & (rarer >= F.col("messages") * RUNAWAY_SHARE)
     candidates = texts.join(
-        F.broadcast(counted.where(many).select(*pair)), on=list(pair), how="left_semi"
+        F.broadcast(_busy_minutes(texts)), on=["first", "second", "minute"], how="left_semi"
     )
-    in_order = Window.partitionBy(*pair).orderBy("discovered_at", "written_at", "message_id")
-    before = F.lag("sender").over(in_order)
-    minutes = (
-        candidates.withColumn("is_turn", before != F.col("sender"))
-        .groupBy(*pair)
-        .agg(
-            F.count("*").alias("messages"),
-            F.count_if("is_turn").alias("turns"),
-            F.max_by("message_id", "discovered_at").alias("last_message_id"),
-        )
+    pair = Window.partitionBy("first", "second")
+    before = F.lag("sender").over(pair.orderBy("at_us", "written_at", "message_id"))
+    within = pair.orderBy("at_us").rangeBetween(-RUNAWAY_WITHIN_US, 0)
+    turned = candidates.withColumn("turn", F.coalesce(before != F.col("sender"), F.lit(False)))
+    judged = turned.withColumns(
+        {"n": F.count("*").over(within), "n_turns": F.count_if("turn").over(within)}
     )
-    fast = minutes.where(F.col("turns") >= F.col("messages") * RUNAWAY_TURNS)
+    enough = F.col("n_turns") >= F.col("n") * RUNAWAY_TURNS
+    fast = judged.where((F.col("n") > RUNAWAY_MESSAGES) & enough)
+    minutes = fast.groupBy("first", "second", "minute").agg(
+        F.max("n").alias("messages"),
+        F.max("n_turns").alias("turns"),
+        F.max_by("message_id", "at_us").alias("last_message_id"),
+    )
     recent = (F.col("minute") >= instant(recent_since_ns)).alias("recent")
-    return schemas.conform(fast.select("*", recent), schemas.THREAD_RUNAWAY)
+    return schemas.conform(minutes.select("*", recent), schemas.THREAD_RUNAWAY)
+
+
+def _busy_minutes(texts: DataFrame) -> DataFrame:
+    """Minutes of pairs that may be part of a runaway, and those beside them."""
+    there = F.count_if(F.col("sender") == F.col("first"))
+    counted = texts.groupBy("first", "second", "minute").agg(
+        F.count("*").alias("messages"), there.alias("there")
+    )
+    rarer = F.least(F.col("there"), F.col("messages") - F.col("there"))
+    many = (F.col("messages") * 2 > RUNAWAY_MESSAGES) & (rarer >= F.col("messages") * RUNAWAY_SHARE)
+    beside = [F.col("minute") + F.expr(f"INTERVAL {n} MINUTE") for n in (-1, 0, 1)]
+    return (
+        counted.where(many)
+        .select("first", "second", F.explode(F.array(*beside)).alias("minute"))
+        .distinct()
+    )
 
 
 def counts(tables: Tables) -> DataFrame:

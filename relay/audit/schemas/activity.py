@@ -162,8 +162,8 @@ THREAD_RUNAWAY = StructType(
         always("first", TEXT, "agent"),
         always("second", TEXT, "agent"),
         always("minute", TIME, "UTC"),
-        always("messages", NUMBER, "of kind message, between the two"),
-        always("turns", NUMBER, "how often the other one wrote next"),
+        always("messages", NUMBER, "of kind message between the two, in the 60 s before one of it"),
+        always("turns", NUMBER, "of them, how often the other one wrote next"),
         always("last_message_id", TEXT, "for `relay trace`"),
         always("recent", FLAG, "within the days that are judged"),
     ]

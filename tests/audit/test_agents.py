@@ -1,0 +1,184 @@
+"""The agents job: who is stuck, failed, flapping or silent, and who is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from relay.audit.jobs import agents
+from relay.flow.work import answer_id
+from relay.message import Kind
+from relay.names import ORCHESTRATOR
+from tests.audit.homes import START_NS, HomeBuilder
+from tests.audit.planting import (
+    DAY,
+    END_NS,
+    HOUR,
+    MINUTE,
+    agent,
+    checks,
+    counted,
+    delivery,
+    details,
+    insert,
+    made,
+    message,
+    process,
+)
+
+
+def unread(home: HomeBuilder, name: str, since_ns: int) -> None:
+    """Mail that stands in an inbox."""
+    insert(home, "messages", [message(f"9-{name}", since_ns)])
+    insert(home, "deliveries", [delivery(f"9-{name}", since_ns, 0, recipient=name)])
+
+
+def test_each_fault_is_found_and_nothing_else(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    day_ago, hour_ago = END_NS - 25 * HOUR, END_NS - HOUR
+    window = json.dumps([hour_ago - MINUTE, hour_ago - 1, hour_ago])
+    insert(
+        home,
+        "agents",
+        [
+            agent("alice", hour_ago),
+            agent("fine", hour_ago),  # has old mail, and is at work
+            agent("idle", END_NS - 20 * DAY),  # says nothing, and nobody asks it
+            agent("sleeper", day_ago),
+            agent("operator", day_ago),  # a person
+            agent("gone", day_ago, status="retired", reason="done", changed_at=day_ago),
+            agent("stuck", hour_ago),
+            agent("broken", day_ago, status="terminated", changed_at=day_ago),
+            agent("broken-once", END_NS - 20 * DAY, status="terminated", changed_at=day_ago),
+            agent("flapping", hour_ago),
+            agent("long-lived", hour_ago),
+        ],
+    )
+    for name in ("fine", "sleeper", "operator", "gone"):
+        unread(home, name, day_ago)
+    insert(
+        home,
+        "processes",
+        [
+            process("stuck", "stuck", END_NS - 2 * HOUR),
+            process("broken", "failed", day_ago, last_error="is given up", exit_code=1),
+            process("broken-once", "failed", END_NS - 20 * DAY),
+            process("flapping", "working", hour_ago, restarts=4, restarted_at=window),
+            process("long-lived", "idle", END_NS - 3 * DAY, restarts=50, restarted_at="[1]"),
+            process("unheard", "starting", hour_ago),  # not registered yet
+        ],
+    )
+    tables = made(agents.JOB, agents.make(home.evidence(spark, tmp_path / "run")))
+    assert {row["agent"]: row["class"] for row in tables["agents"].collect()} == {
+        "alice": "present",
+        "fine": "present",
+        "idle": "present",
+        "sleeper": "silent",
+        "operator": "present",
+        "gone": "away",
+        "stuck": "stuck",
+        "broken": "failed",
+        "broken-once": "away",
+        "flapping": "flapping",
+        "long-lived": "present",
+        "unheard": "present",
+    }
+    assert checks(agents.JOB, tables) == [
+        ("agents.failed", "warning", None, "broken"),
+        ("agents.flapping", "warning", None, "flapping"),
+        ("agents.silent", "warning", None, "sleeper"),
+        ("agents.stuck", "warning", None, "stuck"),
+    ]
+    (stuck,) = details(agents.JOB, tables, "agents.stuck")
+    assert stuck["stuck_s"] == "7200"
+    (silent,) = details(agents.JOB, tables, "agents.silent")
+    assert (silent["unread"], silent["silent_s"]) == ("1", "90000")
+    counts = counted(agents.JOB, tables)
+    assert (counts["present"], counts["away"], counts["silent"]) == (6, 2, 1)
+    shown = agents.shown(tables).collect()
+    assert {row["class"] for row in shown[:4]} == {"stuck", "failed", "flapping", "silent"}
+
+
+def test_what_each_agent_did_and_how_long_it_was_silent(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    begin = START_NS - 10 * HOUR
+    retired = agent("alice", START_NS, status="retired", changed_at=START_NS)
+    insert(home, "agents", [retired, agent("bob", begin)])
+    times = [0, 10 * MINUTE, 5 * HOUR, 6 * HOUR]
+    insert(home, "messages", [message(f"1-{n}", begin + at) for n, at in enumerate(times)])
+    insert(home, "messages", [message("2-save", begin + 6 * HOUR, message_type="continuity")])
+    read = begin + 6 * HOUR
+    rows = [delivery(f"1-{n}", begin + at, 1) for n, at in enumerate(times)]
+    rows[0] = {**rows[0], "state": "read", "read_at": begin + HOUR}
+    rows[1] = {**rows[1], "state": "read", "read_at": read}
+    insert(home, "deliveries", rows)
+    table = agents.make(home.evidence(spark, tmp_path / "run"))["agents"]
+    by_name = {row["agent"]: row for row in table.collect()}
+    alice, bob = by_name["alice"], by_name["bob"]
+    assert (alice["messages"], alice["saves"], alice["received"]) == (5, 1, 0)
+    assert (bob["messages"], bob["received"], bob["unread"]) == (0, 4, 2)
+    assert bob["unread_since"].hour == 4  # 04:30, the oldest that it has not read
+    assert alice["longest_silence_s"] == (5 * 3600 - 600)
+    assert bob["longest_silence_s"] == 5 * 3600
+    assert bob["silent_s"] == (END_NS - read) // 10**9
+    assert alice["lived_s"] == (START_NS - (END_NS - 30 * DAY)) // 10**9
+
+
+def test_what_is_younger_than_the_relays_last_sign_is_not_silence(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    insert(home, "agents", [agent("alice", START_NS), agent("bob", START_NS - HOUR)])
+    unread(home, "bob", START_NS - HOUR)
+    evidence = home.evidence(spark, tmp_path / "run")
+    assert checks(agents.JOB, agents.make(evidence)) == []
+    # A month later: the same, had a relay gone on running.
+    for until, found in ((START_NS, []), (START_NS + 30 * DAY, ["agents.silent"])):
+        evidence.gathered = evidence.gathered._replace(watched_until_ns=until)
+        assert [one[0] for one in checks(agents.JOB, agents.make(evidence))] == found
+
+
+def test_requests_for_processes_and_what_was_said_to_them(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    to_relay = {"target": ORCHESTRATOR, "message_type": "spawn"}
+    insert(
+        home,
+        "messages",
+        [
+            message("1-done", START_NS, **to_relay),
+            message("1-refused", START_NS, **to_relay),
+            message("1-unread", START_NS, **to_relay, status="failed", last_error="line 2"),
+            message("1-open", START_NS, **to_relay, status="processing"),
+            message("1-released", START_NS, target=ORCHESTRATOR, message_type="release"),
+            message("1-text", START_NS),
+        ],
+    )
+    obeyed = ("1-done", "1-refused", "1-released")
+    insert(
+        home, "deliveries", [delivery(one, START_NS, 0, recipient=ORCHESTRATOR) for one in obeyed]
+    )
+    nack, ack = (
+        answer_id(START_NS, "alice", one, kind)
+        for one, kind in (("1-refused", Kind.NACK), ("1-done", Kind.ACK))
+    )
+    own = {"agent_name": ORCHESTRATOR, "target": "alice"}
+    insert(home, "messages", [message(nack, START_NS, **own, message_type="nack")])
+    insert(home, "messages", [message(ack, START_NS, **own, message_type="ack")])
+    insert(home, "processes", [process("worker", "working", START_NS, request_id="1-done")])
+    tables = made(agents.JOB, agents.make(home.evidence(spark, tmp_path / "run")))
+    rows = {row["message_id"]: row for row in tables["agents_spawns"].collect()}
+    assert {name: row["outcome"] for name, row in rows.items()} == {
+        "1-done": "done",
+        "1-refused": "refused",
+        "1-unread": "refused",
+        "1-open": "open",
+        "1-released": "done",
+    }
+    assert (rows["1-done"]["process"], rows["1-refused"]["answer_id"]) == ("worker", nack)
+    assert rows["1-unread"]["reason"] == "line 2"
+    assert counted(agents.JOB, tables)["spawn_refused"] == 2
+    assert checks(agents.JOB, tables) == []

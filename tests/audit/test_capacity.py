@@ -1,0 +1,193 @@
+"""The capacity job: growth, the day when the disk is full, and what the tiers save."""
+
+from __future__ import annotations
+
+import os
+from datetime import date, timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from relay.audit.evidence import Evidence
+from relay.audit.jobs import capacity
+from relay.audit.sizes import Limit, Measured, Sizes, Tiers, measure
+from relay.config import Config, Disk, Retention, encode
+from relay.errors import ConfigError
+from tests.audit.homes import FILE_SIZE, START_NS, HomeBuilder
+from tests.audit.planting import DAY, checks, counted, details, insert, made, message
+from tests.box import Box
+
+UNTIL = date(2026, 1, 31)
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def day(before: int) -> date:
+    """So many days before the last."""
+    return UNTIL - timedelta(days=before)
+
+
+def sizes(
+    *measured: Measured, free: int = 100 * GIB, limits: tuple[Limit, ...] = (), **of: object
+) -> Sizes:
+    """A disk of 200 GiB with a floor of 64 MiB."""
+    return Sizes(200 * GIB, free, 64 * MIB, UNTIL, measured, limits, **of)  # type: ignore[arg-type]
+
+
+def tables(evidence: Evidence, known: Sizes) -> dict[str, DataFrame]:
+    """The job's tables over a ledger and a disk that is told."""
+    fresh = Evidence(SparkSession.active(), evidence.gathered)  # it keeps what it made
+    fresh.__dict__["sizes"] = known
+    return made(capacity.JOB, capacity.make(fresh))
+
+
+@pytest.fixture
+def evidence(spark: SparkSession, home: HomeBuilder, tmp_path: Path) -> Evidence:
+    """Ten days with a hundred messages each, and the last with ten so far."""
+    for before in range(11):
+        at = START_NS - before * DAY
+        insert(
+            home, "messages", [message(f"{before}-{n}", at) for n in range(100 if before else 10)]
+        )
+    return home.evidence(spark, tmp_path / "run")
+
+
+def test_growth_is_that_of_the_last_seven_whole_days(evidence: Evidence) -> None:
+    journal = [Measured("journal", day(n), 1, 70 * MIB if n <= 7 else GIB) for n in range(1, 11)]
+    made = tables(
+        evidence,
+        sizes(
+            *journal,
+            Measured("journal", day(0), 1, GIB),  # today has only begun
+            Measured("ledger", None, 1, 1010 * MIB),
+            Measured("archive", day(3), 5, 14 * MIB),  # nothing on the other six
+            Measured("other", None, 2, MIB),
+        ),
+    )
+    parts = {row["part"]: row for row in made["capacity_parts"].collect()}
+    assert parts["journal"]["bytes_per_day"] == 70 * MIB
+    assert parts["ledger"]["bytes_per_day"] == 100 * MIB  # a hundred of 1,010 rows a day
+    assert parts["archive"]["bytes_per_day"] == 2 * MIB
+    assert (parts["other"]["bytes_per_day"], parts["other"]["files"]) == (0.0, 2)
+    days = {row["day"]: row for row in made["capacity"].collect()}
+    assert len(days) == 11
+    third = days[day(3)]
+    assert (third["messages"], third["message_bytes"]) == (100, 100 * FILE_SIZE)
+    assert (third["ledger_bytes"], third["journal_bytes"]) == (100 * MIB, 70 * MIB)
+    assert third["total_bytes"] == (100 + 70 + 14) * MIB
+    (row,) = made["capacity_forecast"].collect()
+    assert row["bytes_per_day"] == 172 * MIB
+    room = 100 * GIB - 64 * MIB
+    assert row["full_in_days"] == row["full_in_days_kept"] == room // (172 * MIB) + 1
+    assert checks(capacity.JOB, made) == []
+    assert counted(capacity.JOB, made)["bytes_per_day"] == 172 * MIB
+
+
+def test_a_disk_that_is_soon_full_is_found_unless_retention_keeps_it_free(
+    evidence: Evidence,
+) -> None:
+    archive = [Measured("archive", day(n), 1, GIB) for n in range(1, 11)]
+    soon = tables(evidence, sizes(*archive, free=20 * GIB))
+    assert checks(capacity.JOB, soon) == [("capacity.full_soon", "warning", None, None)]
+    (detail,) = details(capacity.JOB, soon, "capacity.full_soon")
+    assert detail["full_in_days_kept"] == "20"
+
+    for limit in (Limit("archive", 25, None), Limit("archive", 90, 25 * GIB)):
+        kept = tables(evidence, sizes(*archive, free=20 * GIB, limits=(limit,)))
+        (row,) = kept["capacity_forecast"].collect()
+        assert (row["full_in_days"], row["full_in_days_kept"]) == (20, None)
+        assert checks(capacity.JOB, kept) == []
+    # Retention that comes too late is none.
+    late = tables(evidence, sizes(*archive, free=20 * GIB, limits=(Limit("archive", 90, None),)))
+    assert [one[0] for one in checks(capacity.JOB, late)] == ["capacity.full_soon"]
+    # The 31st day is not soon.
+    month = tables(evidence, sizes(*archive, free=31 * GIB))
+    (row,) = month["capacity_forecast"].collect()
+    assert (row["full_in_days"], checks(capacity.JOB, month)) == (31, [])
+
+
+def test_below_the_floor_is_an_error(evidence: Evidence) -> None:
+    below = tables(evidence, sizes(Measured("ledger", None, 1, MIB), free=63 * MIB))
+    assert checks(capacity.JOB, below) == [("capacity.below_floor", "error", None, None)]
+    at = tables(evidence, sizes(free=64 * MIB))
+    assert checks(capacity.JOB, at) == []
+
+
+def test_what_the_tiers_save(evidence: Evidence) -> None:
+    known = sizes(
+        Measured("archive", day(2), 1, 4096),
+        tiers=Tiers(10 * MIB, 3 * MIB, 2 * MIB),
+        packs=((day(2), 4096), (day(3), 4096)),
+    )
+    (row,) = tables(evidence, known)["capacity_forecast"].collect()
+    names = ("warm_raw_bytes", "warm_bytes", "evicted_bytes", "packed_raw_bytes", "packed_bytes")
+    assert [row[name] for name in names] == [
+        10 * MIB,
+        3 * MIB,
+        2 * MIB,
+        200 * FILE_SIZE,
+        2 * 4096,
+    ]
+
+
+def test_a_home_of_one_day_grows_as_on_that_day_and_an_empty_one_not(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    empty = home.evidence(spark, tmp_path / "empty")
+    nothing = tables(empty, sizes(Measured("ledger", None, 1, MIB)))
+    (row,) = nothing["capacity_forecast"].collect()
+    assert (row["bytes_per_day"], row["full_in_days"], row["home_bytes"]) == (0.0, None, MIB)
+    assert nothing["capacity"].collect() == [] == checks(capacity.JOB, nothing)
+    insert(home, "messages", [message("1-a", START_NS)])
+    one_day = tables(
+        home.evidence(spark, tmp_path / "run"), sizes(Measured("journal", day(0), 1, MIB))
+    )
+    (row,) = one_day["capacity_forecast"].collect()
+    assert row["bytes_per_day"] == MIB
+
+
+def test_a_home_is_measured_by_part_and_day(box: Box) -> None:
+    box.send("alice", "TO: bob\n\nhi")
+    box.flush()
+    attached = box.path("attachments", "aa", "a" * 64)
+    attached.parent.mkdir()
+    attached.write_bytes(b"x" * 10_000)
+    os.utime(attached, (0, 0))
+    pack = box.path("archive", "2026-01-30.tar.zst")
+    pack.write_bytes(b"x" * 5_000)
+    box.path("archive", "of-mine").mkdir()
+    (box.path("archive", "of-mine") / "file").write_text("x")
+    box.path("logs", "link").symlink_to("/etc/passwd")
+    found = measure(str(box.root), START_NS)
+    assert found.until == UNTIL
+    assert found.packs == ((date(2026, 1, 30), os.stat(pack).st_blocks * 512),)
+    assert found.floor_bytes == 64 * MIB and 0 < found.free_bytes < found.disk_bytes
+    parts: dict[str, set[date | None]] = {}
+    for one in found.measured:
+        parts.setdefault(one.part, set()).add(one.day)
+    today = date.fromtimestamp(box.clock.now_ns() // 10**9)
+    days = {today, today - timedelta(days=1), today + timedelta(days=1)}  # whatever the zone
+    assert parts["attachment"] == {date(1970, 1, 1)}
+    assert parts["ledger"] == {None}
+    assert parts["journal"] & days and parts["inbox"] & days
+    assert parts["archive"] - days == {date(2026, 1, 30), None}
+    total = sum(one.n_bytes for one in found.measured)
+    files = [path for path in box.root.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert sum(one.files for one in found.measured) == len(files)
+    assert total == sum(os.stat(path).st_blocks * 512 for path in files)
+
+
+def test_limits_and_floor_are_those_of_config_json(tmp_path: Path) -> None:
+    kept = Retention(archive_days=10, archive_mib=0, read_days=0, read_mib=5)
+    config = Config(disk=Disk(floor_mib=3), retention=kept)
+    (tmp_path / "config.json").write_bytes(encode(config))
+    found = measure(str(tmp_path), START_NS)
+    limits = {one.part: (one.days, one.n_bytes) for one in found.limits}
+    assert found.floor_bytes == 3 * MIB
+    assert limits["archive"] == (10, None)
+    assert limits["inbox"] == (None, 5 * MIB)
+    assert limits["journal"] == (None, None)  # without an object store it stays
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        measure(str(tmp_path), START_NS)

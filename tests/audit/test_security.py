@@ -1,0 +1,163 @@
+"""The security job: what a relay noted and refused, by kind; and which of it is a finding."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from relay.audit.evidence import Evidence, gather
+from relay.audit.jobs import security
+from relay.names import ORCHESTRATOR
+from relay.security.incidents import Incident, IncidentKind
+from tests.audit.homes import START_NS, HomeBuilder
+from tests.audit.planting import DAY, END_NS, checks, counted, details, insert, made, message
+from tests.box import Box
+
+
+def test_every_kind_of_incident_is_judged(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    assert set(security.EVENTS) == {str(kind) for kind in IncidentKind}
+    for kind in IncidentKind:
+        incident = Incident(kind, "alice", f"agents/alice/{kind}", "why")
+        with home.ledger.transaction():
+            home.ledger.registry.note_incidents([incident], START_NS)
+            home.ledger.registry.note_incidents([incident], START_NS - 8 * DAY)
+    event = {"at": START_NS, "kind": "of_a_newer_relay", "agent": "bob", "detail": "?"}
+    insert(home, "security_events", [event])
+    tables = made(security.JOB, security.make(home.evidence(spark, tmp_path / "run")))
+    judged = {name: severity for name, severity in security.EVENTS.items() if severity}
+    expected = [(f"security.{name}", severity, None, "alice") for name, severity in judged.items()]
+    expected.append(("security.of_a_newer_relay", "warning", None, "bob"))
+    assert checks(security.JOB, tables) == sorted(expected, key=str)
+    assert {name for name, severity in judged.items() if severity == "error"} >= {
+        "bad_signature",
+        "foreign_owner",
+    }
+    assert judged["mode_repaired"] == judged["rate_limited"] == "warning"
+    counts = counted(security.JOB, tables)
+    assert counts["event.key_registered"] == counts["event.bad_signature"] == 2  # with the old ones
+
+
+def test_incidents_are_one_finding_an_agent_and_kind(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    rows = [
+        {"at": START_NS + n, "kind": "bad_signature", "agent": agent, "path": f"p{n}", "detail": ""}
+        for agent in ("alice", "bob")
+        for n in range(0, 30_000_000_000_000, 10_000_000_000_000)
+    ]
+    insert(home, "security_events", rows)
+    tables = made(security.JOB, security.make(home.evidence(spark, tmp_path / "run")))
+    assert len(checks(security.JOB, tables)) == 2
+    detail = details(security.JOB, tables, "security.bad_signature")[0]
+    assert (detail["events"], detail["path"]) == ("3", "p20000000000000")
+    assert tables["security"].count() == 6  # an hour each
+
+
+def refuse(box: Box) -> dict[str, str]:
+    """Everything that a relay refuses, each by alice: message id, or name -> kind."""
+    digest = hashlib.sha256(b"a large file").hexdigest()
+    texts = {
+        "TO: nobody\n\nhi": "no_recipient",
+        "TO: root\n\nhi": "no_recipient",
+        "TO: Lead\n\nhi": "no_recipient",
+        "TO: alice\n\nhi": "to_itself",
+        "TO: #nowhere\n\nhi": "channel",
+        "TO: #dm/alice/bob\n\nhi": "channel",
+        "TO: #all\n\nhi": "channel",
+        "no header at all": "malformed",
+        "KIND: message\n\nhi": "malformed",
+        "TO: bob\nKIND: shout\n\nhi": "malformed",
+        "TO: bob\nTO: carol\n\nhi": "malformed",
+        "TO: bob\n": "malformed",
+        "": "malformed",
+        "TO: bob\nKIND: ack\nRE: 1234567890-ab\n\nreceived": "answers_nothing",
+        "TO: bob\n\n" + "x" * 2_000_000: "too_large",
+        f"TO: bob\nCHECKSUM: sha256:{digest}\n\nhi": "checksum",
+        f"TO: bob\nATTACHMENT: sha256:{digest}\n\nsee there": "attachment",
+        # what is quoted does not decide
+        "TO: bob\nKIND: the relay has a fault\n\nhi": "malformed",
+    }
+    kinds = {box.send("alice", text): kind for text, kind in texts.items()}
+    box.clock.advance(10)
+    box.send("alice", "TO: bob\n\nhi", "hello.msg")
+    taken = box.name()
+    box.send("alice", "TO: bob\n\nfirst", taken)
+    box.send("bob", "TO: alice\n\nsecond", taken)
+    link = box.path("agents", "alice", "outbox", ".pending", box.name())
+    link.symlink_to("/nowhere")
+    os.rename(link, link.parent.parent / link.name)
+    box.tick()
+    return kinds
+
+
+def test_what_a_relay_refuses_is_told_by_kind(
+    spark: SparkSession, box: Box, tmp_path: Path
+) -> None:
+    kinds = refuse(box)
+    box.send("alice", f"TO: {ORCHESTRATOR}\nKIND: join\n\nnothing named")
+    box.flush()
+    (tmp_path / "run").mkdir()
+    evidence = Evidence(spark, gather(str(box.root), str(tmp_path / "run"), box.clock))
+    tables = made(security.JOB, security.make(evidence))
+    failed = security.failures(evidence.ledger("messages", *MESSAGE_COLUMNS)).collect()
+    by_id = {row["message_id"]: row["kind"] for row in failed}
+    assert {name: by_id.get(name) for name in kinds} == kinds
+    counts = counted(security.JOB, tables)
+    assert counts["rejection.bad_name"] == counts["rejection.id_taken"] == 1
+    assert counts["event.not_a_regular_file"] == counts["failed.unsafe_file"] == 1
+    assert counts["request.refused_request"] == 1
+    assert [name for name in counts if name.endswith(".other")] == []
+    assert [one[:2] for one in checks(security.JOB, tables)] == [
+        ("security.id_taken", "warning"),
+        ("security.not_a_regular_file", "error"),
+    ]
+
+
+MESSAGE_COLUMNS = (
+    "message_id",
+    "agent_name",
+    "status",
+    "file_path",
+    "discovered_at",
+    "processed_at",
+    "last_error",
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "found"),
+    [
+        ("the relay has a fault and cannot handle it: KeyError", "fault", "error"),
+        ("file_disappeared", "file_disappeared", "warning"),
+        ("its TTL of 5 s passed before it could be delivered", "expired", None),
+        ("bob is retired since 2026-01-30T09:30:00Z: done; …", "recipient_away", None),
+        ("it is not signed, and security.require_signatures asks for that", "unsigned", None),
+        ("SIGNATURE is not of the key that is registered for bob", "bad_signature", None),
+        ("channel build is Paused", "channel", None),
+        ("something new", "other", None),
+    ],
+)
+def test_reasons_that_take_more_to_bring_about(
+    spark: SparkSession, error: str, kind: str, found: str | None
+) -> None:
+    columns = "message_id, agent_name, status, file_path, discovered_at, processed_at, last_error"
+    types = ["string", "string", "string", "string", "timestamp", "timestamp", "string"]
+    schema = ", ".join(f"{n} {t}" for n, t in zip(columns.split(", "), types, strict=True))
+    rows = [("1-a", "alice", "failed", "p", None, None, error)]
+    (row,) = security.failures(spark.createDataFrame(rows, schema)).collect()
+    assert (row["kind"], row["severity"]) == (kind, found)
+
+
+def test_a_home_where_nothing_was_refused_is_clean(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    insert(home, "messages", [message("1-a", END_NS)])
+    tables = made(security.JOB, security.make(home.evidence(spark, tmp_path / "run")))
+    assert checks(security.JOB, tables) == []
+    assert counted(security.JOB, tables) == {}
