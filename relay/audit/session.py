@@ -7,6 +7,7 @@ What the JVM says goes to a file without a name, and is read again only when it 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import re
@@ -30,6 +31,7 @@ from relay.audit.java import find_java
 from relay.errors import RelayError
 
 DEFAULT_MASTER = "local[*]"
+NICE = 10  # of 19: a relay that delivers comes first, and the audit ends in the end
 START_HINT = "SPARK_DRIVER_MEMORY=1g sets its memory, JAVA_HOME names another Java"
 # Lines of a JVM that did not start which say why.
 _TELLING = re.compile(r"invalid|error|exception|could not|cannot|not set|not found", re.IGNORECASE)
@@ -69,6 +71,17 @@ def spark_session(
         spark = _start(SparkConf().setAll(list({**settings, **(conf or {})}.items())))
     register(spark)
     return spark
+
+
+def give_way() -> None:
+    """Let everything else on the machine go before this process, its JVM and its workers.
+
+    For commands: a priority is not given back. Where a session is there already, nothing is done.
+    """
+    if SparkSession.getActiveSession() is not None:
+        return
+    with contextlib.suppress(OSError):
+        os.nice(max(0, NICE - os.nice(0)))
 
 
 def private_folder(purpose: str) -> str:
