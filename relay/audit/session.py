@@ -31,6 +31,7 @@ from relay.audit.java import find_java
 from relay.errors import RelayError
 
 DEFAULT_MASTER = "local[*]"
+NICE_VARIABLE = "AGENT_RELAY_AUDIT_NICE"
 NICE = 10  # of 19: a relay that delivers comes first, and the audit ends in the end
 START_HINT = "SPARK_DRIVER_MEMORY=1g sets its memory, JAVA_HOME names another Java"
 # Lines of a JVM that did not start which say why.
@@ -80,8 +81,9 @@ def give_way() -> None:
     """
     if SparkSession.getActiveSession() is not None:
         return
+    wanted = os.environ.get(NICE_VARIABLE, "")
     with contextlib.suppress(OSError):
-        os.nice(max(0, NICE - os.nice(0)))
+        os.nice(max(0, (int(wanted) if wanted.isdecimal() else NICE) - os.nice(0)))
 
 
 def private_folder(purpose: str) -> str:

@@ -148,7 +148,7 @@ class Process:
         self.totals = folder / "cp" / "totals"
         self.process = subprocess.Popen(
             [*command, *options, "--interval", "0.2"],
-            env=environment(),
+            env=environment(AGENT_RELAY_AUDIT_NICE="0"),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
