@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from relay.daemon import tune_process
-from scripts.benchmarks import drain, engine, idle, journal, latency
+from scripts.benchmarks import audit_ledger, audit_live, drain, engine, idle, journal, latency
 
 DRAIN = [
     # agents, files, rows that the ledger has already
@@ -20,7 +20,9 @@ LATENCY_MESSAGES = 1_000
 ENGINE_MESSAGES = 100_000
 JOURNAL_SEGMENTS = 1_000
 IDLE_AGENTS = 1_000
-CASES = ("drain", "engine", "idle", "journal", "latency")
+AUDIT_ROWS = 1_000_000
+AUDIT_MESSAGES = 2_000
+CASES = ("audit_ledger", "audit_live", "drain", "engine", "idle", "journal", "latency")
 
 
 def main() -> None:
@@ -34,6 +36,10 @@ def main() -> None:
     if unknown:
         parser.error(f"no case {', '.join(sorted(unknown))}: {', '.join(CASES)}")
     tune_process()
+    if "audit_ledger" in cases:
+        audit_ledger.run(arguments.dir, rows=AUDIT_ROWS)
+    if "audit_live" in cases:
+        audit_live.run(arguments.dir, agents=LATENCY[0], messages=AUDIT_MESSAGES)
     if "engine" in cases:
         engine.run(arguments.dir, messages=ENGINE_MESSAGES)
     if "journal" in cases:

@@ -13,7 +13,7 @@ from relay.aof2.records import Record
 from relay.names import new_message_id
 from tests.procs import Relay, home_of
 
-PACE_S = 0.01
+PACE_S = 0.03
 
 
 def stream_of(home: Path) -> Path:
