@@ -182,8 +182,8 @@ def _plan(folder: str, start: int, strict: bool) -> Plan | None:
             segments.append(_segment(folder, last, *span, entry.creation_ts_ms))
             at = entry.end_offset
     for number in [number for number in segment_ids(folder) if number > last]:
-        if number > last + 1 and not view.damaged:
-            return None
+        if number > last + 1 and number not in view.catalog.entries and not view.damaged:
+            return None  # those between were made, sealed and evicted since the manifest was read
         try:
             known = view.catalog.entries.get(number)
             base = None if known is None else known.base_offset

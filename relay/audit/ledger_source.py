@@ -1,23 +1,28 @@
-"""The Spark format ``relay_ledger``: tables of a ledger's snapshot, in ranges of rows.
+"""The Spark format ``relay_ledger``: tables of a ledger, in ranges of rows.
 
-    taken = take_snapshot("ledger.db", "/tmp/run/ledger.db", Clock())
-    spark.read.format("relay_ledger").option("table", "messages").load(taken.path)
+    spark.read.format("relay_ledger").option("table", "deliveries").load("~/.agent-relay/ledger.db")
 
 Options:
-- ``path``: a snapshot; a ledger in use is refused.
+- ``path``: a ledger, in use or not, a backup, or a snapshot.
 - ``table``: messages (the default), deliveries, rejections, agents, ...
 - ``rows``: row ids a partition, 250000 by default.
+- ``snapshot``: any word. What is read of one ledger with the same word is of one instant.
 
 A ledger in use is never read in pieces: two partitions would see two states, and a second copy
 of SQLite in one process breaks the locks of the first. ``VACUUM INTO`` gives one consistent
-state, made by a reader that holds nobody up.
+state, made by a reader that holds nobody up. It is made once for a Spark application, a ledger
+and a word, when the first query is planned, so all tables that a job joins are of the same
+instant; another word takes another one. It lies in Spark's own folder and goes with it. Workers
+on other machines need one on a file system that they share: ``take_snapshot``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import sqlite3
+import tempfile
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 from urllib.parse import quote
@@ -41,6 +46,7 @@ BATCH_ROWS = 20_000
 _MAGIC = b"SQLite format 3\0"
 # Bytes 18 and 19 of the file: how it is written and read, 2 with a write-ahead log.
 _WAL = b"\2\2"
+_SPARK_FOLDERS = "SPARK_LOCAL_DIRS"  # of the application alone; Spark removes them at its end
 
 
 class LedgerSnapshot(NamedTuple):
@@ -98,10 +104,10 @@ class LedgerSource(DataSource):  # type: ignore[misc]
         """A reader of the columns of ``schema``. Errors: RelayError when they are not ours."""
         table, path = self._table(), self.options.get("path")
         if not path:
-            raise RelayError(f"format {FORMAT} needs a path: a snapshot of a ledger")
+            raise RelayError(f"format {FORMAT} needs a path: a ledger, or a snapshot of one")
         check_columns(schema, schema_of(table), f"table {table}")
-        check_snapshot(path)
-        return LedgerReader(path, table, self._rows(), schema)
+        frozen = frozen_copy(os.path.expanduser(path), self.options.get("snapshot", ""))
+        return LedgerReader(frozen, table, self._rows(), schema)
 
     def _table(self) -> str:
         return str(self.options.get("table", DEFAULT_TABLE))
@@ -180,8 +186,35 @@ def snapshot_uri(path: str) -> str:
     return f"file:{quote(path)}?immutable=1&mode=ro"
 
 
-def check_snapshot(path: str) -> None:
-    """Errors: LedgerError when ``path`` is no SQLite file, or one that is in use."""
+def frozen_copy(path: str, word: str) -> str:
+    """A file that nobody writes to: ``path`` when it is one, else the application's snapshot.
+
+    Runs in the process that plans, of which Spark says where the application has its folder.
+    Errors: LedgerError when ``path`` is no SQLite file, or no snapshot of it can be made.
+    """
+    if not _may_be_in_use(path):
+        return path
+    local = os.environ.get(_SPARK_FOLDERS, "").split(",")[0] or tempfile.gettempdir()
+    status = os.stat(path)
+    which = f"{os.path.realpath(path)} {status.st_dev} {status.st_ino} {word}"
+    folder = os.path.join(local, "relay-ledgers")
+    target = os.path.join(folder, hashlib.sha256(which.encode()).hexdigest()[:20] + ".db")
+    if os.path.exists(target):
+        return target
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    fresh = f"{target}.{os.getpid()}"
+    try:
+        take_snapshot(path, fresh, Clock())
+        with contextlib.suppress(FileExistsError):  # another query was planned meanwhile
+            os.link(fresh, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(fresh)
+    return target
+
+
+def _may_be_in_use(path: str) -> bool:
+    """True for a file with a write-ahead log: a snapshot has none. Errors: LedgerError."""
     try:
         with open(path, "rb") as file:
             head = file.read(20)
@@ -189,11 +222,7 @@ def check_snapshot(path: str) -> None:
         raise LedgerError(f"{path}: {exc.strerror}") from exc
     if not head.startswith(_MAGIC):
         raise LedgerError(f"{path} is no SQLite file")
-    if head[18:20] == _WAL:
-        raise LedgerError(
-            f"{path} is a ledger in use, no snapshot",
-            hint="take a snapshot first: relay.audit.ledger_source.take_snapshot, or VACUUM INTO",
-        )
+    return head[18:20] == _WAL
 
 
 def _typed(field: StructField) -> str:

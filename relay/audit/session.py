@@ -34,6 +34,8 @@ from relay.audit.java import find_java
 from relay.errors import RelayError
 
 DEFAULT_MASTER = "local[*]"
+NICE_VARIABLE = "AGENT_RELAY_AUDIT_NICE"
+NICE = 10  # of 19: a relay that delivers comes first, and the audit ends in the end
 START_HINT = "SPARK_DRIVER_MEMORY=1g sets its memory, JAVA_HOME names another Java"
 # Lines of a JVM that did not start which say why.
 _TELLING = re.compile(r"invalid|error|exception|could not|cannot|not set|not found", re.IGNORECASE)
@@ -166,6 +168,18 @@ def end_jvm() -> None:
         process.wait()
     SparkContext._gateway = SparkContext._jvm = None
     _jvm.forget()
+
+
+def give_way() -> None:
+    """Let everything else on the machine go before this process, its JVM and its workers.
+
+    For commands: a priority is not given back. Where a session is there already, nothing is done.
+    """
+    if SparkSession.getActiveSession() is not None:
+        return
+    wanted = os.environ.get(NICE_VARIABLE, "")
+    with contextlib.suppress(OSError):
+        os.nice(max(0, (int(wanted) if wanted.isdecimal() else NICE) - os.nice(0)))
 
 
 def private_folder(purpose: str) -> str:

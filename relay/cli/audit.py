@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import click
 
-from relay.cli.common import home_option, root_of
+from relay.cli.common import home_option, json_option, printable, root_of
 from relay.clock import Clock
 from relay.errors import RelayError
 
@@ -29,6 +29,12 @@ Examples:
   relay audit run reconcile --out audits/today
   relay audit run security --recent 366
   relay audit run --json | jq '.jobs.reconcile.counts'"""
+
+WATCH_EXAMPLES = """\b
+Examples:
+  relay audit watch
+  relay audit watch --once --checkpoint state --out events
+  relay audit watch --json | jq .totals.accepted"""
 
 
 @click.group(epilog="\b\nExamples:\n  relay audit list\n  relay audit run")
@@ -93,6 +99,7 @@ def run(
     """
     _need_the_extra()
     from relay.audit.run import Request, run_audit, to_json
+    from relay.audit.session import give_way
     from relay.cli.audit_screen import FEW_JOBS, Screen
 
     given = {
@@ -107,6 +114,7 @@ def run(
         jobs=jobs,
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
     )
+    give_way()
     with _one_line_when_ended(out):
         brief = not 0 < len(jobs) <= FEW_JOBS
         report, _ = run_audit(request, Clock(), Screen(quiet=as_json, brief=brief))
@@ -159,6 +167,63 @@ class _Terminated(BaseException):
 
 def _terminated(*_: object) -> None:
     raise _Terminated
+
+
+@audit.command(epilog=WATCH_EXAMPLES)
+@home_option
+@click.option("--checkpoint", metavar="DIR", help="Where it notes how far it is.")
+@click.option("--out", metavar="DIR", help="Keep the events as Parquet, here.")
+@click.option("--once", is_flag=True, help="End when everything that is there was read.")
+@click.option(
+    "--interval",
+    "interval_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0.1),
+    default=5.0,
+    help="Look so often; 5 by default.",
+)
+@json_option
+@click.pass_context
+def watch(
+    context: click.Context,
+    home: str | None,
+    checkpoint: str | None,
+    out: str | None,
+    once: bool,
+    interval_s: float,
+    as_json: bool,
+) -> None:
+    """Follow the journal: a line for what happened, and one for each finding.
+
+    Goes on where it was, however it ended: each event is counted once. The checkpoint is below
+    $XDG_STATE_HOME unless --checkpoint names another folder. Ctrl-C ends it.
+    """
+    _need_the_extra()
+    import msgspec
+
+    from relay.audit.session import give_way
+    from relay.audit.watch import Tick, WatchRequest, line_of
+    from relay.audit.watch import watch as follow
+
+    def tell(tick: Tick) -> None:
+        if as_json:
+            click.echo(msgspec.json.encode(tick))
+            return
+        click.echo(line_of(tick))
+        for line in tick.findings:
+            click.echo(f"  {printable(line)}")
+        if tick.more_findings:
+            click.echo(f"  and {tick.more_findings:,} more; --out keeps all events")
+
+    request = WatchRequest(root_of(context, home), checkpoint, out, once, interval_s)
+    give_way()
+    try:
+        totals = follow(request, tell)
+    except KeyboardInterrupt:  # before there was anything to end
+        click.echo("Interrupted", err=True)
+        context.exit(INTERRUPTED)
+    counted = ", ".join(f"{name} {count:,}" for name, count in totals.items())
+    click.echo(f"In all: {counted or 'nothing yet'}", err=True)
 
 
 def _need_the_extra() -> None:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
+from collections.abc import Sequence
 
 from relay.daemon import tune_process
-from scripts.benchmarks import audit, drain, engine, idle, journal, latency
+from scripts.benchmarks import (
+    audit_acomm,
+    audit_ledger,
+    audit_live,
+    audit_runs,
+    drain,
+    engine,
+    idle,
+    journal,
+    latency,
+)
 
 DRAIN = [
     # agents, files, rows that the ledger has already
@@ -22,22 +31,26 @@ LATENCY_MESSAGES = 1_000
 ENGINE_MESSAGES = 100_000
 JOURNAL_SEGMENTS = 1_000
 IDLE_AGENTS = 1_000
-# Of the audits' parts, each with ``run(base)``.
-AUDIT_CASES = ("audit_acomm", "audit_ledger", "audit_live")
+AUDIT_ROWS = 1_000_000
+AUDIT_MESSAGES = 2_000
+# The audits' parts; ``audit`` is all of them.
+AUDITS = ("audit_acomm", "audit_ledger", "audit_live", "audit_runs")
 CASES = ("audit", "drain", "engine", "idle", "journal", "latency")
 
 
 def main() -> None:
     """Run the cases asked for; one JSON line each."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} [all]")
+    parser.add_argument(
+        "cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES + AUDITS)} [all]"
+    )
     parser.add_argument("--dir", help="where the fresh directories are made [the system's]")
     parser.add_argument("--large", action="store_true", help="audit: five million messages as well")
     arguments = parser.parse_args()
     cases = arguments.cases or CASES
-    unknown = set(cases) - set(CASES)
+    unknown = set(cases) - {*CASES, *AUDITS}
     if unknown:
-        parser.error(f"no case {', '.join(sorted(unknown))}: {', '.join(CASES)}")
+        parser.error(f"no case {', '.join(sorted(unknown))}: {', '.join(CASES + AUDITS)}")
     tune_process()
     if "engine" in cases:
         engine.run(arguments.dir, messages=ENGINE_MESSAGES)
@@ -52,16 +65,20 @@ def main() -> None:
     if "drain" in cases:
         for agents, files, rows in DRAIN:
             drain.run(arguments.dir, agents=agents, files=files, ledger_rows=rows)
-    if "audit" in cases:
-        run_audits(arguments.dir, large=arguments.large)
+    wanted = AUDITS if "audit" in cases else [case for case in AUDITS if case in cases]
+    run_audits(wanted, arguments.dir, large=arguments.large)
 
 
-def run_audits(base: str | None, *, large: bool) -> None:
+def run_audits(cases: Sequence[str], base: str | None, *, large: bool) -> None:
     """The sources one by one, then whole runs. Spark is imported for these alone."""
-    for name in AUDIT_CASES:
-        if importlib.util.find_spec(f"scripts.benchmarks.{name}"):
-            importlib.import_module(f"scripts.benchmarks.{name}").run(base)
-    audit.run(base, sizes=(*audit.SIZES, audit.FIVE_MILLION) if large else audit.SIZES)
+    if "audit_acomm" in cases:
+        audit_acomm.run(base)
+    if "audit_ledger" in cases:
+        audit_ledger.run(base, rows=AUDIT_ROWS)
+    if "audit_live" in cases:
+        audit_live.run(base, agents=LATENCY[0], messages=AUDIT_MESSAGES)
+    if "audit_runs" in cases:
+        audit_runs.run(base, large=large)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ class HomeBuilder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        (root / "store").mkdir(parents=True)
+        (root / "store").mkdir(parents=True, exist_ok=True)
         self.ledger = Ledger.open(str(root / "ledger.db"))
         self.stored: list[Message] = []
         self.files: dict[str, tuple[str, bytes]] = {}  # message id -> sender, what it wrote

@@ -18,10 +18,13 @@ from relay.audit import faults, ledger_source, schemas
 from relay.audit.ledger_source import take_snapshot
 from relay.clock import Clock
 from relay.errors import LedgerError, RelayError, VersionError
+from relay.home import Home
 from relay.ledger import schema_sql
+from relay.ledger.backup import backup
 from tests.audit import ledger_writer
 from tests.audit.homes import START_NS, HomeBuilder
 from tests.fakes import FakeClock
+from tests.procs import home_of
 
 
 @pytest.fixture
@@ -193,17 +196,42 @@ def test_a_wrong_option_is_one_line(
         spark.read.format("relay_ledger").options(**options).load(snapshot).collect()
 
 
-def test_a_ledger_in_use_and_other_files_are_refused(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
+def test_other_files_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     for path, line in (
-        (str(home.root / "ledger.db"), "is a ledger in use, no snapshot"),
         (str(tmp_path / "text"), "is no SQLite file"),
         (str(tmp_path / "none"), "No such file or directory"),
     ):
         with pytest.raises(RelayError, match=line), faults.explained():
             spark.read.format("relay_ledger").load(path).collect()
+
+
+def test_a_ledger_in_use_is_read_at_one_instant(spark: SparkSession, home: HomeBuilder) -> None:
+    path = str(home.root / "ledger.db")
+
+    def count(table: str, word: str = "") -> int:
+        reader = spark.read.format("relay_ledger").option("table", table).option("rows", "1")
+        return reader.option("snapshot", word).load(path).count()
+
+    home.sent("1-a")
+    assert count("messages") == 1
+    home.sent("1-b")
+    home.sent("1-c")
+    # of all tables that the application reads, and of another word now
+    assert (count("messages"), count("deliveries")) == (1, 1)
+    assert (count("messages", "later"), count("deliveries", "later")) == (3, 3)
+    assert sorted(os.listdir(home.root)) == ["ledger.db", "ledger.db-shm", "ledger.db-wal", "store"]
+
+
+def test_a_backup(spark: SparkSession, tmp_path: Path) -> None:
+    with Home(str(home_of(tmp_path / "home", "alice"))) as opened:
+        home = HomeBuilder(tmp_path / "home")
+        home.sent("1-a")
+        backup(opened, str(tmp_path / "kept.db"))
+        home.close()
+    frame = spark.read.format("relay_ledger").load(str(tmp_path / "kept.db"))
+    assert [row["message_id"] for row in frame.collect()] == ["1-a"]
+    assert "kept.db-wal" not in os.listdir(tmp_path)
 
 
 def test_text_in_a_column_of_numbers_is_one_line(

@@ -1,4 +1,4 @@
-"""``audit``: the whole run of all jobs, beside reading what they read once.
+"""``audit_runs``: the whole run of all jobs, beside reading what they read once.
 
 For each size a history is made (50 agents, ``scripts/make-history``), and one process with one
 session of two threads does, in this order:
@@ -22,7 +22,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,9 +47,10 @@ AGE_NS = 300 * 10**9
 SECTIONS = ("messages,dead_letters,archive", "channels", "subscriptions", "deliveries")
 
 
-def run(base: str | None, *, sizes: Sequence[int] = SIZES) -> None:
+def run(base: str | None, *, large: bool = False) -> None:
     """Run every size and print its line, and one about all of them."""
     root = fresh_root(base)
+    sizes = (*SIZES, FIVE_MILLION) if large else SIZES
     rates: dict[int, float] = {}
     for messages in sizes:
         home, out = root / f"home-{messages}", root / f"out-{messages}"
@@ -61,7 +61,7 @@ def run(base: str | None, *, sizes: Sequence[int] = SIZES) -> None:
         facts = _measure(home, out)
         rates[messages] = messages / facts["run_s"]
         report(
-            case="audit",
+            case="audit_runs",
             messages=messages,
             made_s=round(made_s, 1),
             **facts,
@@ -78,7 +78,7 @@ def run(base: str | None, *, sizes: Sequence[int] = SIZES) -> None:
 
 def _measure(home: Path, out: Path) -> dict[str, float]:
     """In a process of its own: seconds, and the megabytes of the largest worker."""
-    command = [sys.executable, "-m", "scripts.benchmarks.audit", str(home), str(out)]
+    command = [sys.executable, "-m", "scripts.benchmarks.audit_runs", str(home), str(out)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     facts: dict[str, float] = json.loads(done.stdout)
     return facts

@@ -1,0 +1,313 @@
+"""Following a journal: what happens, as it happens, and each event counted once.
+
+    CHECKPOINT/watch.json          whose checkpoint it is
+    CHECKPOINT/query/              Spark's own: which offsets each batch has, which are done
+    CHECKPOINT/totals/{batch}.json the counts up to and with a batch
+    OUT/watch.json                 whose events they are
+    OUT/events/batch={batch}/      the events of a batch, as Parquet
+
+A batch has its offsets before it begins and keeps them when it is done again after a crash. All
+that it leaves is named by its number and replaced then: so no event is counted, or kept, twice,
+and none is left out. A line may be printed again, with the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
+
+from relay import fsio
+from relay.audit import faults, journal_files
+from relay.audit.session import spark_session
+from relay.errors import HomeMissing, RelayError
+from relay.home import JOURNAL
+
+# One core: it is there all day, beside the relay that it looks at.
+MASTER = "local[1]"
+DEFAULT_INTERVAL_S = 5.0
+MAX_RECORDS = 200_000  # a batch: the first look at a long journal comes in pieces
+SHOWN_FINDINGS = 20
+STATE_VARIABLE = "XDG_STATE_HOME"
+_KEPT_TOTALS = 10
+_POLL_S = 0.3
+_STOP_S = 10.0  # so long a batch may go on when the watch is to end
+
+
+class WatchRequest(msgspec.Struct, frozen=True):
+    """What somebody asks for."""
+
+    home: str
+    checkpoint: str | None = None  # None: below the user's state folder
+    out: str | None = None  # None: events are counted and not kept
+    once: bool = False  # end when everything that is there now was read
+    interval_s: float = DEFAULT_INTERVAL_S
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """One batch."""
+
+    batch: int
+    until: str  # ISO 8601, UTC: the newest event of it
+    counts: dict[str, int]  # of this batch; only what is there
+    totals: dict[str, int]  # since the checkpoint began
+    findings: list[str]  # a line each
+    more_findings: int = 0  # than are shown
+
+
+class _Totals(msgspec.Struct):
+    counts: dict[str, int] = {}
+
+
+class _Owner(msgspec.Struct, frozen=True):
+    """Whose a folder is."""
+
+    home: str
+    checkpoint: str
+
+
+def _deliveries(state: str) -> Column:
+    """How many deliveries came into a state."""
+    return F.sum(F.when(F.col("state") == state, F.coalesce(F.size("recipients"), F.lit(0))))
+
+
+def _events(*names: str) -> Column:
+    return F.count_if(F.col("event").isin(*names))
+
+
+COUNTS: dict[str, Callable[[], Column]] = {
+    "events": lambda: F.count("sequence"),
+    "accepted": lambda: _events("MessageSent"),
+    "delivered": lambda: _deliveries("Delivered"),
+    "read": lambda: _deliveries("Received"),
+    "acked": lambda: _deliveries("Acknowledged"),
+    "again": lambda: _events("DeliveryTimed"),
+    "bounced": lambda: _deliveries("Bounced"),
+    "expired": lambda: _deliveries("Expired"),
+    "dead": lambda: _deliveries("Dead"),
+    "refused": lambda: _events("FileRefused"),
+    "starts": lambda: _events("Start"),
+    "lost": lambda: _events("Gap"),
+}
+
+
+def watch(request: WatchRequest, tell: Callable[[Tick], object]) -> dict[str, int]:
+    """Follow a home's journal until SIGINT or SIGTERM, or once; the counts since the checkpoint
+    began.
+
+    ``tell`` hears of each batch, from another thread. What is damaged is a gap, and a finding.
+    Errors: HomeMissing; RelayError for a checkpoint or OUT of another watch, and for a journal
+    that no longer goes back to the checkpoint.
+    """
+    home = os.path.abspath(request.home)
+    if not os.path.isdir(os.path.join(home, JOURNAL)):
+        raise HomeMissing(f"there is no relay home at {home}")
+    checkpoint = _checkpoint_of(request, home)
+    with _owned(checkpoint, request.out, home) as out:
+        spark = spark_session(MASTER, "relay audit watch", {"spark.sql.shuffle.partitions": "1"})
+        batches = _Batches(checkpoint, out, tell)
+        with faults.explained(), _signals() as stop:
+            query = _start(spark, home, request, checkpoint, batches)
+            _follow(query, stop)
+        return batches.totals()
+
+
+def default_checkpoint(home: str) -> str:
+    """Where the checkpoint of a home's watch lies when nobody says so; not in the home, which
+    only its relay writes to."""
+    state = os.environ.get(STATE_VARIABLE) or os.path.expanduser("~/.local/state")
+    name = hashlib.sha256(home.encode()).hexdigest()[:16]
+    return os.path.join(state, "agent-relay", "watch", name)
+
+
+def _checkpoint_of(request: WatchRequest, home: str) -> str:
+    return os.path.abspath(request.checkpoint or default_checkpoint(home))
+
+
+@contextlib.contextmanager
+def _owned(checkpoint: str, out: str | None, home: str) -> Iterator[str | None]:
+    """The folders, made, ours, and nobody else's for the block; the absolute path of OUT."""
+    owner = _Owner(home, checkpoint)
+    out = None if out is None else os.path.abspath(out)
+    try:
+        for folder in filter(None, (checkpoint, os.path.join(checkpoint, "totals"), out)):
+            os.makedirs(folder, mode=0o700, exist_ok=True)  # they say who wrote to whom
+        with fsio.locked(os.path.join(checkpoint, "lock")):
+            for folder in filter(None, (checkpoint, out)):
+                _claim(os.path.join(folder, "watch.json"), owner)
+            yield out
+    except BlockingIOError:
+        raise RelayError(
+            f"another watch has the checkpoint {checkpoint}", hint="end it, or see --checkpoint"
+        ) from None
+    except OSError as exc:
+        raise RelayError(f"{exc.filename or checkpoint}: {exc.strerror}") from exc
+
+
+def _claim(path: str, owner: _Owner) -> None:
+    """Errors: RelayError when the folder is another watch's."""
+    try:
+        with open(path, "rb") as file:
+            found = msgspec.json.decode(file.read(), type=_Owner)
+    except FileNotFoundError:
+        fsio.write_atomic(path, msgspec.json.encode(owner))
+        return
+    except msgspec.DecodeError as exc:
+        raise RelayError(f"{path} is damaged: {exc}", hint="name another folder") from exc
+    if found != owner:
+        raise RelayError(
+            f"{os.path.dirname(path)} is of the watch of {found.home}"
+            f" with the checkpoint {found.checkpoint}",
+            hint="name another folder: --checkpoint, --out",
+        )
+
+
+def _start(
+    spark: SparkSession, home: str, request: WatchRequest, checkpoint: str, batches: _Batches
+) -> StreamingQuery:
+    settings = journal_files.home_settings(home)
+    options = {"mode": "permissive", "max_records": str(MAX_RECORDS)}
+    options |= {"key_file": settings.key_file} if settings.key_file else {}
+    source = spark.readStream.format("aof2").options(**options)
+    writer = source.load(glob.escape(home)).writeStream.foreachBatch(batches.take)
+    writer = writer.option("checkpointLocation", os.path.join(checkpoint, "query"))
+    if request.once:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=f"{request.interval_s} seconds").start()
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """Set by SIGINT and SIGTERM. Spark has a handler of its own, which would cut a batch short."""
+    stop = threading.Event()
+    before = {
+        number: signal.signal(number, lambda *_: stop.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    # What a batch raises because the query ends comes as a traceback of py4j's.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _follow(query: StreamingQuery, stop: threading.Event) -> None:
+    """Until the query ends, or is told to; then the batch that runs may end first."""
+    while not query.awaitTermination(_POLL_S):
+        if stop.is_set():
+            break
+    waited = 0.0
+    while query.isActive and query.status["isTriggerActive"] and waited < _STOP_S:
+        query.awaitTermination(_POLL_S)
+        waited += _POLL_S
+    query.stop()
+
+
+class _Batches:
+    """What is done with each batch; called by Spark, one at a time."""
+
+    def __init__(self, checkpoint: str, out: str | None, tell: Callable[[Tick], object]) -> None:
+        self._totals = os.path.join(checkpoint, "totals")
+        self._out = out
+        self._tell = tell
+
+    def take(self, frame: DataFrame, batch: int) -> None:
+        """Keep it, count it, tell of it."""
+        frame = frame.persist()
+        try:
+            if self._out is not None:
+                folder = os.path.join(self._out, "events", f"batch={batch}")
+                frame.write.mode("overwrite").parquet(folder)
+            row = frame.agg(
+                F.date_format(F.max("at"), "yyyy-MM-dd'T'HH:mm:ss'Z'").alias("until"),
+                *[count().alias(name) for name, count in COUNTS.items()],
+            ).collect()[0]
+            found = findings(frame).limit(SHOWN_FINDINGS + 1).collect()
+            count = findings(frame).count() if len(found) > SHOWN_FINDINGS else len(found)
+        finally:
+            frame.unpersist()
+        counts = {name: row[name] for name in COUNTS if row[name]}
+        totals = self._add(batch, counts)
+        lines = [finding["line"] for finding in found[:SHOWN_FINDINGS]]
+        if counts:
+            self._tell(Tick(batch, row["until"], counts, totals, lines, count - len(lines)))
+
+    def totals(self) -> dict[str, int]:
+        """Of all batches so far."""
+        return self._read(max(self._numbers(), default=-1))
+
+    def _add(self, batch: int, counts: dict[str, int]) -> dict[str, int]:
+        """The totals with this batch, durable: made of those before it, so again is the same."""
+        before = self._read(batch - 1)
+        both = {name: before.get(name, 0) + counts.get(name, 0) for name in COUNTS}
+        totals = {name: count for name, count in both.items() if count}
+        fsio.write_atomic(self._path(batch), msgspec.json.encode(_Totals(totals)))
+        for number in self._numbers():
+            if number <= batch - _KEPT_TOTALS:
+                os.unlink(self._path(number))
+        return totals
+
+    def _read(self, batch: int) -> dict[str, int]:
+        if batch < 0:
+            return {}
+        path = self._path(batch)
+        try:
+            with open(path, "rb") as file:
+                return msgspec.json.decode(file.read(), type=_Totals).counts
+        except (OSError, msgspec.DecodeError) as exc:
+            hint = "begin with a new checkpoint: --checkpoint"
+            raise RelayError(f"{path} cannot be read: {exc}", hint=hint) from exc
+
+    def _numbers(self) -> list[int]:
+        names = (name.removesuffix(".json") for name in os.listdir(self._totals))
+        return [int(name) for name in names if name.isdigit()]
+
+    def _path(self, batch: int) -> str:
+        return os.path.join(self._totals, f"{batch:020d}.json")
+
+
+def findings(events: DataFrame) -> DataFrame:
+    """A line for each event that somebody should know of: refused, given up, lost."""
+    message = F.coalesce(F.col("relay_id"), F.concat(F.lit("message "), F.col("number")))
+    recipients = F.concat_ws(", ", "recipients")
+    reason = F.coalesce(F.concat(F.lit(": "), F.col("reason")), F.lit(""))
+    ended = F.col("state").isin("Dead", "Bounced", "Expired")
+    line = (
+        F.when(
+            F.col("event") == "FileRefused",
+            F.concat(
+                F.lit("refused "),
+                F.coalesce("relay_id", "file_path"),
+                F.lit(" of "),
+                F.col("sender"),
+                reason,
+            ),
+        )
+        .when(
+            F.col("event") == "Gap",
+            F.concat(F.lit("lost offsets "), F.col("offset"), F.lit(" to "), F.col("end"), reason),
+        )
+        .when(
+            ended, F.concat(F.lower("state"), F.lit(" "), message, F.lit(" > "), recipients, reason)
+        )
+    )
+    return events.select("offset", line.alias("line")).where("line is not null").orderBy("offset")
+
+
+def line_of(tick: Tick) -> str:
+    """One batch for people."""
+    said: list[Any] = [f"{name} {count:,}" for name, count in tick.counts.items()]
+    return f"{tick.until}  {', '.join(said)}"
