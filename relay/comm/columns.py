@@ -197,7 +197,9 @@ def verify(
 ) -> Iterator[str]:
     """What the columns say against the messages: one line for each block that is wrong."""
     if columns.count != len(messages):
-        yield f"section 257: expected {len(messages)} messages as in section 2, {columns.count}"
+        yield (
+            f"section 257: expected {len(messages)} messages as in section 2, found {columns.count}"
+        )
         return
     try:
         sizes = [len(encode_message(m, U32_MAX)) for m in messages]
