@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -78,9 +79,15 @@ class Columns:
     envelope. Whether they are true to the messages is for ``verify`` to say.
     """
 
-    def __init__(self, count: int, blocks: Mapping[int, Callable[[], Reader]]) -> None:
+    def __init__(
+        self,
+        count: int,
+        blocks: Mapping[int, Callable[[], Reader]],
+        metadata: Callable[[], Mapping[int, bytes]] = dict,
+    ) -> None:
         self.count = count
         self._blocks = blocks
+        self._metadata = metadata  # the blocks of metadata, of messages in memory
 
     @classmethod
     def open(cls, reader: Reader) -> Columns:
@@ -103,13 +110,14 @@ class Columns:
     def of(
         cls, messages: Sequence[Message], sizes: Sequence[int], channels: Iterable[Channel]
     ) -> Columns:
-        """Those of messages in memory, whose records have these sizes."""
+        """Those of messages in memory, whose records have these sizes; each made when asked for."""
 
-        def reader(data: bytes) -> Callable[[], Reader]:
-            return lambda: Reader(data, "", where=" in columns")
+        def reader(make: Callable[[], bytes]) -> Callable[[], Reader]:
+            return lambda: Reader(make(), "", where=" in columns")
 
-        blocks = build(messages, sizes, channels)
-        return cls(len(messages), {tag: reader(data) for tag, data in blocks.items()})
+        makers = _makers(messages, sizes, channels)
+        blocks = {tag: reader(make) for tag, make in makers.items()}
+        return cls(len(messages), blocks, cache(lambda: _metadata(messages)))
 
     def tags(self) -> frozenset[int]:
         """Of the blocks that are there."""
@@ -117,10 +125,12 @@ class Columns:
 
     def block(self, tag: int) -> Reader:
         """A reader of a block's data. Errors: FormatError when there is none."""
-        found = self._blocks.get(tag)
-        if found is None:
+        if tag in self._blocks:
+            return self._blocks[tag]()
+        made = self._metadata().get(tag)
+        if made is None:
             raise FormatError("", 0, f"column block {tag} in section 257", "none")
-        return found()
+        return Reader(made, "", where=" in columns")
 
 
 class Texts(NamedTuple):
@@ -162,34 +172,46 @@ def build(
     messages: Sequence[Message], sizes: Sequence[int], channels: Iterable[Channel]
 ) -> dict[int, bytes]:
     """The data of each block, by tag."""
-    senders = [m.sender.encode() for m in messages]
-    contents = [len(m.content) for m in messages]
-    rests = [
-        size - BEFORE_CONTENT - len(sender) - content
-        for size, sender, content in zip(sizes, senders, contents, strict=True)
-    ]
-    created = [m.created_at for m in messages]
-    signatures = [0 if m.signature is None else len(m.signature) + 1 for m in messages]
-    blocks: dict[int, bytes] = {
-        Block.ID: _deltas([m.id for m in messages]),
-        Block.MESSAGE_TYPE: bytes([m.message_type for m in messages]),
-        Block.SENDER: _texts(senders),
-        Block.CHANNEL: _channels([m.channel_id for m in messages], channels),
-        Block.CONTENT_SIZE: _packed("I", contents),
-        Block.TOPIC: _opt_texts([m.topic for m in messages]),
-        Block.CORRELATION_ID: _opt_texts([m.correlation_id for m in messages]),
-        Block.PRIORITY: bytes([m.priority for m in messages]),
-        Block.CREATED_AT: _deltas(created),
-        Block.DELIVERED_AT: _opt_u64s([m.delivered_at for m in messages], created),
-        Block.ACKNOWLEDGED_AT: _opt_u64s([m.acknowledged_at for m in messages], created),
-        Block.TTL: _opt_u64s([m.ttl for m in messages], [0] * len(messages)),
-        Block.STATUS: bytes([m.status for m in messages]),
-        Block.RETRY_COUNT: _packed("I", [m.retry_count for m in messages]),
-        Block.SIGNATURE_SIZE: _packed("I", signatures),
-        Block.REST_SIZE: _packed("I", rests),
-        **_metadata(messages),
+    made = {tag: make() for tag, make in _makers(messages, sizes, channels).items()}
+    made.update(_metadata(messages))
+    return {tag: made[tag] for tag in sorted(made)}
+
+
+def _makers(
+    messages: Sequence[Message], sizes: Sequence[int], channels: Iterable[Channel]
+) -> dict[int, Callable[[], bytes]]:
+    """What makes the data of each block but for metadata."""
+
+    def rests() -> list[int]:
+        return [
+            size - BEFORE_CONTENT - len(m.sender.encode()) - len(m.content)
+            for size, m in zip(sizes, messages, strict=True)
+        ]
+
+    def signed() -> list[int]:
+        return [0 if m.signature is None else len(m.signature) + 1 for m in messages]
+
+    def since(times: Sequence[int | None]) -> bytes:
+        return _opt_u64s(times, [m.created_at for m in messages])
+
+    return {
+        Block.ID: lambda: _deltas([m.id for m in messages]),
+        Block.MESSAGE_TYPE: lambda: bytes([m.message_type for m in messages]),
+        Block.SENDER: lambda: _texts([m.sender.encode() for m in messages]),
+        Block.CHANNEL: lambda: _channels([m.channel_id for m in messages], channels),
+        Block.CONTENT_SIZE: lambda: _packed("I", [len(m.content) for m in messages]),
+        Block.TOPIC: lambda: _opt_texts([m.topic for m in messages]),
+        Block.CORRELATION_ID: lambda: _opt_texts([m.correlation_id for m in messages]),
+        Block.PRIORITY: lambda: bytes([m.priority for m in messages]),
+        Block.CREATED_AT: lambda: _deltas([m.created_at for m in messages]),
+        Block.DELIVERED_AT: lambda: since([m.delivered_at for m in messages]),
+        Block.ACKNOWLEDGED_AT: lambda: since([m.acknowledged_at for m in messages]),
+        Block.TTL: lambda: _opt_u64s([m.ttl for m in messages], [0] * len(messages)),
+        Block.STATUS: lambda: bytes([m.status for m in messages]),
+        Block.RETRY_COUNT: lambda: _packed("I", [m.retry_count for m in messages]),
+        Block.SIGNATURE_SIZE: lambda: _packed("I", signed()),
+        Block.REST_SIZE: lambda: _packed("I", rests()),
     }
-    return {tag: blocks[tag] for tag in sorted(blocks)}
 
 
 def verify(
@@ -197,7 +219,9 @@ def verify(
 ) -> Iterator[str]:
     """What the columns say against the messages: one line for each block that is wrong."""
     if columns.count != len(messages):
-        yield f"section 257: expected {len(messages)} messages as in section 2, {columns.count}"
+        yield (
+            f"section 257: expected {len(messages)} messages as in section 2, found {columns.count}"
+        )
         return
     try:
         sizes = [len(encode_message(m, U32_MAX)) for m in messages]

@@ -50,7 +50,7 @@ def main() -> None:
     cases = arguments.cases or CASES
     unknown = set(cases) - {*CASES, *AUDITS}
     if unknown:
-        parser.error(f"no case {', '.join(sorted(unknown))}: {', '.join(CASES + AUDITS)}")
+        parser.error(f"no case {', '.join(sorted(unknown))}: {known}")
     tune_process()
     if "engine" in cases:
         engine.run(arguments.dir, messages=ENGINE_MESSAGES)

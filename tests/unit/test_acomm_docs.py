@@ -9,6 +9,7 @@ from struct import Struct
 import pytest
 
 from relay.comm import message_record, model, records
+from relay.comm.columns import FIRST_LANE, Block
 from relay.comm.container import (
     FOOTER,
     FOOTER_MAGIC,
@@ -68,6 +69,9 @@ def test_the_numbers_stand_in_the_tables() -> None:
     assert sections == {kind.name: kind.value for kind in SectionType}
     kinds = {row[1].upper(): int(row[0]) for row in tables("Indexes, section 4")[0]}
     assert kinds == {kind.name: kind.value for kind in IndexType}
+    blocks = {row[1]: int(row[0]) for row in tables("Blocks of COLUMNS")[0][:-1]}
+    assert blocks == {block.name: block.value for block in Block}
+    assert tables("Blocks of COLUMNS")[0][-1][0] == f"{FIRST_LANE} and above"
     limits = {row[0]: row[1] for row in tables("Writing")[0]}
     assert limits["file"].startswith(f"{MAX_FILE_BYTES:,} bytes")
     assert limits["content of a message"] == f"{message_record.MAX_CONTENT_BYTES:,} bytes"
