@@ -41,6 +41,20 @@ from relay.store.opening import look, store_key, tier_policy
 
 ARCHIVES = "store/archive/**/*.acomm"
 NOT_KEPT = frozenset(("content", "metadata", "signature"))  # bytes that one job or none reads
+# Of the journal's columns, those that jobs read more than once.
+JOURNAL_KEPT = (
+    "end",
+    "at",
+    "event",
+    "number",
+    "relay_id",
+    "sender",
+    "to",
+    "checksum",
+    "state",
+    "due_at",
+    "deliveries",
+)
 DEFAULT_GRACE_S = 30.0  # a batch is recorded within a second of its discovery
 
 
@@ -265,7 +279,7 @@ class Evidence:
 
         Errors: RelayError for one that is not there.
         """
-        return self._columns("journal", self._journal, schemas.JOURNAL.names, columns)
+        return self._columns("journal", self._journal, JOURNAL_KEPT, columns)
 
     def files(self, *columns: str) -> DataFrame:
         """These columns of everything that keeps something, verified: schemas.KEPT_FILE."""
