@@ -190,10 +190,12 @@ class Evidence:
     @property
     def config(self) -> Config:
         """The home's configuration; the defaults where it has none. Errors: ConfigError."""
-        if not os.path.exists(os.path.join(self.gathered.home, CONFIG)):
+        path = os.path.join(self.gathered.home, CONFIG)
+        try:
+            with open(path, "rb") as file:
+                return decode(file.read(), path)
+        except FileNotFoundError:
             return Config()
-        with Home(self.gathered.home) as home:
-            return decode(home.read_config(), home.path(CONFIG))
 
     def compared(self, table: str, schema: StructType) -> DataFrame:
         """A small table of the run to compare with; no rows where there is none to compare with.
