@@ -46,6 +46,20 @@ from relay.store.opening import look, store_key
 
 ARCHIVES = "store/archive/**/*.acomm"
 NOT_KEPT = frozenset(("content", "metadata", "signature"))  # bytes that one job or none reads
+# Of the journal's columns, those that jobs read more than once.
+JOURNAL_KEPT = (
+    "end",
+    "at",
+    "event",
+    "number",
+    "relay_id",
+    "sender",
+    "to",
+    "checksum",
+    "state",
+    "due_at",
+    "deliveries",
+)
 DAY_NS = 86_400 * NS_PER_S
 DEFAULT_GRACE_S = 30.0  # a batch is recorded within a second of its discovery
 
@@ -212,10 +226,12 @@ class Evidence:
     @property
     def config(self) -> Config:
         """The home's configuration; the defaults where it has none. Errors: ConfigError."""
-        if not os.path.exists(os.path.join(self.gathered.home, CONFIG)):
+        path = os.path.join(self.gathered.home, CONFIG)
+        try:
+            with open(path, "rb") as file:
+                return decode(file.read(), path)
+        except FileNotFoundError:
             return Config()
-        with Home(self.gathered.home) as home:
-            return decode(home.read_config(), home.path(CONFIG))
 
     def compared(self, table: str, schema: StructType) -> DataFrame:
         """A small table of the run to compare with; no rows where there is none to compare with.
@@ -301,7 +317,7 @@ class Evidence:
 
         Errors: RelayError for one that is not there.
         """
-        return self._columns("journal", self._journal, schemas.JOURNAL.names, columns)
+        return self._columns("journal", self._journal, JOURNAL_KEPT, columns)
 
     def once(self, key: str, make: Callable[[], DataFrame]) -> DataFrame:
         """The frame that ``make`` gives, computed once whatever is made of it."""

@@ -194,4 +194,5 @@ class HomeBuilder:
         """What a run over this home would look at, an hour after START unless told otherwise."""
         folder.mkdir()
         clock = clock or FakeClock(START_NS + 3600 * NS_PER_S)
-        return Evidence(spark, gather(self.path, str(folder), clock, grace_s))
+        # shared: a source that is read anew costs a second of its own
+        return Evidence(spark, gather(self.path, str(folder), clock, grace_s), shared=True)

@@ -36,7 +36,8 @@ def test_each_planted_duplicate_is_found_and_nothing_else(
     home.stored = [leaving]
     for name in ("recorded", "again", "held", "twice", "once more"):
         home.sent(f"1-{name}")
-    home.stored = [msgspec.structs.replace(m, id=n + 10) for n, m in enumerate(home.stored)]
+    fresh = home.stored[1:]
+    home.stored[1:] = [msgspec.structs.replace(m, id=n + 10) for n, m in enumerate(fresh)]
     home.stored.append(stored_message(30, "1-numbered"))
     home.stored.append(stored_message(31, "1-numbered"))
     home.write_store()

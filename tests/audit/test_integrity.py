@@ -43,7 +43,7 @@ def looked(
     """A run over the home; ``earlier``: what another one wrote."""
     folder.mkdir()
     gathered = gather(home.path, str(folder), FakeClock(START_NS + 3600 * NS_PER_S))
-    evidence = Evidence(spark, gathered, earlier=str(earlier) if earlier else None)
+    evidence = Evidence(spark, gathered, shared=True, earlier=str(earlier) if earlier else None)
     return run(integrity.JOB, evidence)
 
 

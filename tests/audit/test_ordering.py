@@ -59,7 +59,6 @@ def test_clocks_that_are_wrong_are_told_and_explain_inversions(
     sent(future, 6)
     with home.ledger.transaction():
         wrong = named(7, "a4")
-        home.sent  # noqa: B018
         home.ledger._db.execute(
             "UPDATE messages SET file_mtime_ns = file_mtime_ns + ? WHERE message_id = ?",
             (60 * NS_PER_S, back),

@@ -103,13 +103,15 @@ def test_a_damaged_file_is_one_line_and_other_jobs_go_on(
     home.sent("1-a")
     path = Path(home.write_store())
     path.write_bytes(path.read_bytes()[:-50])
-    result = relay_audit("run", "reconcile", "threads", "traffic", home=home.path)
+    wanted = ("reconcile", "threads", "integrity", "traffic")
+    result = relay_audit("run", *wanted, home=home.path)
     assert result.exit_code == 1
     errors = result.stderr.splitlines()
     assert [line.split(f": could not run: {path} at ")[0] for line in errors] == [
         "reconcile",
         "threads",
     ]
+    assert "integrity: 1 finding (1 error)" in result.stdout.splitlines()
     assert "traffic: OK (pairs 1, messages 1, bytes 100)" in result.stdout.splitlines()
 
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -42,9 +43,10 @@ _UNPRUNED = "archive"  # archives of the store are kept for ever
 
 def make(evidence: Evidence) -> Tables:
     """A row a file, and a row a day and kind of file."""
-    files = evidence.files(*schemas.KEPT_FILE.names)
+    # Verified once, whatever is asked of it: both tables go back to it, some of it twice.
+    files = evidence.files(*schemas.KEPT_FILE.names).persist(StorageLevel.MEMORY_AND_DISK)
     originals = evidence.originals("path", "kind", "day", "size", "sha256", "problem")
-    verified = verify(files, originals, wanted(evidence))
+    verified = verify(files, originals, wanted(evidence)).persist(StorageLevel.MEMORY_AND_DISK)
     return {NAME: verified, DAYS: days(verified, evidence.compared(DAYS, schemas.INTEGRITY_DAY))}
 
 

@@ -97,9 +97,14 @@ def ordering(written: DataFrame, moves: DataFrame, state: DataFrame, steps: Data
     is_whole = F.unix_micros("written_at") % 1_000_000 == 0
     latest = F.when(is_whole, F.timestamp_micros(F.unix_micros("written_at") + 1_000_000))
     early = timed.where(F.coalesce(latest, F.col("written_at")) < F.col("last_written"))
+    # After a step from before_at to at the clock went through the time between them once more;
+    # what was written just then may be discovered a little earlier.
+    written_us, second = F.unix_micros("written_at"), 1_000_000
     told = early.join(
         F.broadcast(steps.limit(_MOST_STEPS).select("before_at", "at")),
-        on=(F.col("written_at") <= F.col("before_at")) & (F.col("last_written") >= F.col("at")),
+        on=(F.col("written_at") <= F.col("before_at"))
+        & (written_us >= F.unix_micros("at") - second)
+        & (F.col("last_written") >= F.col("at")),
         how="left_semi",
     )
     by_clock = told.groupBy("sender", "recipient").agg(F.count("*").alias("by_clock"))

@@ -1,0 +1,101 @@
+"""The format `relay_files`: what each kind of file is verified for, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from relay.aof2.plan import TierPolicy
+from relay.audit import files_source
+from relay.audit.files_source import Verified, verify
+from relay.comm import acomm
+from relay.comm.engine_state import EngineState
+from relay.comm.model import ArchiveNote, StoreFile
+from tests.audit.homes import START_S
+from tests.audit.journals import JournalBuilder, delivered, sent
+
+STREAM = f"{1:020d}"
+
+
+def rows(home: Path, *store_files: Path, objects: str = "") -> dict[str, Verified]:
+    """Every row of a home, by its path."""
+    units = files_source.plan(str(home), [str(file) for file in store_files], "/copies", objects)
+    return {row.path: row for unit in units for row in verify(str(home), unit)}
+
+
+def wrong(found: dict[str, Verified]) -> dict[str, list[str]]:
+    """Path -> problems, of those that have some."""
+    return {path: row.problems for path, row in found.items() if row.problems}
+
+
+def test_an_object_is_judged_by_what_its_store_says_of_it(tmp_path: Path) -> None:
+    (tmp_path / "o").mkdir()
+    everything_up = TierPolicy(True, 0, str(tmp_path / "o"), 0, 0)
+    builder = JournalBuilder(tmp_path / "home", tiers=everything_up)
+    for number in range(3):
+        builder.segment(sent(number), delivered(number))
+    builder.checkpoint()
+    builder.checkpoint()
+    builder.settle()
+    assert builder.files() == [f"segments/{3:020d}.seg"]
+    builder.close()
+    keys = [f"{STREAM}/{number:020d}.seg.zst" for number in range(3)]
+    there = rows(builder.root, objects=str(tmp_path / "o"))
+    assert wrong(there) == {}
+    assert {row.kind for row in there.values()} == {"journal", "segment", "object"}
+    assert [(there[key].day, there[key].item) for key in keys] == [
+        ("2026-01-31", f"{STREAM}/{number}") for number in range(3)
+    ]
+    not_asked = rows(builder.root)
+    assert all("was not asked for" in not_asked[key].warnings[0] for key in keys)
+
+    (tmp_path / "o" / keys[0]).unlink()
+    short = tmp_path / "o" / keys[1]
+    short.write_bytes(short.read_bytes()[:-1])
+    found = wrong(rows(builder.root, objects=str(tmp_path / "o")))
+    assert found.keys() == set(keys[:2])
+    assert found[keys[0]] == ["missing, and the manifest has it in Tier 2"]
+    assert "expected size and ETag" in found[keys[1]][0]
+
+
+def test_a_segment_is_the_same_item_in_each_tier(tmp_path: Path) -> None:
+    hot = JournalBuilder(tmp_path / "hot")
+    warm = JournalBuilder(tmp_path / "warm", tiers=TierPolicy(True, 0, "", 0, 0))
+    for builder in (hot, warm):
+        builder.segment(sent(1), delivered(1))
+        builder.checkpoint()
+        builder.checkpoint()
+        builder.settle()
+        builder.close()
+    told = [
+        {(row.day, row.item, row.sha256) for row in rows(one.root).values() if row.item}
+        for one in (hot, warm)
+    ]
+    assert told[0] == told[1] and len(told[0]) == 1
+    assert any("warm/" in path for path in rows(warm.root))
+
+
+def test_the_store_lists_its_archives(tmp_path: Path) -> None:
+    notes = [
+        ArchiveNote(f"2026-01-30/{number:06d}.acomm", 1, 1, 1, START_S, START_S, 0, size)
+        for number, size in ((1, 5), (2, 5), (3, 5))
+    ]
+    folder = tmp_path / "store" / "archive" / "2026-01-30"
+    folder.mkdir(parents=True)
+    (folder / "000001.acomm").write_bytes(b"12345")
+    (folder / "000002.acomm").write_bytes(b"1234")
+    state = EngineState(archives=tuple(notes)).encode()
+    store = tmp_path / "store" / "relay.acomm"
+    acomm.write(str(store), StoreFile(START_S, START_S, engine_state=state))
+    assert wrong(rows(tmp_path, store)) == {
+        "store/relay.acomm": [
+            "store/archive/2026-01-30/000002.acomm: 4 bytes, and the store lists it with 5",
+            "store/archive/2026-01-30/000003.acomm: missing, and the store lists it",
+        ]
+    }
+
+
+def test_a_file_that_goes_meanwhile_is_no_fault(tmp_path: Path) -> None:
+    path = tmp_path / "store" / "archive" / "2026-01-30" / "000001.acomm"
+    found = rows(tmp_path, path)
+    assert wrong(found) == {}
+    assert found["store/archive/2026-01-30/000001.acomm"].warnings == ["gone since it was listed"]
