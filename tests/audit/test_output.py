@@ -9,17 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from relay import fsio
+from relay.audit import jobs
 from relay.audit.output import out_folder
 from relay.audit.summary import JobReport, Report
-from relay.cli import audit as command
 from relay.errors import RelayError
 from tests.audit.homes import HomeBuilder
 from tests.audit.report_data import write_table
 from tests.audit.test_run import parquet, relay_audit
+from tests.integration.test_views import screens, shape
 from tests.procs import environment
 
 DEAD_PID = 2**22 + 1  # above the highest that Linux gives
@@ -175,23 +175,26 @@ def test_report_makes_the_page_again_without_spark(tmp_path: Path) -> None:
         relay_audit("report", str(tmp_path))
 
 
-def test_a_run_writes_a_report_of_its_own_rows(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+def test_a_run_shows_what_the_documents_show_and_writes_a_report_of_its_rows(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home.sent("17698518000000001-a1b2c3d4")
+    lost, waiting = "1795282741394303997-b7b5d219c917fdeb", "1795282741776018971-202acec26ccbc461"
+    home.sent(lost)
     home.stored.clear()
+    home.seen(waiting, sender="bob", to="alice")
+    home.deliver(waiting, ("alice",), written_after_ms=None)
+    home.finish(waiting)
+    home.keep(waiting, sender="bob", to="alice")
     home.write_store()
-    result = CliRunner().invoke(
-        command.audit,
-        ["run", "reconcile", "traffic", "--home", home.path, "--out", str(tmp_path / "out")],
-        obj={"home": None},
-    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(jobs, "JOBS", {name: jobs.JOBS[name] for name in ("reconcile", "traffic")})
+    result = relay_audit("run", "--home", home.path, "--out", "audits/today")
     assert result.exit_code == 3, result.output
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert "1 finding: 1 error, 0 warnings." in page
-    assert "<code>relay trace 17698518000000001-a1b2c3d4</code>" in page
+    assert shape(result.stdout) == screens()["audit run --out audits/today"]
+    page = (tmp_path / "audits" / "today" / "report.html").read_text()
+    assert "2 findings: 1 error, 1 warning." in page
+    assert f"<code>relay trace {lost}</code>" in page
     assert "1 pair, 1 message. The busiest: alice to bob" in page
-    assert result.stdout.splitlines()[-1].startswith(str(tmp_path / "out" / "report.html"))
 
 
 def test_the_folder_is_private(tmp_path: Path) -> None:

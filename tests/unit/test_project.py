@@ -144,6 +144,9 @@ def test_the_wheel_holds_schema_and_shell_script(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         assert archive.read("relay/schema.sql") == (PROJECT / "schema.sql").read_bytes()
         assert archive.read("agent_sdk/relay.sh")
+        for name in ("report.css", "report.html.j2"):
+            source = PROJECT / "relay" / "audit" / "report" / name
+            assert archive.read(f"relay/audit/report/{name}") == source.read_bytes()
         assert not [name for name in archive.namelist() if name.startswith(("tests", "scripts"))]
 
 
