@@ -41,9 +41,8 @@ CASES = ("audit", "drain", "engine", "idle", "journal", "latency")
 def main() -> None:
     """Run the cases asked for; one JSON line each."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    parser.add_argument(
-        "cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES + AUDITS)} [all]"
-    )
+    known = ", ".join(CASES + AUDITS)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{known} [all]")
     parser.add_argument("--dir", help="where the fresh directories are made [the system's]")
     parser.add_argument("--large", action="store_true", help="audit: five million messages as well")
     arguments = parser.parse_args()
