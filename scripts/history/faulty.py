@@ -218,11 +218,15 @@ class FaultyHistory(History):
     def _invert(self, post: Post) -> None:
         """It stands ready for seconds, while another of the same two goes by."""
         draft = self.draft(post)
-        carried = self.carry(draft, is_delivered=False)
+        sent, staged_at = self.carry(draft, is_delivered=False)
+        self.note_row(draft, self.clock.now_ns())
+        self.file_original(draft)
 
         def deliver() -> None:
-            self.engine.deliver(carried[0])
-            self.record(draft, carried)
+            self.engine.deliver(sent)
+            now = self.clock.now_ns()
+            row = Delivered(draft.message_id, post.to, "written", 1, staged_at, now)
+            self.await_reader(Underway(draft, sent.number, row))
 
         self.at(self.clock.now_ns() + LATE_NS, deliver)
         later = post._replace(at_ns=post.at_ns + LATE_NS // 2, body=self._text.body(), fault="")
@@ -243,7 +247,8 @@ class FaultyHistory(History):
         self.file_original(draft)
         row = Delivered(draft.message_id, post.to, "written", 1, staged_at, written_at)
         self.at(self.engine.next_due_ns(), lambda: self._chase(sent, row))
-        self._told(post, draft)
+        if not any(one.fault == post.fault for one in self.planted):  # all of them are one
+            self.planted.append(planted(post.fault, agent=post.sender, route=post.to))
 
     def _chase(self, sent: Sent, row: Delivered) -> None:
         """What the relay does when an acknowledgment is overdue."""
