@@ -270,8 +270,9 @@ class FaultyHistory(History):
     # -- agents ----------------------------------------------------------------------------
 
     def await_reader(self, one: Underway) -> None:
-        """The sleeper takes nothing."""
-        if one.row.recipient != SLEEPER:
+        """The sleeper takes nothing; what names a lost attachment is not read yet, either."""
+        recipient = one.row.recipient
+        if recipient != SLEEPER and one.draft.post.fault != "attachment_gone":
             super().await_reader(one)
             return
         self.books.delivery(one.row)
@@ -280,7 +281,7 @@ class FaultyHistory(History):
             draft.file, draft.message_id, facts.agent_name, facts.discovered_at,
             facts.checksum or "", None,
         )  # fmt: skip
-        path = self.home.path("agents", SLEEPER, "inbox", draft.message_id + ".msg")
+        path = self.home.path("agents", recipient, "inbox", draft.message_id + ".msg")
         with open(path, "xb") as file:
             file.write(data)
         os.chmod(path, 0o600)
