@@ -37,7 +37,13 @@ KINDS = (
         "one delivery was made twice",
         ("duplicates.delivered_twice", "reconcile.delivery_doubled"),
     ),
-    Fault("twice", "rows", "one file was numbered twice", ("duplicates.numbered_twice",)),
+    Fault(
+        "twice",
+        "rows",
+        "one file was numbered twice",
+        ("duplicates.numbered_twice",),
+        ("duplicates.archived_twice",),
+    ),
     Fault("overdue", "rows", "a command that was never acknowledged", ("acks.overdue",)),
     Fault("orphan", "rows", "an ack of what nobody sent", ("acks.orphan",)),
     Fault(
@@ -67,10 +73,10 @@ KINDS = (
     Fault("slow", "rows", "an hour in which everything took long", ("latency.slow_hour",)),
     Fault("original_gone", "files", "an original is gone", ("reconcile.original_missing",)),
     Fault("original_altered", "files", "an original was edited", ("reconcile.original_differs",)),
-    Fault("attachment_gone", "files", "an attachment is gone", ("integrity.attachment_missing",)),
-    Fault("attachment_altered", "files", "one was edited", ("integrity.attachment_damaged",)),
-    Fault("archive_byte", "damage", "a flipped byte in an archive", ("integrity.acomm_damaged",)),
-    Fault("segment_byte", "damage", "a flipped byte in a segment", ("integrity.segment_damaged",)),
+    Fault("attachment_gone", "files", "an attachment is gone", ("integrity.missing",)),
+    Fault("attachment_altered", "files", "one was edited", ("integrity.damaged",)),
+    Fault("archive_byte", "damage", "a flipped byte in an archive", ("integrity.damaged",)),
+    Fault("segment_byte", "damage", "a flipped byte in a segment", ("integrity.damaged",)),
     Fault("disk", "disk", "less is free than the floor", ("capacity.below_floor",)),
 )
 BY_NAME = {fault.name: fault for fault in KINDS}

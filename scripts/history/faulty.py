@@ -218,11 +218,15 @@ class FaultyHistory(History):
     def _invert(self, post: Post) -> None:
         """It stands ready for seconds, while another of the same two goes by."""
         draft = self.draft(post)
-        carried = self.carry(draft, is_delivered=False)
+        sent, staged_at = self.carry(draft, is_delivered=False)
+        self.note_row(draft, self.clock.now_ns())
+        self.file_original(draft)
 
         def deliver() -> None:
-            self.engine.deliver(carried[0])
-            self.record(draft, carried)
+            self.engine.deliver(sent)
+            now = self.clock.now_ns()
+            row = Delivered(draft.message_id, post.to, "written", 1, staged_at, now)
+            self.await_reader(Underway(draft, sent.number, row))
 
         self.at(self.clock.now_ns() + LATE_NS, deliver)
         later = post._replace(at_ns=post.at_ns + LATE_NS // 2, body=self._text.body(), fault="")
@@ -243,7 +247,8 @@ class FaultyHistory(History):
         self.file_original(draft)
         row = Delivered(draft.message_id, post.to, "written", 1, staged_at, written_at)
         self.at(self.engine.next_due_ns(), lambda: self._chase(sent, row))
-        self._told(post, draft)
+        if not any(one.fault == post.fault for one in self.planted):  # all of them are one
+            self.planted.append(planted(post.fault, agent=post.sender, route=post.to))
 
     def _chase(self, sent: Sent, row: Delivered) -> None:
         """What the relay does when an acknowledgment is overdue."""
@@ -265,8 +270,9 @@ class FaultyHistory(History):
     # -- agents ----------------------------------------------------------------------------
 
     def await_reader(self, one: Underway) -> None:
-        """The sleeper takes nothing."""
-        if one.row.recipient != SLEEPER:
+        """The sleeper takes nothing; what names a lost attachment is not read yet, either."""
+        recipient = one.row.recipient
+        if recipient != SLEEPER and one.draft.post.fault != "attachment_gone":
             super().await_reader(one)
             return
         self.books.delivery(one.row)
@@ -275,7 +281,7 @@ class FaultyHistory(History):
             draft.file, draft.message_id, facts.agent_name, facts.discovered_at,
             facts.checksum or "", None,
         )  # fmt: skip
-        path = self.home.path("agents", SLEEPER, "inbox", draft.message_id + ".msg")
+        path = self.home.path("agents", recipient, "inbox", draft.message_id + ".msg")
         with open(path, "xb") as file:
             file.write(data)
         os.chmod(path, 0o600)
