@@ -30,6 +30,7 @@ from relay.aof2.segment import (
     SEGMENTS,
     FileSource,
     SegmentSource,
+    read_records,
     segment_ids,
     segment_path,
 )
@@ -58,7 +59,6 @@ class Segment(NamedTuple):
     start: int
     end: int
     lost_from: int = -1  # what the stream lacks before ``start`` begins here; -1: nothing
-    is_open: bool = False  # what is no record at its end may be a write that was cut short
     created_ms: int = 0
 
 
@@ -199,7 +199,7 @@ def _plan(folder: str, start: int, strict: bool) -> Plan | None:
 
 def _segment(folder: str, number: int, base: int, at: int, end: int, created_ms: int) -> Segment:
     lost_from = at if base > at else -1
-    return Segment(folder, number, base, max(at, base), end, lost_from, False, created_ms)
+    return Segment(folder, number, base, max(at, base), end, lost_from, created_ms)
 
 
 def _written(
@@ -221,10 +221,11 @@ def _written(
         end, why = _end_of(source, path, base, max(at, base))
         if why is not None and strict:
             raise why
-        if why is not None:
-            end = base + source.size() - FIRST
-        segment = _segment(folder, number, base, at, end, header.creation_ts_ms)
-        return segment._replace(is_open=why is not None)
+        if why is not None:  # up to the last good record, and not into the zeros behind it
+            span = (base, end, base + source.size() - FIRST)
+            for record in read_records(source, *span, lambda *_: None):
+                end = record.end
+        return _segment(folder, number, base, at, end, header.creation_ts_ms)
     except FormatError as exc:
         if strict:
             raise

@@ -108,8 +108,6 @@ class _Part:
 
     def _lost(self, begin: int, end: int, why: Exception) -> None:
         segment = self._segment
-        if segment.is_open and end >= segment.end:
-            return  # it may be a write that was cut short
         self._gaps.append((begin, end, self._at_ms, Marker(GAP, str(why))))
         self._damaged(Damage(segment.folder, segment.segment_id, begin, end, str(why)))
 

@@ -95,6 +95,25 @@ def test_whole_records_alone(journal: JournalBuilder) -> None:
     assert end == {journal.path: journal.journal.end}
 
 
+def test_damage_where_the_relay_writes_is_a_gap_and_nothing_behind_it_is_missed(
+    journal: JournalBuilder,
+) -> None:
+    first, *_ = journal.say(sent(4), sent(5))
+    journal.say(sent(6))
+    active = journal.dir / "segments" / f"{1:020d}.seg"
+    data = bytearray(active.read_bytes())
+    data[52 + first - journal.journal.manifest.catalog.entries[1].base_offset + 40] ^= 1
+    active.write_bytes(data)
+    lenient = Settings({}, None, True)
+    stream = Aof2StreamReader([str(journal.root)], "first", 0, lenient, SCHEMA)
+    at = stream.initialOffset()
+    end = stream.latestOffset(at, ALL)
+    assert end == {journal.path: journal.journal.end}
+    assert first in between(stream, at, end)  # as a gap
+    wrote = journal.say(sent(7))
+    assert between(stream, end, stream.latestOffset(end, ALL)) == wrote
+
+
 def test_what_is_told_is_durable(journal: JournalBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, str]] = []
     monkeypatch.setattr(fsio, "fault", lambda *call: calls.append(call))
