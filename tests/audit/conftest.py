@@ -23,13 +23,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[object]:
-    """A session with one thread, one shuffle partition and no adaptive planning."""
+    """A session with one thread, one shuffle partition, no adaptive planning and no compiler.
+
+    To write and compile Java for each plan takes longer than to go through a test's few rows
+    without; plans are the same. Runs in a process of their own do compile.
+    """
     from relay.audit.session import spark_session
 
     session = spark_session(
         "local[1]",
         "tests",
-        {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.enabled": "false"},
+        {
+            "spark.sql.shuffle.partitions": "1",
+            "spark.sql.adaptive.enabled": "false",
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        },
     )
     yield session
     session.stop()

@@ -225,23 +225,3 @@ def test_a_run_that_is_interrupted_says_one_line_and_leaves_nothing(
     until(lambda: not any(process.is_running() for process in started))
     assert not out.exists()
     assert os.listdir(temp) == []
-
-
-def test_verdicts_come_one_by_one_below_a_bar(home: HomeBuilder, tmp_path: Path) -> None:
-    home.sent("1-a")
-    home.write_store()
-    with pexpect.spawn(
-        sys.executable,
-        ["-m", "relay.cli", "audit", "run", "--home", home.path, "--master", "local[1]"],
-        env=environment(),
-        encoding="utf-8",
-        codec_errors="replace",
-        timeout=100,
-        dimensions=(30, 160),
-    ) as run:
-        run.expect("starting Spark")
-        run.expect(r"reconcile \(1 of \d+\)")
-        run.expect("reconcile\x1b\\[0m: \x1b\\[32mOK")
-        run.expect("traffic")
-        run.expect(pexpect.EOF)
-    assert run.exitstatus == 0

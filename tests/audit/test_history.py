@@ -8,10 +8,11 @@ about (message, agent, route, file) is on the list that was made with the histor
 from __future__ import annotations
 
 import json
+import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
+import pexpect
 import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
@@ -23,9 +24,13 @@ from relay.errors import EXIT_FINDINGS, EXIT_OK
 from scripts.history.__main__ import make_faulty
 from scripts.history.faults import BY_NAME, Planted, chosen
 from scripts.history.make import Given, History
+from tests.procs import environment
 
-MESSAGES, AGENTS, DAYS = 3_000, 8, 2  # hours with enough in them to be judged
-PATIENT = pytest.mark.timeout(300)  # every job there is, over thousands of messages
+MESSAGES, AGENTS, DAYS = 800, 8, 2
+PATIENCE_S = 300  # every job there is, where other things go on
+PATIENT = pytest.mark.timeout(PATIENCE_S)
+READABLE = "rows,files"  # faults that leave every file to be read
+UNREADABLE = "damage,disk"
 AGE_NS = 300 * NS_PER_S  # of the end: older than the grace
 
 
@@ -50,51 +55,89 @@ def is_about(found: dict[str, object], fault: Planted) -> bool:
     return True
 
 
-@pytest.fixture(scope="module")
-def faulty(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[list[Planted], list[dict[str, object]]]]:
-    """Every fault that leaves all files readable: (what was planted, what was found)."""
-    root = tmp_path_factory.mktemp("faulty")
-    planted = make_faulty(root / "home", given(2), chosen("rows,files"))
-    report, _ = run_audit(Request(str(root / "home"), out=str(root / "out")), Clock())
+Looked = tuple[list[Planted], list[dict[str, object]]]  # what was planted, what was found
+
+
+def looked(root: Path, seed: int, faults: str, *jobs: str) -> Looked:
+    """A history with these faults, and what one run finds in it."""
+    planted = make_faulty(root / "home", given(seed), chosen(faults))
+    request = Request(str(root / "home"), jobs, out=str(root / "out"))
+    report, _ = run_audit(request, Clock())
     assert {name: job.error for name, job in report.jobs.items() if job.error} == {}
     assert report.exit_code == EXIT_FINDINGS
-    yield planted, findings(root / "out")
+    return planted, findings(root / "out")
+
+
+@pytest.fixture(scope="module")
+def faulty(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Looked:
+    """Every fault that leaves all files readable, and what all jobs find."""
+    return looked(tmp_path_factory.mktemp("faulty"), 2, READABLE)
+
+
+@pytest.fixture(scope="module")
+def damaged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Looked:
+    """Files that no other job can read, and a disk that is too full."""
+    return looked(tmp_path_factory.mktemp("damaged"), 4, UNREADABLE, "integrity", "capacity")
 
 
 @PATIENT
-def test_a_sound_history_gives_no_findings(spark: SparkSession, tmp_path: Path) -> None:
-    History(str(tmp_path / "home"), given(1)).make()
-    report, examples = run_audit(Request(str(tmp_path / "home")), Clock())
-    assert {name: job.verdict for name, job in report.jobs.items() if job.error} == {}
-    assert [found for one in examples.values() for found in one.findings] == []
-    assert report.exit_code == EXIT_OK
-    assert report.jobs["reconcile"].counts["delivered"] == MESSAGES
+def test_a_sound_history_gives_no_findings_and_verdicts_come_one_by_one(tmp_path: Path) -> None:
+    """In a process of its own, as somebody sees it on a terminal: Spark as it is, and compiled."""
+    home, out = tmp_path / "home", tmp_path / "out"
+    History(str(home), given(1)).make()
+    with pexpect.spawn(
+        sys.executable,
+        ["-m", "relay.cli", "audit", "run", "--home", str(home), "--out", str(out)],
+        env=environment(),
+        encoding="utf-8",
+        codec_errors="replace",
+        timeout=PATIENCE_S,
+        dimensions=(30, 160),
+    ) as run:
+        run.expect("starting Spark")
+        for number, name in enumerate(JOBS, 1):
+            run.expect(rf"{name} \({number} of {len(JOBS)}\)")
+            run.expect(f"{name}\x1b\\[0m: ([^\r\n]*)")
+            assert run.match[1].startswith("\x1b[32mOK"), (name, run.match[1])
+        run.expect(pexpect.EOF)
+    assert run.exitstatus == EXIT_OK
+    assert findings(out) == []
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["jobs"]["reconcile"]["counts"]["delivered"] == MESSAGES
 
 
 @PATIENT
-@pytest.mark.parametrize("name", sorted(chosen("rows,files")))
-def test_each_planted_fault_is_found(
-    faulty: tuple[list[Planted], list[dict[str, object]]], name: str
-) -> None:
-    planted, found = faulty
+@pytest.mark.parametrize("name", sorted(chosen(READABLE)))
+def test_each_planted_fault_is_found(faulty: Looked, name: str) -> None:
+    require_found(faulty, name)
+
+
+@PATIENT
+@pytest.mark.parametrize("name", sorted(chosen(UNREADABLE)))
+def test_each_damaged_file_is_found_and_a_full_disk(damaged: Looked, name: str) -> None:
+    require_found(damaged, name)
+
+
+@PATIENT
+@pytest.mark.parametrize("of", ["faulty", "damaged"])
+def test_nothing_but_the_planted_faults_is_found(of: str, request: pytest.FixtureRequest) -> None:
+    planted, found = request.getfixturevalue(of)
+    assert [f for f in found if not any(is_about(f, one) for one in planted)] == []
+
+
+def require_found(history: Looked, name: str) -> None:
+    """Each fault of this name has a finding of its check."""
+    planted, found = history
     mine = [one for one in planted if one.fault == name]
     assert mine, f"{name} was not planted"
-    if BY_NAME[name].checks[0].partition(".")[0] not in JOBS:
-        pytest.skip("its job is not there yet")
     for one in mine:
         hits = [f for f in found if f["check"] in one.checks and is_about(f, one)]
         assert hits, f"{one} was not found among {sorted({str(f['check']) for f in found})}"
 
 
-@PATIENT
-def test_nothing_but_the_planted_faults_is_found(
-    faulty: tuple[list[Planted], list[dict[str, object]]],
-) -> None:
-    planted, found = faulty
-    unasked = [f for f in found if not any(is_about(f, one) for one in planted)]
-    assert unasked == []
+def test_every_fault_is_looked_for() -> None:
+    assert chosen(READABLE) | chosen(UNREADABLE) == set(BY_NAME)
+    assert {check.partition(".")[0] for f in BY_NAME.values() for check in f.checks} <= set(JOBS)
 
 
 def test_the_list_of_faults_says_what_and_where(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from relay.audit import schemas
 from relay.audit.jobs import reconcile
@@ -80,19 +81,26 @@ EXPECTED = {
 }
 
 
-def test_each_planted_fault_is_found_and_nothing_else(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def judged(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, DataFrame]]:
+    """The tables of a run over one message of each class."""
+    root = tmp_path_factory.mktemp("judged")
+    home = HomeBuilder(root / "home")
     plant_every_fault(home)
-    assert classes(spark, home, tmp_path / "run") == EXPECTED
+    tables = reconcile.make(home.evidence(spark, root / "run"))
+    yield {name: frame.persist() for name, frame in tables.items()}
+    home.close()
 
 
-def test_findings_name_what_is_wrong_and_what_is_known(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
-    plant_every_fault(home)
-    tables = reconcile.make(home.evidence(spark, tmp_path / "run"))
-    found = reconcile.findings(tables, NOW)
+def test_each_planted_fault_is_found_and_nothing_else(judged: dict[str, DataFrame]) -> None:
+    assert judged["reconcile"].columns == schemas.RECONCILED.names
+    assert {row["message_id"]: row["class"] for row in judged["reconcile"].collect()} == EXPECTED
+
+
+def test_findings_name_what_is_wrong_and_what_is_known(judged: dict[str, DataFrame]) -> None:
+    found = reconcile.findings(judged, NOW)
     assert found.schema.names == schemas.FINDING.names
     rows = {row["message_id"]: row for row in found.collect()}
     assert {name: (row["check"], row["severity"]) for name, row in rows.items()} == {
@@ -115,12 +123,8 @@ def test_findings_name_what_is_wrong_and_what_is_known(
     assert {row["observed_at"] for row in rows.values()} == {NOW.replace(tzinfo=None)}
 
 
-def test_counts_are_one_a_class_and_add_up(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
-    plant_every_fault(home)
-    counted = reconcile.counts(reconcile.make(home.evidence(spark, tmp_path / "run")))
-    found = {row["name"]: row["count"] for row in counted.collect()}
+def test_counts_are_one_a_class_and_add_up(judged: dict[str, DataFrame]) -> None:
+    found = {row["name"]: row["count"] for row in reconcile.counts(judged).collect()}
     assert found == {name: list(EXPECTED.values()).count(name) for name in EXPECTED.values()}
 
 
@@ -159,40 +163,39 @@ def test_archives_count_and_a_message_in_two_files_is_one(
     assert files["1-old"] == "store/archive/2026-01-30/000001.acomm"
 
 
-@pytest.mark.parametrize("section", ["dead_letters", "archive"])
 def test_every_section_of_the_file_counts(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path, section: str
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
-    home.sent("1-kept")
-    kept, home.stored = home.stored, []
-    home.write_store(**{section: tuple(kept)})
-    assert classes(spark, home, tmp_path / "run") == {"1-kept": "delivered"}
+    for name in ("1-dead", "1-archived", "1-kept"):
+        home.sent(name)
+    dead, archived, *home.stored = home.stored
+    home.write_store(dead_letters=(dead,), archive=(archived,))
+    found = classes(spark, home, tmp_path / "run")
+    assert found == {"1-dead": "delivered", "1-archived": "delivered", "1-kept": "delivered"}
 
 
-@pytest.mark.parametrize(
-    ("created_ns", "created_at", "expected"),
-    [
-        (START_NS, START_S, "extra"),
-        (START_NS + 80 * NS_PER_S, START_S + 80, "recent"),
-        # an answer is dated back to the file that it answers
-        (START_NS - 10**6 * NS_PER_S, START_S + 80, "recent"),
-        (START_NS + 69 * NS_PER_S, START_S + 69, "extra"),
-        (START_NS + 70 * NS_PER_S, START_S + 70, "recent"),
-    ],
-)
+# id: created_ns, created_at, class
+AGES = {
+    "1-old": (START_NS, START_S, "extra"),
+    "1-new": (START_NS + 80 * NS_PER_S, START_S + 80, "recent"),
+    # an answer is dated back to the file that it answers
+    "1-answer": (START_NS - 10**6 * NS_PER_S, START_S + 80, "recent"),
+    "1-before": (START_NS + 69 * NS_PER_S, START_S + 69, "extra"),
+    "1-at": (START_NS + 70 * NS_PER_S, START_S + 70, "recent"),
+}
+
+
 def test_extra_is_older_than_the_snapshot_by_the_grace(
-    spark: SparkSession,
-    home: HomeBuilder,
-    tmp_path: Path,
-    created_ns: int,
-    created_at: int,
-    expected: str,
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
-    home.stored = [stored_message(1, "1-x", created_ns=created_ns, created_at=created_at)]
+    home.stored = [
+        stored_message(number, name, created_ns=created_ns, created_at=created_at)
+        for number, (name, (created_ns, created_at, _)) in enumerate(AGES.items(), 1)
+    ]
     home.write_store()
     clock = FakeClock(START_NS + 100 * NS_PER_S)
     found = classes(spark, home, tmp_path / "run", clock=clock, grace_s=30)
-    assert found == {"1-x": expected}
+    assert found == {name: expected for name, (_, _, expected) in AGES.items()}
 
 
 def test_what_is_sealed_is_not_called_equal(

@@ -6,12 +6,13 @@ import itertools
 import re
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from relay.audit.report import make_page
+from relay.audit.report import drawing, make_page
 from relay.audit.summary import JobReport, Report
 from tests.audit.browser import NARROWEST, Page, browser
 from tests.audit.report_data import HOSTILE, QUOTES, full_run, write_table
@@ -199,6 +200,18 @@ def test_a_page_is_bounded_whatever_the_tables_hold(tmp_path: Path) -> None:
     page = make_page(report_of(job), str(tmp_path))
     assert len(page) < 40_000
     assert b"25 of 2,000 rows" in page and b"All 2,000 rows are in" in page
+
+
+@pytest.mark.parametrize("narrow", [True, False])
+def test_whatever_time_a_chart_is_over_it_has_some_ticks_and_no_warning(narrow: bool) -> None:
+    size = drawing.Size(drawing.NARROW if narrow else drawing.WIDE, narrow)
+    begin = datetime(2026, 1, 31, 9, 30, tzinfo=UTC)
+    _, (axis,) = drawing.figure(size, 3)
+    for minutes in (int(1.07**power) for power in range(10, 210)):  # up to two years
+        moments = [begin, begin + timedelta(minutes=minutes)]
+        drawing.over_time(axis, moments, size)
+        axis.set_xlim(*moments)  # type: ignore[arg-type]
+        assert 1 <= len(axis.xaxis.get_majorticklocs()) <= (6 if narrow else 9), minutes
 
 
 def test_the_busiest_agents_have_a_square_and_the_others_share_one(tmp_path: Path) -> None:

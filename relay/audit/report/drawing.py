@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib.dates as mdates
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.dates import DAILY, HOURLY, MINUTELY, MONTHLY, SECONDLY
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, Formatter, FuncFormatter, MaxNLocator
@@ -23,6 +24,9 @@ SERIES = [ROLES[f"series-{number}"] for number in range(1, 7)]
 HEAT = [ROLES[f"heat-{number}"] for number in range(9)]
 # Not by colour alone.
 DASHES = ["-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1)), (0, (10, 3))]
+# Of each kind of step the whole next kind: with as few ticks as a narrow drawing has, matplotlib's
+# own steps leave gaps (12 hours are too short for two days), of which it warns.
+WHOLE_STEPS = {MONTHLY: 12, DAILY: 31, HOURLY: 24, MINUTELY: 60, SECONDLY: 60}
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ def over_time(axis: Axes, moments: Sequence[datetime | date], size: Size) -> Non
     locator = mdates.AutoDateLocator(  # type: ignore[no-untyped-call]
         minticks=3, maxticks=4 if size.narrow else 7
     )
+    for kind, whole in WHOLE_STEPS.items():
+        locator.intervald[kind] = [*locator.intervald[kind], whole]
     formatter = mdates.ConciseDateFormatter(  # type: ignore[no-untyped-call]
         locator, show_offset=False
     )
