@@ -27,15 +27,13 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from relay.audit import cluster, faults, masters
+from relay.audit import cluster, faults, masters, priority
 from relay.audit.causes import cause_of
 from relay.audit.formats import PUSHDOWN, register
 from relay.audit.java import find_java
 from relay.errors import RelayError
 
 DEFAULT_MASTER = "local[*]"
-NICE_VARIABLE = "AGENT_RELAY_AUDIT_NICE"
-NICE = 10  # of 19: a relay that delivers comes first, and the audit ends in the end
 START_HINT = "SPARK_DRIVER_MEMORY=1g sets its memory, JAVA_HOME names another Java"
 # Lines of a JVM that did not start which say why.
 _TELLING = re.compile(r"invalid|error|exception|could not|cannot|not set|not found", re.IGNORECASE)
@@ -170,18 +168,6 @@ def end_jvm() -> None:
     _jvm.forget()
 
 
-def give_way() -> None:
-    """Let everything else on the machine go before this process, its JVM and its workers.
-
-    For commands: a priority is not given back. Where a session is there already, nothing is done.
-    """
-    if SparkSession.getActiveSession() is not None:
-        return
-    wanted = os.environ.get(NICE_VARIABLE, "")
-    with contextlib.suppress(OSError):
-        os.nice(max(0, (int(wanted) if wanted.isdecimal() else NICE) - os.nice(0)))
-
-
 def private_folder(purpose: str) -> str:
     """A new folder of mode 700 that is removed when the process ends."""
     folder = tempfile.mkdtemp(prefix=f"relay-audit-{purpose}-")
@@ -222,7 +208,10 @@ def _start(conf: SparkConf) -> SparkSession:
     try:
         # A JVM that an earlier session of this process started is used again.
         _jvm.log, _jvm.starting = log, SparkContext._gateway is None
-        gateway = SparkContext._gateway or launch_gateway(conf, {"stdout": log, "stderr": log})
+        with priority.lowered_children():
+            gateway = SparkContext._gateway or launch_gateway(
+                conf, {"stdout": log, "stderr": log, "start_new_session": True}
+            )
         context = SparkContext(gateway=gateway, conf=conf)
         _jvm.starting = False
         context.setLogLevel("ERROR")  # to the log, which is read when the JVM has gone

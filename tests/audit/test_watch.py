@@ -64,17 +64,19 @@ def test_what_happened_and_what_is_wrong(watched: Watched) -> None:
     journal.start()
     moved = events.DeliveriesMoved(2, ("bob", "eve"), DeliveryState.EXPIRED, START_S)
     journal.segment(sent(1), sent(2), delivered(1), REFUSED)
-    journal.say(events.DeadLettered(1, ("bob",), "no answer", START_S), moved)
+    given_up = [events.DeadLettered(number, ("bob",), "no answer", START_S) for number in (1, 7)]
+    journal.say(given_up[0], moved, given_up[1])  # of 7 nobody knows the name any more
     totals = watched.look()
     (tick,) = watched.ticks
-    counts = {"events": 6, "accepted": 2, "delivered": 1, "expired": 2, "dead": 1, "refused": 1}
+    counts = {"events": 7, "accepted": 2, "delivered": 1, "expired": 2, "dead": 2, "refused": 1}
     assert totals == tick.totals == tick.counts == {**counts, "starts": 1}
     assert tick.findings == [
         "refused 1-9 of eve: its id is taken",
-        "dead message 1 > bob: no answer",
-        "expired message 2 > bob, eve",
+        "dead 1-1 > bob: no answer",
+        "expired 1-2 > bob, eve",
+        "dead message 7 > bob: no answer",
     ]
-    assert line_of(tick).startswith("2026-01-31T09:30:00Z  events 6, accepted 2, delivered 1")
+    assert line_of(tick).startswith("2026-01-31T09:30:00Z  events 7, accepted 2, delivered 1")
     assert watched.look() == totals and len(watched.ticks) == 1  # nothing is new
 
 
