@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import IO
 
 import psutil
@@ -126,6 +126,22 @@ def spark_session(
     return spark
 
 
+@contextlib.contextmanager
+def session(
+    master: str = DEFAULT_MASTER,
+    app: str = "relay audit",
+    conf: Mapping[str, str] | None = None,
+) -> Iterator[SparkSession]:
+    """``spark_session`` for the block; one that was there before is left running."""
+    was_there = SparkSession.getActiveSession() is not None
+    spark = spark_session(master, app, conf)
+    try:
+        yield spark
+    finally:
+        if not was_there:
+            stop(spark)
+
+
 def has_ended() -> bool:
     """True when the JVM that runs Spark is gone."""
     process = getattr(SparkContext._gateway, "proc", None)
@@ -155,6 +171,10 @@ def end_jvm() -> None:
     if process is None:
         _jvm.end_half_started()
         return
+    context = SparkContext._active_spark_context
+    if context is not None:  # when the JVM goes first, its server here prints a traceback
+        with contextlib.suppress(PySparkException, Py4JError, OSError):
+            context.stop()
     with contextlib.suppress(Py4JError, OSError):
         gateway.shutdown()
     with contextlib.suppress(OSError):

@@ -31,12 +31,13 @@ from pyspark.sql.streaming import StreamingQuery
 from relay import fsio
 from relay.audit import faults, journal_files
 from relay.audit.journal_names import relay_ids
-from relay.audit.session import spark_session
+from relay.audit.session import session
 from relay.errors import HomeMissing, RelayError
 from relay.home import JOURNAL
 
 # One core: it is there all day, beside the relay that it looks at.
 MASTER = "local[1]"
+CONF = {"spark.sql.shuffle.partitions": "1"}
 DEFAULT_INTERVAL_S = 5.0
 MAX_RECORDS = 200_000  # a batch: the first look at a long journal comes in pieces
 SHOWN_FINDINGS = 20
@@ -116,11 +117,11 @@ def watch(request: WatchRequest, tell: Callable[[Tick], object]) -> dict[str, in
         raise HomeMissing(f"there is no relay home at {home}")
     checkpoint = _checkpoint_of(request, home)
     with _owned(checkpoint, request.out, home) as out:
-        spark = spark_session(MASTER, "relay audit watch", {"spark.sql.shuffle.partitions": "1"})
         batches = _Batches(home, checkpoint, out, tell)
-        with faults.explained(), _signals() as stop:
-            query = _start(spark, home, request, checkpoint, batches)
-            _follow(query, stop)
+        with session(MASTER, "relay audit watch", CONF) as spark:
+            with faults.explained(), _signals() as stop:
+                query = _start(spark, home, request, checkpoint, batches)
+                _follow(query, stop)
         return batches.totals()
 
 
@@ -153,7 +154,12 @@ def _owned(checkpoint: str, out: str | None, home: str) -> Iterator[str | None]:
             f"another watch has the checkpoint {checkpoint}", hint="end it, or see --checkpoint"
         ) from None
     except OSError as exc:
-        raise RelayError(f"{exc.filename or checkpoint}: {exc.strerror}") from exc
+        taken = isinstance(exc, FileExistsError)
+        why = "is no folder" if taken else f"cannot be used: {exc.strerror}"
+        raise RelayError(
+            f"{exc.filename or checkpoint} {why}",
+            hint="--checkpoint and --out name folders, there or not yet, that you may write to",
+        ) from exc
 
 
 def _claim(path: str, owner: _Owner) -> None:

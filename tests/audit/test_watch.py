@@ -117,7 +117,7 @@ def test_folders_of_another_watch(watched: Watched, tmp_path: Path) -> None:
     with pytest.raises(HomeMissing, match="there is no relay home"):
         watched.look(home=str(tmp_path / "none"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(RelayError, match="file: File exists"):
+    with pytest.raises(RelayError, match="file is no folder"):
         watched.look(checkpoint=str(tmp_path / "file"))
 
 
@@ -132,6 +132,17 @@ def test_a_checkpoint_that_the_journal_does_not_go_back_to(watched: Watched) -> 
     with pytest.raises(RelayError, match="were pruned before they were read; begin with a new"):
         watched.look()
     assert watched.look(checkpoint=watched.checkpoint + "2", out=watched.out + "2") == {}
+
+
+def test_a_checkpoint_that_is_damaged(watched: Watched) -> None:
+    watched.journal.say(sent(1))
+    watched.look()
+    offsets = Path(watched.checkpoint, "query", "offsets")
+    (offsets / ".0.crc").unlink()
+    (offsets / "0").write_text("garbage")
+    with pytest.raises(RelayError, match="query/offsets/0 is damaged: how far") as caught:
+        watched.look()
+    assert "begin with a new checkpoint" in caught.value.hint
 
 
 def test_where_the_checkpoint_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
