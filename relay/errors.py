@@ -280,6 +280,15 @@ class ObjectError(JournalError):
         self.reason = reason
 
 
+class ArchivesUnreachable(ObjectError):
+    """An audit cannot list or read what lies in an object store."""
+
+    hint = (
+        "whoever reads needs them in its environment, on driver and workers, before Spark starts:"
+        " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or a role), AWS_REGION, AWS_ENDPOINT_URL"
+    )
+
+
 class ObjectConflict(ObjectError):
     """The object store has other content under a key: it is never overwritten."""
 

@@ -12,17 +12,18 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from relay.audit import paths
 from relay.audit.acomm_arrow import CUT, MessageTable, of_messages
 from relay.audit.acomm_columns import MESSAGE_SECTIONS, Rows, rows
 from relay.audit.acomm_filters import Condition, may_have, rows_of
 from relay.comm import acomm, container, envelope, indexes
 from relay.comm.columns import Columns
-from relay.comm.container import Flag, Header, SectionType
+from relay.comm.container import MAX_FILE_BYTES, Flag, Header, SectionType
 from relay.comm.engine_state import EngineState
 from relay.comm.model import StoreFile
 from relay.comm.reader import U64, Reader
 from relay.comm.records import read_channel
-from relay.errors import FormatError, RelayError
+from relay.errors import FormatError, ObjectError, RelayError
 
 BATCH_ROWS = 20_000  # from 10,000 to 50,000 it makes no difference
 
@@ -45,7 +46,7 @@ class Damage(NamedTuple):
 def batches(path: str, wanted: Wanted, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a file. Errors: FormatError, RelayError or OSError, before the first of them."""
     if wanted.sections[0] not in MESSAGE_SECTIONS:
-        store = acomm.read(path)
+        store = acomm.decode(read_bytes(path), path)
         yield from to_batches(rows(store, wanted.sections[0], path), schema)
         return
     file = _Opened(path)
@@ -68,16 +69,26 @@ def damage(path: str) -> Damage | None:
     """
     size = None
     try:
-        data = acomm.read_bytes(path)
+        data = read_bytes(path)
         size = len(data)
         EngineState.decode(acomm.decode(data, path, warn=lambda _: None).engine_state)
     except FormatError as exc:
         return Damage(f"expected {exc.expected}, found {exc.found}", exc.offset, size)
     except OSError as exc:
         return Damage(exc.strerror or str(exc), None, size)
+    except ObjectError:
+        raise  # of an object store that does not answer no file is to blame
     except RelayError as exc:
         return Damage(str(exc), None, size)
     return None
+
+
+def read_bytes(path: str) -> bytes:
+    """The bytes of a file, here or in an object store. Errors: of ``acomm.read_bytes``; those of
+    ``paths.read_bytes``."""
+    if paths.is_remote(path):
+        return paths.read_bytes(path, MAX_FILE_BYTES)
+    return acomm.read_bytes(path)
 
 
 def to_batches(section: Rows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -114,7 +125,7 @@ class _Opened:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._data = acomm.read_bytes(path)
+        self._data = read_bytes(path)
         self.header, entries = container.open_frame(self._data, path)
         self._entries = {entry.kind: entry for entry in entries if entry.length}
         self._store: StoreFile | None = None

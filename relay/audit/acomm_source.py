@@ -4,6 +4,7 @@
 
 Options:
 - ``path``: a file, a folder (every ``*.acomm`` below it) or a glob; ``load`` takes several.
+  ``s3://bucket/key`` is an object's (paths.py), and stands for the same.
 - ``section``: messages (the default), dead_letters, archive, channels, subscriptions or
   deliveries. The first three may be read together, divided by commas. ``damaged`` gives the
   files that cannot be read, and why.
@@ -33,11 +34,12 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from relay.audit import paths as places
 from relay.audit import schemas
 from relay.audit.acomm_columns import MESSAGE_SECTIONS, SECTIONS, sections_of
 from relay.audit.acomm_filters import OPTIONS, of_filter, of_options
 from relay.audit.acomm_read import BATCH_ROWS, Wanted, batches, damage
-from relay.errors import FormatError, RelayError
+from relay.errors import FormatError, ObjectError, RelayError
 
 FORMAT = "acomm"
 SUFFIX = ".acomm"
@@ -153,6 +155,8 @@ class AcommReader(DataSourceReader):  # type: ignore[misc]
             if exc.path != path:  # a fault inside a section, which knows no file
                 raise RelayError(f"{path}: {exc}") from exc
             raise
+        except ObjectError:
+            raise  # the object store is at fault: nothing is known of the file
         except RelayError:
             if not self._permissive:
                 raise
@@ -192,6 +196,9 @@ def find_files(paths: Iterable[str]) -> list[str]:
     """
     found: list[str] = []
     for path in paths:
+        if places.is_remote(path):
+            found.extend(places.list_files(path, SUFFIX))
+            continue
         matches = sorted(glob.glob(path, recursive=True))
         if not matches:
             raise RelayError(f"there is no file {path}")

@@ -123,6 +123,11 @@ CAUSES = (
         "local[*], local[4], spark://host:7077, yarn or k8s://…: see --master",
     ),
     _cause(
+        r"Failed to read log file (?:file:)?(?P<file>\S+?)\.?\s[\s\S]*MALFORMED_LOG_FILE",
+        lambda found: f"{found['file']} is damaged: how far the watch was is not known",
+        "begin with a new checkpoint, and another OUT: --checkpoint, --out",
+    ),
+    _cause(
         r"Connection refused: /?(?P<address>[\w.:\[\]-]+)",
         lambda found: f"Spark is refused at {found['address']}: nobody listens there",
         "see --master, and whether the cluster runs",

@@ -6,10 +6,8 @@ is written, and when, says output.py.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import msgspec
@@ -25,8 +23,7 @@ from relay.audit.session import (
     DEFAULT_MASTER,
     has_ended,
     private_folder,
-    spark_session,
-    stop,
+    session,
     why_ended,
 )
 from relay.audit.summary import Examples, JobReport, Report, to_json
@@ -70,7 +67,7 @@ def run_audit(
             watcher.step(progress.SNAPSHOT)
             gathered = gather(home, folder, clock, request.grace_s, request.recent_days)
             watcher.step(progress.STARTING)
-            with _session(request.master) as spark:
+            with session(request.master) as spark:
                 with faults.explained():
                     cluster.require_shared(spark.sparkContext, [home, folder], [written.path])
                 evidence = Evidence(
@@ -84,18 +81,6 @@ def run_audit(
     finally:
         watcher.finished()
     return report, examples
-
-
-@contextlib.contextmanager
-def _session(master: str) -> Iterator[SparkSession]:
-    """A session for the run; one that was there before is left running."""
-    was_there = SparkSession.getActiveSession() is not None
-    spark = spark_session(master)
-    try:
-        yield spark
-    finally:
-        if not was_there:
-            stop(spark)
 
 
 def _run_jobs(

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import IO
 
 import psutil
@@ -27,15 +27,13 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from relay.audit import cluster, faults, masters
+from relay.audit import cluster, faults, masters, priority
 from relay.audit.causes import cause_of
 from relay.audit.formats import PUSHDOWN, register
 from relay.audit.java import find_java
 from relay.errors import RelayError
 
 DEFAULT_MASTER = "local[*]"
-NICE_VARIABLE = "AGENT_RELAY_AUDIT_NICE"
-NICE = 10  # of 19: a relay that delivers comes first, and the audit ends in the end
 START_HINT = "SPARK_DRIVER_MEMORY=1g sets its memory, JAVA_HOME names another Java"
 # Lines of a JVM that did not start which say why.
 _TELLING = re.compile(r"invalid|error|exception|could not|cannot|not set|not found", re.IGNORECASE)
@@ -128,6 +126,22 @@ def spark_session(
     return spark
 
 
+@contextlib.contextmanager
+def session(
+    master: str = DEFAULT_MASTER,
+    app: str = "relay audit",
+    conf: Mapping[str, str] | None = None,
+) -> Iterator[SparkSession]:
+    """``spark_session`` for the block; one that was there before is left running."""
+    was_there = SparkSession.getActiveSession() is not None
+    spark = spark_session(master, app, conf)
+    try:
+        yield spark
+    finally:
+        if not was_there:
+            stop(spark)
+
+
 def has_ended() -> bool:
     """True when the JVM that runs Spark is gone."""
     process = getattr(SparkContext._gateway, "proc", None)
@@ -157,6 +171,10 @@ def end_jvm() -> None:
     if process is None:
         _jvm.end_half_started()
         return
+    context = SparkContext._active_spark_context
+    if context is not None:  # when the JVM goes first, its server here prints a traceback
+        with contextlib.suppress(PySparkException, Py4JError, OSError):
+            context.stop()
     with contextlib.suppress(Py4JError, OSError):
         gateway.shutdown()
     with contextlib.suppress(OSError):
@@ -168,18 +186,6 @@ def end_jvm() -> None:
         process.wait()
     SparkContext._gateway = SparkContext._jvm = None
     _jvm.forget()
-
-
-def give_way() -> None:
-    """Let everything else on the machine go before this process, its JVM and its workers.
-
-    For commands: a priority is not given back. Where a session is there already, nothing is done.
-    """
-    if SparkSession.getActiveSession() is not None:
-        return
-    wanted = os.environ.get(NICE_VARIABLE, "")
-    with contextlib.suppress(OSError):
-        os.nice(max(0, (int(wanted) if wanted.isdecimal() else NICE) - os.nice(0)))
 
 
 def private_folder(purpose: str) -> str:
@@ -222,7 +228,10 @@ def _start(conf: SparkConf) -> SparkSession:
     try:
         # A JVM that an earlier session of this process started is used again.
         _jvm.log, _jvm.starting = log, SparkContext._gateway is None
-        gateway = SparkContext._gateway or launch_gateway(conf, {"stdout": log, "stderr": log})
+        with priority.lowered_children():
+            gateway = SparkContext._gateway or launch_gateway(
+                conf, {"stdout": log, "stderr": log, "start_new_session": True}
+            )
         context = SparkContext(gateway=gateway, conf=conf)
         _jvm.starting = False
         context.setLogLevel("ERROR")  # to the log, which is read when the JVM has gone

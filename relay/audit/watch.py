@@ -24,18 +24,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
 from relay import fsio
 from relay.audit import faults, journal_files
-from relay.audit.session import spark_session
+from relay.audit.journal_names import relay_ids
+from relay.audit.session import session
 from relay.errors import HomeMissing, RelayError
 from relay.home import JOURNAL
 
 # One core: it is there all day, beside the relay that it looks at.
 MASTER = "local[1]"
+CONF = {"spark.sql.shuffle.partitions": "1"}
 DEFAULT_INTERVAL_S = 5.0
 MAX_RECORDS = 200_000  # a batch: the first look at a long journal comes in pieces
 SHOWN_FINDINGS = 20
@@ -115,11 +117,11 @@ def watch(request: WatchRequest, tell: Callable[[Tick], object]) -> dict[str, in
         raise HomeMissing(f"there is no relay home at {home}")
     checkpoint = _checkpoint_of(request, home)
     with _owned(checkpoint, request.out, home) as out:
-        spark = spark_session(MASTER, "relay audit watch", {"spark.sql.shuffle.partitions": "1"})
-        batches = _Batches(checkpoint, out, tell)
-        with faults.explained(), _signals() as stop:
-            query = _start(spark, home, request, checkpoint, batches)
-            _follow(query, stop)
+        batches = _Batches(home, checkpoint, out, tell)
+        with session(MASTER, "relay audit watch", CONF) as spark:
+            with faults.explained(), _signals() as stop:
+                query = _start(spark, home, request, checkpoint, batches)
+                _follow(query, stop)
         return batches.totals()
 
 
@@ -152,7 +154,12 @@ def _owned(checkpoint: str, out: str | None, home: str) -> Iterator[str | None]:
             f"another watch has the checkpoint {checkpoint}", hint="end it, or see --checkpoint"
         ) from None
     except OSError as exc:
-        raise RelayError(f"{exc.filename or checkpoint}: {exc.strerror}") from exc
+        taken = isinstance(exc, FileExistsError)
+        why = "is no folder" if taken else f"cannot be used: {exc.strerror}"
+        raise RelayError(
+            f"{exc.filename or checkpoint} {why}",
+            hint="--checkpoint and --out name folders, there or not yet, that you may write to",
+        ) from exc
 
 
 def _claim(path: str, owner: _Owner) -> None:
@@ -219,7 +226,10 @@ def _follow(query: StreamingQuery, stop: threading.Event) -> None:
 class _Batches:
     """What is done with each batch; called by Spark, one at a time."""
 
-    def __init__(self, checkpoint: str, out: str | None, tell: Callable[[Tick], object]) -> None:
+    def __init__(
+        self, home: str, checkpoint: str, out: str | None, tell: Callable[[Tick], object]
+    ) -> None:
+        self._home = home
         self._totals = os.path.join(checkpoint, "totals")
         self._out = out
         self._tell = tell
@@ -241,9 +251,20 @@ class _Batches:
             frame.unpersist()
         counts = {name: row[name] for name in COUNTS if row[name]}
         totals = self._add(batch, counts)
-        lines = [finding["line"] for finding in found[:SHOWN_FINDINGS]]
+        lines = self._named(found[:SHOWN_FINDINGS])
         if counts:
             self._tell(Tick(batch, row["until"], counts, totals, lines, count - len(lines)))
+
+    def _named(self, found: list[Row]) -> list[str]:
+        """The lines, with the relay's ids in the place of the engine's numbers that are known."""
+        numbers = {int(row["number"]) for row in found if row["number"] is not None}
+        names = relay_ids(self._home, numbers) if numbers else {}
+        lines = []
+        for row in found:
+            name = names.get(int(row["number"])) if row["number"] is not None else None
+            called = f"message {row['number']}"
+            lines.append(row["line"].replace(called, name, 1) if name else row["line"])
+        return lines
 
     def totals(self) -> dict[str, int]:
         """Of all batches so far."""
@@ -280,7 +301,10 @@ class _Batches:
 
 
 def findings(events: DataFrame) -> DataFrame:
-    """A line for each event that somebody should know of: refused, given up, lost."""
+    """A line for each event that somebody should know of: refused, given up, lost.
+
+    Columns: offset, line, and number where the line calls a message by it.
+    """
     message = F.coalesce(F.col("relay_id"), F.concat(F.lit("message "), F.col("number")))
     recipients = F.concat_ws(", ", "recipients")
     reason = F.coalesce(F.concat(F.lit(": "), F.col("reason")), F.lit(""))
@@ -304,7 +328,9 @@ def findings(events: DataFrame) -> DataFrame:
             ended, F.concat(F.lower("state"), F.lit(" "), message, F.lit(" > "), recipients, reason)
         )
     )
-    return events.select("offset", line.alias("line")).where("line is not null").orderBy("offset")
+    number = F.when(ended & F.col("relay_id").isNull(), F.col("number"))
+    told = events.select("offset", number.alias("number"), line.alias("line"))
+    return told.where("line is not null").orderBy("offset")
 
 
 def line_of(tick: Tick) -> str:

@@ -98,8 +98,8 @@ def run(
     3 with findings, 1 when a job could not run.
     """
     _need_the_extra()
+    from relay.audit.priority import give_way
     from relay.audit.run import Request, run_audit, to_json
-    from relay.audit.session import give_way
     from relay.cli.audit_screen import FEW_JOBS, Screen
 
     given = {
@@ -201,7 +201,7 @@ def watch(
     _need_the_extra()
     import msgspec
 
-    from relay.audit.session import give_way
+    from relay.audit.priority import give_way
     from relay.audit.watch import Tick, WatchRequest, line_of
     from relay.audit.watch import watch as follow
 

@@ -64,17 +64,19 @@ def test_what_happened_and_what_is_wrong(watched: Watched) -> None:
     journal.start()
     moved = events.DeliveriesMoved(2, ("bob", "eve"), DeliveryState.EXPIRED, START_S)
     journal.segment(sent(1), sent(2), delivered(1), REFUSED)
-    journal.say(events.DeadLettered(1, ("bob",), "no answer", START_S), moved)
+    given_up = [events.DeadLettered(number, ("bob",), "no answer", START_S) for number in (1, 7)]
+    journal.say(given_up[0], moved, given_up[1])  # of 7 nobody knows the name any more
     totals = watched.look()
     (tick,) = watched.ticks
-    counts = {"events": 6, "accepted": 2, "delivered": 1, "expired": 2, "dead": 1, "refused": 1}
+    counts = {"events": 7, "accepted": 2, "delivered": 1, "expired": 2, "dead": 2, "refused": 1}
     assert totals == tick.totals == tick.counts == {**counts, "starts": 1}
     assert tick.findings == [
         "refused 1-9 of eve: its id is taken",
-        "dead message 1 > bob: no answer",
-        "expired message 2 > bob, eve",
+        "dead 1-1 > bob: no answer",
+        "expired 1-2 > bob, eve",
+        "dead message 7 > bob: no answer",
     ]
-    assert line_of(tick).startswith("2026-01-31T09:30:00Z  events 6, accepted 2, delivered 1")
+    assert line_of(tick).startswith("2026-01-31T09:30:00Z  events 7, accepted 2, delivered 1")
     assert watched.look() == totals and len(watched.ticks) == 1  # nothing is new
 
 
@@ -115,7 +117,7 @@ def test_folders_of_another_watch(watched: Watched, tmp_path: Path) -> None:
     with pytest.raises(HomeMissing, match="there is no relay home"):
         watched.look(home=str(tmp_path / "none"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(RelayError, match="file: File exists"):
+    with pytest.raises(RelayError, match="file is no folder"):
         watched.look(checkpoint=str(tmp_path / "file"))
 
 
@@ -130,6 +132,17 @@ def test_a_checkpoint_that_the_journal_does_not_go_back_to(watched: Watched) -> 
     with pytest.raises(RelayError, match="were pruned before they were read; begin with a new"):
         watched.look()
     assert watched.look(checkpoint=watched.checkpoint + "2", out=watched.out + "2") == {}
+
+
+def test_a_checkpoint_that_is_damaged(watched: Watched) -> None:
+    watched.journal.say(sent(1))
+    watched.look()
+    offsets = Path(watched.checkpoint, "query", "offsets")
+    (offsets / ".0.crc").unlink()
+    (offsets / "0").write_text("garbage")
+    with pytest.raises(RelayError, match="query/offsets/0 is damaged: how far") as caught:
+        watched.look()
+    assert "begin with a new checkpoint" in caught.value.hint
 
 
 def test_where_the_checkpoint_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
