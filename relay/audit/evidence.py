@@ -105,6 +105,7 @@ def gather(
     """
     if not os.path.isdir(home):
         raise HomeMissing(f"there is no relay home at {home}")
+    _require_ours(home)
     ledger = ledger_source.take_snapshot(
         os.path.join(home, LEDGER), os.path.join(folder, LEDGER), clock
     )
@@ -115,6 +116,21 @@ def gather(
     until, recent = watched_until(home, ledger), int(recent_days * DAY_NS)
     grace = int(grace_s * NS_PER_S)
     return Gathered(home, folder, ledger, tuple(files), grace, until, recent, journal)
+
+
+def _require_ours(home: str) -> None:
+    """Errors: RelayError for a home whose ledger this user may not read."""
+    path = os.path.join(home, LEDGER)
+    hint = "run this as the user whose relay it is, or over a copy of the home"
+    try:
+        os.scandir(home).close()
+        if os.path.exists(path):
+            os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as exc:
+        raise RelayError(f"{exc.filename} cannot be read: {exc.strerror}", hint=hint) from exc
+    # Who reads a ledger in WAL mode maps ledger.db-shm, and makes it where nobody has it open.
+    if not os.access(home, os.W_OK) and not os.path.exists(f"{path}-shm"):
+        raise RelayError(f"{path} cannot be read: its folder cannot be written", hint=hint)
 
 
 def _freeze_journal(home: str) -> FrozenJournal:

@@ -70,9 +70,19 @@ def take_snapshot(ledger: str, target: str, clock: Clock) -> LedgerSnapshot:
                 raise VersionError(ledger, 60, f"user_version <= {SCHEMA_VERSION}", version)
             connection.execute("VACUUM INTO ?", (target,))
         except sqlite3.Error as exc:
-            raise LedgerError(f"{ledger}: no snapshot of it can be made: {exc}") from exc
+            raise _no_snapshot(ledger, target, exc) from exc
     os.chmod(target, 0o600)
     return LedgerSnapshot(target, taken_ns)
+
+
+def _no_snapshot(ledger: str, target: str, exc: sqlite3.Error) -> RelayError:
+    """Why, and what to do: it may be the disk of the copy that is full."""
+    if getattr(exc, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return RelayError(
+            f"no snapshot of {ledger} can be made in {os.path.dirname(target)}: {exc}",
+            hint="free space there, or set TMPDIR to a folder with as much as the ledger takes",
+        )
+    return LedgerError(f"{ledger}: no snapshot of it can be made: {exc}")
 
 
 def load(spark: SparkSession, snapshot: str, table: str, columns: Iterable[str]) -> DataFrame:

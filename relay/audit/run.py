@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from relay.audit import cluster, faults, jobs, progress
 from relay.audit.evidence import DEFAULT_GRACE_S, Evidence, Gathered, gather
-from relay.audit.jobs import Job
+from relay.audit.jobs import Job, integrity
 from relay.audit.output import FINDINGS, OutFolder, out_folder
 from relay.audit.progress import Watcher
 from relay.audit.session import (
@@ -59,6 +59,7 @@ def run_audit(
     """
     watcher = watcher or Watcher()
     wanted = jobs.select(request.jobs)
+    _require_comparable(request.compare, wanted)
     folder = private_folder("run")
     out = request.out if request.out is not None else os.path.join(folder, "out")
     home = os.path.abspath(request.home)
@@ -81,6 +82,23 @@ def run_audit(
     finally:
         watcher.finished()
     return report, examples
+
+
+def _require_comparable(folder: str | None, wanted: list[Job]) -> None:
+    """Said before Spark starts. Errors: RelayError when there is nothing to compare with."""
+    if folder is None:
+        return
+    if integrity.JOB not in wanted:
+        raise RelayError(
+            f"none of the jobs {', '.join(job.name for job in wanted)} compares anything",
+            hint=f"--compare belongs to the job {integrity.NAME}",
+        )
+    path = os.path.join(folder, integrity.DAYS)
+    if not os.path.isdir(path):
+        raise RelayError(
+            f"there is no {path} to compare with",
+            hint=f"--compare takes what --out was of a run with the job {integrity.NAME}",
+        )
 
 
 def _run_jobs(

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from relay.audit import units
 from relay.errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_OK, RelayError
 
 SUMMARY = "summary.json"
@@ -35,8 +36,8 @@ class JobReport(msgspec.Struct):
         if self.error is not None:
             return f"could not run: {self.error}"
         if not self.errors + self.warnings:
-            counted = ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
-            return f"OK ({counted or 'nothing there'})"
+            told = ", ".join(units.counted(name, count) for name, count in self.counts.items())
+            return f"OK ({told or 'nothing there'})"
         return findings_in_words(self.errors, self.warnings)
 
 

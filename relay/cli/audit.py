@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import math
 import os
 import signal
 import sys
@@ -17,11 +18,28 @@ import click
 
 from relay.cli.common import home_option, json_option, printable, root_of
 from relay.clock import Clock
-from relay.errors import RelayError
+from relay.errors import EXIT_FAILED, EXIT_FINDINGS, RelayError
 
 # What the extra brings, by the name it is imported by.
 NEEDED = ("pyspark", "pyarrow", "adbc_driver_sqlite", "jinja2", "matplotlib")
 INTERRUPTED, TERMINATED = 130, 143  # as shells have it
+
+MOST_GRACE_S = 366 * 86_400.0
+MOST_DAYS = 36_525.0  # a century: nanoseconds still fit into 64 bits
+
+
+class Amount(click.FloatRange):
+    """A number that there is: neither nan nor infinite, which pass for any range."""
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is no number", param, ctx)
+        return number
+
 
 RUN_EXAMPLES = """\b
 Examples:
@@ -64,14 +82,14 @@ def list_jobs() -> None:
     "--grace",
     "grace_s",
     metavar="SECONDS",
-    type=click.FloatRange(min=0),
+    type=Amount(min=0, max=MOST_GRACE_S),
     help="A message is `extra` only when it is older than the snapshot by this; 30 by default.",
 )
 @click.option(
     "--recent",
     "recent_days",
     metavar="DAYS",
-    type=click.FloatRange(min=0),
+    type=Amount(min=0, max=MOST_DAYS),
     help="Incidents older than this are counted and no findings any more; 7 by default.",
 )
 @click.option(
@@ -115,7 +133,7 @@ def run(
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
     )
     give_way()
-    with _one_line_when_ended(out):
+    with _one_line_when_ended(out), _no_findings():
         brief = not 0 < len(jobs) <= FEW_JOBS
         report, _ = run_audit(request, Clock(), Screen(quiet=as_json, brief=brief))
     if as_json:
@@ -135,7 +153,19 @@ def make_report(folder: str) -> None:
     _need_the_extra()
     from relay.audit.output import write_page
 
-    click.echo(write_page(folder))
+    with _no_findings():
+        click.echo(write_page(folder))
+
+
+@contextlib.contextmanager
+def _no_findings() -> Iterator[None]:
+    """What cannot be read ends with 1: 3 says that jobs ran, and found something."""
+    try:
+        yield
+    except RelayError as exc:
+        if exc.exit_code == EXIT_FINDINGS:
+            exc.exit_code = EXIT_FAILED
+        raise
 
 
 @contextlib.contextmanager
@@ -178,7 +208,7 @@ def _terminated(*_: object) -> None:
     "--interval",
     "interval_s",
     metavar="SECONDS",
-    type=click.FloatRange(min=0.1),
+    type=Amount(min=0.1, max=86_400),
     default=5.0,
     help="Look so often; 5 by default.",
 )
@@ -218,7 +248,8 @@ def watch(
     request = WatchRequest(root_of(context, home), checkpoint, out, once, interval_s)
     give_way()
     try:
-        totals = follow(request, tell)
+        with _no_findings():
+            totals = follow(request, tell)
     except KeyboardInterrupt:  # before there was anything to end
         click.echo("Interrupted", err=True)
         context.exit(INTERRUPTED)

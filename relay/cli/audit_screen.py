@@ -17,6 +17,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from relay.audit import units
 from relay.audit.progress import Watcher
 from relay.audit.summary import Examples, JobReport
 from relay.cli.common import printable
@@ -112,13 +113,15 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
         number = isinstance(value, int | float)
         table.add_column(name, justify="right" if number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*[_cell(value) for value in row.values()])
+        table.add_row(*[_cell(name, value) for name, value in row.items()])
     Console(highlight=False, markup=False).print(table)
 
 
-def _cell(value: object) -> str:
+def _cell(name: str, value: object) -> str:
     if value is None:
         return "-"
+    if isinstance(value, int | float) and units.is_bytes(name):
+        return units.size(value)
     if isinstance(value, float):
         return f"{value:,.1f}"
     return f"{value:,}" if isinstance(value, int) else str(printable(str(value)))

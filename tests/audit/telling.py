@@ -72,6 +72,7 @@ def run(job: Job, evidence: Evidence) -> Outcome:
     checks: dict[str, set[str]] = {}
     for row in job.findings(tables, NOW).collect():
         check = row["check"].removeprefix(f"{job.name}.")
+        assert check in job.checks, "what a job finds is among what it says that it finds"
         checks.setdefault(check, set()).add(row["message_id"] or row["route"])
     for frame in tables.values():
         frame.unpersist()

@@ -112,7 +112,7 @@ def test_a_damaged_file_is_one_line_and_other_jobs_go_on(
         "threads",
     ]
     assert "integrity: 1 finding (1 error)" in result.stdout.splitlines()
-    assert "traffic: OK (pairs 1, messages 1, bytes 100)" in result.stdout.splitlines()
+    assert "traffic: OK (pairs 1, messages 1, 100 bytes)" in result.stdout.splitlines()
 
 
 def test_an_archive_that_is_damaged_is_named(spark: SparkSession, home: HomeBuilder) -> None:

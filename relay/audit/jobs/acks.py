@@ -245,5 +245,6 @@ JOB = Job(
     make=make,
     counts=counts,
     findings=findings,
+    checks=("overdue", "orphan"),
     shown=shown,
 )

@@ -275,5 +275,6 @@ JOB = Job(
     make=make,
     counts=counts,
     findings=findings,
+    checks=FOUND,
     shown=shown,
 )

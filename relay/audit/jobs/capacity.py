@@ -214,5 +214,6 @@ JOB = Job(
     make=make,
     counts=counts,
     findings=findings,
+    checks=("below_floor", "full_soon"),
     shown=shown,
 )

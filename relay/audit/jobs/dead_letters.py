@@ -150,5 +150,6 @@ JOB = Job(
     make=make,
     counts=counts,
     findings=findings,
+    checks=("repeated", "again", "forgotten"),
     shown=shown,
 )

@@ -30,6 +30,14 @@ from relay.names import ORCHESTRATOR
 NAME = "duplicates"
 RESENT_WITHIN_S = 60  # who means it a second time lets more time pass
 RESENT_KINDS = ("command", "query")
+CLASSES = (
+    "numbered_twice",
+    "number_shared",
+    "recorded_twice",
+    "archived_twice",
+    "delivered_twice",
+    "resent",
+)
 _ACCEPTED = ("completed", "archived")
 _ARCHIVES = "store/archive/"
 
@@ -202,4 +210,5 @@ JOB = Job(
     make=make,
     counts=counts,
     findings=findings,
+    checks=CLASSES,
 )

@@ -233,4 +233,5 @@ JOB = Job(
     make=make,
     counts=counts,
     findings=findings,
+    checks=(*WRONG, *(f"day_{name}" for name in WRONG_DAYS)),
 )

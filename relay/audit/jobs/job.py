@@ -31,6 +31,7 @@ class Job:
     make: Callable[[Evidence], Tables]
     counts: Callable[[Tables], DataFrame]  # -> schemas.COUNT
     findings: Callable[[Tables, datetime], DataFrame] | None = None  # -> schemas.FINDING
+    checks: tuple[str, ...] = ()  # what it can find, without its name before it
     shown: Callable[[Tables], DataFrame] | None = None  # the rows to print
 
 

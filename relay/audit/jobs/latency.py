@@ -210,5 +210,6 @@ JOB = Job(
     make=make,
     counts=counts,
     findings=findings,
+    checks=("slow", "slow_hour"),
     shown=shown,
 )

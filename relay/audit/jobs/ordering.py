@@ -284,5 +284,6 @@ JOB = Job(
     make=make,
     counts=counts,
     findings=findings,
+    checks=("inversion", "clock_back", "future_id", "future_mtime", "negative"),
     shown=shown,
 )

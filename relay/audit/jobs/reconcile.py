@@ -350,4 +350,5 @@ JOB = Job(
     make=make,
     counts=counts,
     findings=findings,
+    checks=(*SEVERITY, *DELIVERY_CHECKS.values()),
 )

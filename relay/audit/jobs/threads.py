@@ -285,5 +285,6 @@ JOB = Job(
     make=make,
     counts=counts,
     findings=findings,
+    checks=("unanswered", "runaway"),
     shown=shown,
 )

@@ -36,13 +36,41 @@ ADVICE = {
         "content."
     ),
     "reconcile.stray": "Nobody sent this file through the relay. Look who put it into archive/.",
-    "reconcile.contradicted": (
+    "reconcile.delivery_contradicted": (
         "Ledger, store and journal disagree on one delivery. `relay doctor` compares them; `relay"
         " trace` shows the ledger's side."
     ),
-    "reconcile.doubled": (
+    "reconcile.delivery_doubled": (
         "The recipient may have handled it twice. Tell it; then keep ledger and journal for "
         "whoever looks into the relay."
+    ),
+    "reconcile.delivery_missing": (
+        "The message was accepted for this recipient, and the ledger has no such delivery. `relay "
+        "doctor` compares them; start the relay, which follows the journal, and run this again."
+    ),
+    "reconcile.delivery_extra": (
+        "The ledger has a delivery that was never accepted: somebody wrote into ledger.db. "
+        "`relay ledger check` looks through it, `relay ledger audit` has what changed."
+    ),
+    "duplicates.numbered_twice": (
+        "The relay accepted the message twice, and the recipient may have handled it twice. Tell "
+        "it; then keep ledger and journal for whoever looks into the relay."
+    ),
+    "duplicates.number_shared": (
+        "Two messages have one number: a file of another home lies in this store, or was written "
+        "by hand. `relay acomm dump` shows both."
+    ),
+    "duplicates.recorded_twice": (
+        "Two records of the journal accept the message. `relay aof dump` shows them; keep the "
+        "journal for whoever looks into the relay."
+    ),
+    "duplicates.archived_twice": (
+        "Two archives of the store hold the message: one of them was copied or put back. `relay "
+        "acomm check` of both; remove the copy."
+    ),
+    "duplicates.delivered_twice": (
+        "The file was put into the inbox twice in one attempt: the recipient may have handled it "
+        "twice. Tell it; then keep the ledger for whoever looks into the relay."
     ),
     "duplicates.resent": (
         "The sender sent the same again within a minute: it did not wait for the answer, or did "
@@ -58,6 +86,14 @@ ADVICE = {
     ),
     "ordering.future_id": (
         "The sender's clock is ahead of the relay's. See to the time service of its machine."
+    ),
+    "ordering.future_mtime": (
+        "The file was changed after the relay had seen it, or the clock that wrote it is ahead. "
+        "Write elsewhere and rename into the outbox; see to the time service."
+    ),
+    "ordering.negative": (
+        "The clock of this machine was put back while the message was on its way. Its times say "
+        "nothing; see to the time service."
     ),
     "acks.overdue": (
         "The recipient owes an acknowledgment. `relay acks --overdue` lists who; ask it, or send "
@@ -102,6 +138,65 @@ ADVICE = {
     "threads.unanswered": "Nobody answered the query. `relay thread` shows who was asked.",
     "threads.runaway": (
         "Two agents answer each other without an end. Stop one of them, or set a rate limit."
+    ),
+    "security.attachment_mismatch": (
+        "An attachment is not what its name says: somebody changed it. It was set aside; ask who "
+        "attached it for another."
+    ),
+    "security.attachment_unsafe": (
+        "A link, or a file of another user, lay among the attachments. It was set aside: look "
+        "whose it is before you remove it."
+    ),
+    "security.bad_signature": (
+        "A message was not signed with its sender's key, or changed after it was. It was refused. "
+        "`relay key show` says which key counts; find out who wrote the file."
+    ),
+    "security.foreign_owner": (
+        "Another user of the machine has written into the home. Nothing of it was read. See who, "
+        "and the modes of the folders above: `relay doctor`."
+    ),
+    "security.linked_directory": (
+        "A link stands in the place of a folder: whoever made it wants files to be written "
+        "elsewhere. It is not followed. Look at where it leads, then remove it."
+    ),
+    "security.not_a_regular_file": (
+        "A link, a pipe or a device was put into an outbox: whoever did wants something else to be "
+        "read. It was refused; ask the agent's keeper."
+    ),
+    "security.hard_link": (
+        "A message file has several names, from a backup by hard links or on purpose. It was "
+        "refused; send a copy."
+    ),
+    "security.key_changed": (
+        "The agent's meta.json names another key than the registered one, which counts still. Ask "
+        "the agent's keeper; `relay key trust` takes the new one."
+    ),
+    "security.mode_repaired": (
+        "Others could read it until the relay repaired it. Set the umask of whoever made it to 077."
+    ),
+    "security.quota_exceeded": (
+        "More waits in the outbox than may. See what the agent does; `limits` in config.json is "
+        "what it may."
+    ),
+    "security.rate_limited": (
+        "The agent sends faster than it may: look whether it loops. `limits` in config.json is what"
+        " it may."
+    ),
+    "security.unsigned": (
+        "Messages came without the signature that config.json asks for. `relay key make` gives an "
+        "agent a key; if it has one, somebody else wrote them."
+    ),
+    "security.fault": (
+        "The relay itself failed at a message, and refused it. Its log has the traceback: report "
+        "it, with the message."
+    ),
+    "security.file_disappeared": (
+        "A file was taken out of the outbox after the relay had seen it, and reached nobody. Who "
+        "sends leaves its files alone; send it again."
+    ),
+    "security.id_taken": (
+        "A message came under an id that was taken. Ids are made of the time and random digits: "
+        "see how this agent makes its own, or who else writes into its outbox."
     ),
     "capacity.below_floor": "Nothing is taken in any more. Free space, or lower `disk.floor_mib`.",
     "capacity.full_soon": (

@@ -13,7 +13,6 @@ MOST_TEXT = 160  # characters of a cell
 NOTHING = "–"
 # A column's unit, by the end of its name.
 UNITS = (("_ms", "ms"), ("_ns", "ns"), ("_s", "s"), ("bytes", "bytes"), ("_percent", "%"))
-_STEPS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 # unit, its milliseconds, and from where on the next is used
 _DURATIONS = (("ms", 1.0, 1e3), ("s", 1e3, 6e4), ("min", 6e4, 3.6e6), ("h", 3.6e6, 8.64e7))
 _OTHER = re.compile(r"[^A-Za-z0-9_.-]")
@@ -56,14 +55,6 @@ def shortened(text: str) -> str:
     """The text on one line, without characters that nobody sees, and with an end."""
     seen = _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", " ".join(text.split()))
     return seen if len(seen) <= MOST_TEXT else seen[: MOST_TEXT - 1] + "…"
-
-
-def size(count: float) -> str:
-    """``1.5 MiB``."""
-    power = 0
-    while abs(count) >= 1024 and power < len(_STEPS) - 1:
-        count, power = count / 1024, power + 1
-    return f"{f'{count:,.1f}'.removesuffix('.0')} {_STEPS[power]}"
 
 
 def duration_ms(value: float) -> str:

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, Formatter, FuncFormatter, MaxNLocator
 
+from relay.audit import units
 from relay.audit.report import cells
 from relay.audit.report.svg import ROLES, SETTINGS, finished
 
@@ -97,7 +98,7 @@ def sized(axis: Axes) -> None:
     ticks = MaxNLocator(nbins=4).tick_values(0, most / step)
     axis.set_ylim(0, most)  # the ticks may reach beyond
     axis.yaxis.set_major_locator(FixedLocator([tick * step for tick in ticks]))
-    axis.yaxis.set_major_formatter(as_text(cells.size))
+    axis.yaxis.set_major_formatter(as_text(units.size))
 
 
 def as_text(text: Callable[[float], str]) -> Formatter:

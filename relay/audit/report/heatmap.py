@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from matplotlib.patches import Rectangle
 
+from relay.audit import units
 from relay.audit.report import cells
 from relay.audit.report.drawing import HEAT, Drawing, Size, both, figure
 from relay.audit.report.reading import Table
@@ -46,7 +47,7 @@ def talks(slug: str, tables: Mapping[str, Table]) -> Made:
     says = (
         f"{numbered(table.count, 'pair')}, {numbered(total, 'message')}. The busiest: "
         f"{cells.shortened(top['sender'])} to {cells.shortened(top['recipient'])}, "
-        f"{numbered(top['messages'], 'message')}, {cells.size(top['bytes'] or 0)}."
+        f"{numbered(top['messages'], 'message')}, {units.size(top['bytes'] or 0)}."
     )
     note = "A message to several counts once for each."
     if OTHERS in (*matrix.senders, *matrix.recipients):
@@ -138,7 +139,7 @@ def _draw(matrix: Matrix, size: Size) -> Drawing:
 
 def _title(matrix: Matrix, sender: str, recipient: str) -> str:
     pair = (sender, recipient)
-    messages, size = numbered(matrix.messages[pair], "message"), cells.size(matrix.bytes[pair])
+    messages, size = numbered(matrix.messages[pair], "message"), units.size(matrix.bytes[pair])
     return f"{cells.shortened(sender)} to {cells.shortened(recipient)}: {messages}, {size}"
 
 

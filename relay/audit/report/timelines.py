@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from relay.audit import units
 from relay.audit.report import cells
 from relay.audit.report.drawing import (
     DASHES,
@@ -138,7 +139,7 @@ def throughput(slug: str, tables: Mapping[str, Table]) -> Made:
     busiest = max(rows, key=lambda row: row["messages"] or 0)
     says = (
         f"{sum(row['messages'] or 0 for row in rows):,} messages, "
-        f"{cells.size(sum(row['bytes'] or 0 for row in rows))}. The busiest hour, "
+        f"{units.size(sum(row['bytes'] or 0 for row in rows))}. The busiest hour, "
         f"{cells.cell(busiest['hour'])}: {busiest['messages'] or 0:,} messages."
     )
     return Made(says, f"Each bar is {'a day' if daily else 'an hour'}, UTC.", wide, narrow)
@@ -218,7 +219,7 @@ def capacity(slug: str, tables: Mapping[str, Table]) -> Made:
     }
     wide, narrow = both(slug, lambda size: _draw_capacity(lines, size)) if lines else ("", "")
     last = rows[-1]
-    says = f"On {_day(last['day']).isoformat()} {cells.size(last['total_bytes'] or 0)} were added."
+    says = f"On {_day(last['day']).isoformat()} {units.size(last['total_bytes'] or 0)} were added."
     if "capacity_forecast" in tables:
         says = f"{says} {_forecast(tables['capacity_forecast'])}".strip()
     return Made(says, "Bytes added a day, UTC.", wide, narrow)
@@ -230,7 +231,7 @@ def _forecast(table: Table) -> str:
         return ""
     row = table.head(1)[0]
     full, kept = row["full_in_days"], row["full_in_days_kept"]
-    at = f"{cells.size(row['free_bytes'])} are free; at {cells.size(row['bytes_per_day'])} a day"
+    at = f"{units.size(row['free_bytes'])} are free; at {units.size(row['bytes_per_day'])} a day"
     when = "it is not full within ten years" if full is None else f"it is full in {full:,} days"
     with_kept = "" if kept == full else "; with what retention removes "
     if with_kept:
