@@ -53,6 +53,11 @@ SETTINGS = {
     "spark.sql.catalogImplementation": "in-memory",
     # 200 by default: for a home of a few thousand messages that is 200 empty tasks a join.
     "spark.sql.shuffle.partitions": "16",
+    # Percentiles of more groups than this are made in order: hours and pairs of agents are more
+    # than the 128 by default.
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "4096",
+    # Sides of a join whose parts are smaller are looked up, and neither side put in order.
+    "spark.sql.adaptive.maxShuffledHashJoinLocalMapThreshold": "16m",
 }
 
 

@@ -1,7 +1,7 @@
 """What each source says of a message, one row a message: the sides that reconcile compares.
 
-Every function is DataFrame to DataFrame, groups once by the message's id, and keeps narrow
-columns alone: the joins behind them then move each row once.
+Every function is DataFrame to DataFrame. All sides are put into one table and grouped once by the
+message's id: joined with each other, each of them is moved and put in order for itself.
 """
 
 from __future__ import annotations
@@ -17,73 +17,112 @@ ARCHIVED = "archived"
 _NS_PER_US = 1000
 
 
-def by_message(deliveries: DataFrame) -> DataFrame:
-    """One row a message: how many deliveries, and whose wait or have ended unwritten.
+def side_by_side(
+    messages: DataFrame,
+    deliveries: DataFrame,
+    stored: DataFrame,
+    journal: DataFrame,
+    originals: DataFrame,
+) -> DataFrame:
+    """One row a message of whichever source: its row of the ledger, and what the others say.
+
+    ``copies``, ``records`` and ``original_path`` are NULL where store, journal or archive have
+    nothing of it, the ledger's columns where it has no row. Its age in the store is the younger
+    of discovery and the engine's own time, since an answer to a file is dated back to that file.
+    """
+    sides = [
+        messages.select("message_id", F.struct(*messages.columns[1:]).alias("row")),
+        deliveries.select("message_id", F.struct("state").alias("delivery")),
+        _in_store(stored),
+        _in_journal(journal),
+        _in_archive(originals),
+    ]
+    every = sides[0]
+    for side in sides[1:]:
+        every = every.unionByName(side, allowMissingColumns=True)
+    # Strings are aggregated in order: ordered once, where each row is moved once.
+    grouped = every.repartition("message_id").groupBy("message_id")
+    told = grouped.agg(
+        F.max("row").alias("row"),
+        F.count("delivery").alias("deliveries"),
+        F.count_if(F.col("delivery.state") == "dead").alias("dead"),
+        *_of_store(),
+        *_of_journal(),
+        *_of_archive(),
+    )
+    there = F.coalesce("row.status", "store_file", "original_path").isNotNull()
+    known = told.where(there | F.col("records").isNotNull())
+    return known.join(_ends(deliveries), on="message_id", how="left").select(
+        "*", *[f"row.{name}" for name in messages.columns[1:]]
+    )
+
+
+def _ends(deliveries: DataFrame) -> DataFrame:
+    """One row a message with deliveries that wait, or have ended unwritten, and whose.
 
     Names are collected of these few alone: a list for every message is ten times the work.
     """
-    counted = deliveries.groupBy("message_id").agg(
-        F.count("recipient").alias("deliveries"),
-        F.count_if(F.col("state") == "dead").alias("dead"),
-    )
     waiting, ended = F.col("state").isin(*WAITING), F.col("state").isin(*ENDED)
-    named = (
-        deliveries.where(waiting | ended)
-        .groupBy("message_id")
-        .agg(
-            _recipients(waiting).alias("waiting_for"),
-            _recipients(ended).alias("ended_for"),
-        )
-    )
-    return counted.join(named, on="message_id", how="left")
+    few = deliveries.where(waiting | ended).groupBy("message_id")
+    return few.agg(_recipients(waiting).alias("waiting_for"), _recipients(ended).alias("ended_for"))
 
 
-def by_relay_id(stored: DataFrame) -> DataFrame:
-    """One row a message of the store, whatever the number of files that hold it.
-
-    Messages without a relay id were sent through the engine alone: the ledger knows nothing
-    of them. Its age is the younger of discovery and the engine's own time, since an answer to
-    a file is dated back to that file.
-    """
-    relayed = stored.where(F.col("relay_id").isNotNull())
-    return relayed.groupBy("relay_id").agg(
-        F.count("file").alias("copies"),
-        F.count("checksum").alias("checksums"),
-        F.min("checksum").alias("lowest_checksum"),
-        F.max("checksum").alias("highest_checksum"),
-        F.min("sender").alias("sender"),
-        F.min("to").alias("to"),
-        F.min("file").alias("store_file"),
-        F.max("created_at").alias("stored_at"),
-        F.max(F.timestamp_micros(F.floor(F.col("created_ns") / _NS_PER_US))).alias("dated"),
+def _in_store(stored: DataFrame) -> DataFrame:
+    """Messages without a relay id were sent through the engine alone: the ledger knows none."""
+    dated = F.timestamp_micros(F.floor(F.col("created_ns") / _NS_PER_US))
+    names = ("file", "checksum", "sender", "to", "created_at")
+    return stored.where(F.col("relay_id").isNotNull()).select(
+        F.col("relay_id").alias("message_id"), F.struct(*names, dated.alias("dated")).alias("copy")
     )
 
 
-def by_sent(journal: DataFrame) -> DataFrame:
-    """One row a message that the journal accepted, by the ledger's id."""
+def _of_store() -> list[Column]:
+    return [
+        F.nullif(F.count("copy"), F.lit(0)).alias("copies"),
+        F.count("copy.checksum").alias("checksums"),
+        F.min("copy.checksum").alias("lowest_checksum"),
+        F.max("copy.checksum").alias("highest_checksum"),
+        F.min("copy.sender").alias("sender"),
+        F.min("copy.to").alias("to"),
+        F.min("copy.file").alias("store_file"),
+        F.max("copy.created_at").alias("stored_at"),
+        F.max("copy.dated").alias("dated"),
+    ]
+
+
+def _in_journal(journal: DataFrame) -> DataFrame:
     sent = journal.where((F.col("event") == "MessageSent") & F.col("relay_id").isNotNull())
-    return sent.groupBy(F.col("relay_id").alias("journal_id")).agg(
-        F.count("end").alias("records"),
-        F.min("end").alias("journal_end"),
-        F.max("at").alias("journaled_at"),
-        F.min("checksum").alias("lowest_journaled"),
-        F.max("checksum").alias("journal_checksum"),
-        F.min("sender").alias("journal_sender"),
-        F.min("to").alias("journal_to"),
-    )
+    record = F.struct("end", "at", "checksum", "sender", "to").alias("record")
+    return sent.select(F.col("relay_id").alias("message_id"), record)
 
 
-def by_original(originals: DataFrame) -> DataFrame:
-    """One row a message whose original lies in the archive: not refused, no second file."""
+def _of_journal() -> list[Column]:
+    return [
+        F.nullif(F.count("record"), F.lit(0)).alias("records"),
+        F.min("record.end").alias("journal_end"),
+        F.max("record.at").alias("journaled_at"),
+        F.min("record.checksum").alias("lowest_journaled"),
+        F.max("record.checksum").alias("journal_checksum"),
+        F.min("record.sender").alias("journal_sender"),
+        F.min("record.to").alias("journal_to"),
+    ]
+
+
+def _in_archive(originals: DataFrame) -> DataFrame:
+    """Originals proper: not refused, no second file."""
     kept = originals.where((F.col("kind") == "original") & F.col("message_id").isNotNull())
-    return kept.groupBy(F.col("message_id").alias("original_id")).agg(
-        F.min("path").alias("original_path"),
-        F.min("agent").alias("original_agent"),
-        F.min("checksum").alias("lowest_original"),
-        F.max("checksum").alias("original_checksum"),
-        F.max("problem").alias("original_problem"),
-        F.max("changed_at").alias("original_at"),
-    )
+    names = ("path", "agent", "checksum", "changed_at")
+    return kept.select("message_id", F.struct(*names).alias("original"))
+
+
+def _of_archive() -> list[Column]:
+    return [
+        F.min("original.path").alias("original_path"),
+        F.min("original.agent").alias("original_agent"),
+        F.min("original.checksum").alias("lowest_original"),
+        F.max("original.checksum").alias("original_checksum"),
+        F.max("original.changed_at").alias("original_at"),
+    ]
 
 
 def reach(journal: DataFrame, state: DataFrame) -> DataFrame:

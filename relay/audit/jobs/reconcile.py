@@ -126,27 +126,16 @@ def reconcile(
     ``snapshot_ns`` is when the ledger was read; the others were read after it. ``reach``: one
     row, of ``accounts.reach`` and ``accounts.originals_from``.
     """
-    ids = messages.select("message_id")
-    in_store, sent = accounts.by_relay_id(stored), accounts.by_sent(journal)
-    filed = accounts.by_original(originals)
-    known = (
-        messages.join(accounts.by_message(deliveries), on="message_id", how="left")
-        .join(in_store, on=F.col("message_id") == F.col("relay_id"), how="left")
-        .join(sent, on=F.col("message_id") == F.col("journal_id"), how="left")
-        .join(filed, on=F.col("message_id") == F.col("original_id"), how="left")
-    )
-    rest = _without_row(ids, in_store, sent, filed)
+    sides = accounts.side_by_side(messages, deliveries, stored, journal, originals)
     judged_before = _judged_before(snapshot_ns, grace_ns)
-    broken = _broken_days(originals)
     joined = (
-        known.unionByName(rest, allowMissingColumns=True)
-        .withColumn("day", F.substring("file_path", len("archive/") + 1, len("2026-01-31")))
-        .join(F.broadcast(broken), on="day", how="left")
+        sides.withColumn("day", F.substring("file_path", len("archive/") + 1, len("2026-01-31")))
+        .join(F.broadcast(_broken_days(originals)), on="day", how="left")
         .crossJoin(F.broadcast(reach))
     )
     return schemas.conform(
         joined.select(
-            F.coalesce("message_id", "relay_id", "journal_id", "original_id").alias("message_id"),
+            "message_id",
             _class(judged_before).alias("class"),
             F.coalesce("agent_name", "sender", "journal_sender", "original_agent").alias("agent"),
             F.coalesce("target", "to", "journal_to").alias("route"),
@@ -165,25 +154,12 @@ def reconcile(
             F.coalesce("original_path", F.when(accounts.is_filed(), F.col("file_path"))).alias(
                 "original"
             ),
-            F.coalesce("deliveries", F.lit(0)).alias("deliveries"),
+            "deliveries",
             "waiting_for",
             "ended_for",
         ),
         schemas.RECONCILED,
     )
-
-
-def _without_row(
-    ids: DataFrame, in_store: DataFrame, sent: DataFrame, filed: DataFrame
-) -> DataFrame:
-    """What the ledger has no row for: few, so that they alone are joined with each other."""
-    stored, journaled, originals = (
-        side.join(ids, on=F.col(name) == F.col("message_id"), how="left_anti")
-        for side, name in ((in_store, "relay_id"), (sent, "journal_id"), (filed, "original_id"))
-    )
-    pairs = stored.join(journaled, on=F.col("relay_id") == F.col("journal_id"), how="full_outer")
-    either = F.coalesce("relay_id", "journal_id")
-    return pairs.join(originals, on=either == F.col("original_id"), how="full_outer")
 
 
 def _broken_days(originals: DataFrame) -> DataFrame:
@@ -293,7 +269,7 @@ def _class(judged_before: Column) -> Column:
         F.when(status.isNull(), _class_without_row(judged_before))
         .when(status.isin("pending", "processing"), "in_flight")
         .when(status == "failed", "failed")
-        .when(F.col("copies").isNull() & (F.coalesce("dead", F.lit(0)) > 0), "discarded")
+        .when(F.col("copies").isNull() & (F.col("dead") > 0), "discarded")
         .when(F.col("copies").isNull(), "missing")
         .when(_differs("lowest_checksum", "highest_checksum"), "checksum_differs")
         .when(_differs("lowest_journaled", "journal_checksum"), "journal_differs")
@@ -311,7 +287,7 @@ def _class_without_row(judged_before: Column) -> Column:
     """Of what has no ledger row. The journal is ahead of the ledger, which says by how much."""
     young = F.greatest("dated", "stored_at", "journaled_at", "original_at") >= judged_before
     ahead = F.col("journal_end") > F.coalesce("follows", F.lit(0))
-    is_stray = F.coalesce("relay_id", "journal_id").isNull()
+    is_stray = F.coalesce("copies", "records").isNull()
     return (
         F.when(F.coalesce(young | ahead, young, ahead, F.lit(False)), "recent")
         .when(is_stray, "stray")
