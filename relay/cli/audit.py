@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import click
 
@@ -32,7 +33,7 @@ class Amount(click.FloatRange):
     """A number that there is: neither nan nor infinite, which pass for any range."""
 
     def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         """The number."""
         number = float(super().convert(value, param, ctx))
