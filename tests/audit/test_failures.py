@@ -19,7 +19,7 @@ from relay.audit import faults, masters
 from relay.audit.causes import cause_of
 from relay.errors import RelayError
 from tests.audit.homes import HomeBuilder
-from tests.audit.test_session import relay_audit
+from tests.audit.test_session import PATIENCE_S, relay_audit
 from tests.procs import environment, until
 
 # As Spark 4.3 says it, cut.
@@ -173,7 +173,7 @@ def test_memory_that_is_used_up_ends_the_run_and_says_which_setting(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 1
     hungry, traffic = done.stderr.splitlines()
@@ -205,7 +205,7 @@ def test_a_run_that_is_interrupted_says_one_line_and_leaves_nothing(
         env=environment(TMPDIR=str(temp)),
         encoding="utf-8",
         codec_errors="replace",
-        timeout=100,
+        timeout=PATIENCE_S,
         dimensions=(30, 160),
     ) as run:
         run.expect(after)
