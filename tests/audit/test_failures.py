@@ -14,6 +14,7 @@ import pexpect
 import psutil
 import pytest
 from py4j.protocol import Py4JNetworkError
+from pyspark.errors import PySparkException
 
 from relay.audit import faults, masters
 from relay.audit.causes import cause_of
@@ -78,6 +79,24 @@ def test_what_nobody_knows_stays_what_spark_said() -> None:
     told = faults.explain(Py4JNetworkError("Answer from Java side is empty"))
     assert isinstance(told, faults.SparkEnded)
     assert str(told) == "Spark's Java process has ended"
+
+
+class OfAJvmThatIsGone(PySparkException):
+    """PySpark asks the JVM for what its errors say."""
+
+    def __str__(self) -> str:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+
+def test_an_error_whose_jvm_went_meanwhile_says_that_it_went() -> None:
+    with pytest.raises(faults.SparkEnded), faults.explained():
+        raise OfAJvmThatIsGone("unread")
+
+
+def test_what_spark_calls_its_own_bug_is_looked_up_in_what_its_jvm_said() -> None:
+    told = faults.explain(RuntimeError("[INTERNAL_ERROR] Executed command failed. You hit a bug"))
+    assert isinstance(told, faults.SparkAtALoss)
+    assert str(told) == "Spark: Executed command failed. You hit a bug"
 
 
 def failing(home: HomeBuilder, cwd: Path, *arguments: str, **environ: str) -> str:
