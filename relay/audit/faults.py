@@ -32,23 +32,32 @@ class SparkEnded(RelayError):
     hint = "SPARK_DRIVER_MEMORY=4g gives it more memory; `dmesg` says whether the kernel killed it"
 
 
+class SparkAtALoss(RelayError):
+    """Spark calls it an error of its own: why, only its JVM may have said."""
+
+
+_INTERNAL = re.compile(r"\[INTERNAL_ERROR|You hit a bug in Spark")
 _SHUT_DOWN = re.compile("SparkContext was shut down|stopped SparkContext")
 _EMPTY = ("An exception was thrown from the Python worker", "An error occurred while calling")
 
 
 def explain(error: BaseException) -> RelayError:
     """The one line that says what went wrong, and what to do about it where that is known."""
-    ours = _OURS.findall(str(error))
+    try:
+        said = str(error)  # of PySpark's errors, the JVM is asked for the words
+    except (Py4JError, ConnectionError, EOFError) as gone:
+        return explain(gone)
+    ours = _OURS.findall(said)
     if ours:
         name, message = ours[-1]
         return RelayError(message, hint=getattr(getattr(errors, name, None), "hint", ""))
-    known = cause_of(str(error))
+    known = cause_of(said)
     if known:
         return known
-    gone = isinstance(error, Py4JNetworkError | ConnectionError | EOFError)
-    if gone or _SHUT_DOWN.search(str(error)):
+    if isinstance(error, Py4JNetworkError | ConnectionError | EOFError) or _SHUT_DOWN.search(said):
         return SparkEnded("Spark's Java process has ended")
-    return RelayError(f"Spark: {telling_line(str(error)) or type(error).__name__}")
+    kind = SparkAtALoss if _INTERNAL.search(said) else RelayError
+    return kind(f"Spark: {telling_line(said) or type(error).__name__}")
 
 
 def telling_line(text: str) -> str:

@@ -134,7 +134,8 @@ def _run_job(
         with faults.explained():
             _do(spark, job, evidence, out, report, examples)
     except RelayError as exc:
-        cause = (why_ended() if isinstance(exc, faults.SparkEnded) else None) or exc
+        unsaid = isinstance(exc, faults.SparkEnded | faults.SparkAtALoss)
+        cause = (why_ended() if unsaid else None) or exc
         report = JobReport(job.name, error=evidence.gathered.named(str(cause)), hint=cause.hint)
     report.seconds = round(time.monotonic() - began, 3)
     return report

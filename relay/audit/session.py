@@ -154,7 +154,7 @@ def has_ended() -> bool:
 
 
 def why_ended() -> RelayError | None:
-    """What the JVM said when it went, where that is known."""
+    """The cause that the JVM spoke of, when it went or before; None where it is none of those."""
     said = _jvm.said()
     return cause_of(said) if said else None
 

@@ -1,5 +1,6 @@
 #!/bin/sh
 # The builder of the demo: takes a command, says that it works on it, says that it is done.
+# shellcheck source=/dev/null
 . "$(relay sh)"
 export AGENT_RELAY_NAME=builder
 

@@ -1,5 +1,6 @@
 #!/bin/sh
 # The lead of the demo: waits for word of a worker, gives the builder a command, tells everybody.
+# shellcheck source=/dev/null
 . "$(relay sh)"
 export AGENT_RELAY_NAME=lead
 

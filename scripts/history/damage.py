@@ -13,7 +13,7 @@ from relay.errors import RelayError
 from relay.home import CONFIG
 from scripts.history.faults import Planted, planted
 
-HUGE_MIB = 1 << 40
+HUGE_MIB = (1 << 31) - 1  # two pebibytes, and the most that a configuration may say
 
 
 def spoil(root: Path, found: Iterable[Planted], names: set[str]) -> list[Planted]:

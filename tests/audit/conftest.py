@@ -9,8 +9,8 @@ import pytest
 
 from tests.audit.homes import HomeBuilder
 
-# Starting a JVM takes longer than a test may.
-TIMEOUT_S = 120
+# Starting a JVM takes longer than a test may; ten times as long beside a whole suite.
+TIMEOUT_S = 240
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,12 +14,13 @@ import pexpect
 import psutil
 import pytest
 from py4j.protocol import Py4JNetworkError
+from pyspark.errors import PySparkException
 
 from relay.audit import faults, masters
 from relay.audit.causes import cause_of
 from relay.errors import RelayError
 from tests.audit.homes import HomeBuilder
-from tests.audit.test_session import relay_audit
+from tests.audit.test_session import PATIENCE_S, relay_audit
 from tests.procs import environment, until
 
 # As Spark 4.3 says it, cut.
@@ -78,6 +79,24 @@ def test_what_nobody_knows_stays_what_spark_said() -> None:
     told = faults.explain(Py4JNetworkError("Answer from Java side is empty"))
     assert isinstance(told, faults.SparkEnded)
     assert str(told) == "Spark's Java process has ended"
+
+
+class OfAJvmThatIsGone(PySparkException):
+    """PySpark asks the JVM for what its errors say."""
+
+    def __str__(self) -> str:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+
+def test_an_error_whose_jvm_went_meanwhile_says_that_it_went() -> None:
+    with pytest.raises(faults.SparkEnded), faults.explained():
+        raise OfAJvmThatIsGone("unread")
+
+
+def test_what_spark_calls_its_own_bug_is_looked_up_in_what_its_jvm_said() -> None:
+    told = faults.explain(RuntimeError("[INTERNAL_ERROR] Executed command failed. You hit a bug"))
+    assert isinstance(told, faults.SparkAtALoss)
+    assert str(told) == "Spark: Executed command failed. You hit a bug"
 
 
 def failing(home: HomeBuilder, cwd: Path, *arguments: str, **environ: str) -> str:
@@ -173,7 +192,7 @@ def test_memory_that_is_used_up_ends_the_run_and_says_which_setting(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 1
     hungry, traffic = done.stderr.splitlines()
@@ -205,7 +224,7 @@ def test_a_run_that_is_interrupted_says_one_line_and_leaves_nothing(
         env=environment(TMPDIR=str(temp)),
         encoding="utf-8",
         codec_errors="replace",
-        timeout=100,
+        timeout=PATIENCE_S,
         dimensions=(30, 160),
     ) as run:
         run.expect(after)

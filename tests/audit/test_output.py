@@ -28,7 +28,7 @@ DEAD_PID = 2**22 + 1  # above the highest that Linux gives
 def summary(**tables: list[str]) -> Report:
     """What a run of these jobs would say."""
     jobs = {name: JobReport(name, tables=of) for name, of in tables.items()}
-    return Report("/home/you", "2026-01-31T09:30:00Z", 30.0, [], jobs)
+    return Report("/home/you", "2026-01-31T09:30:00Z", 30.0, 7.0, [], jobs)
 
 
 def publish(path: Path, word: str, **tables: list[str]) -> None:

@@ -6,11 +6,12 @@ import itertools
 import re
 import tempfile
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.dates import date2num
 
 from relay.audit.report import drawing, make_page
 from relay.audit.summary import JobReport, Report
@@ -47,7 +48,8 @@ def parsed(path: Path) -> ElementTree.Element:
 
 def report_of(*jobs: JobReport) -> Report:
     """A summary of these jobs."""
-    return Report("/home/you", "2026-01-31T09:30:00Z", 30.0, [], {job.name: job for job in jobs})
+    by_name = {job.name: job for job in jobs}
+    return Report("/home/you", "2026-01-31T09:30:00Z", 30.0, 7.0, [], by_name)
 
 
 @pytest.mark.parametrize("width", [WIDE, NARROWEST])
@@ -212,6 +214,14 @@ def test_whatever_time_a_chart_is_over_it_has_some_ticks_and_no_warning(narrow: 
         drawing.over_time(axis, moments, size)
         axis.set_xlim(*moments)  # type: ignore[arg-type]
         assert 1 <= len(axis.xaxis.get_majorticklocs()) <= (6 if narrow else 9), minutes
+
+
+@pytest.mark.parametrize("only", [date(2026, 1, 31), datetime(2026, 1, 31, 9, tzinfo=UTC)])
+def test_one_moment_stands_in_the_middle(only: date) -> None:
+    _, (axis,) = drawing.figure(drawing.Size(drawing.NARROW, True), 3)
+    drawing.over_time(axis, [only, only], drawing.Size(drawing.NARROW, True))
+    low, high = axis.get_xlim()
+    assert low < high and (low + high) / 2 == pytest.approx(date2num(only))
 
 
 def test_the_busiest_agents_have_a_square_and_the_others_share_one(tmp_path: Path) -> None:

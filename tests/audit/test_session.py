@@ -14,6 +14,8 @@ from relay.audit import java
 from relay.errors import RelayError
 from tests.audit.homes import HomeBuilder
 
+PATIENCE_S = 200  # of a JVM on a machine that has other things to do
+
 
 def relay_audit(
     *arguments: str, cwd: Path, **environ: str | None
@@ -26,7 +28,7 @@ def relay_audit(
         env={name: value for name, value in environment.items() if value is not None},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
     )
 
 

@@ -80,7 +80,8 @@ def over_time(axis: Axes, moments: Sequence[datetime | date], size: Size) -> Non
     axis.xaxis.set_major_formatter(formatter)
     if len(set(moments)) == 1:  # one instant has no extent of its own
         only = moments[0]
-        axis.set_xlim(only - timedelta(hours=3), only + timedelta(hours=3))  # type: ignore[arg-type]
+        around = timedelta(hours=3) if isinstance(only, datetime) else timedelta(days=1)
+        axis.set_xlim(only - around, only + around)  # type: ignore[arg-type]
 
 
 def counted(axis: Axes) -> None:
