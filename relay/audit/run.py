@@ -70,7 +70,8 @@ def run_audit(
             watcher.step(progress.STARTING)
             with session(request.master) as spark:
                 with faults.explained():
-                    cluster.require_shared(spark.sparkContext, [home, folder], [written.path])
+                    read = [home, folder, *_elsewhere(gathered)]
+                    cluster.require_shared(spark.sparkContext, read, [written.path])
                 evidence = Evidence(
                     spark, gathered, shared=len(wanted) > 1, earlier=request.compare
                 )
@@ -99,6 +100,13 @@ def _require_comparable(folder: str | None, wanted: list[Job]) -> None:
             f"there is no {path} to compare with",
             hint=f"--compare takes what --out was of a run with the job {integrity.NAME}",
         )
+
+
+def _elsewhere(gathered: Gathered) -> list[str]:
+    """Folders that workers read beside the home: the journal's object store, the key's."""
+    journal = gathered.journal
+    folders = [journal.objects, os.path.dirname(journal.key_file)]
+    return [folder for folder in folders if os.path.isdir(folder)]
 
 
 def _run_jobs(

@@ -1,7 +1,8 @@
 """Two runs' tables, row by row: the same rows as often, in whatever order.
 
 Percentiles are approximate in Spark, and depend on how rows were divided: numbers with a point
-may differ by one in a hundred. Everything else is equal, or it is told.
+may differ by one in a hundred. How full the disk is, each run saw at a time of its own. Everything
+else is equal, or it is told.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import pyarrow.dataset as ds
 
 CLOSE = 0.01
 SHOWN = 3
+# What a run measures on the disk while others write there, and what it reckons from that.
+OF_THE_MOMENT = frozenset(("free_bytes", "full_in_days", "full_in_days_kept"))
 
 
 class Compared(NamedTuple):
@@ -42,7 +45,8 @@ def _rows(folder: Path) -> list[tuple[object, ...]]:
     if not folder.is_dir():
         return []
     table = ds.dataset(folder, format="parquet").to_table()
-    names = sorted(table.column_names, key=lambda n: (pa.types.is_floating(table[n].type), n))
+    asked = set(table.column_names) - OF_THE_MOMENT
+    names = sorted(asked, key=lambda n: (pa.types.is_floating(table[n].type), n))
     return sorted(zip(*[table[name].to_pylist() for name in names], strict=True), key=repr)
 
 

@@ -38,8 +38,9 @@ class Originals:
     def _write(self, path: str, data: bytes, at_ns: int) -> None:
         folder, name = os.path.split(self._home.path(path))
         if folder not in self._made:
-            for parent in (os.path.dirname(folder), folder):
-                fsio.ensure_dir(parent)
+            parts = path.split("/")[:-1]  # a refused one lies a folder deeper
+            for depth in range(2, len(parts) + 1):
+                fsio.ensure_dir(self._home.path(*parts[:depth]))
             self._made.add(folder)
         with open(os.path.join(folder, name), "xb", opener=_private) as file:
             file.write(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from tests.audit.homes import HomeBuilder
 
 # Starting a JVM takes longer than a test may; ten times as long beside a whole suite.
 TIMEOUT_S = 240
+# A command that gives way to everything else on the machine does not end in that time, either.
+os.environ.setdefault("AGENT_RELAY_AUDIT_NICE", "0")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -60,6 +62,17 @@ def test_tables_that_differ_are_told(
     assert found["reconcile"] == ["1 rows and 2"]
     assert found["traffic"] == ["0 rows and 1"]
     assert tables(tmp_path / "one") != tables(tmp_path / "two")
+
+
+def test_how_full_the_disk_was_is_no_difference(tmp_path: Path) -> None:
+    for run_name, free, floor in (("one", 5, 1), ("two", 6, 1), ("three", 5, 2)):
+        folder = tmp_path / run_name / "capacity_forecast"
+        folder.mkdir(parents=True)
+        table = pa.table({"free_bytes": [free], "floor_bytes": [floor]})
+        pq.write_table(table, folder / "part.parquet")
+    (same,) = compare(tmp_path / "one", tmp_path / "two")
+    (other,) = compare(tmp_path / "one", tmp_path / "three")
+    assert same == ("capacity_forecast", 1, []) and other.differences == ["(1,) and (2,)"]
 
 
 def test_the_package_that_is_sent_can_be_imported(tmp_path: Path) -> None:
