@@ -120,7 +120,8 @@ ADVICE = {
     ),
     "integrity.unread": "The file cannot be read: see its owner, its mode and the disk below it.",
     "integrity.missing": (
-        "Somebody has still to read a message whose attachment is gone. Ask the sender for it."
+        "Of an attachment: somebody has still to read its message; ask the sender for it. Of the "
+        "journal: it is gone. Put it back from a backup before the relay starts."
     ),
     "integrity.day_changed": (
         "What never changes again has changed since the run compared with. Compare the day with a"
