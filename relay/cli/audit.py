@@ -25,8 +25,8 @@ from relay.errors import EXIT_FAILED, EXIT_FINDINGS, RelayError
 NEEDED = ("pyspark", "pyarrow", "adbc_driver_sqlite", "jinja2", "matplotlib")
 INTERRUPTED, TERMINATED = 130, 143  # as shells have it
 
-MOST_GRACE_S = 366 * 86_400.0
-MOST_DAYS = 36_525.0  # a century: nanoseconds still fit into 64 bits
+MOST_GRACE_S = 366 * 86_400  # whoever judges nothing that is younger than a year
+MOST_DAYS = 36_525  # a century: nanoseconds still fit into 64 bits
 
 
 class Amount(click.FloatRange):

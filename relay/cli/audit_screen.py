@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import click
 from rich.console import Console
@@ -100,8 +100,15 @@ def _finding(found: dict[str, Any]) -> dict[str, Any]:
         "severity": found["severity"],
         "check": found["check"].partition(".")[2],
         "message_id": found["message_id"],
-        "from > to": f"{found['agent'] or '-'} > {found['route'] or '-'}",
+        "from > to": _from_to(found["agent"], found["route"]),
     }
+
+
+def _from_to(agent: str | None, route: str | None) -> str | None:
+    """Who to whom; of a file, a day or an agent, that alone."""
+    if agent is None or route is None:
+        return agent or route
+    return f"{agent} > {route}"
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
@@ -111,7 +118,9 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name, value in rows[0].items():
         number = isinstance(value, int | float)
-        table.add_column(name, justify="right" if number else "left", overflow="fold")
+        whole = name == "message_id"  # it is copied into `relay trace`
+        justify: Literal["right", "left"] = "right" if number else "left"
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=whole)
     for row in rows:
         table.add_row(*[_cell(name, value) for name, value in row.items()])
     Console(highlight=False, markup=False).print(table)

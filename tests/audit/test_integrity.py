@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -12,7 +13,7 @@ from relay.audit.jobs import integrity
 from relay.clock import NS_PER_S
 from tests.audit.homes import START_NS, HomeBuilder
 from tests.audit.journals import JournalBuilder, delivered, sent
-from tests.audit.telling import Outcome, run
+from tests.audit.telling import Outcome, run, tell
 from tests.fakes import FakeClock
 
 DAY = "archive/2026-01-31/alice"
@@ -140,3 +141,17 @@ def test_a_day_that_is_not_what_it_was_is_found(
         ("2026-01-31", "original"): "changed",
         ("2026-01-31", "segment"): "same",
     }
+
+
+def test_a_journal_that_ends_before_what_the_ledger_has_heard_of_it(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.sent("1-a")
+    home.write_store()
+    tell(home)
+    assert looked(spark, home, tmp_path / "sound").checks == {}
+    with home.ledger.transaction():
+        home.ledger.note_position(10**9, START_NS)
+    assert looked(spark, home, tmp_path / "behind").checks == {"damaged": {"journal"}}
+    shutil.rmtree(home.root / "journal")
+    assert looked(spark, home, tmp_path / "gone").checks == {"missing": {"journal"}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import msgspec
@@ -162,3 +163,37 @@ def test_the_day_from_which_on_nothing_may_be_missing(spark: SparkSession) -> No
     assert first(10, 4096) == "2026-01-21"
     assert first(0, 4) == "2026-01-21"
     assert first(0, 0) == ""
+
+
+def test_a_ledger_that_somebody_wrote_into_by_hand(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    for name in "good forged rerouted undone refused behind".split():
+        home.sent(f"1-{name}", name.encode())
+    home.write_store()
+    tell(home)
+    with sqlite3.connect(home.root / "ledger.db") as db:
+        for change, name in (
+            ("agent_name = 'mallory'", "forged"),
+            ("target = 'carol'", "rerouted"),
+            ("status = 'pending'", "undone"),
+            ("status = 'failed'", "refused"),
+        ):
+            db.execute(f"UPDATE messages SET {change} WHERE message_id = '1-{name}'")
+    db.close()
+    assert found(spark, home, tmp_path / "run") == {
+        "headers_differ": {"1-forged", "1-rerouted"},
+        "status_differs": {"1-undone", "1-refused"},
+    }
+
+
+def test_what_the_ledger_has_still_to_hear_of_is_no_contradiction(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.sent("1-killed")
+    tell(home)
+    with sqlite3.connect(home.root / "ledger.db") as db:  # killed behind the journal's commit
+        db.execute("UPDATE messages SET status = 'processing'")
+        db.execute("UPDATE orchestrator_state SET value = '0' WHERE key = 'journal'")
+    db.close()
+    assert found(spark, home, tmp_path / "run") == {}

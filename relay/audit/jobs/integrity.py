@@ -7,7 +7,7 @@
 | damaged | it is not what was written; `problems` says where | error |
 | unread | an original, or a pack of them, that cannot be read | error |
 | unreferenced | an attachment that no message names: retention takes it, in time | |
-| missing | an attachment that a message names which somebody has still to read | error |
+| missing | an attachment that a message names which somebody has still to read; the journal | error |
 
 What never changes again belongs to a day: an archive, a sealed segment in whatever tier, an
 original in its folder or its pack. A day's hash is over names and checksums, sorted. Compared with
@@ -46,7 +46,8 @@ def make(evidence: Evidence) -> Tables:
     # Verified once, whatever is asked of it: both tables go back to it, some of it twice.
     files = evidence.files(*schemas.KEPT_FILE.names).persist(StorageLevel.MEMORY_AND_DISK)
     originals = evidence.originals("path", "kind", "day", "size", "sha256", "problem")
-    verified = verify(files, originals, wanted(evidence)).persist(StorageLevel.MEMORY_AND_DISK)
+    every = verify(files, originals, wanted(evidence)).unionByName(behind(evidence))
+    verified = every.persist(StorageLevel.MEMORY_AND_DISK)
     return {NAME: verified, DAYS: days(verified, evidence.compared(DAYS, schemas.INTEGRITY_DAY))}
 
 
@@ -64,6 +65,35 @@ def wanted(evidence: Evidence) -> DataFrame:
     return joined.groupBy(F.regexp_replace("sha256", "^sha256:", "").alias("named")).agg(
         F.bool_or(F.coalesce("is_open", F.lit(False))).alias("is_wanted")
     )
+
+
+def behind(evidence: Evidence) -> DataFrame:
+    """A row when the journal ends before what the ledger has heard of it, or is gone.
+
+    The ledger follows the journal, whose end was looked at after the ledger's snapshot: whatever
+    was killed, and whenever, the journal is the longer of the two.
+    """
+    state = evidence.ledger("orchestrator_state", "key", "value")
+    heard = F.col("value").try_cast("bigint")
+    ends = evidence.gathered.journal.until.values()
+    is_gone = F.lit(not ends)
+    shorter = state.where((F.col("key") == "journal") & (heard > max(ends, default=0)))
+    problem = F.concat(
+        F.lit("the ledger has heard of it up to "),
+        F.col("value"),
+        F.lit(f", and it ends at {max(ends)}" if ends else ", and there is none"),
+    )
+    none = F.array().cast("array<string>")
+    row = shorter.select(
+        F.lit("journal").alias("path"),
+        F.lit("journal").alias("kind"),
+        F.when(is_gone, "missing").otherwise("damaged").alias("class"),
+        F.array(problem).alias("problems"),
+        none.alias("warnings"),
+    )
+    absent = [field for field in schemas.VERIFIED if field.name not in row.columns]
+    nothing = {field.name: F.lit(None).cast(field.dataType) for field in absent}
+    return schemas.conform(row.withColumns(nothing), schemas.VERIFIED)
 
 
 def verify(files: DataFrame, originals: DataFrame, named: DataFrame) -> DataFrame:

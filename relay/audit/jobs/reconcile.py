@@ -12,9 +12,11 @@ A message has one class, the worst that is true of it:
 | checksum_differs | the store holds another content than the ledger saw | error |
 | missing | completed or archived in the ledger, and not in the store | error |
 | journal_differs | the journal holds another content than the ledger saw | error |
+| headers_differ | store, journal or archive name another sender or route than the ledger | error |
 | unjournaled | completed, and not in the journal, which goes back that far | error |
 | original_differs | the archived file says something else than the ledger saw | error |
 | original_missing | archived by the ledger, and not in the archive, nor pruned | error |
+| status_differs | pending or refused, for the ledger; accepted, for store or journal | error |
 | in_flight | pending or processing: not at its end yet | |
 | failed | refused, and the sender has its nack; not expected in the store | |
 | extra | in store or journal, old enough to be judged, no ledger row | error |
@@ -37,6 +39,7 @@ A delivery, of one message to one recipient, has one as well:
 
 from __future__ import annotations
 
+import functools
 from datetime import datetime
 
 from pyspark.sql import Column, DataFrame, Window
@@ -53,6 +56,8 @@ SEVERITY = {
     "missing": ERROR,
     "checksum_differs": ERROR,
     "journal_differs": ERROR,
+    "headers_differ": ERROR,
+    "status_differs": ERROR,
     "unjournaled": ERROR,
     "original_differs": ERROR,
     "original_missing": ERROR,
@@ -66,6 +71,8 @@ DELIVERY_CHECKS = {
     "contradicted": "delivery_contradicted",
     "doubled": "delivery_doubled",
 }
+OPEN = ("pending", "processing")
+STATUS = "status_differs"
 STORE_SECTIONS = "messages,dead_letters,archive"
 _MESSAGE = (
     "message_id",
@@ -267,12 +274,14 @@ def _class(judged_before: Column) -> Column:
     unknown = F.col("checksum").isNull() | (F.col("checksums") < F.col("copies"))
     return (
         F.when(status.isNull(), _class_without_row(judged_before))
-        .when(status.isin("pending", "processing"), "in_flight")
+        .when((status.isin(*OPEN) | (status == "failed")) & _is_accepted(judged_before), STATUS)
+        .when(status.isin(*OPEN), "in_flight")
         .when(status == "failed", "failed")
         .when(F.col("copies").isNull() & (F.col("dead") > 0), "discarded")
         .when(F.col("copies").isNull(), "missing")
         .when(_differs("lowest_checksum", "highest_checksum"), "checksum_differs")
         .when(_differs("lowest_journaled", "journal_checksum"), "journal_differs")
+        .when(_is_of_another(), "headers_differ")
         .when(_is_unjournaled(), "unjournaled")
         .when(_differs("lowest_original", "original_checksum"), "original_differs")
         .when(_lacks_original(), "original_missing")
@@ -285,14 +294,28 @@ def _class(judged_before: Column) -> Column:
 
 def _class_without_row(judged_before: Column) -> Column:
     """Of what has no ledger row. The journal is ahead of the ledger, which says by how much."""
+    is_stray = F.coalesce("copies", "records").isNull()
+    return F.when(_is_recent(judged_before), "recent").when(is_stray, "stray").otherwise("extra")
+
+
+def _is_recent(judged_before: Column) -> Column:
+    """Too young, or behind the place up to which the ledger follows the journal."""
     young = F.greatest("dated", "stored_at", "journaled_at", "original_at") >= judged_before
     ahead = F.col("journal_end") > F.coalesce("follows", F.lit(0))
-    is_stray = F.coalesce("copies", "records").isNull()
-    return (
-        F.when(F.coalesce(young | ahead, young, ahead, F.lit(False)), "recent")
-        .when(is_stray, "stray")
-        .otherwise("extra")
-    )
+    return F.coalesce(young | ahead, young, ahead, F.lit(False))
+
+
+def _is_accepted(judged_before: Column) -> Column:
+    """Store or journal have it, and the ledger should have known by now."""
+    return F.coalesce("copies", "records").isNotNull() & ~_is_recent(judged_before)
+
+
+def _is_of_another() -> Column:
+    """Another sender, or another TO, than the ledger's."""
+    pairs = [("agent_name", name) for name in ("sender", "journal_sender", "original_agent")]
+    pairs += [("target", name) for name in ("to", "journal_to")]
+    differ = [F.coalesce(F.col(mine) != F.col(theirs), F.lit(False)) for mine, theirs in pairs]
+    return functools.reduce(Column.__or__, differ)
 
 
 def _differs(*names: str) -> Column:

@@ -23,6 +23,14 @@ ADVICE = {
         "The journal holds another content than the relay took in. `relay aof check` reads the "
         "stream; the original in archive/ has the truth."
     ),
+    "reconcile.headers_differ": (
+        "Store, journal or archive name another sender or route than the ledger: somebody wrote "
+        "into one of them. `relay acomm dump` and `relay trace` show both; compare with a backup."
+    ),
+    "reconcile.status_differs": (
+        "The ledger has the message as waiting or refused, while it was accepted and stored: "
+        "somebody wrote into ledger.db. `relay ledger audit` has what changed."
+    ),
     "reconcile.unjournaled": (
         "The journal goes back that far and does not hold it. `relay aof check` and `relay "
         "doctor` say whether records are gone."
@@ -112,7 +120,8 @@ ADVICE = {
     ),
     "integrity.unread": "The file cannot be read: see its owner, its mode and the disk below it.",
     "integrity.missing": (
-        "Somebody has still to read a message whose attachment is gone. Ask the sender for it."
+        "Of an attachment: somebody has still to read its message; ask the sender for it. Of the "
+        "journal: it is gone. Put it back from a backup before the relay starts."
     ),
     "integrity.day_changed": (
         "What never changes again has changed since the run compared with. Compare the day with a"
