@@ -7,7 +7,7 @@
 | damaged | it is not what was written; `problems` says where | error |
 | unread | an original, or a pack of them, that cannot be read | error |
 | unreferenced | an attachment that no message names: retention takes it, in time | |
-| missing | an attachment that a message names which somebody has still to read; the journal | error |
+| missing | an attachment of a message that somebody has still to read; the journal | error |
 
 What never changes again belongs to a day: an archive, a sealed segment in whatever tier, an
 original in its folder or its pack. A day's hash is over names and checksums, sorted. Compared with
