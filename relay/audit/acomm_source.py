@@ -34,7 +34,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from relay.audit import paths as places
+from relay.audit import paths as places, reading
 from relay.audit import schemas
 from relay.audit.acomm_columns import MESSAGE_SECTIONS, SECTIONS, sections_of
 from relay.audit.acomm_filters import OPTIONS, of_filter, of_options
@@ -51,7 +51,12 @@ __all__ = ["BATCH_ROWS", "FORMAT", "AcommSource", "find_files", "load"]
 
 
 def load(
-    spark: SparkSession, paths: Sequence[str], section: str, columns: Iterable[str]
+    spark: SparkSession,
+    paths: Sequence[str],
+    section: str,
+    columns: Iterable[str],
+    *,
+    here: bool = False,
 ) -> DataFrame:
     """These columns of a section of these files; no files give no rows.
 
@@ -59,8 +64,9 @@ def load(
     or missing fails the job that reads it.
     """
     schema = schemas.subset(SECTIONS[sections_of(section)[0]], columns, f"section {section}")
-    reader = spark.read.format(FORMAT).schema(schema).option("section", section)
-    return reader.option("paths", json.dumps([glob.escape(path) for path in paths])).load()
+    named = json.dumps([glob.escape(path) for path in paths])
+    options = {"section": section, "paths": named}
+    return reading.read(spark, AcommSource, schema, options, here=here)
 
 
 class AcommSource(DataSource):  # type: ignore[misc]

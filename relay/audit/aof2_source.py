@@ -33,7 +33,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from relay.audit import journal_files, schemas
+from relay.audit import journal_files, reading, schemas
 from relay.audit.acomm_source import check_columns
 from relay.audit.aof2_stream import Aof2StreamReader, SegmentPartition, check_start
 from relay.audit.journal_files import Damage
@@ -47,7 +47,12 @@ MODES = ("failfast", "permissive")
 
 
 def load(
-    spark: SparkSession, streams: Iterable[str], columns: Iterable[str], **options: str
+    spark: SparkSession,
+    streams: Iterable[str],
+    columns: Iterable[str],
+    *,
+    here: bool = False,
+    **options: str,
 ) -> DataFrame:
     """These columns of the records of these streams; no streams give no rows.
 
@@ -55,8 +60,8 @@ def load(
     fails the job that reads it.
     """
     schema = schemas.subset(schemas.JOURNAL, columns, "the journal")
-    reader = spark.read.format(FORMAT).schema(schema).options(**options)
-    return reader.option("paths", json.dumps(list(streams))).load()
+    options["paths"] = json.dumps(list(streams))
+    return reading.read(spark, Aof2Source, schema, options, here=here)
 
 
 class Aof2Source(DataSource):  # type: ignore[misc]

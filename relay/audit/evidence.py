@@ -34,6 +34,7 @@ from relay.audit import (
 )
 from relay.audit.acomm_columns import SECTIONS, sections_of
 from relay.audit.ledger_source import LedgerSnapshot
+from relay.audit.reading import SMALL_BYTES
 from relay.audit.sizes import Sizes, measure
 from relay.audit.watched import DEFAULT_RECENT_DAYS, watched_until
 from relay.clock import NS_PER_S, Clock
@@ -83,6 +84,11 @@ class Gathered(NamedTuple):
     watched_until_ns: int  # the snapshot, or the last sign of a relay that runs no more
     recent_ns: int  # how long before that something may have happened and still be judged
     journal: FrozenJournal = FrozenJournal({})
+
+    @property
+    def size(self) -> int:
+        """Bytes of ledger and store files: whether a home is small."""
+        return sum(os.path.getsize(path) for path in (self.ledger.path, *self.store_files))
 
     def named(self, text: str) -> str:
         """``text`` with paths of copies turned into those of their originals."""
@@ -199,6 +205,7 @@ class Evidence:
         self._earlier = earlier  # what --out was of a run to compare with
         self._spark = spark
         self._shared = shared
+        self._here = gathered.size <= SMALL_BYTES
         self._kept: dict[str, DataFrame] = {}
         self._files: list[files_source.Unit] | None = None
         self._originals: list[list[originals_source.Unit]] | None = None
@@ -272,7 +279,7 @@ class Evidence:
         every = ledger_source.schema_of(table).names
 
         def load(names: Sequence[str]) -> DataFrame:
-            return ledger_source.load(self._spark, path, table, names)
+            return ledger_source.load(self._spark, path, table, names, here=self._here)
 
         return self._columns(f"ledger {table}", load, every, columns)
 
@@ -299,6 +306,7 @@ class Evidence:
                 self.gathered.ledger.path,
                 "audit_log",
                 ("at", "what", "old_status", "new_status", "attempt", "staged_at", "written_at"),
+                here=self._here,
             )
             few = log.where(F.col("new_status").isin("written", "held", "dead")).select(
                 "at",
@@ -323,7 +331,9 @@ class Evidence:
         planned = self._originals
         return self._columns(
             "originals",
-            lambda names: originals_source.load(self._spark, home, planned, names),
+            lambda names: originals_source.load(
+                self._spark, home, planned, names, here=self._here
+            ),
             schemas.ORIGINAL.names,
             columns,
         )
@@ -349,7 +359,9 @@ class Evidence:
             self._files = files_source.plan(
                 gathered.home, gathered.store_files, gathered.folder, objects
             )
-        return files_source.load(self._spark, gathered.home, self._files, columns)
+        return files_source.load(
+            self._spark, gathered.home, self._files, columns, here=self._here
+        )
 
     def _columns(
         self,
@@ -367,7 +379,7 @@ class Evidence:
 
     def _store(self, section: str, columns: Sequence[str]) -> DataFrame:
         files = self.gathered.store_files
-        frame = acomm_source.load(self._spark, files, section, columns)
+        frame = acomm_source.load(self._spark, files, section, columns, here=self._here)
         return self._below(frame, "file", self.gathered.folder, self.gathered.home)
 
     def _journal(self, columns: Sequence[str]) -> DataFrame:
@@ -376,7 +388,7 @@ class Evidence:
         options |= {"objects": journal.objects} if journal.objects else {}
         options |= {"key_file": journal.key_file} if journal.key_file else {}
         streams = [glob.escape(stream) for stream in journal.until]
-        frame = aof2_source.load(self._spark, streams, columns, **options)
+        frame = aof2_source.load(self._spark, streams, columns, here=self._here, **options)
         return self._below(frame, "stream", self.gathered.home)
 
     def _below(self, frame: DataFrame, column: str, *folders: str) -> DataFrame:

@@ -30,7 +30,7 @@ from relay.aof2 import check
 from relay.aof2.catalog import Residency, SegmentEntry
 from relay.aof2.objects import open_objects
 from relay.aof2.warm import warm_name
-from relay.audit import schemas
+from relay.audit import reading, schemas
 from relay.audit.acomm_source import check_columns
 from relay.clock import NS_PER_MS, iso_date
 from relay.comm import acomm, container
@@ -108,12 +108,17 @@ def _of_stream(stream: str, shown: str, objects: str) -> Iterator[Unit]:
 
 
 def load(
-    spark: SparkSession, home: str, units: Sequence[Unit], columns: Iterable[str]
+    spark: SparkSession,
+    home: str,
+    units: Sequence[Unit],
+    columns: Iterable[str],
+    *,
+    here: bool = False,
 ) -> DataFrame:
     """These columns of what was planned. Errors: RelayError for a column that is not there."""
     schema = schemas.subset(schemas.KEPT_FILE, columns, "files")
-    reader = spark.read.format(FORMAT).schema(schema).option("home", home)
-    return reader.option("units", json.dumps(units)).load()
+    options = {"home": home, "units": json.dumps(units)}
+    return reading.read(spark, FilesSource, schema, options, here=here)
 
 
 class FilesSource(DataSource):  # type: ignore[misc]

@@ -33,7 +33,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
-from relay.audit import schemas
+from relay.audit import reading, schemas
 from relay.audit.acomm_source import check_columns
 from relay.clock import Clock
 from relay.errors import LedgerError, RelayError, VersionError
@@ -85,10 +85,18 @@ def _no_snapshot(ledger: str, target: str, exc: sqlite3.Error) -> RelayError:
     return LedgerError(f"{ledger}: no snapshot of it can be made: {exc}")
 
 
-def load(spark: SparkSession, snapshot: str, table: str, columns: Iterable[str]) -> DataFrame:
+def load(
+    spark: SparkSession,
+    snapshot: str,
+    table: str,
+    columns: Iterable[str],
+    *,
+    here: bool = False,
+) -> DataFrame:
     """These columns of a table. Errors: RelayError for a table or column that is not there."""
     schema = schemas.subset(schema_of(table), columns, f"table {table}")
-    return spark.read.format(FORMAT).schema(schema).option("table", table).load(snapshot)
+    options = {"table": table, "path": snapshot}
+    return reading.read(spark, LedgerSource, schema, options, here=here)
 
 
 def schema_of(table: str) -> StructType:

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from relay.audit import packs, schemas
+from relay.audit import packs, reading, schemas
 from relay.audit.acomm_source import check_columns
 from relay.checksums import sha256_hex
 from relay.errors import FormatError, MessageError, RelayError
@@ -94,12 +94,17 @@ def plan(home: str) -> list[list[Unit]]:
 
 
 def load(
-    spark: SparkSession, home: str, planned: Sequence[Sequence[Unit]], columns: Iterable[str]
+    spark: SparkSession,
+    home: str,
+    planned: Sequence[Sequence[Unit]],
+    columns: Iterable[str],
+    *,
+    here: bool = False,
 ) -> DataFrame:
     """These columns of what was planned. Errors: RelayError for a column that is not there."""
     schema = schemas.subset(schemas.ORIGINAL, columns, "originals")
-    reader = spark.read.format(FORMAT).schema(schema).option("home", home)
-    return reader.option("partitions", json.dumps(planned)).load()
+    options = {"home": home, "partitions": json.dumps(planned)}
+    return reading.read(spark, OriginalsSource, schema, options, here=here)
 
 
 class OriginalsSource(DataSource):  # type: ignore[misc]

@@ -62,7 +62,7 @@ def plant_every_fault(home: HomeBuilder) -> None:
     )
     home.ledger.written([Written("1-returned", "bob", 1, START_NS, START_NS)])
     home.finish("1-returned")
-    home.keep("1-returned")
+    home.keep("1-returned", to="#team")
     home.keep(None)  # sent through the engine alone: nobody's business here
     home.write_store()
 

@@ -295,19 +295,24 @@ def _class(judged_before: Column) -> Column:
 def _class_without_row(judged_before: Column) -> Column:
     """Of what has no ledger row. The journal is ahead of the ledger, which says by how much."""
     is_stray = F.coalesce("copies", "records").isNull()
-    return F.when(_is_recent(judged_before), "recent").when(is_stray, "stray").otherwise("extra")
+    return (
+        F.when(_is_recent(judged_before, "original_at"), "recent")
+        .when(is_stray, "stray")
+        .otherwise("extra")
+    )
 
 
-def _is_recent(judged_before: Column) -> Column:
+def _is_recent(judged_before: Column, *more: str) -> Column:
     """Too young, or behind the place up to which the ledger follows the journal."""
-    young = F.greatest("dated", "stored_at", "journaled_at", "original_at") >= judged_before
+    young = F.greatest("dated", "stored_at", "journaled_at", *more) >= judged_before
     ahead = F.col("journal_end") > F.coalesce("follows", F.lit(0))
     return F.coalesce(young | ahead, young, ahead, F.lit(False))
 
 
 def _is_accepted(judged_before: Column) -> Column:
-    """Store or journal have it, and the ledger should have known by now."""
-    return F.coalesce("copies", "records").isNotNull() & ~_is_recent(judged_before)
+    """Store or journal have it, and the ledger, which follows the journal, has heard of that."""
+    is_there = F.coalesce("copies", "records").isNotNull()
+    return is_there & F.col("follows").isNotNull() & ~_is_recent(judged_before)
 
 
 def _is_of_another() -> Column:

@@ -1,0 +1,39 @@
+"""How a source's rows become a table: read by Spark's workers, or here, where there is little.
+
+To plan a table that Python reads, Spark starts three Python processes, however few its rows: a
+second or two of a run, for each of some twenty tables. Of a small home all rows fit into the
+process that plans; of a large one no row passes through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+# Ledger and store files of a home that is small. Read here they take some ten times as much.
+SMALL_BYTES = 32 << 20
+
+
+def read(
+    spark: SparkSession,
+    source: type[DataSource],
+    schema: StructType,
+    options: Mapping[str, str],
+    *,
+    here: bool = False,
+) -> DataFrame:
+    """These columns of a source, by workers when the table is used, or ``here`` and now.
+
+    Errors: of the source, at once where it reads here.
+    """
+    if not here:
+        return spark.read.format(source.name()).schema(schema).options(**options).load()
+    reader = source(dict(options)).reader(schema)
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    table = pa.Table.from_batches(batches, to_arrow_schema(schema, timezone="UTC"))
+    return spark.createDataFrame(table)
