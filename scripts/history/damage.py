@@ -6,14 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-import msgspec
-
-from relay.config import decode, encode
 from relay.errors import RelayError
-from relay.home import CONFIG
 from scripts.history.faults import Planted, planted
-
-HUGE_MIB = (1 << 31) - 1  # two pebibytes, and the most that a configuration may say
 
 
 def spoil(root: Path, found: Iterable[Planted], names: set[str]) -> list[Planted]:
@@ -31,12 +25,6 @@ def spoil(root: Path, found: Iterable[Planted], names: set[str]) -> list[Planted
         more.append(_flip_first(root, "archive_byte", "store/archive/*/*.acomm"))
     if "segment_byte" in names:
         more.append(_flip_first(root, "segment_byte", "journal/*/warm/*.seg.zst"))
-    if "disk" in names:
-        path = root / CONFIG
-        config = decode(path.read_bytes())
-        disk = msgspec.structs.replace(config.disk, floor_mib=HUGE_MIB)
-        path.write_bytes(encode(msgspec.structs.replace(config, disk=disk)))
-        more.append(planted("disk"))
     return more
 
 

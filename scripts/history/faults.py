@@ -5,7 +5,6 @@
 | rows | ledger, store and journal disagree, or say what must not be |
 | files | originals and attachments that are gone or changed |
 | damage | store files and segments with a flipped byte: no reader takes them |
-| disk | the configured floor is above what is free |
 """
 
 from __future__ import annotations
@@ -77,7 +76,6 @@ KINDS = (
     Fault("attachment_altered", "files", "one was edited", ("integrity.damaged",)),
     Fault("archive_byte", "damage", "a flipped byte in an archive", ("integrity.damaged",)),
     Fault("segment_byte", "damage", "a flipped byte in a segment", ("integrity.damaged",)),
-    Fault("disk", "disk", "less is free than the floor", ("capacity.below_floor",)),
 )
 BY_NAME = {fault.name: fault for fault in KINDS}
 GROUPS = tuple(dict.fromkeys(fault.group for fault in KINDS))

@@ -32,7 +32,7 @@ RUNAWAY_POSTS = 40
 SLOW_FACTOR = 60
 SLOW_EVERY_NS = 30 * NS_PER_S  # an hour with few messages is judged by nobody
 LATE_NS = 4 * NS_PER_S
-OUTSIDE = ("archive_byte", "segment_byte", "disk", "stuck", "repaired", "limited", "refused")
+OUTSIDE = ("archive_byte", "segment_byte", "stuck", "repaired", "limited", "refused")
 SPOILED = ("attachment_gone", "attachment_altered")
 AS_USUAL = ("overdue", "unanswered")  # sent like any other, and never answered
 
@@ -231,7 +231,8 @@ class FaultyHistory(History):
         self.at(self.clock.now_ns() + LATE_NS, deliver)
         later = post._replace(at_ns=post.at_ns + LATE_NS // 2, body=self._text.body(), fault="")
         self.at(later.at_ns, lambda: self.send(later))
-        self._told(post, draft)
+        # of which of the two a check speaks is its affair
+        self.planted.append(planted(post.fault, agent=post.sender, route=post.to))
 
     def _skew(self, post: Post) -> None:
         draft = self.draft(post, 2 * HOUR_NS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from relay.aof2.plan import TierPolicy
+from relay.aof2.plan import JobKind
 from relay.audit import files_source
 from relay.audit.files_source import Verified, verify
 from relay.comm import acomm
@@ -13,6 +13,8 @@ from relay.comm.model import ArchiveNote, StoreFile
 from tests.audit.homes import START_S
 from tests.audit.journals import JournalBuilder, delivered, sent
 
+COMPRESS, UPLOAD = JobKind.COMPRESS, JobKind.UPLOAD
+EVICT_TIER0, EVICT_TIER1 = JobKind.EVICT_TIER0, JobKind.EVICT_TIER1
 STREAM = f"{1:020d}"
 
 
@@ -29,13 +31,12 @@ def wrong(found: dict[str, Verified]) -> dict[str, list[str]]:
 
 def test_an_object_is_judged_by_what_its_store_says_of_it(tmp_path: Path) -> None:
     (tmp_path / "o").mkdir()
-    everything_up = TierPolicy(True, 0, str(tmp_path / "o"), 0, 0)
-    builder = JournalBuilder(tmp_path / "home", tiers=everything_up)
+    builder = JournalBuilder(tmp_path / "home", objects=str(tmp_path / "o"))
     for number in range(3):
         builder.segment(sent(number), delivered(number))
     builder.checkpoint()
-    builder.checkpoint()
-    builder.settle()
+    for number in range(3):
+        builder.move(number, COMPRESS, UPLOAD, EVICT_TIER0, EVICT_TIER1)
     assert builder.files() == [f"segments/{3:020d}.seg"]
     builder.close()
     keys = [f"{STREAM}/{number:020d}.seg.zst" for number in range(3)]
@@ -59,12 +60,12 @@ def test_an_object_is_judged_by_what_its_store_says_of_it(tmp_path: Path) -> Non
 
 def test_a_segment_is_the_same_item_in_each_tier(tmp_path: Path) -> None:
     hot = JournalBuilder(tmp_path / "hot")
-    warm = JournalBuilder(tmp_path / "warm", tiers=TierPolicy(True, 0, "", 0, 0))
+    warm = JournalBuilder(tmp_path / "warm")
     for builder in (hot, warm):
         builder.segment(sent(1), delivered(1))
         builder.checkpoint()
-        builder.checkpoint()
-        builder.settle()
+    warm.move(0, COMPRESS, EVICT_TIER0)
+    for builder in (hot, warm):
         builder.close()
     told = [
         {(row.day, row.item, row.sha256) for row in rows(one.root).values() if row.item}
