@@ -34,8 +34,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from relay.audit import paths as places, reading
-from relay.audit import schemas
+from relay.audit import paths as places
+from relay.audit import reading, schemas
 from relay.audit.acomm_columns import MESSAGE_SECTIONS, SECTIONS, sections_of
 from relay.audit.acomm_filters import OPTIONS, of_filter, of_options
 from relay.audit.acomm_read import BATCH_ROWS, Wanted, batches, damage

@@ -88,7 +88,9 @@ class Gathered(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of ledger and store files: whether a home is small."""
-        return sum(os.path.getsize(path) for path in (self.ledger.path, *self.store_files))
+        files = (self.ledger.path, *self.store_files)
+        # One that retention took meanwhile is for those to tell who read it.
+        return sum(os.path.getsize(path) for path in files if os.path.exists(path))
 
     def named(self, text: str) -> str:
         """``text`` with paths of copies turned into those of their originals."""
@@ -331,9 +333,7 @@ class Evidence:
         planned = self._originals
         return self._columns(
             "originals",
-            lambda names: originals_source.load(
-                self._spark, home, planned, names, here=self._here
-            ),
+            lambda names: originals_source.load(self._spark, home, planned, names, here=self._here),
             schemas.ORIGINAL.names,
             columns,
         )
@@ -359,9 +359,7 @@ class Evidence:
             self._files = files_source.plan(
                 gathered.home, gathered.store_files, gathered.folder, objects
             )
-        return files_source.load(
-            self._spark, gathered.home, self._files, columns, here=self._here
-        )
+        return files_source.load(self._spark, gathered.home, self._files, columns, here=self._here)
 
     def _columns(
         self,
