@@ -34,6 +34,8 @@ def read(
     if not here:
         return spark.read.format(source.name()).schema(schema).options(**options).load()
     reader = source(dict(options)).reader(schema)
+    arrow = to_arrow_schema(schema, timezone="UTC")
     batches = [batch for part in reader.partitions() for batch in reader.read(part)]
-    table = pa.Table.from_batches(batches, to_arrow_schema(schema, timezone="UTC"))
-    return spark.createDataFrame(table)
+    # Spark takes no table of no batch at all.
+    batches = batches or [pa.RecordBatch.from_pylist([], schema=arrow)]
+    return spark.createDataFrame(pa.Table.from_batches(batches, arrow))
