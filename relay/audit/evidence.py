@@ -207,7 +207,8 @@ class Evidence:
         self._earlier = earlier  # what --out was of a run to compare with
         self._spark = spark
         self._shared = shared
-        self._here = gathered.size <= SMALL_BYTES
+        is_local = spark.sparkContext.master.startswith("local")
+        self._here = is_local and gathered.size <= SMALL_BYTES
         self._kept: dict[str, DataFrame] = {}
         self._files: list[files_source.Unit] | None = None
         self._originals: list[list[originals_source.Unit]] | None = None

@@ -177,8 +177,7 @@ class FilesReader(DataSourceReader):  # type: ignore[misc]
 def verify(home: str, unit: Unit) -> Iterator[Verified]:
     """Look at one unit. Whatever is wrong with it is in the rows."""
     if unit.kind == "attachment":
-        for name in sorted(os.listdir(unit.path)):
-            yield _said(home, unit, f"{unit.shown}/{name}", _attachment(unit, name))
+        yield from _attachments(home, unit)
         return
     looks: dict[str, Callable[[Unit], Verified]] = {
         "store": lambda one: _store(one, home),
@@ -189,6 +188,19 @@ def verify(home: str, unit: Unit) -> Iterator[Verified]:
     }
     look = looks[unit.kind]
     yield _said(home, unit, unit.shown, lambda: look(unit))
+
+
+def _attachments(home: str, unit: Unit) -> Iterator[Verified]:
+    """Those of one folder; none of one that went since it was listed."""
+    try:
+        names = sorted(os.listdir(unit.path))
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        yield Verified(unit.shown, unit.kind, problems=[exc.strerror or str(exc)])
+        return
+    for name in names:
+        yield _said(home, unit, f"{unit.shown}/{name}", _attachment(unit, name))
 
 
 def _said(home: str, unit: Unit, shown: str, look: Callable[[], Verified]) -> Verified:
