@@ -131,9 +131,11 @@ def _kinds(home: Home, settings: Retention) -> tuple[_Kind, ...]:
 def _cutoff(files: Iterable[File], now_ns: int, days: int, mib: int) -> Generator[None, None, int]:
     """What is older goes: by age, or for the oldest days of more than ``mib``; 0 is for ever.
 
+    A midnight, for a day of the archive goes whole: one that ended less than a day ago stays.
     None after each slice that was looked at.
     """
-    cutoff = now_ns - days * DAY_NS if days else 0
+    today = now_ns // DAY_NS * DAY_NS
+    cutoff = today - days * DAY_NS if days else 0
     if mib:
         by_day: Counter[int] = Counter()
         for number, file in enumerate(files):
@@ -147,7 +149,7 @@ def _cutoff(files: Iterable[File], now_ns: int, days: int, mib: int) -> Generato
                 break
             over -= by_day[day]
             cutoff = (day + 1) * DAY_NS
-    return min(cutoff, now_ns - DAY_NS)
+    return min(cutoff, today - DAY_NS)
 
 
 def still_needed(home: Home) -> Needed:

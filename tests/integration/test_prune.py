@@ -76,13 +76,15 @@ def test_days_of_the_archive_go_by_age_oldest_first(box: Box) -> None:
     assert json.loads(done.stdout)["file_at"] == young
 
 
-def test_and_by_size_but_nothing_of_the_last_day(box: Box) -> None:
+@pytest.mark.parametrize("hour", [0.5, 12, 23.5])
+def test_and_by_size_but_nothing_of_the_last_day(box: Box, hour: float) -> None:
+    box.clock.advance(DAY_S - (box.clock.now_ns() - int(hour * 3600e9)) % DAY_NS / 1e9)
     large = "x" * 700_000
     paths = []
     for _ in range(3):
         paths += archived(box, large)
-        box.clock.advance(DAY_S)
-    box.clock.advance(-DAY_S + 3600)
+        box.clock.advance(2 * DAY_S)
+    box.clock.advance(-2 * DAY_S + 3600)
     assert run(box, archive_mib=1)["archive"].number == 2
     assert [box.path(path).exists() for path in paths] == [False, False, True]
     for _ in range(3):
