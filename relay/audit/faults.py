@@ -10,7 +10,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-from py4j.protocol import Py4JError, Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from relay import errors
@@ -56,7 +56,9 @@ def explain(error: BaseException) -> RelayError:
         return known
     if isinstance(error, Py4JNetworkError | ConnectionError | EOFError) or _SHUT_DOWN.search(said):
         return SparkEnded("Spark's Java process has ended")
-    kind = SparkAtALoss if _INTERNAL.search(said) else RelayError
+    # what the JVM raised comes as a Py4JJavaError: another one is of a JVM that answers nonsense
+    is_torn = isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError)
+    kind = SparkAtALoss if is_torn or _INTERNAL.search(said) else RelayError
     return kind(f"Spark: {telling_line(said) or type(error).__name__}")
 
 

@@ -41,6 +41,7 @@ _PYTHON_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 MOST_SAID = 1 << 20  # bytes of what the JVM said last
 END_TIMEOUT_S = 10  # of a JVM that was told to end
+LAST_WORDS_S = 2  # of a JVM that may be about to end
 
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -154,9 +155,17 @@ def has_ended() -> bool:
 
 
 def why_ended() -> RelayError | None:
-    """The cause that the JVM spoke of, when it went or before; None where it is none of those."""
-    said = _jvm.said()
-    return cause_of(said) if said else None
+    """The cause that the JVM spoke of, when it went or before; None where it is none of those.
+
+    One that is going is waited for: its connections end before it has said why.
+    """
+    known = cause_of(_jvm.said())
+    process = getattr(SparkContext._gateway, "proc", None)
+    if known is None and process is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(LAST_WORDS_S)
+        known = cause_of(_jvm.said())
+    return known
 
 
 def stop(spark: SparkSession) -> None:

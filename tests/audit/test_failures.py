@@ -13,7 +13,7 @@ from pathlib import Path
 import pexpect
 import psutil
 import pytest
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from relay.audit import faults, masters
@@ -97,6 +97,12 @@ def test_what_spark_calls_its_own_bug_is_looked_up_in_what_its_jvm_said() -> Non
     told = faults.explain(RuntimeError("[INTERNAL_ERROR] Executed command failed. You hit a bug"))
     assert isinstance(told, faults.SparkAtALoss)
     assert str(told) == "Spark: Executed command failed. You hit a bug"
+
+
+def test_an_answer_that_makes_no_sense_is_looked_up_there_too() -> None:
+    """Seen of a JVM that was out of memory: it forgot a package of its own."""
+    told = faults.explain(Py4JError("py4j.reflection does not exist in the JVM"))
+    assert isinstance(told, faults.SparkAtALoss)
 
 
 def failing(home: HomeBuilder, cwd: Path, *arguments: str, **environ: str) -> str:
