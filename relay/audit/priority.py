@@ -4,6 +4,9 @@ A priority counts among the processes of one session alone where the kernel give
 its share (autogroup: so most desktops and servers do): an audit in a terminal of its own would
 take half of what a relay needs, at any priority. So the JVM gets a session of its own, and that
 session the priority; the workers that it starts are in it.
+
+A processor that is busy with the least of tasks lets a relay wait for some milliseconds all the
+same. Beside a relay that runs one is left free, where there are two.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import threading
 from collections.abc import Iterator
 
 import psutil
+
+from relay.audit.watched import is_served
 
 NICE_VARIABLE = "AGENT_RELAY_AUDIT_NICE"
 NICE = 19  # of 19: a relay that delivers comes first, and the audit has what is left
@@ -26,15 +31,27 @@ class _Given:
     nice = 0
 
 
-def give_way() -> None:
+def give_way(home: str) -> None:
     """Let everything else on the machine go before this process, its JVM and its workers.
 
-    For commands: a priority is not given back.
+    For commands: what is given is not given back. A relay that serves ``home`` gets a processor
+    for itself.
     """
     wanted = os.environ.get(NICE_VARIABLE, "")
     _Given.nice = int(wanted) if wanted.isdecimal() else NICE
     with contextlib.suppress(OSError):
         os.nice(max(0, _Given.nice - os.nice(0)))
+    if _Given.nice and is_served(home):
+        _leave_a_processor()
+
+
+def _leave_a_processor() -> None:
+    """Where the system lets a process say on which ones it runs: Linux."""
+    if not hasattr(os, "sched_getaffinity"):
+        return
+    processors = sorted(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, processors[1:] or processors)
 
 
 @contextlib.contextmanager

@@ -26,14 +26,21 @@ _SIGNS = (
 )
 
 
+def is_served(home: str) -> bool:
+    """Whether a relay runs there now."""
+    try:
+        return fsio.lock_owner(os.path.join(home, LOCK)) is not None
+    except OSError:
+        return False
+
+
 def watched_until(home: str, ledger: LedgerSnapshot) -> int:
     """Unix nanoseconds: the snapshot's time while a relay runs, else that of its last sign.
 
     Never later than the snapshot. Errors: LedgerError when the snapshot cannot be read.
     """
-    with contextlib.suppress(OSError):
-        if fsio.lock_owner(os.path.join(home, LOCK)) is not None:
-            return ledger.taken_ns
+    if is_served(home):
+        return ledger.taken_ns
     try:
         with contextlib.closing(sqlite3.connect(f"file:{ledger.path}?mode=ro", uri=True)) as db:
             rows = [db.execute(query).fetchone() for query in _SIGNS]

@@ -133,7 +133,7 @@ def run(
         jobs=jobs,
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
     )
-    give_way()
+    give_way(request.home)
     with _one_line_when_ended(out), _no_findings():
         brief = not 0 < len(jobs) <= FEW_JOBS
         report, _ = run_audit(request, Clock(), Screen(quiet=as_json, brief=brief))
@@ -247,7 +247,7 @@ def watch(
             click.echo(f"  and {tick.more_findings:,} more; --out keeps all events")
 
     request = WatchRequest(root_of(context, home), checkpoint, out, once, interval_s)
-    give_way()
+    give_way(request.home)
     try:
         with _no_findings():
             totals = follow(request, tell)
