@@ -56,7 +56,7 @@ def load(
     section: str,
     columns: Iterable[str],
     *,
-    here: bool = False,
+    keep: reading.Keep | None = None,
 ) -> DataFrame:
     """These columns of a section of these files; no files give no rows.
 
@@ -66,7 +66,7 @@ def load(
     schema = schemas.subset(SECTIONS[sections_of(section)[0]], columns, f"section {section}")
     named = json.dumps([glob.escape(path) for path in paths])
     options = {"section": section, "paths": named}
-    return reading.read(spark, AcommSource, schema, options, here=here)
+    return reading.read(spark, AcommSource, schema, options, keep)
 
 
 class AcommSource(DataSource):  # type: ignore[misc]

@@ -51,7 +51,7 @@ def load(
     streams: Iterable[str],
     columns: Iterable[str],
     *,
-    here: bool = False,
+    keep: reading.Keep | None = None,
     **options: str,
 ) -> DataFrame:
     """These columns of the records of these streams; no streams give no rows.
@@ -61,7 +61,7 @@ def load(
     """
     schema = schemas.subset(schemas.JOURNAL, columns, "the journal")
     options["paths"] = json.dumps(list(streams))
-    return reading.read(spark, Aof2Source, schema, options, here=here)
+    return reading.read(spark, Aof2Source, schema, options, keep)
 
 
 class Aof2Source(DataSource):  # type: ignore[misc]

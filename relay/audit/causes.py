@@ -11,10 +11,12 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+import psutil
+
 from relay.errors import RelayError
 
-DEFAULT_MEMORY = "1g"  # Spark's own
 MEMORY = "SPARK_DRIVER_MEMORY"
+LEAST_GIB, MOST_GIB, SHARE = 1, 4, 4  # of a fourth of the machine's memory
 
 
 class Cause(NamedTuple):
@@ -35,8 +37,9 @@ def cause_of(text: str) -> RelayError | None:
 
 
 def memory() -> str:
-    """How much memory Spark was given."""
-    return os.environ.get(MEMORY, DEFAULT_MEMORY)
+    """How much memory Spark is given: what the environment says, else a share of the machine's."""
+    share = psutil.virtual_memory().total // SHARE >> 30
+    return os.environ.get(MEMORY, f"{min(max(share, LEAST_GIB), MOST_GIB)}g")
 
 
 def _cause(pattern: str, message: str | Callable[[re.Match[str]], str], hint: str) -> Cause:
@@ -77,7 +80,7 @@ CAUSES = (
     _cause(
         r"OutOfMemoryError|Java heap space|GC overhead limit",
         _used_up,
-        f"{MEMORY}=4g gives it four times what it has unless told otherwise",
+        f"{MEMORY}=8g gives it more; fewer jobs need less",
     ),
     _cause(
         r"Could not reserve enough space|There is insufficient memory for the Java Runtime",

@@ -13,6 +13,7 @@ import glob
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ from relay.audit import (
 )
 from relay.audit.acomm_columns import SECTIONS, sections_of
 from relay.audit.ledger_source import LedgerSnapshot
-from relay.audit.reading import SMALL_BYTES
+from relay.audit.reading import SMALL_BYTES, Keep
 from relay.audit.sizes import Sizes, measure
 from relay.audit.watched import DEFAULT_RECENT_DAYS, watched_until
 from relay.clock import NS_PER_S, Clock
@@ -47,6 +48,7 @@ from relay.store.opening import look, store_key
 
 ARCHIVES = "store/archive/**/*.acomm"
 NOT_KEPT = frozenset(("content", "metadata", "signature"))  # bytes that one job or none reads
+KEPT = "kept"  # in the run's folder
 # Of the journal's columns, those that jobs read more than once.
 JOURNAL_KEPT = (
     "end",
@@ -190,9 +192,9 @@ def _copy_store(home: str, folder: str) -> list[str]:
 class Evidence:
     """What jobs read: DataFrames over the same frozen files.
 
-    ``shared``: several jobs read, so each table is read from its files once and then kept in
-    memory, and on the workers' disks where that is too little. Content, metadata and signatures
-    are not among what is kept.
+    A table is read from its files when it is first asked for, and kept as Parquet in the run's
+    folder. ``shared``: several jobs read, so of each table all columns are kept at once. Content,
+    metadata and signatures are not among what is kept.
     """
 
     def __init__(
@@ -210,6 +212,9 @@ class Evidence:
         is_local = spark.sparkContext.master.startswith("local")
         self._here = is_local and gathered.size <= SMALL_BYTES
         self._kept: dict[str, DataFrame] = {}
+        self._tables = 0
+        self._lock = threading.Lock()  # jobs of one run ask at once
+        self._locks: dict[str, threading.Lock] = {}  # of what is kept
         self._files: list[files_source.Unit] | None = None
         self._originals: list[list[originals_source.Unit]] | None = None
 
@@ -282,7 +287,7 @@ class Evidence:
         every = ledger_source.schema_of(table).names
 
         def load(names: Sequence[str]) -> DataFrame:
-            return ledger_source.load(self._spark, path, table, names, here=self._here)
+            return ledger_source.load(self._spark, path, table, names, keep=self._keep())
 
         return self._columns(f"ledger {table}", load, every, columns)
 
@@ -302,16 +307,17 @@ class Evidence:
         Columns: at, message_id, recipient, old_status, new_status, attempt, is_again (with a
         new attempt).
         """
-        key = "moves"
-        if key not in self._kept:
+
+        def few() -> DataFrame:
             log = ledger_source.load(
                 self._spark,
                 self.gathered.ledger.path,
                 "audit_log",
                 ("at", "what", "old_status", "new_status", "attempt", "staged_at", "written_at"),
-                here=self._here,
+                only={"new_status": ("written", "held", "dead")},
+                keep=self._keep(),
             )
-            few = log.where(F.col("new_status").isin("written", "held", "dead")).select(
+            return log.select(
                 "at",
                 F.substring_index("what", " > ", 1).alias("message_id"),
                 F.substring_index("what", " > ", -1).alias("recipient"),
@@ -320,8 +326,8 @@ class Evidence:
                 "attempt",
                 F.coalesce("staged_at", "written_at").isNotNull().alias("is_again"),
             )
-            self._kept[key] = few.persist(StorageLevel.MEMORY_AND_DISK) if self._shared else few
-        return self._kept[key]
+
+        return self._once("moves", few)
 
     def originals(self, *columns: str) -> DataFrame:
         """These columns of the files that agents sent, archived since or before the snapshot.
@@ -329,12 +335,15 @@ class Evidence:
         The folders are listed once, when they are first asked for. Errors: RelayError.
         """
         home = self.gathered.home
-        if self._originals is None:
-            self._originals = originals_source.plan(home)
-        planned = self._originals
+        with self._lock:
+            if self._originals is None:
+                self._originals = originals_source.plan(home)
+            planned = self._originals
         return self._columns(
             "originals",
-            lambda names: originals_source.load(self._spark, home, planned, names, here=self._here),
+            lambda names: originals_source.load(
+                self._spark, home, planned, names, keep=self._keep()
+            ),
             schemas.ORIGINAL.names,
             columns,
         )
@@ -348,19 +357,40 @@ class Evidence:
 
     def once(self, key: str, make: Callable[[], DataFrame]) -> DataFrame:
         """The frame that ``make`` gives, computed once whatever is made of it."""
-        if key not in self._kept:
-            self._kept[key] = make().persist(StorageLevel.MEMORY_AND_DISK)
-        return self._kept[key]
+        return self._once(key, lambda: make().persist(StorageLevel.MEMORY_AND_DISK))
+
+    def _once(self, key: str, make: Callable[[], DataFrame]) -> DataFrame:
+        with self._lock:
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            if key not in self._kept:
+                self._kept[key] = make()
+            return self._kept[key]
+
+    def _keep(self) -> Keep:
+        """A place for one more table. Files that are asked for stay: the run's folder goes."""
+        with self._lock:
+            self._tables += 1
+            return Keep(os.path.join(self.gathered.folder, KEPT, str(self._tables)), self._here)
 
     def files(self, *columns: str) -> DataFrame:
         """These columns of everything that keeps something, verified: schemas.KEPT_FILE."""
         gathered = self.gathered
-        if self._files is None:
-            objects = gathered.journal.objects
-            self._files = files_source.plan(
-                gathered.home, gathered.store_files, gathered.folder, objects
-            )
-        return files_source.load(self._spark, gathered.home, self._files, columns, here=self._here)
+        with self._lock:
+            if self._files is None:
+                objects = gathered.journal.objects
+                self._files = files_source.plan(
+                    gathered.home, gathered.store_files, gathered.folder, objects
+                )
+            units = self._files
+        return self._columns(
+            "files",
+            lambda names: files_source.load(
+                self._spark, gathered.home, units, names, keep=self._keep()
+            ),
+            schemas.KEPT_FILE.names,
+            columns,
+        )
 
     def _columns(
         self,
@@ -371,14 +401,12 @@ class Evidence:
     ) -> DataFrame:
         """From what is kept, where it is to be; else read for this one plan."""
         if not self._shared or not set(columns) <= set(every):
-            return load(columns)
-        if key not in self._kept:
-            self._kept[key] = load(every).persist(StorageLevel.MEMORY_AND_DISK)
-        return self._kept[key].select(*columns)
+            return self._once(f"{key} {columns}", lambda: load(columns))
+        return self._once(key, lambda: load(every)).select(*columns)
 
     def _store(self, section: str, columns: Sequence[str]) -> DataFrame:
         files = self.gathered.store_files
-        frame = acomm_source.load(self._spark, files, section, columns, here=self._here)
+        frame = acomm_source.load(self._spark, files, section, columns, keep=self._keep())
         return self._below(frame, "file", self.gathered.folder, self.gathered.home)
 
     def _journal(self, columns: Sequence[str]) -> DataFrame:
@@ -387,7 +415,7 @@ class Evidence:
         options |= {"objects": journal.objects} if journal.objects else {}
         options |= {"key_file": journal.key_file} if journal.key_file else {}
         streams = [glob.escape(stream) for stream in journal.until]
-        frame = aof2_source.load(self._spark, streams, columns, here=self._here, **options)
+        frame = aof2_source.load(self._spark, streams, columns, keep=self._keep(), **options)
         return self._below(frame, "stream", self.gathered.home)
 
     def _below(self, frame: DataFrame, column: str, *folders: str) -> DataFrame:

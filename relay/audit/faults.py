@@ -29,7 +29,7 @@ _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+.*$")
 class SparkEnded(RelayError):
     """The JVM that runs Spark is gone, and its answer with it."""
 
-    hint = "SPARK_DRIVER_MEMORY=4g gives it more memory; `dmesg` says whether the kernel killed it"
+    hint = "SPARK_DRIVER_MEMORY=8g gives it more memory; `dmesg` says whether the kernel killed it"
 
 
 class SparkAtALoss(RelayError):

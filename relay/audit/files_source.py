@@ -113,12 +113,12 @@ def load(
     units: Sequence[Unit],
     columns: Iterable[str],
     *,
-    here: bool = False,
+    keep: reading.Keep | None = None,
 ) -> DataFrame:
     """These columns of what was planned. Errors: RelayError for a column that is not there."""
     schema = schemas.subset(schemas.KEPT_FILE, columns, "files")
     options = {"home": home, "units": json.dumps(units)}
-    return reading.read(spark, FilesSource, schema, options, here=here)
+    return reading.read(spark, FilesSource, schema, options, keep)
 
 
 class FilesSource(DataSource):  # type: ignore[misc]

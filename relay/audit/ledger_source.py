@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -91,12 +92,16 @@ def load(
     table: str,
     columns: Iterable[str],
     *,
-    here: bool = False,
+    only: Mapping[str, Sequence[str]] | None = None,
+    keep: reading.Keep | None = None,
 ) -> DataFrame:
-    """These columns of a table. Errors: RelayError for a table or column that is not there."""
+    """These columns of a table; ``only`` rows with one of these words, by column.
+
+    Errors: RelayError for a table or column that is not there.
+    """
     schema = schemas.subset(schema_of(table), columns, f"table {table}")
-    options = {"table": table, "path": snapshot}
-    return reading.read(spark, LedgerSource, schema, options, here=here)
+    options = {"table": table, "path": snapshot, "only": json.dumps(only or {})}
+    return reading.read(spark, LedgerSource, schema, options, keep)
 
 
 def schema_of(table: str) -> StructType:
@@ -125,7 +130,9 @@ class LedgerSource(DataSource):  # type: ignore[misc]
             raise RelayError(f"format {FORMAT} needs a path: a ledger, or a snapshot of one")
         check_columns(schema, schema_of(table), f"table {table}")
         frozen = frozen_copy(os.path.expanduser(path), self.options.get("snapshot", ""))
-        return LedgerReader(frozen, table, self._rows(), schema)
+        only = json.loads(self.options.get("only", "{}"))
+        schemas.subset(schema_of(table), only, f"table {table}")
+        return LedgerReader(frozen, table, self._rows(), schema, only)
 
     def _table(self) -> str:
         return str(self.options.get("table", DEFAULT_TABLE))
@@ -148,8 +155,16 @@ class RowRange(InputPartition):  # type: ignore[misc]
 class LedgerReader(DataSourceReader):  # type: ignore[misc]
     """Reads a snapshot in workers."""
 
-    def __init__(self, path: str, table: str, rows: int, schema: StructType) -> None:
+    def __init__(
+        self,
+        path: str,
+        table: str,
+        rows: int,
+        schema: StructType,
+        only: Mapping[str, Sequence[str]],
+    ) -> None:
         self._path = path
+        self._only = only
         self._table = table
         self._rows = rows
         self._schema = schema
@@ -181,21 +196,23 @@ class LedgerReader(DataSourceReader):  # type: ignore[misc]
                 cursor.adbc_statement.set_options(
                     **{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)}
                 )
-                cursor.execute(query(self._table, self._schema, partition))
+                cursor.execute(query(self._table, self._schema, partition, self._only))
                 yield from _without_first_row(cursor.fetch_record_batch(), schema)
         except (dbapi.Error, OSError, pa.ArrowInvalid) as exc:
             raise LedgerError(f"{self._path}, table {self._table}: {exc}") from exc
 
 
-def query(table: str, schema: StructType, rows: RowRange) -> str:
-    """The SQL for a range: a row of typed values first, then the rows.
+def query(table: str, schema: StructType, rows: RowRange, only: Mapping[str, Sequence[str]]) -> str:
+    """The SQL for a range: a row of typed values first, then the rows that are wanted.
 
     ADBC guesses a column's type from the first rows, and takes one that is NULL in all of them
     for a number. The first row tells it; it is dropped when it comes back.
     """
     typed = ", ".join(f"{_typed(field)} AS {_quoted(field.name)}" for field in schema)
     wanted = ", ".join(_value(field) for field in schema)
-    where = "" if rows.first is None else f" WHERE rowid >= {rows.first} AND rowid < {rows.end}"
+    terms = [] if rows.first is None else [f"rowid >= {rows.first} AND rowid < {rows.end}"]
+    terms += [f"{_quoted(name)} IN ({_words(words)})" for name, words in only.items()]
+    where = f" WHERE {' AND '.join(terms)}" if terms else ""
     return f"SELECT {typed} UNION ALL SELECT {wanted} FROM {_quoted(table)}{where}"
 
 
@@ -250,6 +267,10 @@ def _typed(field: StructField) -> str:
 def _value(field: StructField) -> str:
     name = _quoted(field.name)
     return f"{name} / 1000" if isinstance(field.dataType, TimestampType) else name
+
+
+def _words(words: Iterable[str]) -> str:
+    return ", ".join("'" + word.replace("'", "''") + "'" for word in words)
 
 
 def _quoted(name: str) -> str:

@@ -99,12 +99,12 @@ def load(
     planned: Sequence[Sequence[Unit]],
     columns: Iterable[str],
     *,
-    here: bool = False,
+    keep: reading.Keep | None = None,
 ) -> DataFrame:
     """These columns of what was planned. Errors: RelayError for a column that is not there."""
     schema = schemas.subset(schemas.ORIGINAL, columns, "originals")
     options = {"home": home, "partitions": json.dumps(planned)}
-    return reading.read(spark, OriginalsSource, schema, options, here=here)
+    return reading.read(spark, OriginalsSource, schema, options, keep)
 
 
 class OriginalsSource(DataSource):  # type: ignore[misc]

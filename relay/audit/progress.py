@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from relay.audit.summary import Examples, JobReport
 
 SNAPSHOT = "taking a snapshot of ledger and store"
@@ -17,8 +15,11 @@ class Watcher:
     def step(self, what: str) -> None:
         """A step of the run begins: one of the sentences above."""
 
-    def begins(self, name: str, number: int, of: Sequence[str]) -> None:
-        """The job of this name begins, the ``number``-th (from 0) of these."""
+    def begins(self, name: str, of: int) -> None:
+        """The job of this name begins, of so many; another one may be underway.
+
+        Called in a thread of the job's own.
+        """
 
     def ended(self, report: JobReport, examples: Examples) -> None:
         """A job has its verdict."""

@@ -1,17 +1,23 @@
-"""How a source's rows become a table: read by Spark's workers, or here, where there is little.
+"""How a source's rows become a table: read by Spark when it is used, or first kept as Parquet.
 
-To plan a table that Python reads, Spark starts three Python processes, however few its rows: a
-second or two of a run, for each of some twenty tables. Of a small home all rows fit into the
-process that plans; of a large one, and on a cluster, no row passes through it.
+Spark plans a source of Python's by three processes, a second or two for each of some twenty tables,
+and turns its rows into the JVM's own one by one. A table that a run keeps is written by Arrow, in
+the workers, and read by Spark's own reader of Parquet: a third of the work. The little that a small
+home holds is written by the process that plans; of a large one, and on a cluster, no row passes
+through it.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -19,6 +25,14 @@ from relay.errors import RelayError
 
 # Ledger and store files of a home that is small: 30,000 messages or so.
 SMALL_BYTES = 32 << 20
+GROUP_BYTES = 16 << 20  # of a row group: what a worker holds beside its batch
+
+
+class Keep(NamedTuple):
+    """Where a table is kept, and who reads it."""
+
+    folder: str  # new, and private to the run; seen by all workers
+    here: bool  # this process, for there is little
 
 
 def read(
@@ -26,21 +40,42 @@ def read(
     source: type[DataSource],
     schema: StructType,
     options: Mapping[str, str],
-    *,
-    here: bool = False,
+    keep: Keep | None = None,
 ) -> DataFrame:
-    """These columns of a source, by workers when the table is used, or ``here`` and now.
+    """These columns of a source: read at once and kept, or whenever the table is used.
 
-    Errors: of the source, at once where it reads here; RelayError for a file that cannot be read.
+    Errors: of the source, at once where it is kept; RelayError for a file that cannot be read.
     """
-    if not here:
+    if keep is None:
         return spark.read.format(source.name()).schema(schema).options(**options).load()
     reader = source(dict(options)).reader(schema)
-    arrow = to_arrow_schema(schema, timezone="UTC")
+    os.makedirs(keep.folder, mode=0o700)
+    write = functools.partial(_write, reader, to_arrow_schema(schema, timezone="UTC"), keep.folder)
+    parts = list(enumerate(reader.partitions()))
+    if keep.here:
+        for part in parts:
+            write(part)
+    elif parts:
+        spark.sparkContext.parallelize(parts, len(parts)).foreach(write)
+    return spark.read.schema(schema).parquet(keep.folder)
+
+
+def _write(
+    reader: DataSourceReader, schema: pa.Schema, folder: str, part: tuple[int, InputPartition]
+) -> None:
+    """Write one partition's rows. A file that is not whole has a name that Spark passes over."""
+    number, partition = part
+    path = os.path.join(folder, f"part-{number:05}.parquet")
+    unfinished = os.path.join(folder, f"_{os.getpid()}-{number:05}")
+    held: list[pa.RecordBatch] = []
     try:
-        batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+        with pq.ParquetWriter(unfinished, schema, compression="snappy") as file:
+            for batch in reader.read(partition):
+                held.append(batch)
+                if sum(one.nbytes for one in held) >= GROUP_BYTES:
+                    file.write_table(pa.Table.from_batches(held, schema))
+                    held = []
+            file.write_table(pa.Table.from_batches(held, schema))
+        os.replace(unfinished, path)
     except OSError as exc:
         raise RelayError(f"{exc.filename}: {exc.strerror}") from exc
-    # Spark takes no table of no batch at all.
-    batches = batches or [pa.RecordBatch.from_pylist([], schema=arrow)]
-    return spark.createDataFrame(pa.Table.from_batches(batches, arrow))

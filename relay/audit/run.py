@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 
 import msgspec
@@ -24,6 +25,7 @@ from relay.audit.session import (
     has_ended,
     private_folder,
     session,
+    settings_for,
     why_ended,
 )
 from relay.audit.summary import Examples, JobReport, Report, to_json
@@ -34,6 +36,7 @@ from relay.errors import RelayError
 __all__ = ["Examples", "JobReport", "Report", "Request", "run_audit", "to_json"]
 
 SHOWN_FINDINGS = 20
+AT_ONCE = 3  # jobs
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -68,7 +71,7 @@ def run_audit(
             watcher.step(progress.SNAPSHOT)
             gathered = gather(home, folder, clock, request.grace_s, request.recent_days)
             watcher.step(progress.STARTING)
-            with session(request.master) as spark:
+            with session(request.master, conf=settings_for(gathered.size)) as spark:
                 with faults.explained():
                     read = [home, folder, *_elsewhere(gathered)]
                     cluster.require_shared(spark.sparkContext, read, [written.path])
@@ -116,21 +119,29 @@ def _run_jobs(
     out: OutFolder,
     watcher: Watcher,
 ) -> tuple[dict[str, JobReport], dict[str, Examples]]:
+    """Do each job, some at once: while one is planned, which one core does, another is computed.
+
+    Verdicts are told as they come, and returned in the order of ``wanted``.
+    """
+    examples = {job.name: Examples() for job in wanted}
     reports: dict[str, JobReport] = {}
-    examples: dict[str, Examples] = {}
-    names = [job.name for job in wanted]
-    for number, job in enumerate(wanted):
-        watcher.begins(job.name, number, names)
-        examples[job.name] = Examples()
-        reports[job.name] = _run_job(spark, job, evidence, out.tables, examples[job.name])
-        watcher.ended(reports[job.name], examples[job.name])
+
+    def run(job: Job) -> JobReport:
         if has_ended():
-            for name in names[number + 1 :]:
-                examples[name] = Examples()
-                reports[name] = JobReport(name, error=f"Spark has ended in {job.name}")
-                watcher.ended(reports[name], examples[name])
-            break
-    return reports, examples
+            return JobReport(job.name, error="Spark has ended in another job")
+        watcher.begins(job.name, len(wanted))
+        return _run_job(spark, job, evidence, out.tables, examples[job.name])
+
+    cores = spark.sparkContext.defaultParallelism
+    pool = ThreadPoolExecutor(min(AT_ONCE, 2 * cores - 1))  # one core has nothing to spare
+    try:
+        for done in as_completed([pool.submit(run, job) for job in wanted]):
+            report = done.result()
+            reports[report.name] = report
+            watcher.ended(report, examples[report.name])
+    finally:  # of an interrupt: the caller ends Spark, and with it what is still computed
+        pool.shutdown(wait=False, cancel_futures=True)
+    return {name: reports[name] for name in examples}, examples
 
 
 def _run_job(

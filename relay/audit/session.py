@@ -28,7 +28,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from relay.audit import cluster, faults, masters, priority
-from relay.audit.causes import cause_of
+from relay.audit.causes import MEMORY, cause_of, memory
 from relay.audit.formats import PUSHDOWN, register
 from relay.audit.java import find_java
 from relay.errors import RelayError
@@ -43,10 +43,26 @@ MOST_SAID = 1 << 20  # bytes of what the JVM said last
 END_TIMEOUT_S = 10  # of a JVM that was told to end
 LAST_WORDS_S = 2  # of a JVM that may be about to end
 
+# The first compiler alone has 48 MB for its code, less than the jobs of a run: what is thrown out
+# is compiled again, a fifth of a run. Nobody waits for a pause of the collector.
+JAVA_OPTIONS = "-XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC -Duser.timezone=UTC"
+# The second compiler, for what has run ten times as often as it usually waits for: else it takes
+# as long as it saves.
+_FOR_LONG = " ".join(
+    f"-XX:Tier4{name}={count}"
+    for name, count in (
+        ("InvocationThreshold", 50_000),
+        ("MinInvocationThreshold", 6_000),
+        ("CompileThreshold", 150_000),
+        ("BackEdgeThreshold", 400_000),
+    )
+)
+LARGE_BYTES = 512 << 20  # ledger and store of half a million messages or so
+DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     # An audit lives for seconds: the second compiler costs three of them before it gains any.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -Duser.timezone=UTC",
+    DRIVER_OPTIONS: f"-XX:TieredStopAtLevel=1 {JAVA_OPTIONS}",
     PUSHDOWN: "true",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -132,6 +148,11 @@ def spark_session(
     return spark
 
 
+def settings_for(n_bytes: int) -> dict[str, str]:
+    """What goes over SETTINGS for a run over so much ledger and store."""
+    return {DRIVER_OPTIONS: f"{_FOR_LONG} {JAVA_OPTIONS}"} if n_bytes >= LARGE_BYTES else {}
+
+
 @contextlib.contextmanager
 def session(
     master: str = DEFAULT_MASTER,
@@ -215,6 +236,7 @@ def _prepare_environment(folder: str, master: str) -> None:
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if cluster.is_on_loopback(master):  # others must reach the driver by its name
         environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    environ[MEMORY] = memory()
     environ["TZ"] = "UTC"  # rows that are collected have times of the process's zone
     time.tzset()
     _let_workers_import_relay()

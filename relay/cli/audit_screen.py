@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import click
@@ -32,6 +31,8 @@ class Screen(Watcher):
     def __init__(self, *, quiet: bool, brief: bool) -> None:
         self._quiet = quiet  # stdout is for programs
         self._brief = brief
+        self._running: list[str] = []
+        self._over = self._total = 0
         console = Console(stderr=True, highlight=False)
         self._bar = Progress(
             SpinnerColumn(),
@@ -49,18 +50,24 @@ class Screen(Watcher):
         """Say it beside the bar."""
         self._bar.update(self._task, description=what)
 
-    def begins(self, name: str, number: int, of: Sequence[str]) -> None:
-        """Move the bar."""
-        self._bar.update(
-            self._task,
-            description=f"{name} ({number + 1} of {len(of)})",
-            completed=number,
-            total=len(of),
-        )
+    def begins(self, name: str, of: int) -> None:
+        """Name it beside the bar, with what else is underway."""
+        self._running.append(name)
+        self._total = of
+        self._show()
+
+    def _show(self) -> None:
+        at = self._over + len(self._running)
+        text = f"{', '.join(self._running)} ({at} of {self._total})"
+        self._bar.update(self._task, description=text, completed=self._over, total=self._total)
 
     def ended(self, report: JobReport, examples: Examples) -> None:
         """Print the verdict, below its rows."""
-        self._bar.advance(self._task)
+        self._over += 1
+        if report.name in self._running:  # else it had not even begun
+            self._running.remove(report.name)
+        if self._running:
+            self._show()
         # The bar is drawn on the same terminal: it is taken away while something is printed.
         self._bar.stop()
         if report.error is not None:

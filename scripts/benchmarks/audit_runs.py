@@ -31,9 +31,9 @@ from scripts.benchmarks.common import fresh_root, note, report, timed
 from scripts.history.make import Given, History
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-    from relay.audit.evidence import Evidence
+    from relay.audit.evidence import Gathered
 
 SIZES = (100_000, 300_000, 1_000_000)
 FIVE_MILLION = 5_000_000  # with --large: an hour or so
@@ -86,18 +86,17 @@ def _measure(home: Path, out: Path) -> dict[str, float]:
 
 def measure(home: str, out: str) -> dict[str, float]:
     """Read, then run, in this process."""
-    from relay.audit.evidence import NOT_KEPT, Evidence, gather
+    from relay.audit.evidence import NOT_KEPT, gather
     from relay.audit.run import Request, run_audit
-    from relay.audit.session import private_folder, spark_session
+    from relay.audit.session import private_folder, settings_for, spark_session
     from relay.clock import Clock
 
-    utc = "-Duser.timezone=UTC"  # with the second compiler: a big run lives for minutes
-    spark = spark_session(MASTER, "benchmark", {"spark.driver.extraJavaOptions": utc})
     gathered = gather(home, private_folder("bench"), Clock())
-    _read(Evidence(spark, gathered), NOT_KEPT)  # what is compiled and started once is not timed
+    spark = spark_session(MASTER, "benchmark", settings_for(gathered.size))
+    _read(spark, gathered, NOT_KEPT)  # what is compiled and started once is not timed
     with _Watch() as reading:
-        narrow_s = timed(lambda: _read(Evidence(spark, gathered), NOT_KEPT))
-        read_s = timed(lambda: _read(Evidence(spark, gathered), frozenset()))
+        narrow_s = timed(lambda: _read(spark, gathered, NOT_KEPT))
+        read_s = timed(lambda: _read(spark, gathered, frozenset()))
     with _Watch() as running:
         began = time.perf_counter()
         summary, _ = run_audit(Request(home, out=out, master=MASTER), Clock())
@@ -117,16 +116,17 @@ def measure(home: str, out: str) -> dict[str, float]:
     }
 
 
-def _read(evidence: Evidence, without: frozenset[str]) -> None:
+def _read(spark: SparkSession, gathered: Gathered, without: frozenset[str]) -> None:
     """Each section and each table once, all of its rows, to nowhere."""
+    from relay.audit import acomm_source, ledger_source
     from relay.audit.evidence import store_columns
     from relay.audit.schemas import LEDGER
 
     for section in SECTIONS:
         names = [name for name in store_columns(section) if name not in without]
-        _discard(evidence.store(section, *names))
+        _discard(acomm_source.load(spark, gathered.store_files, section, names))
     for table, schema in LEDGER.items():
-        _discard(evidence.ledger(table, *schema.names))
+        _discard(ledger_source.load(spark, gathered.ledger.path, table, schema.names))
 
 
 def _discard(frame: DataFrame) -> None:

@@ -30,7 +30,7 @@ SAID = {
         "failed 1 times, most recent failure: Lost task 0.0 in stage 0.0 (TID 0) (localhost "
         "executor driver): java.lang.OutOfMemoryError: Java heap space",
         "Spark's memory was used up: SPARK_DRIVER_MEMORY is 2g",
-        "SPARK_DRIVER_MEMORY=4g",
+        "SPARK_DRIVER_MEMORY=8g",
     ),
     "worker": (
         "Lost task 0.0 in stage 0.0 (TID 0) (localhost executor driver): org.apache.spark."
@@ -204,7 +204,7 @@ def test_memory_that_is_used_up_ends_the_run_and_says_which_setting(
     hungry, traffic = done.stderr.splitlines()
     assert hungry == (
         "hungry: could not run: Spark's memory was used up: SPARK_DRIVER_MEMORY is 512m; "
-        "SPARK_DRIVER_MEMORY=4g gives it four times what it has unless told otherwise"
+        "SPARK_DRIVER_MEMORY=8g gives it more; fewer jobs need less"
     )
     assert traffic.startswith("traffic: could not run: Spark")  # it has gone, or is going
     assert done.stdout == ""

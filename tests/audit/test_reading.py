@@ -1,7 +1,8 @@
-"""A small home is read where the run is planned: the same rows as by workers, the same one line."""
+"""A table is read when it is used, or kept first, by workers or here: the rows are the same."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,54 +12,94 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from relay.audit import acomm_source, files_source, ledger_source, reading, schemas
+from relay.audit import (
+    acomm_source,
+    aof2_source,
+    faults,
+    files_source,
+    ledger_source,
+    reading,
+    schemas,
+)
+from relay.audit.reading import Keep
 from relay.clock import Clock
 from relay.errors import RelayError
 from tests.audit.homes import HomeBuilder
 
 
-def test_here_and_by_workers_the_rows_are_the_same(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+@pytest.fixture
+def ways(tmp_path: Path) -> list[Keep | None]:
+    """Not kept; kept by workers; kept by this process."""
+    return [None, Keep(str(tmp_path / "theirs"), False), Keep(str(tmp_path / "ours"), True)]
+
+
+def test_whoever_reads_it_and_when_the_rows_are_the_same(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path, ways: list[Keep | None]
 ) -> None:
     home.sent("1-a", b"hello", recipients=("bob", "carol"))
     home.sent("1-b", b"again")
-    store = home.write_store()
     ledger = str(tmp_path / "ledger.db")
     ledger_source.take_snapshot(str(home.root / "ledger.db"), ledger, Clock())
-    for here in (True, False):
-        rows = ledger_source.load(
-            spark, ledger, "deliveries", ["message_id", "recipient", "written_at"], here=here
-        )
+    columns = ["message_id", "recipient", "written_at"]
+    for keep in ways:
+        rows = ledger_source.load(spark, ledger, "deliveries", columns, keep=keep)
         assert {row[:2] for row in rows.collect()} == {
             ("1-a", "bob"),
             ("1-a", "carol"),
             ("1-b", "bob"),
         }
+
+
+def test_maps_bytes_times_and_large_numbers_come_back_as_they_were(
+    spark: SparkSession, home: HomeBuilder, ways: list[Keep | None]
+) -> None:
+    home.sent("1-a", b"hello", recipients=("bob", "carol"))
+    home.sent("1-b", b"again")
+    store = home.write_store()
     columns = schemas.STORED_MESSAGE.names
-    here_rows, worker_rows = (
-        acomm_source.load(spark, [store], "messages", columns, here=here).collect()
-        for here in (True, False)
-    )
-    assert len(here_rows) == 2
-    assert sorted(map(str, here_rows)) == sorted(map(str, worker_rows))
+    found = [
+        sorted(
+            map(str, acomm_source.load(spark, [store], "messages", columns, keep=keep).collect())
+        )
+        for keep in ways
+    ]
+    assert len(found[0]) == 2
+    assert found[0] == found[1] == found[2]
 
 
-def test_a_table_without_rows(spark: SparkSession, home: HomeBuilder, tmp_path: Path) -> None:
+def test_a_table_without_rows(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path, ways: list[Keep | None]
+) -> None:
     ledger = str(tmp_path / "ledger.db")
     ledger_source.take_snapshot(str(home.root / "ledger.db"), ledger, Clock())
-    empty = ledger_source.load(spark, ledger, "rejections", ["agent", "at"], here=True)
-    assert (empty.columns, empty.collect()) == (["agent", "at"], [])
+    for keep in ways:
+        empty = ledger_source.load(spark, ledger, "rejections", ["agent", "at"], keep=keep)
+        assert (empty.columns, empty.collect()) == (["agent", "at"], [])
+    nothing = aof2_source.load(spark, [], ["at"], keep=Keep(str(tmp_path / "none"), False))
+    assert (nothing.columns, nothing.collect()) == (["at"], [])
+
+
+def test_only_some_rows_of_a_ledgers_table(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    for name in ("1-a", "1-b", "1-it's"):
+        home.sent(name)
+    ledger = str(tmp_path / "ledger.db")
+    ledger_source.take_snapshot(str(home.root / "ledger.db"), ledger, Clock())
+    only = {"message_id": ("1-a", "1-it's", "1-none")}
+    rows = ledger_source.load(spark, ledger, "messages", ["message_id"], only=only)
+    assert {row.message_id for row in rows.collect()} == {"1-a", "1-it's"}
 
 
 def test_attachments_that_went_since_they_were_listed_are_no_fault(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     gone = files_source.Unit("attachment", str(tmp_path / "0c"), "attachments/0c")
-    rows = files_source.load(spark, str(tmp_path), [gone], ["path", "problems"], here=True)
+    rows = files_source.load(spark, str(tmp_path), [gone], ["path", "problems"])
     assert rows.collect() == []
     (tmp_path / "0d").write_text("no folder")
     odd = files_source.Unit("attachment", str(tmp_path / "0d"), "attachments/0d")
-    rows = files_source.load(spark, str(tmp_path), [odd], ["path", "problems"], here=True)
+    rows = files_source.load(spark, str(tmp_path), [odd], ["path", "problems"])
     assert [tuple(row) for row in rows.collect()] == [("attachments/0d", ["Not a directory"])]
 
 
@@ -79,6 +120,11 @@ class Unreadable(DataSource):
         return Reader()
 
 
-def test_what_cannot_be_read_here_is_one_line(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(RelayError, match=f"^{tmp_path}: Is a directory$"):
-        reading.read(spark, Unreadable, schemas.COUNT, {"path": str(tmp_path)}, here=True)
+@pytest.mark.parametrize("here", [True, False])
+def test_what_cannot_be_read_is_one_line_and_no_file_that_is_taken_for_whole(
+    spark: SparkSession, tmp_path: Path, here: bool
+) -> None:
+    keep = Keep(str(tmp_path / "kept"), here)
+    with pytest.raises(RelayError, match=f"^{tmp_path}: Is a directory$"), faults.explained():
+        reading.read(spark, Unreadable, schemas.COUNT, {"path": str(tmp_path)}, keep)
+    assert [name for name in os.listdir(keep.folder) if not name.startswith("_")] == []

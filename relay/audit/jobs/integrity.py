@@ -43,8 +43,7 @@ _UNPRUNED = "archive"  # archives of the store are kept for ever
 
 def make(evidence: Evidence) -> Tables:
     """A row a file, and a row a day and kind of file."""
-    # Verified once, whatever is asked of it: both tables go back to it, some of it twice.
-    files = evidence.files(*schemas.KEPT_FILE.names).persist(StorageLevel.MEMORY_AND_DISK)
+    files = evidence.files(*schemas.KEPT_FILE.names)
     originals = evidence.originals("path", "kind", "day", "size", "sha256", "problem")
     every = verify(files, originals, wanted(evidence)).unionByName(behind(evidence))
     verified = every.persist(StorageLevel.MEMORY_AND_DISK)
