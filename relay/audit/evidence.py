@@ -13,6 +13,7 @@ import glob
 import json
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -48,7 +49,6 @@ from relay.store.opening import look, store_key
 
 ARCHIVES = "store/archive/**/*.acomm"
 NOT_KEPT = frozenset(("content", "metadata", "signature"))  # bytes that one job or none reads
-KEPT = "kept"  # in the run's folder
 # Of the journal's columns, those that jobs read more than once.
 JOURNAL_KEPT = (
     "end",
@@ -212,7 +212,6 @@ class Evidence:
         is_local = spark.sparkContext.master.startswith("local")
         self._here = is_local and gathered.size <= SMALL_BYTES
         self._kept: dict[str, DataFrame] = {}
-        self._tables = 0
         self._lock = threading.Lock()  # jobs of one run ask at once
         self._locks: dict[str, threading.Lock] = {}  # of what is kept
         self._files: list[files_source.Unit] | None = None
@@ -369,9 +368,7 @@ class Evidence:
 
     def _keep(self) -> Keep:
         """A place for one more table. Files that are asked for stay: the run's folder goes."""
-        with self._lock:
-            self._tables += 1
-            return Keep(os.path.join(self.gathered.folder, KEPT, str(self._tables)), self._here)
+        return Keep(tempfile.mkdtemp(prefix="table-", dir=self.gathered.folder), self._here)
 
     def files(self, *columns: str) -> DataFrame:
         """These columns of everything that keeps something, verified: schemas.KEPT_FILE."""

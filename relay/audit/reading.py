@@ -31,7 +31,7 @@ GROUP_BYTES = 16 << 20  # of a row group: what a worker holds beside its batch
 class Keep(NamedTuple):
     """Where a table is kept, and who reads it."""
 
-    folder: str  # new, and private to the run; seen by all workers
+    folder: str  # empty, and private to the run; seen by all workers
     here: bool  # this process, for there is little
 
 
@@ -49,7 +49,6 @@ def read(
     if keep is None:
         return spark.read.format(source.name()).schema(schema).options(**options).load()
     reader = source(dict(options)).reader(schema)
-    os.makedirs(keep.folder, mode=0o700)
     write = functools.partial(_write, reader, to_arrow_schema(schema, timezone="UTC"), keep.folder)
     parts = list(enumerate(reader.partitions()))
     if keep.here:

@@ -73,8 +73,8 @@ def run_audit(
             watcher.step(progress.STARTING)
             with session(request.master, conf=settings_for(gathered.size)) as spark:
                 with faults.explained():
-                    read = [home, folder, *_elsewhere(gathered)]
-                    cluster.require_shared(spark.sparkContext, read, [written.path])
+                    read = [home, *_elsewhere(gathered)]
+                    cluster.require_shared(spark.sparkContext, read, [folder, written.path])
                 evidence = Evidence(
                     spark, gathered, shared=len(wanted) > 1, earlier=request.compare
                 )

@@ -27,10 +27,15 @@ from relay.errors import RelayError
 from tests.audit.homes import HomeBuilder
 
 
+def made(folder: Path) -> str:
+    folder.mkdir()
+    return str(folder)
+
+
 @pytest.fixture
 def ways(tmp_path: Path) -> list[Keep | None]:
     """Not kept; kept by workers; kept by this process."""
-    return [None, Keep(str(tmp_path / "theirs"), False), Keep(str(tmp_path / "ours"), True)]
+    return [None, Keep(made(tmp_path / "theirs"), False), Keep(made(tmp_path / "ours"), True)]
 
 
 def test_whoever_reads_it_and_when_the_rows_are_the_same(
@@ -75,7 +80,7 @@ def test_a_table_without_rows(
     for keep in ways:
         empty = ledger_source.load(spark, ledger, "rejections", ["agent", "at"], keep=keep)
         assert (empty.columns, empty.collect()) == (["agent", "at"], [])
-    nothing = aof2_source.load(spark, [], ["at"], keep=Keep(str(tmp_path / "none"), False))
+    nothing = aof2_source.load(spark, [], ["at"], keep=Keep(made(tmp_path / "none"), False))
     assert (nothing.columns, nothing.collect()) == (["at"], [])
 
 
@@ -124,7 +129,7 @@ class Unreadable(DataSource):
 def test_what_cannot_be_read_is_one_line_and_no_file_that_is_taken_for_whole(
     spark: SparkSession, tmp_path: Path, here: bool
 ) -> None:
-    keep = Keep(str(tmp_path / "kept"), here)
+    keep = Keep(made(tmp_path / "kept"), here)
     with pytest.raises(RelayError, match=f"^{tmp_path}: Is a directory$"), faults.explained():
         reading.read(spark, Unreadable, schemas.COUNT, {"path": str(tmp_path)}, keep)
     assert [name for name in os.listdir(keep.folder) if not name.startswith("_")] == []

@@ -108,18 +108,7 @@ def judge(
     grace_ns: int,
 ) -> DataFrame:
     """Deliveries that owe an acknowledgment, or have one; ``class`` NULL: it came as it should."""
-    by_agents = deliveries.where(F.col("recipient") != ORCHESTRATOR).where(
-        F.col("acked_at").isNotNull() | F.col("state").isin("written", "read")
-    )
-    facts = journal.agg(F.min("at").alias("journal_from")).crossJoin(
-        state.agg(F.max("updated_at").alias("alive_at"))
-    )
-    joined = (
-        by_agents.join(messages, on="message_id", how="inner")
-        .join(asked, on=F.col("message_id") == F.col("relay_id"), how="left")
-        .join(_dues(journal), on=["number", "recipient"], how="left")
-        .crossJoin(F.broadcast(facts))
-    )
+    joined = _with_what_asks(messages, deliveries, asked, journal, state)
     is_told = F.coalesce(F.col("written_at") >= F.col("journal_from"), F.lit(False))
     by_kind = F.coalesce("asks", F.lit(False))
     owes = F.when(is_told, F.col("due_at").isNotNull()).otherwise(by_kind)
@@ -147,6 +136,28 @@ def judge(
         F.when(~is_acked, past_s).alias("overdue_s"),
         "acked_at",
         "ack_status",
+    )
+
+
+def _with_what_asks(
+    messages: DataFrame,
+    deliveries: DataFrame,
+    asked: DataFrame,
+    journal: DataFrame,
+    state: DataFrame,
+) -> DataFrame:
+    """Deliveries to agents that were put into an inbox, with all that may ask for their ack."""
+    by_agents = deliveries.where(F.col("recipient") != ORCHESTRATOR).where(
+        F.col("acked_at").isNotNull() | F.col("state").isin("written", "read")
+    )
+    facts = journal.agg(F.min("at").alias("journal_from")).crossJoin(
+        state.agg(F.max("updated_at").alias("alive_at"))
+    )
+    return (
+        by_agents.join(messages, on="message_id", how="inner")
+        .join(asked, on=F.col("message_id") == F.col("relay_id"), how="left")
+        .join(_dues(journal), on=["number", "recipient"], how="left")
+        .crossJoin(F.broadcast(facts))
     )
 
 

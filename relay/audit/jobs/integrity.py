@@ -97,52 +97,56 @@ def behind(evidence: Evidence) -> DataFrame:
 
 def verify(files: DataFrame, originals: DataFrame, named: DataFrame) -> DataFrame:
     """Everything that is kept, and attachments that should be: schemas.VERIFIED."""
-    nothing = F.array().cast("array<string>")
-    of_originals = originals.select(
+    every = _of_files(files, named).unionByName(_of_originals(originals))
+    return schemas.conform(
+        every.unionByName(_missing(files, named), allowMissingColumns=True), schemas.VERIFIED
+    )
+
+
+def _of_originals(originals: DataFrame) -> DataFrame:
+    is_wrong, nothing = F.col("problem").isNotNull(), F.array().cast("array<string>")
+    return originals.select(
         "path",
         F.lit("original").alias("kind"),
         "day",
         F.col("path").alias("item"),
         "size",
         "sha256",
-        F.when(F.col("problem").isNotNull(), F.array("problem"))
-        .otherwise(nothing)
-        .alias("problems"),
+        F.when(is_wrong, F.array("problem")).otherwise(nothing).alias("problems"),
         nothing.alias("warnings"),
-        F.when(F.col("problem").isNotNull() & (F.col("kind") != "rejected"), "unread")
+        F.when(is_wrong & (F.col("kind") != "rejected"), "unread")
         .otherwise("sound")
         .alias("class"),
     )
-    is_attachment = F.col("kind") == "attachment"
-    joined = files.join(
-        F.broadcast(named), on=is_attachment & (F.col("item") == F.col("named")), how="left"
-    )
-    of_files = joined.withColumn(
+
+
+def _of_files(files: DataFrame, named: DataFrame) -> DataFrame:
+    is_named = (F.col("kind") == "attachment") & (F.col("item") == F.col("named"))
+    joined = files.join(F.broadcast(named), on=is_named, how="left")
+    is_unnamed = (F.col("kind") == "attachment") & F.col("named").isNull()
+    judged = joined.withColumn(
         "class",
         F.when(F.size("problems") > 0, "damaged")
-        .when(is_attachment & F.col("named").isNull(), "unreferenced")
+        .when(is_unnamed, "unreferenced")
         .when(F.size("warnings") > 0, "warned")
         .otherwise("sound"),
     )
-    there = files.where(is_attachment).select("item")
-    missing = (
-        named.where("is_wanted")
-        .join(there, on=F.col("named") == F.col("item"), how="left_anti")
-        .select(
-            F.concat_ws("/", F.lit("attachments"), F.substring("named", 1, 2), "named").alias(
-                "path"
-            ),
-            F.lit("attachment").alias("kind"),
-            F.lit("missing").alias("class"),
-            F.col("named").alias("item"),
-            F.array(F.lit("missing, and a message that is not read yet names it")).alias(
-                "problems"
-            ),
-            nothing.alias("warnings"),
-        )
+    return judged.drop("named", "is_wanted")
+
+
+def _missing(files: DataFrame, named: DataFrame) -> DataFrame:
+    """Attachments that somebody has still to read, and that are not there."""
+    there = files.where(F.col("kind") == "attachment").select("item")
+    absent = named.where("is_wanted").join(there, F.col("named") == F.col("item"), "left_anti")
+    path = F.concat_ws("/", F.lit("attachments"), F.substring("named", 1, 2), "named")
+    return absent.select(
+        path.alias("path"),
+        F.lit("attachment").alias("kind"),
+        F.lit("missing").alias("class"),
+        F.col("named").alias("item"),
+        F.array(F.lit("missing, and a message that is not read yet names it")).alias("problems"),
+        F.array().cast("array<string>").alias("warnings"),
     )
-    every = of_files.drop("named", "is_wanted").unionByName(of_originals)
-    return schemas.conform(every.unionByName(missing, allowMissingColumns=True), schemas.VERIFIED)
 
 
 def days(verified: DataFrame, before: DataFrame) -> DataFrame:
@@ -150,40 +154,13 @@ def days(verified: DataFrame, before: DataFrame) -> DataFrame:
 
     In two steps, by the first digits of each file's own hash: no task holds a whole day's names.
     """
-    is_kept = F.col("day").isNotNull() & F.col("item").isNotNull()
-    kind = F.when(F.col("kind") == "object", "segment").otherwise(F.col("kind"))
-    # A segment in two tiers, or an original beside its pack, is one item.
-    items = (
-        verified.where(is_kept)
-        .groupBy("day", kind.alias("kind"), "item")
-        .agg(
-            F.min("sha256").alias("sha256"),
-            F.max("size").alias("size"),
-            F.bool_or(F.col("sha256").isNull()).alias("is_partial"),
-        )
-    )
-    hashed = items.withColumn(
-        "one", F.sha2(F.concat_ws(" ", "item", F.coalesce("sha256", F.lit("-"))), 256)
-    )
-    buckets = hashed.groupBy("day", "kind", F.substring("one", 1, 2).alias("bucket")).agg(
-        _hash_of("one").alias("hash"),
-        F.count("*").alias("files"),
-        F.sum("size").alias("bytes"),
-        F.bool_or("is_partial").alias("is_partial"),
-    )
-    now = buckets.groupBy("day", "kind").agg(
-        F.sum("files").alias("files"),
-        F.coalesce(F.sum("bytes"), F.lit(0)).alias("bytes"),
-        _hash_of("hash").alias("hash"),
-        F.bool_or("is_partial").alias("is_partial"),
-    )
     earlier = before.select(
         "day",
         "kind",
         F.col("files").alias("files_before"),
         F.col("hash").alias("hash_before"),
     ).where(F.col("files_before") > 0)
-    both = now.join(earlier, on=["day", "kind"], how="full_outer")
+    both = _hashed_days(_items(verified)).join(earlier, on=["day", "kind"], how="full_outer")
     same = both.where(F.col("hash") == F.col("hash_before"))
     oldest = same.groupBy("kind").agg(F.min("day").alias("first_same"))
     judged = both.join(F.broadcast(oldest), on="kind", how="left")
@@ -199,6 +176,36 @@ def days(verified: DataFrame, before: DataFrame) -> DataFrame:
             }
         ),
         schemas.INTEGRITY_DAY,
+    )
+
+
+def _items(verified: DataFrame) -> DataFrame:
+    """What belongs to a day; a segment in two tiers, or an original beside its pack, is one."""
+    is_kept = F.col("day").isNotNull() & F.col("item").isNotNull()
+    kind = F.when(F.col("kind") == "object", "segment").otherwise(F.col("kind"))
+    grouped = verified.where(is_kept).groupBy("day", kind.alias("kind"), "item")
+    return grouped.agg(
+        F.min("sha256").alias("sha256"),
+        F.max("size").alias("size"),
+        F.bool_or(F.col("sha256").isNull()).alias("is_partial"),
+    )
+
+
+def _hashed_days(items: DataFrame) -> DataFrame:
+    hashed = items.withColumn(
+        "one", F.sha2(F.concat_ws(" ", "item", F.coalesce("sha256", F.lit("-"))), 256)
+    )
+    buckets = hashed.groupBy("day", "kind", F.substring("one", 1, 2).alias("bucket")).agg(
+        _hash_of("one").alias("hash"),
+        F.count("*").alias("files"),
+        F.sum("size").alias("bytes"),
+        F.bool_or("is_partial").alias("is_partial"),
+    )
+    return buckets.groupBy("day", "kind").agg(
+        F.sum("files").alias("files"),
+        F.coalesce(F.sum("bytes"), F.lit(0)).alias("bytes"),
+        _hash_of("hash").alias("hash"),
+        F.bool_or("is_partial").alias("is_partial"),
     )
 
 

@@ -70,59 +70,19 @@ def ordering(written: DataFrame, moves: DataFrame, state: DataFrame, steps: Data
     ``written``: first attempts with their messages. What is older than audit_log goes back is
     not judged: nobody can tell whether it was held.
     """
-    late = moves.where((F.col("old_status") == "held") | (F.col("new_status") == "held"))
-    kept_from = state.where(F.col("key") == "audit_kept_from").agg(
-        F.timestamp_micros(F.floor(F.max(F.col("value").try_cast("bigint")) / 1000)).alias("from")
-    )
-    judged = (
-        written.where(F.col("retry_count") == 0)
-        .join(late.select("message_id", "recipient"), ["message_id", "recipient"], "left_anti")
-        .crossJoin(F.broadcast(kept_from))
-        .where(F.coalesce(F.col("discovered_at") >= F.col("from"), F.lit(True)))
-    )
-    before = (
-        Window.partitionBy("agent_name", "recipient")
-        .orderBy("id")
-        .rowsBetween(Window.unboundedPreceding, -1)
-    )
-    timed = judged.select(
-        F.col("agent_name").alias("sender"),
-        "recipient",
-        "message_id",
-        "written_at",
-        F.max("written_at").over(before).alias("last_written"),
-        (_created_us() < F.max(_created_us()).over(before)).alias("is_created_before"),
-    )
-    # A row that was made again from the journal knows whole seconds.
-    is_whole = F.unix_micros("written_at") % 1_000_000 == 0
-    latest = F.when(is_whole, F.timestamp_micros(F.unix_micros("written_at") + 1_000_000))
-    early = timed.where(F.coalesce(latest, F.col("written_at")) < F.col("last_written"))
-    # After a step from before_at to at the clock went through the time between them once more;
-    # what was written just then may be discovered a little earlier.
-    written_us, second = F.unix_micros("written_at"), 1_000_000
-    told = early.join(
-        F.broadcast(steps.limit(_MOST_STEPS).select("before_at", "at")),
-        on=(F.col("written_at") <= F.col("before_at"))
-        & (written_us >= F.unix_micros("at") - second)
-        & (F.col("last_written") >= F.col("at")),
-        how="left_semi",
-    )
+    timed = _beside_what_went_before(_judged(written, moves, state))
+    early = _early(timed)
+    told = _told_by(steps, early).select("sender", "recipient", "message_id")
     by_clock = told.groupBy("sender", "recipient").agg(F.count("*").alias("by_clock"))
     real = early.join(
         told.select("message_id", "recipient"), ["message_id", "recipient"], "left_anti"
-    )
-    by_ms = (F.unix_micros("last_written") - F.unix_micros("written_at")) / _US_PER_MS
-    worst = real.groupBy("sender", "recipient").agg(
-        F.count("*").alias("real"),
-        F.max(by_ms).alias("worst_ms"),
-        F.max_by("message_id", by_ms).alias("message_id"),
     )
     pairs = timed.groupBy("sender", "recipient").agg(
         F.count("*").alias("deliveries"),
         F.count_if("is_created_before").alias("created_inversions"),
     )
     both = pairs.join(by_clock, ["sender", "recipient"], "left").join(
-        worst, ["sender", "recipient"], "left"
+        _worst(real), ["sender", "recipient"], "left"
     )
     zero = F.lit(0)
     return schemas.conform(
@@ -130,6 +90,70 @@ def ordering(written: DataFrame, moves: DataFrame, state: DataFrame, steps: Data
             "inversions", F.coalesce("real", zero) + F.col("by_clock")
         ),
         schemas.ORDERED,
+    )
+
+
+def _judged(written: DataFrame, moves: DataFrame, state: DataFrame) -> DataFrame:
+    """Those that nothing held up, as far back as audit_log goes to tell it."""
+    late = moves.where((F.col("old_status") == "held") | (F.col("new_status") == "held"))
+    kept_from = state.where(F.col("key") == "audit_kept_from").agg(
+        F.timestamp_micros(F.floor(F.max(F.col("value").try_cast("bigint")) / 1000)).alias("from")
+    )
+    return (
+        written.where(F.col("retry_count") == 0)
+        .join(late.select("message_id", "recipient"), ["message_id", "recipient"], "left_anti")
+        .crossJoin(F.broadcast(kept_from))
+        .where(F.coalesce(F.col("discovered_at") >= F.col("from"), F.lit(True)))
+    )
+
+
+def _beside_what_went_before(judged: DataFrame) -> DataFrame:
+    """Each delivery with the latest that its sender had written to its recipient before."""
+    before = (
+        Window.partitionBy("agent_name", "recipient")
+        .orderBy("id")
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
+    return judged.select(
+        F.col("agent_name").alias("sender"),
+        "recipient",
+        "message_id",
+        "written_at",
+        F.max("written_at").over(before).alias("last_written"),
+        (_created_us() < F.max(_created_us()).over(before)).alias("is_created_before"),
+    )
+
+
+def _early(timed: DataFrame) -> DataFrame:
+    """What was written before something that was sent before it."""
+    # A row that was made again from the journal knows whole seconds.
+    is_whole = F.unix_micros("written_at") % 1_000_000 == 0
+    latest = F.when(is_whole, F.timestamp_micros(F.unix_micros("written_at") + 1_000_000))
+    return timed.where(F.coalesce(latest, F.col("written_at")) < F.col("last_written"))
+
+
+def _told_by(steps: DataFrame, early: DataFrame) -> DataFrame:
+    """Of these, what a step of the clock explains.
+
+    After a step from before_at to at the clock went through the time between them once more;
+    what was written just then may be discovered a little earlier.
+    """
+    written_us, second = F.unix_micros("written_at"), 1_000_000
+    return early.join(
+        F.broadcast(steps.limit(_MOST_STEPS).select("before_at", "at")),
+        on=(F.col("written_at") <= F.col("before_at"))
+        & (written_us >= F.unix_micros("at") - second)
+        & (F.col("last_written") >= F.col("at")),
+        how="left_semi",
+    )
+
+
+def _worst(real: DataFrame) -> DataFrame:
+    by_ms = (F.unix_micros("last_written") - F.unix_micros("written_at")) / _US_PER_MS
+    return real.groupBy("sender", "recipient").agg(
+        F.count("*").alias("real"),
+        F.max(by_ms).alias("worst_ms"),
+        F.max_by("message_id", by_ms).alias("message_id"),
     )
 
 

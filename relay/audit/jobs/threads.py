@@ -109,6 +109,37 @@ def queries(
     One to the orchestrator, which takes none, is left out: it is refused at once.
     """
     until = instant(watched_until_ns)
+    by_query = (
+        _by_recipient(messages, deliveries)
+        .groupBy("message_id")
+        .agg(
+            *[F.first(name).alias(name) for name in ("correlation_id", "asker", "to")],
+            F.first("discovered_at").alias("asked_at"),
+            F.count("*").alias("recipients"),
+            F.count("responded_at").alias("answered"),
+            F.min("responded_at").alias("answered_at"),
+            F.count_if(F.col("ack_status").isin(*CLOSES)).alias("closed"),
+            F.count_if(F.col("state").isin(*ENDED)).alias("ended"),
+        )
+    )
+    judged = by_query.select(
+        "message_id",
+        F.col("correlation_id").alias("thread"),
+        F.col("asker").alias("agent"),
+        F.col("to").alias("route"),
+        "asked_at",
+        _class(elapsed_s("asked_at", until)).alias("class"),
+        "recipients",
+        "answered",
+        "answered_at",
+        F.greatest(elapsed_s("asked_at", until), F.lit(0)).alias("age_s"),
+        (F.col("asked_at") >= instant(recent_since_ns)).alias("recent"),
+    )
+    return schemas.conform(judged, schemas.THREAD_QUERY)
+
+
+def _by_recipient(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
+    """Each recipient of each query, and when it first responded to it."""
     asked = messages.where((F.col("message_type") == "Query") & F.col("relay_id").isNotNull())
     named = asked.select("relay_id", "correlation_id", "to", "id", F.col("sender").alias("asker"))
     posed = deliveries.where((F.col("kind") == "query") & (F.col("recipient") != ORCHESTRATOR))
@@ -126,34 +157,11 @@ def queries(
         & (F.col("response") > F.col("id"))
     )
     told = pairs.join(answers, on=is_its_answer, how="left")
-    by_recipient = told.groupBy("message_id", "recipient").agg(
+    return told.groupBy("message_id", "recipient").agg(
         *[F.first(name).alias(name) for name in ("correlation_id", "asker", "to")],
         *[F.first(name).alias(name) for name in ("discovered_at", "state", "ack_status")],
         F.min("responded_at").alias("responded_at"),
     )
-    by_query = by_recipient.groupBy("message_id").agg(
-        *[F.first(name).alias(name) for name in ("correlation_id", "asker", "to")],
-        F.first("discovered_at").alias("asked_at"),
-        F.count("*").alias("recipients"),
-        F.count("responded_at").alias("answered"),
-        F.min("responded_at").alias("answered_at"),
-        F.count_if(F.col("ack_status").isin(*CLOSES)).alias("closed"),
-        F.count_if(F.col("state").isin(*ENDED)).alias("ended"),
-    )
-    judged = by_query.select(
-        "message_id",
-        F.col("correlation_id").alias("thread"),
-        F.col("asker").alias("agent"),
-        F.col("to").alias("route"),
-        "asked_at",
-        _class(elapsed_s("asked_at", until)).alias("class"),
-        "recipients",
-        "answered",
-        "answered_at",
-        F.greatest(elapsed_s("asked_at", until), F.lit(0)).alias("age_s"),
-        (F.col("asked_at") >= instant(recent_since_ns)).alias("recent"),
-    )
-    return schemas.conform(judged, schemas.THREAD_QUERY)
 
 
 def _class(age_s: Column) -> Column:

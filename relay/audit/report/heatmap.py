@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from relay.audit import units
@@ -98,30 +99,13 @@ def _draw(matrix: Matrix, size: Size) -> Drawing:
     axis.spines["bottom"].set_visible(False)
     axis.set_xlim(0, columns)
     axis.set_ylim(rows, 0)
-    most = max(matrix.messages.values())
     titles: dict[str, str] = {}
     for y, sender in enumerate(matrix.senders):
         for x, recipient in enumerate(matrix.recipients):
-            count = matrix.messages.get((sender, recipient), 0)
-            step = _step(count, most)
-            square = Rectangle((x + 0.03, y + 0.04), 0.94, 0.92, facecolor=HEAT[step], linewidth=0)
             gid = f"cell-{y}-{x}"
-            square.set_gid(gid)
-            if count:
-                square.set_url(matrix.links.get((sender, recipient), "#table-traffic"))
+            _draw_cell(axis, matrix, (x, y), gid, is_narrow=size.narrow)
+            if matrix.messages.get((sender, recipient)):
                 titles[gid] = _title(matrix, sender, recipient)
-            axis.add_patch(square)
-            if count and columns <= (6 if size.narrow else MOST_NUMBERED):
-                colour = ROLES["paper"] if step > 4 else ROLES["ink"]
-                axis.text(
-                    x + 0.5,
-                    y + 0.53,
-                    _short(count),
-                    ha="center",
-                    va="center",
-                    fontsize=9,
-                    color=colour,
-                )
     axis.set_yticks([y + 0.5 for y in range(rows)], [_label(name) for name in matrix.senders])
     many = columns > (4 if size.narrow else 10)
     axis.set_xticks(
@@ -135,6 +119,32 @@ def _draw(matrix: Matrix, size: Size) -> Drawing:
     axis.xaxis.set_label_position("top")
     axis.set_xlabel("recipient", color=ROLES["muted"])
     return Drawing(made, titles)
+
+
+def _draw_cell(
+    axis: Axes, matrix: Matrix, at: tuple[int, int], gid: str, *, is_narrow: bool
+) -> None:
+    """The square of column and row ``at``; its number where there is room, its rows' link."""
+    x, y = at
+    pair = (matrix.senders[y], matrix.recipients[x])
+    count = matrix.messages.get(pair, 0)
+    step = _step(count, max(matrix.messages.values()))
+    square = Rectangle((x + 0.03, y + 0.04), 0.94, 0.92, facecolor=HEAT[step], linewidth=0)
+    square.set_gid(gid)
+    axis.add_patch(square)
+    if not count:
+        return
+    square.set_url(matrix.links.get(pair, "#table-traffic"))
+    if len(matrix.recipients) <= (6 if is_narrow else MOST_NUMBERED):
+        axis.text(
+            x + 0.5,
+            y + 0.53,
+            _short(count),
+            ha="center",
+            va="center",
+            fontsize=9,
+            color=ROLES["paper"] if step > 4 else ROLES["ink"],
+        )
 
 
 def _title(matrix: Matrix, sender: str, recipient: str) -> str:
