@@ -11,12 +11,10 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-import psutil
-
 from relay.errors import RelayError
 
 MEMORY = "SPARK_DRIVER_MEMORY"
-LEAST_GIB, MOST_GIB, SHARE = 1, 4, 4  # of a fourth of the machine's memory
+DEFAULT_MEMORY = "1g"  # Spark's own
 
 
 class Cause(NamedTuple):
@@ -37,9 +35,8 @@ def cause_of(text: str) -> RelayError | None:
 
 
 def memory() -> str:
-    """How much memory Spark is given: what the environment says, else a share of the machine's."""
-    share = psutil.virtual_memory().total // SHARE >> 30
-    return os.environ.get(MEMORY, f"{min(max(share, LEAST_GIB), MOST_GIB)}g")
+    """How much memory Spark was given."""
+    return os.environ.get(MEMORY, DEFAULT_MEMORY)
 
 
 def _cause(pattern: str, message: str | Callable[[re.Match[str]], str], hint: str) -> Cause:

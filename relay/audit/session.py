@@ -58,7 +58,7 @@ _FOR_LONG = " ".join(
     )
 )
 LARGE_BYTES = 512 << 20  # ledger and store of half a million messages or so
-DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
+DRIVER_OPTIONS, DRIVER_MEMORY = "spark.driver.extraJavaOptions", "spark.driver.memory"
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     # An audit lives for seconds: the second compiler costs three of them before it gains any.
@@ -138,10 +138,15 @@ def spark_session(
         atexit.register(end_jvm)  # before its folder is removed
         _prepare_environment(folder, master)
         settings = {"spark.master": master, "spark.app.name": app, **SETTINGS}
+        settings.update(conf or {})
+        # Who sets the variable is obeyed; what is wrong with the memory names it.
+        settings[DRIVER_MEMORY] = os.environ.setdefault(
+            MEMORY, settings.get(DRIVER_MEMORY, memory())
+        )
         settings["spark.sql.warehouse.dir"] = os.path.join(folder, "warehouse")
         settings["spark.local.dir"] = os.path.join(folder, "local")
         masters.require_listening(settings["spark.master"])
-        spark = _start(SparkConf().setAll(list({**settings, **(conf or {})}.items())))
+        spark = _start(SparkConf().setAll(list(settings.items())))
         masters.require_executor(spark.sparkContext, settings["spark.master"])
         cluster.ship(spark.sparkContext, folder)
     register(spark)
@@ -149,8 +154,15 @@ def spark_session(
 
 
 def settings_for(n_bytes: int) -> dict[str, str]:
-    """What goes over SETTINGS for a run over so much ledger and store."""
-    return {DRIVER_OPTIONS: f"{_FOR_LONG} {JAVA_OPTIONS}"} if n_bytes >= LARGE_BYTES else {}
+    """What goes over SETTINGS for a run over so much ledger and store.
+
+    For a large home Java's options, and a fourth of the machine's memory, 1 to 4 GiB: with
+    Spark's own 1 GiB a million messages are put in order on the disk.
+    """
+    if n_bytes < LARGE_BYTES:
+        return {}
+    gib = min(max(psutil.virtual_memory().total // 4 >> 30, 1), 4)
+    return {DRIVER_OPTIONS: f"{_FOR_LONG} {JAVA_OPTIONS}", DRIVER_MEMORY: f"{gib}g"}
 
 
 @contextlib.contextmanager
@@ -236,7 +248,6 @@ def _prepare_environment(folder: str, master: str) -> None:
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if cluster.is_on_loopback(master):  # others must reach the driver by its name
         environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    environ[MEMORY] = memory()
     environ["TZ"] = "UTC"  # rows that are collected have times of the process's zone
     time.tzset()
     _let_workers_import_relay()
