@@ -10,8 +10,7 @@ while others go by, and counts for nothing here.
 | clock_back | a message was discovered a second or more before the one before it | warning |
 | future_id | its id names a time after its discovery: the sender's clock is ahead | warning |
 | future_mtime | its file was written after it was discovered | warning |
-| negative | staged or written before it was discovered, written, read or acked before it | warning |
-| | was staged, read or acked before it was written | |
+| negative | staged, written, read or acked before what comes before that | warning |
 """
 
 from __future__ import annotations
