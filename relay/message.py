@@ -134,6 +134,14 @@ class MessageFile(NamedTuple):
         return parse_duration_ms(value) if value else None
 
 
+class Heading(NamedTuple):
+    """What a header says of whom a message is for, and of what it is."""
+
+    to: str
+    kind: Kind
+    priority: int  # 0 critical to 4 background
+
+
 def parse(
     data: bytes, *, file: str = "", max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
 ) -> MessageFile:
@@ -168,6 +176,20 @@ def parse(
 def max_file_bytes(max_body_bytes: int) -> int:
     """The size of the largest file within the limits: header, end of line, blank line, body."""
     return MAX_HEADER_BYTES + len(b"\n\r\n") + max_body_bytes
+
+
+def heading(head: bytes) -> Heading:
+    """TO, KIND and PRIORITY of a header that ``split`` gave, as ``parse`` understands them.
+
+    Errors: MessageError; the rules of other headers are not looked at.
+    """
+    headers, _ = _header_lines(head, "", delivered=False)
+    to, kind = _address(headers, "")
+    priority = headers.get("PRIORITY", "2")
+    is_valid, rule = _RULES["PRIORITY"]
+    if not is_valid(priority):
+        raise MessageError(f"{_shown(priority)} is not {rule}", header="PRIORITY")
+    return Heading(to, kind, int(priority))
 
 
 def parse_delivered(data: bytes, *, file: str = "") -> MessageFile:
@@ -287,6 +309,12 @@ def _parse(head: bytes, body: bytes, file: str, *, delivered: bool) -> MessageFi
             f"the body is not UTF-8 (byte {exc.start}); put binary data into an attachment",
             file=file,
         ) from exc
+    to, kind = _address(headers, file)
+    return MessageFile(to, kind, headers, body, attachments)
+
+
+def _address(headers: dict[str, str], file: str) -> tuple[str, Kind]:
+    """TO and KIND, taken out of these headers."""
     word = headers.pop("KIND", Kind.MESSAGE)
     kind = _KINDS.get(word.lower())
     if kind is None:
@@ -304,7 +332,7 @@ def _parse(head: bytes, body: bytes, file: str, *, delivered: bool) -> MessageFi
             file=file,
             header="TO",
         )
-    return MessageFile(to, kind, headers, body, attachments)
+    return to, kind
 
 
 def _header_lines(

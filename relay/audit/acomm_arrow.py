@@ -30,6 +30,7 @@ from relay.comm.message_record import (
 from relay.comm.model import Channel, Message, MessageStatus, MessageType, Priority
 from relay.comm.reader import U64, Reader
 from relay.errors import FormatError
+from relay.flow.router import KIND_OF
 
 LAST_SECOND = 253_402_300_799  # 9999-12-31T23:59:59Z: Spark's times end there
 MICROS = 1_000_000
@@ -223,6 +224,11 @@ class MessageTable:
 
     def _to(self) -> pa.Array:
         return self._lanes.texts("to")
+
+    def _kind(self) -> pa.Array:
+        kinds = pa.array([KIND_OF.get(member) for member in MessageType], pa.string())
+        usual = kinds.take(_array(self._block(Block.MESSAGE_TYPE), pa.uint8(), self.count))
+        return pc.coalesce(self._lanes.texts("kind"), usual)
 
     def _created_ns(self) -> pa.Array:
         return self._lanes.integers("created_ns")

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
+from relay.audit.acomm_arrow import LAST_SECOND
 from relay.checksums import sha256_hex
 from relay.comm.event_codec import VERSION, Checkpoint, EventCodec, Start
 from relay.comm.model import DeliveryState, Labelled, MessageType
 from relay.errors import FormatError, VersionError
+from relay.flow.router import KIND_OF
 
 Decode = Callable[[bytes, int], Any]  # a payload, and the offset of its record
 Make = Callable[["Rows", pa.DataType], pa.Array]
@@ -57,13 +59,15 @@ _WIRE: dict[str, Any] = {
     "message.channel_id": int | None,
     "message.content": bytes,
     "message.correlation_id": str | None,
+    "message.created_at": int,
     "message.metadata.relay_id": _WORD,
     "message.metadata.to": _WORD,
+    "message.metadata.kind": _WORD,
     "message.metadata.created_ns": _WORD,
 }
 _DEFAULTS = {int: 0, str: "", bytes: b"", bool: False}
 GAP, SEALED = "Gap", "Sealed"
-_MILLIS = pa.timestamp("ms", "UTC")
+_MILLIS, _SECONDS = pa.timestamp("ms", "UTC"), pa.timestamp("s", "UTC")
 
 
 class Rows:
@@ -196,6 +200,16 @@ def _time_ms(values: Callable[[Rows], list[Any]]) -> Make:
     return lambda rows, kind: pa.array(values(rows), pa.int64()).cast(_MILLIS).cast(kind)
 
 
+def _time_s(values: Callable[[Rows], list[int | None]]) -> Make:
+    return lambda rows, kind: pa.array(values(rows), pa.int64()).cast(_SECONDS).cast(kind)
+
+
+def _created_s(event: Any) -> int | None:
+    if event.message is None or event.message.created_at > LAST_SECOND:
+        return None
+    return int(event.message.created_at)
+
+
 def _u64(values: Sequence[int | None], kind: pa.DataType) -> pa.Array:
     # From Python's numbers to decimals at once would go by their digits.
     return pa.array(values, pa.uint64()).cast(kind)
@@ -206,6 +220,7 @@ def _labels(kind: type[Labelled]) -> dict[int, str]:
 
 
 _STATES, _TYPES = _labels(DeliveryState), _labels(MessageType)
+_KIND_OF = {int(member): str(kind) for member, kind in KIND_OF.items()}
 _STATE_OF = {
     "MessageSent": "Sent",
     "DeliveriesAdded": "Sent",
@@ -342,6 +357,10 @@ def _metadata_text(message: Any, name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def _kind(message: Any) -> str | None:
+    return _metadata_text(message, "kind") or _KIND_OF.get(message.message_type)
+
+
 def _created_ns(event: Any) -> int | None:
     if event.message is not None:
         value = getattr(event.message.metadata, "created_ns", None)
@@ -405,6 +424,10 @@ _COLUMNS: dict[str, Column] = {
     "checksum": Column(("message.content",), _of_message(lambda m: sha256_hex(m.content))),
     "content_size": Column(("message.content",), _of_message(lambda m: len(m.content))),
     "correlation_id": Column(("message.correlation_id",), _of_message(lambda m: m.correlation_id)),
+    "kind": Column(("message.message_type", "message.metadata.kind"), _of_message(_kind)),
+    "created_at": Column(
+        ("message.created_at",), _time_s(lambda rows: [_created_s(e) for e in rows.events])
+    ),
     "created_ns": Column(
         ("message.metadata.created_ns", "origin.discovered_at"), _of_events(_created_ns)
     ),

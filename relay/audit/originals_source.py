@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import stat
@@ -27,10 +28,18 @@ from pyspark.sql.types import StructType
 from relay.audit import packs, reading, schemas
 from relay.audit.acomm_source import check_columns
 from relay.checksums import sha256_hex
+from relay.comm.model import Priority
 from relay.errors import FormatError, MessageError, RelayError
 from relay.flow.delivery import DUPLICATES, REJECTED
 from relay.housekeeping import archive_pack
-from relay.message import DEFAULT_MAX_BODY_BYTES, max_file_bytes, parse, split
+from relay.message import (
+    DEFAULT_MAX_BODY_BYTES,
+    MAX_HEADER_BYTES,
+    heading,
+    max_file_bytes,
+    parse,
+    split,
+)
 from relay.names import MSG_SUFFIX, shown
 
 FORMAT = "relay_originals"
@@ -39,7 +48,8 @@ MOST_PARTITIONS = 64  # a task costs some 10 ms, and a year of fifty agents has 
 BATCH_ROWS = 5_000
 MOST_BYTES = max_file_bytes(DEFAULT_MAX_BODY_BYTES)  # a refused file may have any size
 _KINDS = {REJECTED: "rejected", DUPLICATES: "duplicate"}
-_CONTENT = frozenset(("checksum", "sha256"))
+_CONTENT = frozenset(("checksum", "sha256", "target", "message_type", "priority"))
+_NO_HEADING = ("", "", "")
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -63,6 +73,9 @@ class Original(NamedTuple):
     size: int | None = None
     checksum: str | None = None
     sha256: str | None = None
+    target: str | None = None
+    message_type: str | None = None
+    priority: str | None = None
     changed_at: int | None = None  # Unix microseconds
     problem: str | None = None
 
@@ -262,7 +275,24 @@ def _text(name: str) -> str:
 
 
 def _with_content(row: Original, data: bytes) -> Original:
-    return row._replace(checksum=checksum_of(data), sha256=sha256_hex(data))
+    head, _ = split(data)
+    target, kind, priority = _heading(head) if len(head) <= MAX_HEADER_BYTES else _NO_HEADING
+    return row._replace(
+        checksum=checksum_of(data),
+        sha256=sha256_hex(data),
+        target=target,
+        message_type=kind,
+        priority=priority,
+    )
+
+
+@functools.lru_cache(maxsize=4096)  # many messages have the very same header
+def _heading(head: bytes) -> tuple[str, str, str]:
+    try:
+        found = heading(head)
+    except MessageError:
+        return _NO_HEADING
+    return found.to, str(found.kind), Priority(found.priority).label
 
 
 def checksum_of(data: bytes) -> str | None:

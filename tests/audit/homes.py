@@ -120,7 +120,7 @@ class HomeBuilder:
         self.seen(message_id, body, sender=sender, to=to, at_ns=at_ns)
         self.deliver(message_id, recipients, at_ns=at_ns, written_after_ms=written_after_ms)
         self.finish(message_id, at_ns=at_ns)
-        self.keep(message_id, body, sender=sender, to=to)
+        self.keep(message_id, body, sender=sender, to=to, at_ns=at_ns)
 
     def deliver(
         self,
@@ -158,10 +158,13 @@ class HomeBuilder:
         *,
         sender: str = "alice",
         to: str = "bob",
+        at_ns: int = START_NS,
     ) -> None:
         """The engine holds this message, whatever the ledger says."""
         number = len(self.stored) + 1
-        self.stored.append(stored_message(number, message_id, body, sender=sender, to=to))
+        self.stored.append(
+            stored_message(number, message_id, body, sender=sender, to=to, created_ns=at_ns)
+        )
 
     def engine_deliveries(self, message: Message) -> dict[str, Delivery]:
         """What the engine knows of a message's deliveries: the same as the ledger."""

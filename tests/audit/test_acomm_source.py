@@ -156,6 +156,7 @@ def test_messages_with_every_column(read, path: str) -> None:
         },
         "relay_id": "1-full",
         "to": "bob",
+        "kind": "command",
         "created_ns": START_NS,
         "created_at": START,
         "delivered_at": START.replace(second=1),

@@ -6,6 +6,8 @@ message's id: joined with each other, each of them is moved and put in order for
 
 from __future__ import annotations
 
+import functools
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -69,10 +71,10 @@ def _ends(deliveries: DataFrame) -> DataFrame:
 
 def _in_store(stored: DataFrame) -> DataFrame:
     """Messages without a relay id were sent through the engine alone: the ledger knows none."""
-    dated = F.timestamp_micros(F.floor(F.col("created_ns") / _NS_PER_US))
-    names = ("file", "checksum", "sender", "to", "created_at")
+    names = ("file", "checksum", "sender", "to", "kind", "created_at")
+    more = (_dated().alias("dated"), _rank().alias("rank"))
     return stored.where(F.col("relay_id").isNotNull()).select(
-        F.col("relay_id").alias("message_id"), F.struct(*names, dated.alias("dated")).alias("copy")
+        F.col("relay_id").alias("message_id"), F.struct(*names, *more).alias("copy")
     )
 
 
@@ -84,16 +86,31 @@ def _of_store() -> list[Column]:
         F.max("copy.checksum").alias("highest_checksum"),
         F.min("copy.sender").alias("sender"),
         F.min("copy.to").alias("to"),
+        F.min("copy.kind").alias("kind"),
         F.min("copy.file").alias("store_file"),
         F.max("copy.created_at").alias("stored_at"),
         F.max("copy.dated").alias("dated"),
+        F.min("copy.dated").alias("first_dated"),
+        F.min("copy.created_at").alias("first_stored_at"),
+        F.max("copy.rank").alias("rank"),
     ]
 
 
 def _in_journal(journal: DataFrame) -> DataFrame:
     sent = journal.where((F.col("event") == "MessageSent") & F.col("relay_id").isNotNull())
-    record = F.struct("end", "at", "checksum", "sender", "to").alias("record")
+    names = ("end", "at", "checksum", "sender", "to", "kind", "created_at")
+    record = F.struct(*names, _dated().alias("dated")).alias("record")
     return sent.select(F.col("relay_id").alias("message_id"), record)
+
+
+def _dated() -> Column:
+    """Its discovery, in the microseconds of the ledger; no float, which has not so many digits."""
+    return F.timestamp_micros(F.expr(f"created_ns div {_NS_PER_US}"))
+
+
+def _rank() -> Column:
+    """The priority as a number, by its first letter: no two have the same; 0 for none."""
+    return F.ascii("priority")
 
 
 def _of_journal() -> list[Column]:
@@ -105,18 +122,26 @@ def _of_journal() -> list[Column]:
         F.max("record.checksum").alias("journal_checksum"),
         F.min("record.sender").alias("journal_sender"),
         F.min("record.to").alias("journal_to"),
+        F.min("record.kind").alias("journal_kind"),
+        F.max("record.dated").alias("journal_dated"),
+        F.max("record.created_at").alias("created_at"),
     ]
 
 
 def _in_archive(originals: DataFrame) -> DataFrame:
     """Originals proper: not refused, no second file."""
     kept = originals.where((F.col("kind") == "original") & F.col("message_id").isNotNull())
-    names = ("path", "agent", "checksum", "changed_at")
-    return kept.select("message_id", F.struct(*names).alias("original"))
+    names = ("path", "agent", "checksum", "changed_at", "target", "message_type")
+    original = F.struct(*names, _rank().alias("rank")).alias("original")
+    return kept.select("message_id", original)
 
 
 def _of_archive() -> list[Column]:
     return [
+        F.count("original").alias("originals"),
+        F.min("original.target").alias("original_to"),
+        F.min("original.message_type").alias("original_kind"),
+        F.max("original.rank").alias("original_rank"),
         F.min("original.path").alias("original_path"),
         F.min("original.agent").alias("original_agent"),
         F.min("original.checksum").alias("lowest_original"),
@@ -175,6 +200,47 @@ def is_filed() -> Column:
         & (F.col("agent_name") != ORCHESTRATOR)
         & F.col("file_path").startswith("archive/")
     )
+
+
+def noted(messages: DataFrame) -> DataFrame:
+    """One row, ``noted_at``: when the ledger last heard which originals had been filed.
+
+    A batch that is completed says so in one transaction of the one before; so does a start, which
+    completes what it finds, of every file that it finds filed.
+    """
+    heard = messages.where(F.col("status").isin("completed", ARCHIVED))
+    return heard.agg(F.max("processed_at").alias("noted_at"))
+
+
+def names_another() -> Column:
+    """True where a side has another sender, TO, kind, priority or time than it should have."""
+    pairs = [("agent_name", name) for name in ("sender", "journal_sender", "original_agent")]
+    pairs += [("target", name) for name in ("to", "journal_to", "original_to")]
+    pairs += [("message_type", name) for name in ("kind", "journal_kind", "original_kind")]
+    pairs += [("discovered_at", name) for name in ("dated", "first_dated", "journal_dated")]
+    pairs += [("created_at", name) for name in ("stored_at", "first_stored_at")]
+    pairs += [("rank", "original_rank")]
+    differ = [F.coalesce(F.col(mine) != F.col(theirs), F.lit(False)) for mine, theirs in pairs]
+    return functools.reduce(Column.__or__, differ)
+
+
+def lies_elsewhere() -> Column:
+    """True where the one original of a row does not lie where the row says.
+
+    A row that still names its outbox is not judged: a ledger that was made again knows no better
+    of a file that was packed.
+    """
+    is_archived = (F.col("status") == ARCHIVED) & ~F.col("file_path").startswith("agents/")
+    is_other = (F.col("originals") == 1) & (F.col("original_path") != F.col("file_path"))
+    return F.coalesce(is_archived & is_other, F.lit(False))
+
+
+def is_filed_unheard(judged_before: Column, grace: Column) -> Column:
+    """True where the ledger must have heard by now that this completed message was filed."""
+    filed_at = F.greatest("original_at", "processed_at")
+    is_there = (F.col("status") == "completed") & F.col("original_path").isNotNull()
+    is_old = (filed_at < judged_before) & (filed_at + grace < F.col("noted_at"))
+    return F.coalesce(is_there & is_old, F.lit(False))
 
 
 def _recipients(where: Column) -> Column:

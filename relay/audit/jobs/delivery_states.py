@@ -8,6 +8,7 @@ place up to which the ledger follows the journal, or within the grace, is not ju
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 from pyspark.sql import Column, DataFrame
@@ -37,9 +38,9 @@ def by_recipient(
 ) -> DataFrame:
     """One row a message and recipient, of whichever source names the two.
 
-    ``ledger``: message_id, recipient, state, attempt. ``stored``: id, relay_id, recipient, state,
-    file. ``journal``: end, at, event, relay_id, state, deliveries. What has no relay id was sent
-    through the engine alone, and is left out.
+    ``ledger``: message_id, recipient, state, attempt, and its times. ``stored``: id, relay_id,
+    recipient, state, file. ``journal``: end, at, event, relay_id, state, deliveries. What has no
+    relay id was sent through the engine alone, and is left out.
     """
     engine = _by_number(stored, journal, archives)
     told = ledger.select(
@@ -47,6 +48,7 @@ def by_recipient(
         "recipient",
         F.col("state").alias("ledger_state"),
         "attempt",
+        _lacks_time().alias("lacks_time"),
         *[_nothing(name, kind) for name, kind in _ENGINE.items()],
     )
     both = told.unionByName(
@@ -55,6 +57,7 @@ def by_recipient(
             "recipient",
             _nothing("ledger_state", "string"),
             _nothing("attempt", "bigint"),
+            _nothing("lacks_time", "boolean"),
             *_ENGINE,
         )
     )
@@ -62,17 +65,22 @@ def by_recipient(
     merged = (
         both.repartition("message_id")
         .groupBy("message_id", "recipient")
-        .agg(*[F.max(name).alias(name) for name in ("ledger_state", "attempt", *_ENGINE)])
+        .agg(*[F.max(name).alias(name) for name in (*_LEDGER, *_ENGINE)])
     )
     return merged
 
 
 def says(
-    names: Mapping[str, Column], judged_before: Column, follows: Column, young: Column
+    names: Mapping[str, Column],
+    judged_before: Column,
+    follows: Column,
+    young: Column,
+    reaches: Column,
 ) -> Column:
     """The class of a delivery, the first that is true: see reconcile.
 
     ``names``: status and agent of the message's row. ``young``: the message itself is not judged.
+    ``reaches``: the journal goes back to its discovery, so that it has all that was done.
     """
     status, agent = names["status"], names["agent"]
     state = F.col("ledger_state")
@@ -89,11 +97,12 @@ def says(
         .when(state.isNull() & (agent == ORCHESTRATOR), "unheard")
         .when(state.isNull(), "missing")
         .when(_engine_state().isNull() & F.col("is_known"), "extra")
-        .when(_contradicts(), "contradicted")
+        .when(_contradicts() | (reaches & _is_at_odds()), "contradicted")
         .otherwise(state)
     )
 
 
+_LEDGER = ("ledger_state", "attempt", "lacks_time")
 _ENGINE = {
     "stored_state": "string",  # in the live store, or the one archive
     "is_archived": "boolean",
@@ -102,7 +111,8 @@ _ENGINE = {
     "moved_at": "timestamp",
     "made": "bigint",  # how often it was put into the inbox
     "first_made": "bigint",  # of these, the first attempt
-    "attempts": "bigint",  # the highest attempt that was made
+    "attempts": "bigint",  # the highest attempt that was begun
+    "last_made": "bigint",  # the highest that was put into the inbox
 }
 
 
@@ -145,6 +155,7 @@ def _by_number(stored: DataFrame, journal: DataFrame, archives: str) -> DataFram
             F.count_if(is_made).alias("made"),
             F.count_if(is_made & (F.col("attempt") <= 1)).alias("first_made"),
             F.max("attempt").alias("attempts"),
+            F.max(F.when(is_made, F.col("attempt"))).alias("last_made"),
         )
         .where(F.col("relay_id").isNotNull())
         .select(
@@ -158,6 +169,7 @@ def _by_number(stored: DataFrame, journal: DataFrame, archives: str) -> DataFram
             "made",
             "first_made",
             "attempts",
+            "last_made",
         )
     )
 
@@ -186,6 +198,28 @@ def _contradicts() -> Column:
     # a late answer to what was rolled is in the ledger alone
     is_late = F.coalesce("is_archived", F.lit(False)) & (F.col("ledger_state") == "acked")
     return ~is_late & (_excludes("stored_state", words) | _excludes("journal_state", words))
+
+
+def _lacks_time() -> Column:
+    """True for a state of the ledger whose own time is not there."""
+    times = {"written": "written_at", "read": "read_at", "acked": "acked_at"}
+    lacking = [(F.col("state") == state) & F.col(at).isNull() for state, at in times.items()]
+    return functools.reduce(Column.__or__, lacking)
+
+
+def _is_at_odds() -> Column:
+    """True where the ledger counts other attempts than the journal, or lacks a time.
+
+    What is held may be of an attempt that a crash kept from the journal, and what was answered
+    is not counted on: more attempts than in the ledger are known of what lies in an inbox alone.
+    """
+    state = F.col("ledger_state")
+    more = state.isin("written", "read", "acked") & (F.col("attempt") > F.col("attempts"))
+    fewer = state.isin("written", "read") & (F.col("attempt") < F.col("last_made"))
+    is_agents = F.col("recipient") != ORCHESTRATOR
+    return F.coalesce((more | fewer) & is_agents, F.lit(False)) | F.coalesce(
+        "lacks_time", F.lit(False)
+    )
 
 
 def _excludes(name: str, words: Column) -> Column:

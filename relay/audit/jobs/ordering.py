@@ -10,7 +10,7 @@ while others go by, and counts for nothing here.
 | clock_back | a message was discovered a second or more before the one before it | warning |
 | future_id | its id names a time after its discovery: the sender's clock is ahead | warning |
 | future_mtime | its file was written after it was discovered | warning |
-| negative | written before it was discovered, read or acked before it was written | warning |
+| negative | staged, written, read or acked before what comes before that | warning |
 """
 
 from __future__ import annotations
@@ -47,7 +47,14 @@ def make(evidence: Evidence) -> Tables:
         "retry_count",
     ).where(F.col("agent_name") != ORCHESTRATOR)  # its answers are dated back to what they answer
     deliveries = evidence.ledger(
-        "deliveries", "message_id", "recipient", "attempt", "written_at", "read_at", "acked_at"
+        "deliveries",
+        "message_id",
+        "recipient",
+        "attempt",
+        "staged_at",
+        "written_at",
+        "read_at",
+        "acked_at",
     )
     kept_from = evidence.ledger("orchestrator_state", "key", "value")
     steps = clock_steps(messages)
@@ -224,7 +231,9 @@ def negative(written: DataFrame) -> DataFrame:
     gaps = [
         F.unix_micros(later) - F.unix_micros(earlier)
         for earlier, later in (
+            ("discovered_at", "staged_at"),
             ("discovered_at", "written_at"),
+            ("staged_at", "written_at"),
             ("written_at", "read_at"),
             ("written_at", "acked_at"),
         )

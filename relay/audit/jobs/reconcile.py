@@ -12,11 +12,13 @@ A message has one class, the worst that is true of it:
 | checksum_differs | the store holds another content than the ledger saw | error |
 | missing | completed or archived in the ledger, and not in the store | error |
 | journal_differs | the journal holds another content than the ledger saw | error |
-| headers_differ | store, journal or archive name another sender or route than the ledger | error |
+| headers_differ | store, journal or archive say another sender, TO, kind, time, priority | error |
 | unjournaled | completed, and not in the journal, which goes back that far | error |
 | original_differs | the archived file says something else than the ledger saw | error |
 | original_missing | archived by the ledger, and not in the archive, nor pruned | error |
-| status_differs | pending or refused, for the ledger; accepted, for store or journal | error |
+| path_differs | archived by the ledger, and its original lies elsewhere in the archive | error |
+| status_differs | pending or refused, for the ledger; accepted, for store or journal: or | error |
+| | completed, although its original was filed before the ledger last heard of any | |
 | in_flight | pending or processing: not at its end yet | |
 | failed | refused, and the sender has its nack; not expected in the store | |
 | extra | in store or journal, old enough to be judged, no ledger row | error |
@@ -30,7 +32,8 @@ A delivery, of one message to one recipient, has one as well:
 | held, staged, written, read, acked, expired, bounced, dead | the ledger's state | |
 | missing | store or journal have accepted it, the ledger does not know it | error |
 | extra | in the ledger; store and journal know the message, not this recipient | error |
-| contradicted | store or journal say what does not go with the ledger's state | error |
+| contradicted | store or journal say what does not go with the ledger's state, or | error |
+| | number of attempts; or the ledger has not the time of its state | |
 | doubled | put into the inbox more often than there were attempts | error |
 | unheard | an answer of the relay's own for somebody who is no agent any more | |
 | in_flight, failed, recent | as its message | |
@@ -39,7 +42,6 @@ A delivery, of one message to one recipient, has one as well:
 
 from __future__ import annotations
 
-import functools
 from datetime import datetime
 
 from pyspark.sql import Column, DataFrame, Window
@@ -49,6 +51,7 @@ from relay.audit import schemas
 from relay.audit.evidence import Evidence
 from relay.audit.jobs import accounts, delivery_states
 from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, found
+from relay.clock import NS_PER_S
 
 NAME = "reconcile"
 DELIVERIES = "reconcile_deliveries"
@@ -61,6 +64,7 @@ SEVERITY = {
     "unjournaled": ERROR,
     "original_differs": ERROR,
     "original_missing": ERROR,
+    "path_differs": ERROR,
     "extra": ERROR,
     "stray": WARNING,
     "undelivered": WARNING,
@@ -78,6 +82,7 @@ _MESSAGE = (
     "message_id",
     "agent_name",
     "target",
+    "message_type",
     "status",
     "checksum",
     "file_path",
@@ -86,16 +91,19 @@ _MESSAGE = (
     "processed_at",
     "last_error",
 )
-_STORED = ("relay_id", "checksum", "sender", "to", "created_ns", "created_at", "file")
-_SENT = ("end", "at", "event", "relay_id", "checksum", "sender", "to")
-_ORIGINAL = ("path", "message_id", "kind", "day", "agent", "checksum", "changed_at", "problem")
+_DELIVERY = ("message_id", "recipient", "state", "attempt", "written_at", "read_at", "acked_at")
+_SAID = ("relay_id", "checksum", "sender", "to", "kind", "created_ns", "created_at")
+_STORED = (*_SAID, "priority", "file")
+_SENT = (*_SAID, "end", "at", "event")
+_HEADERS = ("target", "message_type", "priority")
+_FILE = ("path", "message_id", "kind", "day", "agent", "checksum", "changed_at", "problem")
 
 
 def make(evidence: Evidence) -> Tables:
     """A row a message of whatever source, and a row a message and recipient."""
     messages = evidence.ledger("messages", *_MESSAGE)
-    deliveries = evidence.ledger("deliveries", "message_id", "recipient", "state", "attempt")
-    originals = evidence.originals(*_ORIGINAL)
+    deliveries = evidence.ledger("deliveries", *_DELIVERY)
+    originals = evidence.originals(*_FILE, *_HEADERS)
     retention = evidence.config.retention
     reach = accounts.reach(
         evidence.journal("at"), evidence.ledger("orchestrator_state", "key", "value")
@@ -108,6 +116,7 @@ def make(evidence: Evidence) -> Tables:
             retention.archive_mib,
         )
     )
+    reach = reach.crossJoin(accounts.noted(messages))
     ns = (evidence.snapshot_ns, evidence.grace_ns)
     stored, sent = evidence.store(STORE_SECTIONS, *_STORED), evidence.journal(*_SENT)
     told = evidence.store("deliveries", "file", "id", "relay_id", "recipient", "state")
@@ -131,7 +140,7 @@ def reconcile(
     """Compare the ledger's rows with what the others hold: schemas.RECONCILED.
 
     ``snapshot_ns`` is when the ledger was read; the others were read after it. ``reach``: one
-    row, of ``accounts.reach`` and ``accounts.originals_from``.
+    row, of ``accounts.reach``, ``originals_from`` and ``noted``.
     """
     sides = accounts.side_by_side(messages, deliveries, stored, journal, originals)
     judged_before = _judged_before(snapshot_ns, grace_ns)
@@ -143,7 +152,7 @@ def reconcile(
     return schemas.conform(
         joined.select(
             "message_id",
-            _class(judged_before).alias("class"),
+            _class(judged_before, grace_ns).alias("class"),
             F.coalesce("agent_name", "sender", "journal_sender", "original_agent").alias("agent"),
             F.coalesce("target", "to", "journal_to").alias("route"),
             "status",
@@ -195,7 +204,8 @@ def reconcile_deliveries(
     judged_before = _judged_before(snapshot_ns, grace_ns)
     young = F.coalesce(F.greatest("discovered_at", "processed_at") >= judged_before, F.lit(False))
     names = {"status": F.col("status"), "agent": F.col("agent_name")}
-    says = delivery_states.says(names, judged_before, F.col("follows"), young)
+    reaches = F.coalesce(F.col("discovered_at") >= F.col("journal_from"), F.lit(False))
+    says = delivery_states.says(names, judged_before, F.col("follows"), young, reaches)
     return schemas.conform(
         joined.select(
             "message_id",
@@ -207,6 +217,7 @@ def reconcile_deliveries(
             "stored_state",
             "journal_state",
             "attempt",
+            F.col("attempts").alias("journal_attempt"),
             F.coalesce("made", F.lit(0)).alias("made"),
             "moved_at",
         ),
@@ -255,7 +266,15 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
         message_id="message_id",
         agent="agent",
         route="route",
-        detail=("recipient", "ledger_state", "stored_state", "journal_state", "attempt", "made"),
+        detail=(
+            "recipient",
+            "ledger_state",
+            "stored_state",
+            "journal_state",
+            "attempt",
+            "journal_attempt",
+            "made",
+        ),
     )
     return wrong.unionByName(deliveries)
 
@@ -268,7 +287,11 @@ def _judged_before(snapshot_ns: int, grace_ns: int) -> Column:
     return F.timestamp_micros(F.lit((snapshot_ns - grace_ns) // 1000))
 
 
-def _class(judged_before: Column) -> Column:
+def _interval(ns: int) -> Column:
+    return F.make_dt_interval(secs=F.lit(ns / NS_PER_S))
+
+
+def _class(judged_before: Column, grace_ns: int) -> Column:
     """The first that is true, worst first."""
     status = F.col("status")
     unknown = F.col("checksum").isNull() | (F.col("checksums") < F.col("copies"))
@@ -281,10 +304,12 @@ def _class(judged_before: Column) -> Column:
         .when(F.col("copies").isNull(), "missing")
         .when(_differs("lowest_checksum", "highest_checksum"), "checksum_differs")
         .when(_differs("lowest_journaled", "journal_checksum"), "journal_differs")
-        .when(_is_of_another(), "headers_differ")
+        .when(accounts.names_another(), "headers_differ")
+        .when(accounts.is_filed_unheard(judged_before, _interval(grace_ns)), STATUS)
         .when(_is_unjournaled(), "unjournaled")
         .when(_differs("lowest_original", "original_checksum"), "original_differs")
         .when(_lacks_original(), "original_missing")
+        .when(accounts.lies_elsewhere(), "path_differs")
         .when(F.col("waiting_for").isNotNull(), "undelivered")
         .when(F.col("ended_for").isNotNull(), "returned")
         .when(unknown, "unverified")
@@ -313,14 +338,6 @@ def _is_accepted(judged_before: Column) -> Column:
     """Store or journal have it, and the ledger, which follows the journal, has heard of that."""
     is_there = F.coalesce("copies", "records").isNotNull()
     return is_there & F.col("follows").isNotNull() & ~_is_recent(judged_before)
-
-
-def _is_of_another() -> Column:
-    """Another sender, or another TO, than the ledger's."""
-    pairs = [("agent_name", name) for name in ("sender", "journal_sender", "original_agent")]
-    pairs += [("target", name) for name in ("to", "journal_to")]
-    differ = [F.coalesce(F.col(mine) != F.col(theirs), F.lit(False)) for mine, theirs in pairs]
-    return functools.reduce(Column.__or__, differ)
 
 
 def _differs(*names: str) -> Column:

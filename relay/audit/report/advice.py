@@ -24,12 +24,13 @@ ADVICE = {
         "stream; the original in archive/ has the truth."
     ),
     "reconcile.headers_differ": (
-        "Store, journal or archive name another sender or route than the ledger: somebody wrote "
-        "into one of them. `relay acomm dump` and `relay trace` show both; compare with a backup."
+        "Store, journal or archive say another sender, TO, KIND, time or priority than the "
+        "ledger: somebody wrote into one of them. `relay acomm dump` and `relay trace` show "
+        "both; compare with a backup."
     ),
     "reconcile.status_differs": (
-        "The ledger has the message as waiting or refused, while it was accepted and stored: "
-        "somebody wrote into ledger.db. `relay ledger audit` has what changed."
+        "The ledger has the message as waiting, refused or not yet archived, while it is "
+        "further: somebody wrote into ledger.db. `relay ledger audit` has what changed."
     ),
     "reconcile.unjournaled": (
         "The journal goes back that far and does not hold it. `relay aof check` and `relay "
@@ -43,10 +44,14 @@ ADVICE = {
         "The file is gone from archive/ and retention did not take it. The store still has the "
         "content."
     ),
+    "reconcile.path_differs": (
+        "The original lies in archive/ under another path than the ledger's: one of the two was "
+        "changed by hand. `relay ledger audit` has what became of the row; compare with a backup."
+    ),
     "reconcile.stray": "Nobody sent this file through the relay. Look who put it into archive/.",
     "reconcile.delivery_contradicted": (
-        "Ledger, store and journal disagree on one delivery. `relay doctor` compares them; `relay"
-        " trace` shows the ledger's side."
+        "Ledger, store and journal disagree on one delivery, its attempts or its times. `relay "
+        "doctor` compares them; `relay trace` shows the ledger's side."
     ),
     "reconcile.delivery_doubled": (
         "The recipient may have handled it twice. Tell it; then keep ledger and journal for "
@@ -100,8 +105,9 @@ ADVICE = {
         "Write elsewhere and rename into the outbox; see to the time service."
     ),
     "ordering.negative": (
-        "The clock of this machine was put back while the message was on its way. Its times say "
-        "nothing; see to the time service."
+        "The clock of this machine was put back while the message was on its way, or somebody "
+        "wrote into the ledger. Its times say nothing; see to the time service, and compare "
+        "with a backup."
     ),
     "acks.overdue": (
         "The recipient owes an acknowledgment. `relay acks --overdue` lists who; ask it, or send "

@@ -17,6 +17,9 @@ ORIGINAL = StructType(
         maybe("size", NUMBER, "bytes, header and body"),
         maybe("checksum", TEXT, "SHA-256 of the content, 64 hex, as the ledger's"),
         maybe("sha256", TEXT, "of the whole file, 64 hex"),
+        maybe("target", TEXT, "the TO header; empty: the header is that of no message"),
+        maybe("message_type", TEXT, "the KIND header; likewise"),
+        maybe("priority", TEXT, "Critical, High, Normal, Low, Background; likewise"),
         maybe("changed_at", TIME, "of the inode: when it came here; NULL in a pack"),
         maybe("problem", TEXT, "why it could not be read"),
     ]

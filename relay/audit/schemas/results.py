@@ -69,6 +69,7 @@ RECONCILED_DELIVERY = StructType(
         maybe("stored_state", TEXT, "in the store, or the archive that has the message"),
         maybe("journal_state", TEXT, "by the last record about it"),
         maybe("attempt", NUMBER, "of the ledger's row"),
+        maybe("journal_attempt", NUMBER, "the highest that the journal has begun"),
         always("made", NUMBER, "records of the journal that put it into the inbox"),
         maybe("moved_at", TIME, "of the last record about it"),
     ]

@@ -1,0 +1,151 @@
+"""What somebody wrote into a home by hand, and took care of: each is found, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from pyspark.sql import SparkSession
+
+from relay.audit.jobs import ordering, reconcile
+from relay.clock import NS_PER_S, iso_date
+from relay.comm.model import DeliveryState, Message, MessageType
+from tests.audit.homes import START_S, HomeBuilder
+from tests.audit.telling import moved, run, tell
+from tests.fakes import FakeClock
+
+DAY = "archive/2026-01-31/alice"
+replace = msgspec.structs.replace
+
+
+def write(home: HomeBuilder, table: str, changes: dict[str, str]) -> None:
+    """Message id -> what its rows of a table are set to."""
+    with contextlib.closing(sqlite3.connect(home.root / "ledger.db")) as db, db:
+        for name, change in changes.items():
+            db.execute(f"UPDATE {table} SET {change} WHERE message_id = '1-{name}'")
+
+
+def found(spark: SparkSession, home: HomeBuilder, folder: Path) -> dict[str, set[str]]:
+    """Check -> message ids, of a run over the home."""
+    return run(reconcile.JOB, home.evidence(spark, folder)).checks
+
+
+def test_rows_of_the_ledger(spark: SparkSession, home: HomeBuilder, tmp_path: Path) -> None:
+    names = "good command moved away earlier seventh fewer unacked unread".split()
+    for name in names:
+        home.sent(f"1-{name}", name.encode())
+    with home.ledger.transaction():
+        home.ledger.acknowledge("1-unacked", "bob", "received", home.stored[0].created_at)
+    home.write_store()
+    again = moved(names.index("fewer") + 1, "bob", DeliveryState.DELIVERED, 2)
+    tell(home, {"1-fewer": lambda said: [*said, again]})
+    write(
+        home,
+        "messages",
+        {
+            "command": "message_type = 'command'",
+            "moved": f"file_path = '{DAY}/1-good.msg'",
+            "away": "file_path = 'outside/1-away.msg'",
+            "earlier": "discovered_at = discovered_at - 1000000",
+        },
+    )
+    write(
+        home,
+        "deliveries",
+        {"seventh": "attempt = 7", "unacked": "acked_at = NULL", "unread": "state = 'read'"},
+    )
+    assert found(spark, home, tmp_path / "run") == {
+        "headers_differ": {"1-command", "1-earlier"},
+        "path_differs": {"1-moved", "1-away"},
+        "delivery_contradicted": {"1-seventh", "1-fewer", "1-unacked", "1-unread"},
+    }
+
+
+def test_headers_of_archived_originals(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    heads = {
+        "good": "to:  bob \r\nkind: MESSAGE\r\nX-NOTE: nobody's business\r\n",
+        "rerouted": "TO: carol\n",
+        "command": "TO: bob\nKIND: command\n",
+        "urgent": "TO: bob\nPRIORITY: 0\n",
+        "unaddressed": "X-NOTE: to nobody\n",
+        "broken": "no header at all\n",
+    }
+    for name in heads:
+        home.sent(f"1-{name}")
+    home.write_store()
+    tell(home)
+    for name, head in heads.items():
+        blank = "\r\n" if "\r" in head else "\n"
+        (home.root / DAY / f"1-{name}.msg").write_bytes(f"{head}{blank}hello".encode())
+    others = {f"1-{name}" for name in heads if name != "good"}
+    assert found(spark, home, tmp_path / "run") == {"headers_differ": others}
+
+
+FORGED: dict[str, Callable[[Message], Message]] = {
+    "good": lambda one: one,
+    "earlier": lambda one: replace(one, metadata={**one.metadata, "created_ns": 1_769_851_000}),
+    "older": lambda one: replace(one, created_at=START_S - 60),
+    "sender": lambda one: replace(one, sender="mallory"),
+    "route": lambda one: replace(one, metadata={**one.metadata, "to": "carol"}),
+    "command": lambda one: replace(one, message_type=MessageType.COMMAND),
+    "kind": lambda one: replace(one, metadata={**one.metadata, "kind": "spawn"}),
+    "urgent": lambda one: replace(one, priority=0),
+}
+
+
+@pytest.mark.parametrize("name", ["store/relay.acomm", "store/archive/2026-01-31/000001.acomm"])
+def test_a_store_file_that_was_written_anew(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path, name: str
+) -> None:
+    for one in FORGED:
+        home.sent(f"1-{one}")
+    tell(home)
+    home.stored = [
+        change(message) for message, change in zip(home.stored, FORGED.values(), strict=True)
+    ]
+    home.write_store(name)  # with checksums that are right
+    others = {f"1-{one}" for one in FORGED if one != "good"}
+    assert found(spark, home, tmp_path / "run") == {"headers_differ": others}
+
+
+def test_a_row_that_is_undone_is_told_from_one_that_a_crash_left(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    """Files have the times of this machine's clock, so rows have, too."""
+    now = time.time_ns()
+    for number, name in enumerate(("undone", "sound", "killed")):
+        home.sent(f"1-{name}", at_ns=now + number * 300 * NS_PER_S)
+    home.write_store()
+    write(home, "messages", dict.fromkeys(("undone", "killed"), "status = 'completed'"))
+    assert (home.root / "archive" / iso_date(now) / "alice" / "1-undone.msg").exists()
+    clock = FakeClock(now + 3600 * NS_PER_S)
+    evidence = home.evidence(spark, tmp_path / "run", clock)
+    assert run(reconcile.JOB, evidence).checks == {"status_differs": {"1-undone"}}
+
+
+def test_times_of_deliveries_that_cannot_be(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    """What is earlier than what comes before it, by more than a clock's own error."""
+    for name in "good staged written read acked".split():
+        home.sent(f"1-{name}")
+    minute = 60 * NS_PER_S
+    write(
+        home,
+        "deliveries",
+        {
+            "staged": f"staged_at = staged_at - {minute}",
+            "written": f"staged_at = staged_at + {minute}",
+            "read": f"read_at = written_at - {minute}",
+            "acked": f"acked_at = written_at - {minute}",
+        },
+    )
+    checks = run(ordering.JOB, home.evidence(spark, tmp_path / "run")).checks
+    assert checks == {"negative": {"1-staged", "1-written", "1-read", "1-acked"}}
