@@ -116,9 +116,8 @@ _ENGINE = {
 }
 
 
-def _by_number(stored: DataFrame, journal: DataFrame, archives: str) -> DataFrame:
-    """Store and journal, which know messages by the engine's number, with the ledger's id."""
-    kept = stored.select(
+def _in_store(stored: DataFrame, archives: str) -> DataFrame:
+    return stored.select(
         F.col("id").try_cast("bigint").alias("number"),
         "recipient",
         "relay_id",
@@ -128,24 +127,31 @@ def _by_number(stored: DataFrame, journal: DataFrame, archives: str) -> DataFram
         _nothing("attempt", "bigint"),
         F.lit(False).alias("is_made"),
     )
+
+
+def _in_journal(journal: DataFrame) -> DataFrame:
+    """A row for each time that a record moved a delivery."""
     moved = journal.where(F.col("state").isNotNull() & F.col("deliveries").isNotNull()).select(
-        F.col("end"), "at", "event", "relay_id", "state", F.explode("deliveries").alias("one")
+        "end", "at", "event", "relay_id", "state", F.explode("deliveries").alias("one")
     )
-    told = moved.select(
+    return moved.select(
         F.col("one.number").try_cast("bigint").alias("number"),
         F.col("one.recipient").alias("recipient"),
         "relay_id",
         _nothing("stored_state", "string"),
         _nothing("is_archived", "boolean"),
-        F.struct(
-            F.col("end").alias("end"), F.col("state").alias("state"), F.col("at").alias("at")
-        ).alias("last"),
+        F.struct("end", "state", "at").alias("last"),
         F.greatest(F.coalesce("one.attempt", F.lit(1)), F.lit(1)).alias("attempt"),
         ((F.col("event") == "DeliveriesMoved") & (F.col("state") == _MADE)).alias("is_made"),
     )
+
+
+def _by_number(stored: DataFrame, journal: DataFrame, archives: str) -> DataFrame:
+    """Store and journal, which know messages by the engine's number, with the ledger's id."""
     is_made = F.col("is_made")
     return (
-        kept.unionByName(told)
+        _in_store(stored, archives)
+        .unionByName(_in_journal(journal))
         .groupBy("number", "recipient")
         .agg(
             F.max("relay_id").alias("relay_id"),

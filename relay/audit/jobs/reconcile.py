@@ -150,32 +150,36 @@ def reconcile(
         .crossJoin(F.broadcast(reach))
     )
     return schemas.conform(
-        joined.select(
-            "message_id",
-            _class(judged_before, grace_ns).alias("class"),
-            F.coalesce("agent_name", "sender", "journal_sender", "original_agent").alias("agent"),
-            F.coalesce("target", "to", "journal_to").alias("route"),
-            "status",
-            "discovered_at",
-            "processed_at",
-            "last_error",
-            F.col("checksum").alias("ledger_checksum"),
-            _store_checksum().alias("store_checksum"),
-            "journal_checksum",
-            "original_checksum",
-            F.coalesce("copies", F.lit(0)).alias("copies"),
-            F.coalesce("records", F.lit(0)).alias("records"),
-            "store_file",
-            "stored_at",
-            F.coalesce("original_path", F.when(accounts.is_filed(), F.col("file_path"))).alias(
-                "original"
-            ),
-            "deliveries",
-            "waiting_for",
-            "ended_for",
-        ),
+        joined.withColumn("class", _class(judged_before, grace_ns)).select(*_shown()),
         schemas.RECONCILED,
     )
+
+
+def _shown() -> list[Column | str]:
+    """The columns of schemas.RECONCILED, of a joined row."""
+    filed = F.when(accounts.is_filed(), F.col("file_path"))
+    return [
+        "message_id",
+        "class",
+        F.coalesce("agent_name", "sender", "journal_sender", "original_agent").alias("agent"),
+        F.coalesce("target", "to", "journal_to").alias("route"),
+        "status",
+        "discovered_at",
+        "processed_at",
+        "last_error",
+        F.col("checksum").alias("ledger_checksum"),
+        _store_checksum().alias("store_checksum"),
+        "journal_checksum",
+        "original_checksum",
+        F.coalesce("copies", F.lit(0)).alias("copies"),
+        F.coalesce("records", F.lit(0)).alias("records"),
+        "store_file",
+        "stored_at",
+        F.coalesce("original_path", filed).alias("original"),
+        "deliveries",
+        "waiting_for",
+        "ended_for",
+    ]
 
 
 def _broken_days(originals: DataFrame) -> DataFrame:
