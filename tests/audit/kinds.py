@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -127,7 +128,7 @@ def sealed(root: Path) -> Path:
             talk(home, f"{number}")
             attach(home, f"file {number}".encode())
             asked(home, "seal")
-            until(lambda number=number: len(tiers(home)) > number + 1)
+            until(functools.partial(has_more_than, home, number + 1))
         until(lambda: list(home.glob("store/archive/**/*.acomm")), "an archive")
         move(home, 0, "evict", "0", wanted=[1, 2])
         move(home, 1, "evict", "1", wanted=[1, 2])
@@ -146,6 +147,11 @@ def attach(home: Path, content: bytes) -> None:
             got = bob.receive(20)
             assert got is not None and bob.open_attachment(reference) == content
         until(lambda: at_rest(home) and not rows(home, UNREAD))
+
+
+def has_more_than(home: Path, segments: int) -> bool:
+    """Whether its journal has gone on to another segment."""
+    return len(tiers(home)) > segments
 
 
 def asked(home: Path, *order: str) -> None:
