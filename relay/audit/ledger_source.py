@@ -60,8 +60,8 @@ class LedgerSnapshot(NamedTuple):
 def take_snapshot(ledger: str, target: str, clock: Clock) -> LedgerSnapshot:
     """Copy a ledger, as it is at one instant, into the new file ``target``.
 
-    The relay may go on writing. Errors: LedgerError when there is none, it is damaged, or
-    ``target`` cannot be written; VersionError when a newer relay wrote it.
+    The relay may go on writing. Errors: LedgerError when there is none, it is damaged or of an
+    earlier schema, or ``target`` cannot be written; VersionError when a newer relay wrote it.
     """
     taken_ns = clock.now_ns()  # before it begins: what is committed meanwhile may be in it
     with contextlib.closing(open_readonly(ledger)) as connection:
@@ -69,11 +69,21 @@ def take_snapshot(ledger: str, target: str, clock: Clock) -> LedgerSnapshot:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version > SCHEMA_VERSION:
                 raise VersionError(ledger, 60, f"user_version <= {SCHEMA_VERSION}", version)
+            if 0 < version < SCHEMA_VERSION:
+                raise _older(ledger, version)
             connection.execute("VACUUM INTO ?", (target,))
         except sqlite3.Error as exc:
             raise _no_snapshot(ledger, target, exc) from exc
     os.chmod(target, 0o600)
     return LedgerSnapshot(target, taken_ns)
+
+
+def _older(ledger: str, version: int) -> LedgerError:
+    return LedgerError(
+        f"{ledger} is of an earlier agent-relay: its user_version is {version}, "
+        f"expected {SCHEMA_VERSION}",
+        hint="the next `relay up` brings it there, and keeps a copy of it as it is",
+    )
 
 
 def _no_snapshot(ledger: str, target: str, exc: sqlite3.Error) -> RelayError:
