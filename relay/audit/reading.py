@@ -77,4 +77,5 @@ def _write(
             file.write_table(pa.Table.from_batches(held, schema))
         os.replace(unfinished, path)
     except OSError as exc:
-        raise RelayError(f"{exc.filename}: {exc.strerror}") from exc
+        # Arrow names no file when the disk is full
+        raise RelayError(f"{exc.filename or path}: {exc.strerror or exc}") from exc

@@ -156,8 +156,8 @@ def spark_session(
 def settings_for(n_bytes: int) -> dict[str, str]:
     """What goes over SETTINGS for a run over so much ledger and store.
 
-    For a large home Java's options, and a fourth of the machine's memory, 1 to 4 GiB: with
-    Spark's own 1 GiB a million messages are put in order on the disk.
+    For a large home Java's options, and a fourth of the machine's memory, 1 to 4 GiB, for it is
+    sorted and joined there.
     """
     if n_bytes < LARGE_BYTES:
         return {}
