@@ -37,6 +37,10 @@ DEFAULT_MASTER = "local[*]"
 START_HINT = "SPARK_DRIVER_MEMORY=1g sets its memory, JAVA_HOME names another Java"
 # Lines of a JVM that did not start which say why.
 _TELLING = re.compile(r"invalid|error|exception|could not|cannot|not set|not found", re.IGNORECASE)
+# On a TCP connection each Python task waits for 40 ms: for a delayed acknowledgement of its first
+# bytes. A path of such a socket has 107 bytes at most, Spark's name for it 42 of them.
+_SOCKETS = "spark.python.unix.domain.socket"
+MOST_SOCKET_DIR = 107 - 42
 _PYTHON_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 MOST_SAID = 1 << 20  # bytes of what the JVM said last
@@ -44,8 +48,12 @@ END_TIMEOUT_S = 10  # of a JVM that was told to end
 LAST_WORDS_S = 2  # of a JVM that may be about to end
 
 # The first compiler alone has 48 MB for its code, less than the jobs of a run: what is thrown out
-# is compiled again, a fifth of a run. Nobody waits for a pause of the collector.
-JAVA_OPTIONS = "-XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC -Duser.timezone=UTC"
+# is compiled again, a fifth of a run. Nobody waits for a pause of the collector. Arrow would look
+# up each value's bounds twice, a tenth of what a scan takes; the batches are our own workers'.
+JAVA_OPTIONS = (
+    "-XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC -Duser.timezone=UTC "
+    "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+)
 # The second compiler, for what has run ten times as often as it usually waits for: else it takes
 # as long as it saves.
 _FOR_LONG = " ".join(
@@ -64,6 +72,8 @@ SETTINGS = {
     # An audit lives for seconds: the second compiler costs three of them before it gains any.
     DRIVER_OPTIONS: f"-XX:TieredStopAtLevel=1 {JAVA_OPTIONS}",
     PUSHDOWN: "true",
+    # Between JVM and Python, bytes: with Spark's own 64 KiB a scan is a tenth slower.
+    "spark.buffer.size": str(1 << 20),
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # No Hive: it would write metastore_db and derby.log where the command runs.
@@ -145,6 +155,9 @@ def spark_session(
         )
         settings["spark.sql.warehouse.dir"] = os.path.join(folder, "warehouse")
         settings["spark.local.dir"] = os.path.join(folder, "local")
+        if cluster.is_on_loopback(master) and len(os.fsencode(folder)) <= MOST_SOCKET_DIR:
+            settings[f"{_SOCKETS}.enabled"] = "true"
+            settings[f"{_SOCKETS}.dir"] = folder
         masters.require_listening(settings["spark.master"])
         spark = _start(SparkConf().setAll(list(settings.items())))
         masters.require_executor(spark.sparkContext, settings["spark.master"])
