@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from relay.clock import Clock
 from relay.config import Config, decode
 from relay.daemon import lock_holder
-from relay.doctor import attached, engine, files, ledger, limits, process
+from relay.doctor import attached, engine, files, ledger, limits, process, sealing
 from relay.doctor.finding import Finding, Place, Severity, said
 from relay.doctor.repair import repair
 from relay.errors import RelayError
@@ -39,6 +39,7 @@ def examine(home: Home, *, deep: bool = False) -> Iterator[Finding]:
     yield from limits.examine(place)
     yield from files.examine(place)
     yield from engine.examine(place)
+    yield from sealing.examine(place)
     yield from engine.ledger(home, position)
     if isinstance(position, int):
         yield from ledger.examine(place, position)
