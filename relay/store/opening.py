@@ -90,10 +90,9 @@ def opens(home: Home, key: bytes | None) -> bool:
         return True
     try:
         entries = list(read_manifest(folder, _ignore).catalog.entries.values())
-        for newest in JournalReader(folder, warn=_ignore).read(
-            entries[-1].base_offset if entries else 0
-        ):
-            pass
+        begin = entries[-1].base_offset if entries else 0
+        for record in JournalReader(folder, warn=_ignore).read(begin):
+            newest = record
     except (RelayError, OSError):
         pass  # as far as it can be read
     try:
