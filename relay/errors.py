@@ -21,7 +21,7 @@ EXIT_REFUSED = 6
 EXIT_CODES = {
     EXIT_OK: "done",
     EXIT_FAILED: "could not be done; the line on stderr says why",
-    EXIT_USAGE: "the command line is wrong",
+    EXIT_USAGE: "the command line, a message to be sent, or config.json is wrong",
     EXIT_FINDINGS: "it ran, and found something wrong (check, audit)",
     EXIT_TIMEOUT: "nothing arrived in the time given",
     EXIT_STATE: "the relay is not in the state this needs (not running, already running, no home)",
