@@ -104,7 +104,10 @@ class AlreadyRunning(RelayError):
 class LedgerError(RelayError):
     """The ledger cannot be used."""
 
-    hint = "`sqlite3 ledger.db 'pragma integrity_check'` says what is wrong with it"
+    hint = (
+        "`relay ledger check FILE` says what is wrong with it; where it is ledger.db, move it away"
+        " with its -wal and -shm: the next start makes it again from the journal"
+    )
 
 
 class LedgerBusy(LedgerError):

@@ -312,7 +312,14 @@ def _load(
     fault: FormatError | None = None
     try:
         store = CommStore.load_path(
-            path, clock, limits, warn, key, keep=warn is None, accept=accept
+            path,
+            clock,
+            limits,
+            warn,
+            key,
+            keep=warn is None,
+            accept=accept,
+            after="and the journal has what came after" if has_journal else store_file.WITHOUT,
         )
     except FormatError as exc:
         if isinstance(exc, VersionError) or not has_journal:
