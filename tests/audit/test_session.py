@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit import java
+from relay.audit.session import MOST_SOCKET_DIR
 from relay.errors import RelayError
 from tests.audit.homes import HomeBuilder
 
@@ -154,3 +155,27 @@ def test_the_wrapper_drops_one_argument_and_no_other(tmp_path: Path) -> None:
     arguments = ["-a", "--add-modules=jdk.incubator.vector", "b c", "", "--add-modules=java.sql"]
     told = subprocess.run([wrapped, *arguments], capture_output=True, text=True, check=True)
     assert told.stdout.split("\n")[:-1] == ["-a", "b c", "", "--add-modules=java.sql"]
+
+
+def test_a_temporary_folder_too_deep_for_a_socket_is_no_hindrance(
+    home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.sent("1-a")
+    home.write_store()
+    deep = tmp_path / ("d" * MOST_SOCKET_DIR)
+    deep.mkdir()
+    script = (
+        "import sys; from relay.audit.session import session\n"
+        "with session('local[1]') as spark:\n"
+        "    print(spark.conf.get('spark.python.unix.domain.socket.enabled', 'false'))\n"
+        "    print(spark.read.format('acomm').load(sys.argv[1]).count())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, os.path.join(home.path, "store", "relay.acomm")],
+        env={**os.environ, "PYTHONPATH": os.getcwd(), "TMPDIR": str(deep)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert (done.stderr, done.stdout.split()) == ("", ["false", "1"])
+    assert os.listdir(deep) == []
