@@ -141,15 +141,19 @@ def _checkpoint_of(request: WatchRequest, home: str) -> str:
 @contextlib.contextmanager
 def _owned(checkpoint: str, out: str | None, home: str) -> Iterator[str | None]:
     """The folders, made, ours, and nobody else's for the block; the absolute path of OUT."""
+    with contextlib.ExitStack() as held:
+        yield _own(checkpoint, out, home, held)
+
+
+def _own(checkpoint: str, out: str | None, home: str, held: contextlib.ExitStack) -> str | None:
     owner = _Owner(home, checkpoint)
     out = None if out is None else os.path.abspath(out)
     try:
         for folder in filter(None, (checkpoint, os.path.join(checkpoint, "totals"), out)):
             os.makedirs(folder, mode=0o700, exist_ok=True)  # they say who wrote to whom
-        with fsio.locked(os.path.join(checkpoint, "lock")):
-            for folder in filter(None, (checkpoint, out)):
-                _claim(os.path.join(folder, "watch.json"), owner)
-            yield out
+        held.enter_context(fsio.locked(os.path.join(checkpoint, "lock")))
+        for folder in filter(None, (checkpoint, out)):
+            _claim(os.path.join(folder, "watch.json"), owner)
     except BlockingIOError:
         raise RelayError(
             f"another watch has the checkpoint {checkpoint}", hint="end it, or see --checkpoint"
@@ -161,6 +165,7 @@ def _owned(checkpoint: str, out: str | None, home: str) -> Iterator[str | None]:
             f"{exc.filename or checkpoint} {why}",
             hint="--checkpoint and --out name folders, there or not yet, that you may write to",
         ) from exc
+    return out
 
 
 def _claim(path: str, owner: _Owner) -> None:

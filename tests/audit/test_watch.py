@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -120,6 +121,17 @@ def test_folders_of_another_watch(watched: Watched, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RelayError, match="file is no folder"):
         watched.look(checkpoint=str(tmp_path / "file"))
+
+
+def test_what_fails_while_the_folders_are_ours_is_not_taken_for_them(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/elsewhere")
+
+    monkeypatch.setattr("relay.audit.watch.session", full)
+    with pytest.raises(OSError, match="No space left on device: '/elsewhere'"):
+        watched.look()
 
 
 def test_a_checkpoint_that_the_journal_does_not_go_back_to(watched: Watched) -> None:
