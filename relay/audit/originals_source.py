@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -143,13 +143,6 @@ class OriginalsSource(DataSource):  # type: ignore[misc]
         return OriginalsReader(home, [[Unit(*unit) for unit in part] for part in planned], schema)
 
 
-class UnitsPartition(InputPartition):  # type: ignore[misc]
-    """Some folders and packs."""
-
-    def __init__(self, units: list[Unit]) -> None:
-        self.units = units
-
-
 class OriginalsReader(DataSourceReader):  # type: ignore[misc]
     """Reads files in workers."""
 
@@ -158,23 +151,21 @@ class OriginalsReader(DataSourceReader):  # type: ignore[misc]
         self._planned = planned
         self._schema = schema
 
-    def partitions(self) -> list[UnitsPartition]:
+    def partitions(self) -> list[reading.Units]:
         """As they were planned."""
-        return [UnitsPartition(units) for units in self._planned]
+        return [reading.Units(units) for units in self._planned]
 
-    def read(self, partition: UnitsPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: reading.Units) -> Iterator[pa.RecordBatch]:
         """A row for each file; never an error for one of them."""
-        if not isinstance(partition, UnitsPartition):
+        if not isinstance(partition, reading.Units):
             return  # nothing at all: Spark asks for one partition nevertheless
         schema = to_arrow_schema(self._schema, timezone="UTC")
         with_content = bool(_CONTENT & set(schema.names))
-        wanted = [(Original._fields.index(field.name), field) for field in schema]
         rows = (
             row for unit in partition.units for row in read_unit(self._home, unit, with_content)
         )
         while batch := [row for _, row in zip(range(BATCH_ROWS), rows, strict=False)]:
-            arrays = [pa.array([row[at] for row in batch], field.type) for at, field in wanted]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+            yield reading.batch_of(batch, Original._fields, schema)
 
 
 def read_unit(home: str, unit: Unit, with_content: bool = True) -> Iterator[Original]:

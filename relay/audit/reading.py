@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,11 +28,27 @@ SMALL_BYTES = 32 << 20
 GROUP_BYTES = 16 << 20  # of a row group: what a worker holds beside its batch
 
 
+class Units(InputPartition):  # type: ignore[misc]
+    """Some of the units that a source's ``plan`` lists."""
+
+    def __init__(self, units: list[Any]) -> None:
+        self.units = units
+
+
 class Keep(NamedTuple):
     """Where a table is kept, and who reads it."""
 
     folder: str  # empty, and private to the run; seen by all workers
     here: bool  # this process, for there is little
+
+
+def batch_of(
+    rows: Sequence[tuple[Any, ...]], names: Sequence[str], schema: pa.Schema
+) -> pa.RecordBatch:
+    """The columns of ``schema``, of rows whose values have these names."""
+    wanted = [(names.index(field.name), field.type) for field in schema]
+    arrays = [pa.array([row[at] for row in rows], kind) for at, kind in wanted]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def read(

@@ -156,6 +156,9 @@ def _run_job(
         unsaid = isinstance(exc, faults.SparkEnded | faults.SparkAtALoss)
         cause = (why_ended() if unsaid else None) or exc
         report = JobReport(job.name, error=evidence.gathered.named(str(cause)), hint=cause.hint)
+    except OSError as exc:  # a disk that is full, a folder that is none
+        error = f"{exc.filename or 'system'}: {exc.strerror or exc}"
+        report = JobReport(job.name, error=evidence.gathered.named(error))
     report.seconds = round(time.monotonic() - began, 3)
     return report
 

@@ -212,7 +212,11 @@ def test_memory_that_is_used_up_ends_the_run_and_says_which_setting(
 
 @pytest.mark.parametrize(
     ("after", "sent", "code"),
-    [("starting Spark", signal.SIGINT, 130), (r"\(1 of 1\)", signal.SIGTERM, 143)],
+    [
+        ("starting Spark", signal.SIGINT, 130),
+        (r"\(1 of 1\)", signal.SIGTERM, 143),
+        (r"\(1 of 1\)", signal.SIGHUP, 129),
+    ],
 )
 def test_a_run_that_is_interrupted_says_one_line_and_leaves_nothing(
     home: HomeBuilder, tmp_path: Path, after: str, sent: signal.Signals, code: int

@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit import java
-from relay.audit.session import MOST_SOCKET_DIR
+from relay.audit.session import MOST_SOCKET_DIR, _Jvm
 from relay.errors import RelayError
 from tests.audit.homes import HomeBuilder
 
@@ -143,6 +144,19 @@ def test_a_jvm_that_ends_leaves_no_traceback_of_what_it_was_saying(
     except Exception:
         spark.sparkContext._accumulatorServer.handle_error(None, ("127.0.0.1", 1))
     assert bool(capsys.readouterr().err) is is_told
+
+
+def test_what_a_jvm_says_is_whole_though_it_is_read_meanwhile() -> None:
+    said = "".join(f"line {number}\n" for number in range(10_000))
+    jvm = _Jvm()
+    jvm.log = tempfile.TemporaryFile()
+    program = "for number in range(10_000): print(f'line {number}', flush=True)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=jvm.log) as speaking:
+        while speaking.poll() is None:
+            assert said.startswith(jvm.said())
+    assert jvm.said() == said
+    jvm.forget()
+    assert jvm.said() == ""
 
 
 def test_the_wrapper_drops_one_argument_and_no_other(tmp_path: Path) -> None:
