@@ -99,7 +99,9 @@ class Gathered(NamedTuple):
 
     def named(self, text: str) -> str:
         """``text`` with paths of copies turned into those of their originals."""
-        return text.replace(self.folder + os.sep, self.home + os.sep)
+        for copy in (LEDGER, STORE):  # what else is in the folder is the run's own
+            text = text.replace(os.path.join(self.folder, copy), os.path.join(self.home, copy))
+        return text
 
 
 def gather(
