@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from relay.audit.jobs import ordering, reconcile
 from relay.clock import NS_PER_S, iso_date
 from relay.comm.model import DeliveryState, Message, MessageType
-from tests.audit.homes import START_S, HomeBuilder
+from tests.audit.homes import START_S, HomeBuilder, file_of
 from tests.audit.telling import moved, run, tell
 from tests.fakes import FakeClock
 
@@ -70,22 +70,29 @@ def test_headers_of_archived_originals(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
     heads = {
-        "good": "to:  bob \r\nkind: MESSAGE\r\nX-NOTE: nobody's business\r\n",
-        "rerouted": "TO: carol\n",
-        "command": "TO: bob\nKIND: command\n",
-        "urgent": "TO: bob\nPRIORITY: 0\n",
-        "unaddressed": "X-NOTE: to nobody\n",
-        "broken": "no header at all\n",
+        "good": "to:  bob \r\nkind: MESSAGE",
+        "rerouted": "TO: carol",
+        "command": "TO: bob\nKIND: command",
+        "urgent": "TO: bob\nPRIORITY: 0",
+        "expiring": "TO: bob\nTTL: 60",
+        "topical": "TO: bob\nTOPIC: builds",
+        "threaded": "TO: bob\nTHREAD: release-7",
+        "unaddressed": "X-NOTE: to nobody",
+        "broken": "no header at all",
     }
-    for name in heads:
+    for name in (*heads, "longer"):
         home.sent(f"1-{name}")
     home.write_store()
     tell(home)
     for name, head in heads.items():
-        blank = "\r\n" if "\r" in head else "\n"
-        (home.root / DAY / f"1-{name}.msg").write_bytes(f"{head}{blank}hello".encode())
+        (home.root / DAY / f"1-{name}.msg").write_bytes(file_of(head, b"hello"))
+    longer = home.root / DAY / "1-longer.msg"
+    longer.write_bytes(longer.read_bytes().replace(b"X-PAD", b"X-NOTE"))
     others = {f"1-{name}" for name in heads if name != "good"}
-    assert found(spark, home, tmp_path / "run") == {"headers_differ": others}
+    assert found(spark, home, tmp_path / "run") == {
+        "headers_differ": others,
+        "original_differs": {"1-longer"},
+    }
 
 
 FORGED: dict[str, Callable[[Message], Message]] = {

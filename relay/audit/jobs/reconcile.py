@@ -87,16 +87,17 @@ _MESSAGE = (
     "checksum",
     "file_path",
     "file_size",
+    "file_inode",
     "discovered_at",
     "processed_at",
     "last_error",
 )
 _DELIVERY = ("message_id", "recipient", "state", "attempt", "written_at", "read_at", "acked_at")
 _SAID = ("relay_id", "checksum", "sender", "to", "kind", "created_ns", "created_at")
-_STORED = (*_SAID, "priority", "file")
+_STORED = (*_SAID, "priority", "ttl_s", "topic", "correlation_id", "file")
 _SENT = (*_SAID, "end", "at", "event")
-_HEADERS = ("target", "message_type", "priority")
-_FILE = ("path", "message_id", "kind", "day", "agent", "checksum", "changed_at", "problem")
+_HEADERS = ("target", "message_type", "priority", "ttl_s", "topic", "thread")
+_FILE = ("path", "message_id", "kind", "day", "agent", "size", "checksum", "changed_at", "problem")
 
 
 def make(evidence: Evidence) -> Tables:
@@ -312,6 +313,7 @@ def _class(judged_before: Column, grace_ns: int) -> Column:
         .when(accounts.is_filed_unheard(judged_before, _interval(grace_ns)), STATUS)
         .when(_is_unjournaled(), "unjournaled")
         .when(_differs("lowest_original", "original_checksum"), "original_differs")
+        .when(accounts.is_of_another_size(), "original_differs")
         .when(_lacks_original(), "original_missing")
         .when(accounts.lies_elsewhere(), "path_differs")
         .when(F.col("waiting_for").isNotNull(), "undelivered")
