@@ -278,11 +278,15 @@ def lies_elsewhere() -> Column:
 
 
 def is_filed_unheard(judged_before: Column, grace: Column) -> Column:
-    """True where the ledger must have heard by now that this completed message was filed."""
+    """True where the ledger must have heard by now that this completed message was filed, or had.
+
+    ``was_archived``: of Evidence.undone.
+    """
     filed_at = F.greatest("original_at", "processed_at")
     is_there = (F.col("status") == "completed") & F.col("original_path").isNotNull()
     is_old = (filed_at < judged_before) & (filed_at + grace < F.col("noted_at"))
-    return F.coalesce(is_there & is_old, F.lit(False))
+    is_undone = (F.col("status") == "completed") & F.col("was_archived").isNotNull()
+    return F.coalesce(is_there & is_old, F.lit(False)) | is_undone
 
 
 def _recipients(where: Column) -> Column:
