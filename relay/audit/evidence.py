@@ -99,7 +99,9 @@ class Gathered(NamedTuple):
 
     def named(self, text: str) -> str:
         """``text`` with paths of copies turned into those of their originals."""
-        return text.replace(self.folder + os.sep, self.home + os.sep)
+        for copy in (LEDGER, STORE):  # what else is in the folder is the run's own
+            text = text.replace(os.path.join(self.folder, copy), os.path.join(self.home, copy))
+        return text
 
 
 def gather(
@@ -325,6 +327,27 @@ class Evidence:
             )
 
         return self._once("moves", few)
+
+    def undone(self) -> DataFrame:
+        """Messages that were archived once, and then were not, by audit_log: no relay does that.
+
+        Columns: message_id, was_archived (true), a row each.
+        """
+
+        def none() -> DataFrame:
+            log = ledger_source.load(
+                self._spark,
+                self.gathered.ledger.path,
+                "audit_log",
+                ("what",),
+                only={"old_status": ("archived",)},
+                keep=self._keep(),
+            )
+            return log.select(
+                F.col("what").alias("message_id"), F.lit(True).alias("was_archived")
+            ).distinct()
+
+        return self._once("undone", none)
 
     def originals(self, *columns: str) -> DataFrame:
         """These columns of the files that agents sent, archived since or before the snapshot.

@@ -9,6 +9,8 @@ through it.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import os
 from collections.abc import Mapping, Sequence
@@ -21,11 +23,12 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from relay.errors import RelayError
+from relay.errors import NoRoom, RelayError
 
 # Ledger and store files of a home that is small: 30,000 messages or so.
 SMALL_BYTES = 32 << 20
 GROUP_BYTES = 16 << 20  # of a row group: what a worker holds beside its batch
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Units(InputPartition):  # type: ignore[misc]
@@ -60,7 +63,8 @@ def read(
 ) -> DataFrame:
     """These columns of a source: read at once and kept, or whenever the table is used.
 
-    Errors: of the source, at once where it is kept; RelayError for a file that cannot be read.
+    Errors: of the source, at once where it is kept; RelayError for a file that cannot be read,
+    NoRoom for one that cannot be kept.
     """
     if keep is None:
         return spark.read.format(source.name()).schema(schema).options(**options).load()
@@ -93,5 +97,10 @@ def _write(
             file.write_table(pa.Table.from_batches(held, schema))
         os.replace(unfinished, path)
     except OSError as exc:
-        # Arrow names no file when the disk is full
-        raise RelayError(f"{exc.filename or path}: {exc.strerror or exc}") from exc
+        name = exc.filename or path  # Arrow names no file when the disk is full
+        if exc.errno in _FULL:
+            raise NoRoom(f"{name} cannot be written: {os.strerror(exc.errno)}") from exc
+        raise RelayError(f"{name}: {exc.strerror or exc}") from exc
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # half a table is room for others
+            os.unlink(unfinished)
