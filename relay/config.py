@@ -296,6 +296,17 @@ def _is_place(url: str) -> bool:
     return not mark or (scheme in ("s3", "file") and rest.strip("/") != "")
 
 
+def read_file(path: str) -> Config:
+    """The configuration in a file; the defaults where there is none. Errors: ConfigError."""
+    try:
+        with open(path, "rb") as file:
+            return decode(file.read(), path)
+    except (FileNotFoundError, NotADirectoryError):
+        return Config()
+    except OSError as exc:
+        raise ConfigError(f"{path}: {exc.strerror}") from exc
+
+
 def listen_address(text: str) -> tuple[str, int] | None:
     """(address, port) of ``admin.listen``; None where it is empty.
 

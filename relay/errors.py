@@ -59,6 +59,12 @@ class HomeMissing(RelayError):
     hint = "run `relay init`, or name another home with --home"
 
 
+class NoRoom(RelayError):
+    """A copy that a command makes for itself does not fit on the disk."""
+
+    hint = "free space there, or set TMPDIR to a folder on a larger disk"
+
+
 class InvalidName(RelayError):
     """A name of an agent or channel is outside the rules."""
 

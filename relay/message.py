@@ -141,6 +141,7 @@ class Heading(NamedTuple):
     to: str
     kind: Kind
     priority: int  # 0 critical to 4 background
+    others: dict[str, str]  # by name in upper case, as they stand there: their rules are not kept
 
 
 def parse(
@@ -180,7 +181,7 @@ def max_file_bytes(max_body_bytes: int) -> int:
 
 
 def heading(head: bytes) -> Heading:
-    """TO, KIND and PRIORITY of a header that ``split`` gave, as ``parse`` understands them.
+    """A header that ``split`` gave, as ``parse`` understands it.
 
     Errors: MessageError; the rules of other headers are not looked at.
     """
@@ -190,7 +191,7 @@ def heading(head: bytes) -> Heading:
     is_valid, rule = _RULES["PRIORITY"]
     if not is_valid(priority):
         raise MessageError(f"{_shown(priority)} is not {rule}", header="PRIORITY")
-    return Heading(to, kind, int(priority))
+    return Heading(to, kind, int(priority), headers)
 
 
 def parse_delivered(data: bytes, *, file: str = "") -> MessageFile:

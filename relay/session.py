@@ -11,8 +11,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import sys
-import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -22,7 +20,7 @@ from relay import recovery
 from relay.agents.evidence import Evidence
 from relay.agents.roster import Roster
 from relay.aof2.plan import Order
-from relay.aof2.tiers import TierWorker
+from relay.aof2.tiers import TierWorker, lower_priority
 from relay.clock import NS_PER_S, Clock
 from relay.comm.engine import CommStore
 from relay.comm.flush import Flusher, FlushPolicy
@@ -43,7 +41,6 @@ from relay.store.opening import Opened, open_store, store_key
 from relay.store.upkeep import obey
 
 TIER_POLL_NS = NS_PER_S  # a step that runs is looked at so often
-TIER_NICENESS = 10  # compression takes what the loop leaves
 
 
 class Session:
@@ -227,7 +224,7 @@ class Session:
 
     def _start_tiers(self, stack: contextlib.ExitStack) -> None:
         thread = stack.enter_context(
-            ThreadPoolExecutor(1, thread_name_prefix="tiers", initializer=_be_nice)
+            ThreadPoolExecutor(1, thread_name_prefix="tiers", initializer=lower_priority)
         )
         self._tiers = TierWorker(self._opened.tiers, thread, self._clock, self.watcher.wake)
 
@@ -329,12 +326,6 @@ def make_roller(
         live_messages=settings.active_messages // 2,
     )
     return Roller(store, store.archives, policy, clock, executor, wake)
-
-
-def _be_nice() -> None:
-    """On Linux a thread has a priority of its own; elsewhere nothing is changed."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), TIER_NICENESS)
 
 
 def _flush_policy(config: Config) -> FlushPolicy:

@@ -18,7 +18,7 @@ from relay import fsio
 from relay.aof2.format import encode_record
 from relay.aof2.journal import Journal, Policy
 from relay.aof2.reader import JournalReader
-from relay.aof2.segment import FIRST, segment_path
+from relay.aof2.segment import FIRST
 from tests.aof2_model import Model
 from tests.fakes import FakeClock
 from tests.power import Cut, Power
@@ -167,8 +167,3 @@ class JournalMachine(RuleBasedStateMachine):
         if hasattr(self, "journal"):
             self.end_life()
         shutil.rmtree(self.base)
-
-
-def segment_of(machine: JournalMachine, number: int) -> Path:
-    """A segment's file."""
-    return Path(segment_path(machine.folder, number))

@@ -19,9 +19,9 @@ from relay.aof2.dictionaries import Dictionaries
 from relay.aof2.files import FETCHED, TEMP, NewFile, SegmentCheck, pieces, remove, size_of
 from relay.aof2.format import Field, Footer, ManifestType, Reason
 from relay.aof2.manifest import Manifest
-from relay.aof2.segment import FileSource, SegmentSource, read_records, segment_path
+from relay.aof2.segment import FileSource, read_records, segment_path
 from relay.aof2.warm import WarmSegment, warm_name
-from relay.errors import FormatError, JournalError, SegmentAway
+from relay.errors import FormatError, JournalError
 
 WARM = "warm"
 _SEGMENT_FILE = re.compile(r"(\d{20})\.seg")
@@ -186,22 +186,6 @@ class Copies:
         for dictionary_id in self.dictionaries.ids()[:-1]:
             if dictionary_id not in needed:
                 remove(self.dictionaries.path(dictionary_id))
-
-
-def fetch_warm(stream_dir: str) -> Callable[[SegmentEntry], SegmentSource]:
-    """For readers in other processes: Tier 1 read in place; nothing is written or hydrated.
-
-    Errors of what it gives: SegmentAway for a segment that Tier 2 alone has, FormatError.
-    """
-    known = Dictionaries(os.path.join(stream_dir, WARM))
-
-    def fetch(entry: SegmentEntry) -> SegmentSource:
-        try:
-            return WarmSegment(os.path.join(known.folder, warm_name(entry.segment_id)), known)
-        except FileNotFoundError:
-            raise SegmentAway(f"segment {entry.segment_id} is in Tier 2 alone") from None
-
-    return fetch
 
 
 def _read_all(entry: SegmentEntry, path: str) -> None:

@@ -43,7 +43,6 @@ MAX_KEY_BYTES = 184  # what a snapshot's entry has room for
 MAX_ETAG_BYTES = 64
 
 _CRC_AT = 4  # of record_crc32 in the record's header
-_NO_CRC = bytes(4)
 
 
 class RecordFlag(IntFlag):
@@ -150,11 +149,6 @@ def encode_record(offset: int, at_ms: int, flags: int, payload: bytes) -> bytes:
     head = RECORD.pack(len(payload), 0, offset, at_ms, flags)
     crc = crc32(payload, crc32(head))
     return head[:_CRC_AT] + crc.to_bytes(4, "little") + head[_CRC_AT + 4 :] + payload
-
-
-def record_crc(head: bytes, payload: bytes | memoryview) -> int:
-    """What record_crc32 of a record has to be. ``head``: its 28 bytes as they stand."""
-    return int(crc32(payload, crc32(head[:_CRC_AT] + _NO_CRC + head[_CRC_AT + 4 :])))
 
 
 class ManifestType(IntEnum):

@@ -225,12 +225,6 @@ class Manifest:
         FormatError when it is damaged or not sealed."""
         chunks.mark_uploaded(self.stream_dir, index)
 
-    def drop_chunk(self, index: int) -> None:
-        """Remove a redundant chunk's file. Errors: RelayError when a replay may need it."""
-        if index not in self.redundant_chunks():
-            raise RelayError(f"{chunks.path_of(self.stream_dir, index)}: a replay may need it")
-        _remove(chunks.path_of(self.stream_dir, index))
-
     def close(self) -> None:
         """Let go of the files; a second time is harmless."""
         with self._lock:

@@ -67,12 +67,10 @@ class JournalReader:
     def __init__(
         self,
         stream_dir: str,
-        fetch: Fetch | None = None,
         *,
         warn: Callable[[str], object] = lambda line: None,
     ) -> None:
         self._dir = stream_dir
-        self._fetch = fetch
         self._warn = warn
         self._told: set[int] = set()  # where the gaps begin that were told of
         self._entries: list[SegmentEntry] = []
@@ -93,7 +91,7 @@ class JournalReader:
             last = entry.segment_id
             if entry.end_offset > at:
                 at = self._step_over(at, entry.base_offset)
-                found = read_sealed(self._dir, entry, at, self._fetch, None)
+                found = read_sealed(self._dir, entry, at, None, None)
                 yield from self._without_gaps(found)
                 at = entry.end_offset
         yield from self._read_behind(last, at)

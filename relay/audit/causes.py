@@ -102,8 +102,8 @@ CAUSES = (
     ),
     _cause(
         r"No space left on device|Disk quota exceeded",
-        "the disk is full where Spark keeps what does not fit into memory",
-        "TMPDIR or SPARK_LOCAL_DIRS names another place",
+        "the disk is full where Spark keeps what does not fit into memory, or where --out is",
+        "TMPDIR or SPARK_LOCAL_DIRS names another place for the first",
     ),
     _cause(
         r"Python worker exited unexpectedly|Python worker failed to connect back"

@@ -8,7 +8,6 @@ ledger: an age is asked for before such a message is called extra.
 
 from __future__ import annotations
 
-import functools
 import glob
 import json
 import os
@@ -16,7 +15,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 from pyspark import StorageLevel
@@ -42,11 +41,12 @@ from relay.audit.watched import DEFAULT_RECENT_DAYS, watched_until
 from relay.clock import NS_PER_S, Clock
 from relay.comm import acomm
 from relay.comm.seal import seal
-from relay.config import Config, decode
+from relay.config import Config, decode, read_file
 from relay.errors import FormatError, HomeMissing, KeyFileError, RelayError, SealedStore
 from relay.home import CONFIG, JOURNAL, LEDGER, STORE, Home
 from relay.store.opening import look, store_key
 
+T = TypeVar("T")
 ARCHIVES = "store/archive/**/*.acomm"
 NOT_KEPT = frozenset(("content", "metadata", "signature"))  # bytes that one job or none reads
 # Of the journal's columns, those that jobs read more than once.
@@ -99,7 +99,9 @@ class Gathered(NamedTuple):
 
     def named(self, text: str) -> str:
         """``text`` with paths of copies turned into those of their originals."""
-        return text.replace(self.folder + os.sep, self.home + os.sep)
+        for copy in (LEDGER, STORE):  # what else is in the folder is the run's own
+            text = text.replace(os.path.join(self.folder, copy), os.path.join(self.home, copy))
+        return text
 
 
 def gather(
@@ -215,11 +217,9 @@ class Evidence:
         self._shared = shared
         is_local = spark.sparkContext.master.startswith("local")
         self._here = is_local and gathered.size <= SMALL_BYTES
-        self._kept: dict[str, DataFrame] = {}
+        self._kept: dict[str, Any] = {}
         self._lock = threading.Lock()  # jobs of one run ask at once
-        self._locks: dict[str, threading.Lock] = {}  # of what is kept
-        self._files: list[files_source.Unit] | None = None
-        self._originals: list[list[originals_source.Unit]] | None = None
+        self._locks: dict[str, threading.Lock] = {}  # of what is kept, one each
 
     @property
     def snapshot_ns(self) -> int:
@@ -241,13 +241,14 @@ class Evidence:
         """What happened before is in the tables, and no finding any more. Unix nanoseconds."""
         return self.gathered.watched_until_ns - self.gathered.recent_ns
 
-    @functools.cached_property
+    @property
     def sizes(self) -> Sizes:
         """What home and disk measure, looked at once, when it is first asked for.
 
-        Errors: RelayError for a config.json that is none.
+        Errors: ConfigError; RelayError for a disk that cannot be asked.
         """
-        return measure(self.gathered.home, self.gathered.watched_until_ns)
+        gathered = self.gathered
+        return self._once("sizes", lambda: measure(gathered.home, gathered.watched_until_ns))
 
     def frame(self, rows: Iterable[tuple[object, ...]], schema: StructType) -> DataFrame:
         """These rows, which the driver knows, as a table of one partition."""
@@ -260,12 +261,7 @@ class Evidence:
     @property
     def config(self) -> Config:
         """The home's configuration; the defaults where it has none. Errors: ConfigError."""
-        path = os.path.join(self.gathered.home, CONFIG)
-        try:
-            with open(path, "rb") as file:
-                return decode(file.read(), path)
-        except FileNotFoundError:
-            return Config()
+        return read_file(os.path.join(self.gathered.home, CONFIG))
 
     def compared(self, table: str, schema: StructType) -> DataFrame:
         """A small table of the run to compare with; no rows where there is none to compare with.
@@ -332,16 +328,34 @@ class Evidence:
 
         return self._once("moves", few)
 
+    def undone(self) -> DataFrame:
+        """Messages that were archived once, and then were not, by audit_log: no relay does that.
+
+        Columns: message_id, was_archived (true), a row each.
+        """
+
+        def none() -> DataFrame:
+            log = ledger_source.load(
+                self._spark,
+                self.gathered.ledger.path,
+                "audit_log",
+                ("what",),
+                only={"old_status": ("archived",)},
+                keep=self._keep(),
+            )
+            return log.select(
+                F.col("what").alias("message_id"), F.lit(True).alias("was_archived")
+            ).distinct()
+
+        return self._once("undone", none)
+
     def originals(self, *columns: str) -> DataFrame:
         """These columns of the files that agents sent, archived since or before the snapshot.
 
         The folders are listed once, when they are first asked for. Errors: RelayError.
         """
         home = self.gathered.home
-        with self._lock:
-            if self._originals is None:
-                self._originals = originals_source.plan(home)
-            planned = self._originals
+        planned = self._once("plan of originals", lambda: originals_source.plan(home))
         return self._columns(
             "originals",
             lambda names: originals_source.load(
@@ -362,13 +376,15 @@ class Evidence:
         """The frame that ``make`` gives, computed once whatever is made of it."""
         return self._once(key, lambda: make().persist(StorageLevel.MEMORY_AND_DISK))
 
-    def _once(self, key: str, make: Callable[[], DataFrame]) -> DataFrame:
+    def _once(self, key: str, make: Callable[[], T]) -> T:
+        """What ``make`` gives the first who asks; others who ask meanwhile wait for it alone."""
         with self._lock:
             lock = self._locks.setdefault(key, threading.Lock())
         with lock:
             if key not in self._kept:
                 self._kept[key] = make()
-            return self._kept[key]
+            kept: T = self._kept[key]
+            return kept
 
     def _keep(self) -> Keep:
         """A place for one more table. Files that are asked for stay: the run's folder goes."""
@@ -377,13 +393,8 @@ class Evidence:
     def files(self, *columns: str) -> DataFrame:
         """These columns of everything that keeps something, verified: schemas.KEPT_FILE."""
         gathered = self.gathered
-        with self._lock:
-            if self._files is None:
-                objects = gathered.journal.objects
-                self._files = files_source.plan(
-                    gathered.home, gathered.store_files, gathered.folder, objects
-                )
-            units = self._files
+        given = (gathered.home, gathered.store_files, gathered.folder, gathered.journal.objects)
+        units = self._once("plan of files", lambda: files_source.plan(*given))
         return self._columns(
             "files",
             lambda names: files_source.load(

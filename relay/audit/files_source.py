@@ -22,7 +22,7 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -142,13 +142,6 @@ class FilesSource(DataSource):  # type: ignore[misc]
         return FilesReader(self.options["home"], units, schema)
 
 
-class UnitsPartition(InputPartition):  # type: ignore[misc]
-    """Some files."""
-
-    def __init__(self, units: list[Unit]) -> None:
-        self.units = units
-
-
 class FilesReader(DataSourceReader):  # type: ignore[misc]
     """Verifies files in workers."""
 
@@ -157,21 +150,19 @@ class FilesReader(DataSourceReader):  # type: ignore[misc]
         self._units = units
         self._schema = schema
 
-    def partitions(self) -> list[UnitsPartition]:
+    def partitions(self) -> list[reading.Units]:
         """One a file, as long as there are not too many."""
         parts = [self._units[first::MOST_PARTITIONS] for first in range(MOST_PARTITIONS)]
-        return [UnitsPartition(part) for part in parts if part]
+        return [reading.Units(part) for part in parts if part]
 
-    def read(self, partition: UnitsPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: reading.Units) -> Iterator[pa.RecordBatch]:
         """A row for each file; never an error for one of them."""
-        if not isinstance(partition, UnitsPartition):
+        if not isinstance(partition, reading.Units):
             return  # nothing at all: Spark asks for one partition nevertheless
         schema = to_arrow_schema(self._schema, timezone="UTC")
-        wanted = [(Verified._fields.index(field.name), field) for field in schema]
         for unit in partition.units:
             rows = list(verify(self._home, unit))
-            arrays = [pa.array([row[at] for row in rows], field.type) for at, field in wanted]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+            yield reading.batch_of(rows, Verified._fields, schema)
 
 
 def verify(home: str, unit: Unit) -> Iterator[Verified]:

@@ -35,7 +35,7 @@ from relay.aof2.segment import (
     segment_path,
 )
 from relay.aof2.warm import WarmSegment, warm_name
-from relay.config import decode
+from relay.config import read_file
 from relay.errors import (
     FormatError,
     IntegrityError,
@@ -125,12 +125,7 @@ def home_settings(home: str) -> HomeSettings:
 
     Errors: ConfigError.
     """
-    path = os.path.join(home, CONFIG)
-    try:
-        with open(path, "rb") as file:
-            config = decode(file.read(), path)
-    except (FileNotFoundError, NotADirectoryError):
-        return HomeSettings()
+    config = read_file(os.path.join(home, CONFIG))
     objects, store = config.journal.objects, config.store
     if objects and "://" not in objects:
         objects = os.path.join(home, os.path.expanduser(objects))

@@ -17,23 +17,24 @@ import json
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from relay.audit import packs, reading, schemas
 from relay.audit.acomm_source import check_columns
-from relay.checksums import sha256_hex
+from relay.checksums import sha256_hex, uuid4_of
 from relay.comm.model import Priority
 from relay.errors import FormatError, MessageError, RelayError
 from relay.flow.delivery import DUPLICATES, REJECTED
 from relay.housekeeping import archive_pack
 from relay.message import (
     DEFAULT_MAX_BODY_BYTES,
+    DIGITS,
     MAX_HEADER_BYTES,
     heading,
     max_file_bytes,
@@ -48,8 +49,9 @@ MOST_PARTITIONS = 64  # a task costs some 10 ms, and a year of fifty agents has 
 BATCH_ROWS = 5_000
 MOST_BYTES = max_file_bytes(DEFAULT_MAX_BODY_BYTES)  # a refused file may have any size
 _KINDS = {REJECTED: "rejected", DUPLICATES: "duplicate"}
-_CONTENT = frozenset(("checksum", "sha256", "target", "message_type", "priority"))
-_NO_HEADING = ("", "", "")
+_HEADERS = ("target", "message_type", "priority", "ttl_s", "topic", "thread")
+_CONTENT = frozenset(("checksum", "sha256", *_HEADERS))
+_NO_HEADING = ("", "", "", None, None, None)
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -76,6 +78,9 @@ class Original(NamedTuple):
     target: str | None = None
     message_type: str | None = None
     priority: str | None = None
+    ttl_s: int | None = None
+    topic: str | None = None
+    thread: str | None = None
     changed_at: int | None = None  # Unix microseconds
     problem: str | None = None
 
@@ -143,13 +148,6 @@ class OriginalsSource(DataSource):  # type: ignore[misc]
         return OriginalsReader(home, [[Unit(*unit) for unit in part] for part in planned], schema)
 
 
-class UnitsPartition(InputPartition):  # type: ignore[misc]
-    """Some folders and packs."""
-
-    def __init__(self, units: list[Unit]) -> None:
-        self.units = units
-
-
 class OriginalsReader(DataSourceReader):  # type: ignore[misc]
     """Reads files in workers."""
 
@@ -158,23 +156,21 @@ class OriginalsReader(DataSourceReader):  # type: ignore[misc]
         self._planned = planned
         self._schema = schema
 
-    def partitions(self) -> list[UnitsPartition]:
+    def partitions(self) -> list[reading.Units]:
         """As they were planned."""
-        return [UnitsPartition(units) for units in self._planned]
+        return [reading.Units(units) for units in self._planned]
 
-    def read(self, partition: UnitsPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: reading.Units) -> Iterator[pa.RecordBatch]:
         """A row for each file; never an error for one of them."""
-        if not isinstance(partition, UnitsPartition):
+        if not isinstance(partition, reading.Units):
             return  # nothing at all: Spark asks for one partition nevertheless
         schema = to_arrow_schema(self._schema, timezone="UTC")
         with_content = bool(_CONTENT & set(schema.names))
-        wanted = [(Original._fields.index(field.name), field) for field in schema]
         rows = (
             row for unit in partition.units for row in read_unit(self._home, unit, with_content)
         )
         while batch := [row for _, row in zip(range(BATCH_ROWS), rows, strict=False)]:
-            arrays = [pa.array([row[at] for row in batch], field.type) for at, field in wanted]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+            yield reading.batch_of(batch, Original._fields, schema)
 
 
 def read_unit(home: str, unit: Unit, with_content: bool = True) -> Iterator[Original]:
@@ -276,23 +272,27 @@ def _text(name: str) -> str:
 
 def _with_content(row: Original, data: bytes) -> Original:
     head, _ = split(data)
-    target, kind, priority = _heading(head) if len(head) <= MAX_HEADER_BYTES else _NO_HEADING
-    return row._replace(
-        checksum=checksum_of(data),
-        sha256=sha256_hex(data),
-        target=target,
-        message_type=kind,
-        priority=priority,
-    )
+    said = _heading(head) if len(head) <= MAX_HEADER_BYTES else _NO_HEADING
+    headers: dict[str, Any] = dict(zip(_HEADERS, said, strict=True))
+    return row._replace(checksum=checksum_of(data), sha256=sha256_hex(data), **headers)
 
 
 @functools.lru_cache(maxsize=4096)  # many messages have the very same header
-def _heading(head: bytes) -> tuple[str, str, str]:
+def _heading(head: bytes) -> tuple[str, str, str, int | None, str | None, str | None]:
     try:
         found = heading(head)
     except MessageError:
         return _NO_HEADING
-    return found.to, str(found.kind), Priority(found.priority).label
+    others = found.others
+    ttl, thread = others.get("TTL", ""), others.get("THREAD")
+    return (
+        found.to,
+        str(found.kind),
+        Priority(found.priority).label,
+        int(ttl) if DIGITS.fullmatch(ttl) else None,
+        others.get("TOPIC"),
+        None if thread is None else uuid4_of(thread),
+    )
 
 
 def checksum_of(data: bytes) -> str | None:

@@ -9,10 +9,12 @@ through it.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import os
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,11 +23,19 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from relay.errors import RelayError
+from relay.errors import NoRoom, RelayError
 
 # Ledger and store files of a home that is small: 30,000 messages or so.
 SMALL_BYTES = 32 << 20
 GROUP_BYTES = 16 << 20  # of a row group: what a worker holds beside its batch
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Units(InputPartition):  # type: ignore[misc]
+    """Some of the units that a source's ``plan`` lists."""
+
+    def __init__(self, units: list[Any]) -> None:
+        self.units = units
 
 
 class Keep(NamedTuple):
@@ -33,6 +43,15 @@ class Keep(NamedTuple):
 
     folder: str  # empty, and private to the run; seen by all workers
     here: bool  # this process, for there is little
+
+
+def batch_of(
+    rows: Sequence[tuple[Any, ...]], names: Sequence[str], schema: pa.Schema
+) -> pa.RecordBatch:
+    """The columns of ``schema``, of rows whose values have these names."""
+    wanted = [(names.index(field.name), field.type) for field in schema]
+    arrays = [pa.array([row[at] for row in rows], kind) for at, kind in wanted]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def read(
@@ -44,7 +63,8 @@ def read(
 ) -> DataFrame:
     """These columns of a source: read at once and kept, or whenever the table is used.
 
-    Errors: of the source, at once where it is kept; RelayError for a file that cannot be read.
+    Errors: of the source, at once where it is kept; RelayError for a file that cannot be read,
+    NoRoom for one that cannot be kept.
     """
     if keep is None:
         return spark.read.format(source.name()).schema(schema).options(**options).load()
@@ -77,5 +97,10 @@ def _write(
             file.write_table(pa.Table.from_batches(held, schema))
         os.replace(unfinished, path)
     except OSError as exc:
-        # Arrow names no file when the disk is full
-        raise RelayError(f"{exc.filename or path}: {exc.strerror or exc}") from exc
+        name = exc.filename or path  # Arrow names no file when the disk is full
+        if exc.errno in _FULL:
+            raise NoRoom(f"{name} cannot be written: {os.strerror(exc.errno)}") from exc
+        raise RelayError(f"{name}: {exc.strerror or exc}") from exc
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # half a table is room for others
+            os.unlink(unfinished)

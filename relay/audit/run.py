@@ -7,6 +7,7 @@ is written, and when, says output.py.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
@@ -156,6 +157,12 @@ def _run_job(
         unsaid = isinstance(exc, faults.SparkEnded | faults.SparkAtALoss)
         cause = (why_ended() if unsaid else None) or exc
         report = JobReport(job.name, error=evidence.gathered.named(str(cause)), hint=cause.hint)
+    except OSError as exc:  # a disk that is full, a folder that is none
+        error = f"{exc.filename or 'system'}: {exc.strerror or exc}"
+        report = JobReport(job.name, error=evidence.gathered.named(error))
+    if report.error:
+        for name in (*job.tables, _findings_of(job)):  # half of a job is none
+            shutil.rmtree(os.path.join(out, name), ignore_errors=True)
     report.seconds = round(time.monotonic() - began, 3)
     return report
 
@@ -179,7 +186,7 @@ def _do(
     if job.findings is None:
         return
     observed_at = datetime.fromtimestamp(evidence.snapshot_ns / NS_PER_S, UTC)
-    path = os.path.join(out, FINDINGS, f"job={job.name}")
+    path = os.path.join(out, _findings_of(job))
     found = _written(spark, job.findings(tables, observed_at), path)
     by_check = found.groupBy("check", "severity").agg(F.count("*").alias("count"))
     for row in by_check.orderBy("check").collect():
@@ -189,6 +196,10 @@ def _do(
     if report.findings:
         worst = found.orderBy("severity", "check", "message_id").limit(SHOWN_FINDINGS)
         examples.findings = [row.asDict() for row in worst.collect()]
+
+
+def _findings_of(job: Job) -> str:
+    return os.path.join(FINDINGS, f"job={job.name}")
 
 
 def _written(spark: SparkSession, frame: DataFrame, path: str) -> DataFrame:

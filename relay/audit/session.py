@@ -92,7 +92,6 @@ class _Jvm:
     """The JVM of this process: what it says goes to a file that nobody else sees."""
 
     log: IO[bytes] | None = None
-
     starting = False
 
     def end_half_started(self) -> None:
@@ -107,12 +106,13 @@ class _Jvm:
         self.starting = False
 
     def said(self) -> str:
-        """All that it said."""
-        if self.log is None:
+        """All that it said, at most the last MOST_SAID bytes; any thread may ask."""
+        log = self.log
+        if log is None:
             return ""
-        size = self.log.seek(0, os.SEEK_END)
-        self.log.seek(max(0, size - MOST_SAID))
-        return self.log.read().decode(errors="replace")
+        # Its position is the JVM's, too: moved, the JVM writes over what it said before.
+        size = os.fstat(log.fileno()).st_size
+        return os.pread(log.fileno(), MOST_SAID, max(0, size - MOST_SAID)).decode(errors="replace")
 
     def forget(self) -> None:
         """It is gone."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from relay.aof2.catalog import Catalog, Residency
 from relay.aof2.manifest import read_manifest
 from relay.clock import NS_PER_S
-from relay.config import Config, Retention, decode
+from relay.config import Config, Retention, read_file
 from relay.errors import RelayError
 from relay.home import ARCHIVES, CONFIG, JOURNAL, LEDGER
 from relay.housekeeping.archive_pack import SUFFIX, is_day
@@ -76,9 +76,9 @@ class Sizes:
 def measure(home: str, watched_until_ns: int) -> Sizes:
     """Look at every file of the home; what goes meanwhile is not counted.
 
-    Errors: RelayError for a config.json that is none, or a disk that cannot be asked.
+    Errors: ConfigError; RelayError for a disk that cannot be asked.
     """
-    config = _config(home)
+    config = read_file(os.path.join(home, CONFIG))  # none: a copy of ledger and store alone
     try:
         size, _, free = look(home)
     except OSError as exc:
@@ -103,17 +103,6 @@ def measure(home: str, watched_until_ns: int) -> Sizes:
         _tiers(catalog),
         tuple(sorted(packs.items())),
     )
-
-
-def _config(home: str) -> Config:
-    path = os.path.join(home, CONFIG)
-    try:
-        with open(path, "rb") as file:
-            return decode(file.read(), path)
-    except FileNotFoundError:
-        return Config()  # a copy of ledger and store alone
-    except OSError as exc:
-        raise RelayError(f"{path}: {exc.strerror}") from exc
 
 
 def _files(home: str, below: str) -> Iterator[tuple[str, os.stat_result]]:

@@ -42,6 +42,7 @@ DEFAULT_INTERVAL_S = 5.0
 MAX_RECORDS = 200_000  # a batch: the first look at a long journal comes in pieces
 SHOWN_FINDINGS = 20
 STATE_VARIABLE = "XDG_STATE_HOME"
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # unless ignored, as below nohup
 _KEPT_TOTALS = 10
 _POLL_S = 0.3
 _STOP_S = 10.0  # so long a batch may go on when the watch is to end
@@ -105,8 +106,8 @@ COUNTS: dict[str, Callable[[], Column]] = {
 
 
 def watch(request: WatchRequest, tell: Callable[[Tick], object]) -> dict[str, int]:
-    """Follow a home's journal until SIGINT or SIGTERM, or once; the counts since the checkpoint
-    began.
+    """Follow a home's journal until a signal of ENDING, or once; the counts since the
+    checkpoint began.
 
     ``tell`` hears of each batch, from another thread. What is damaged is a gap, and a finding.
     Errors: HomeMissing; RelayError for a checkpoint or OUT of another watch, and for a journal
@@ -140,15 +141,19 @@ def _checkpoint_of(request: WatchRequest, home: str) -> str:
 @contextlib.contextmanager
 def _owned(checkpoint: str, out: str | None, home: str) -> Iterator[str | None]:
     """The folders, made, ours, and nobody else's for the block; the absolute path of OUT."""
+    with contextlib.ExitStack() as held:
+        yield _own(checkpoint, out, home, held)
+
+
+def _own(checkpoint: str, out: str | None, home: str, held: contextlib.ExitStack) -> str | None:
     owner = _Owner(home, checkpoint)
     out = None if out is None else os.path.abspath(out)
     try:
         for folder in filter(None, (checkpoint, os.path.join(checkpoint, "totals"), out)):
             os.makedirs(folder, mode=0o700, exist_ok=True)  # they say who wrote to whom
-        with fsio.locked(os.path.join(checkpoint, "lock")):
-            for folder in filter(None, (checkpoint, out)):
-                _claim(os.path.join(folder, "watch.json"), owner)
-            yield out
+        held.enter_context(fsio.locked(os.path.join(checkpoint, "lock")))
+        for folder in filter(None, (checkpoint, out)):
+            _claim(os.path.join(folder, "watch.json"), owner)
     except BlockingIOError:
         raise RelayError(
             f"another watch has the checkpoint {checkpoint}", hint="end it, or see --checkpoint"
@@ -160,6 +165,7 @@ def _owned(checkpoint: str, out: str | None, home: str) -> Iterator[str | None]:
             f"{exc.filename or checkpoint} {why}",
             hint="--checkpoint and --out name folders, there or not yet, that you may write to",
         ) from exc
+    return out
 
 
 def _claim(path: str, owner: _Owner) -> None:
@@ -196,12 +202,10 @@ def _start(
 
 @contextlib.contextmanager
 def _signals() -> Iterator[threading.Event]:
-    """Set by SIGINT and SIGTERM. Spark has a handler of its own, which would cut a batch short."""
+    """Set by what ends a watch. Spark has a handler of its own, which would cut a batch short."""
     stop = threading.Event()
-    before = {
-        number: signal.signal(number, lambda *_: stop.set())
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    heeded = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in heeded}
     # What a batch raises because the query ends comes as a traceback of py4j's.
     logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
     try:

@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import logging
 import math
 import os
-import signal
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import click
 
+from relay.cli.audit_ending import one_line_when_ended
 from relay.cli.common import home_option, json_option, printable, root_of
 from relay.clock import Clock
 from relay.errors import EXIT_FAILED, EXIT_FINDINGS, RelayError
 
 # What the extra brings, by the name it is imported by.
 NEEDED = ("pyspark", "pyarrow", "adbc_driver_sqlite", "jinja2", "matplotlib")
-INTERRUPTED, TERMINATED = 130, 143  # as shells have it
 
 MOST_GRACE_S = 366 * 86_400  # whoever judges nothing that is younger than a year
 MOST_DAYS = 36_525  # a century: nanoseconds still fit into 64 bits
@@ -134,7 +131,8 @@ def run(
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
     )
     give_way(request.home)
-    with _one_line_when_ended(out), _no_findings():
+    kept = f"; {out} is as it was" if out is not None else ""
+    with one_line_when_ended(f"the audit was interrupted{kept}"), _no_findings():
         brief = not 0 < len(jobs) <= FEW_JOBS
         report, _ = run_audit(request, Clock(), Screen(quiet=as_json, brief=brief))
     if as_json:
@@ -167,37 +165,6 @@ def _no_findings() -> Iterator[None]:
         if exc.exit_code == EXIT_FINDINGS:
             exc.exit_code = EXIT_FAILED
         raise
-
-
-@contextlib.contextmanager
-def _one_line_when_ended(out: str | None) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the run like any other failure: Spark is stopped, copies removed."""
-    # py4j logs where it was interrupted, with a traceback, to whoever listens.
-    deaf = logging.NullHandler()
-    logging.getLogger().addHandler(deaf)
-    before = signal.signal(signal.SIGTERM, _terminated)
-    code = 0
-    try:
-        yield
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    except _Terminated:
-        code = TERMINATED
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        logging.getLogger().removeHandler(deaf)
-    if code:
-        kept = f"; {out} is as it was" if out is not None else ""
-        click.echo(f"relay: the audit was interrupted{kept}", err=True)
-        sys.exit(code)
-
-
-class _Terminated(BaseException):
-    """SIGTERM came."""
-
-
-def _terminated(*_: object) -> None:
-    raise _Terminated
 
 
 @audit.command(epilog=WATCH_EXAMPLES)
@@ -248,12 +215,8 @@ def watch(
 
     request = WatchRequest(root_of(context, home), checkpoint, out, once, interval_s)
     give_way(request.home)
-    try:
-        with _no_findings():
-            totals = follow(request, tell)
-    except KeyboardInterrupt:  # before there was anything to end
-        click.echo("Interrupted", err=True)
-        context.exit(INTERRUPTED)
+    with one_line_when_ended("the watch was interrupted before it began"), _no_findings():
+        totals = follow(request, tell)
     counted = ", ".join(f"{name} {count:,}" for name, count in totals.items())
     click.echo(f"In all: {counted or 'nothing yet'}", err=True)
 

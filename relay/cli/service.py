@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import click
 
 from relay.cli.common import echo_json, home_option, json_option, open_home
 from relay.errors import EXIT_STATE
+
+if TYPE_CHECKING:
+    from relay.operations.service import Service
 
 
 @click.group(epilog="\b\nExamples:\n  relay service install\n  relay service show")
@@ -30,8 +34,7 @@ def install(ctx: click.Context, home: str | None, only_print: bool, as_json: boo
     """Write the unit for this home and this Python."""
     from relay.operations import service as services
 
-    with open_home(ctx, home) as opened:
-        found = services.service_of(opened.root, os.environ)
+    found = _of(ctx, home)
     if only_print:
         click.echo(found.text.decode(), nl=False)
         return
@@ -39,9 +42,8 @@ def install(ctx: click.Context, home: str | None, only_print: bool, as_json: boo
     if as_json:
         echo_json({"path": found.path, "changed": is_new, "commands": list(found.start)})
         return
-    click.echo(f"{'wrote' if is_new else 'unchanged:'} {found.path}; now run")
-    for command in found.start:
-        click.echo(f"  {command}")
+    done = "wrote" if is_new else "unchanged:"
+    click.echo("\n  ".join([f"{done} {found.path}; now run", *found.start]))
 
 
 @service.command(epilog="\b\nExample:\n  relay service uninstall")
@@ -52,15 +54,12 @@ def uninstall(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """Remove the unit; a relay that runs is left alone."""
     from relay.operations import service as services
 
-    with open_home(ctx, home) as opened:
-        found = services.service_of(opened.root, os.environ)
+    found = _of(ctx, home)
     services.uninstall(found)
     if as_json:
         echo_json({"path": found.path, "commands": list(found.stop)})
         return
-    click.echo(f"removed {found.path}; what it started ends with")
-    for command in found.stop:
-        click.echo(f"  {command}")
+    click.echo("\n  ".join([f"removed {found.path}; what it started ends with", *found.stop]))
 
 
 @service.command(epilog="\b\nExample:\n  relay service status")
@@ -74,8 +73,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
     """
     from relay.operations import service as services
 
-    with open_home(ctx, home) as opened:
-        found = services.service_of(opened.root, os.environ)
+    found = _of(ctx, home)
     there = services.installed(found)
     word = "missing" if there is None else "current" if there == found.text else "another"
     if as_json:
@@ -98,9 +96,16 @@ def show(ctx: click.Context, home: str | None) -> None:
     from relay.errors import NotFound
     from relay.operations import service as services
 
-    with open_home(ctx, home) as opened:
-        found = services.service_of(opened.root, os.environ)
+    found = _of(ctx, home)
     there = services.installed(found)
     if there is None:
         raise NotFound(f"there is no {found.path}", hint="`relay service install` writes it")
     click.echo(there.decode(errors="replace"), nl=False)
+
+
+def _of(ctx: click.Context, home: str | None) -> Service:
+    """The service of this system for the home. Errors: HomeMissing, NoService."""
+    from relay.operations.service import service_of
+
+    with open_home(ctx, home) as opened:
+        return service_of(opened.root, os.environ)

@@ -32,7 +32,6 @@ from relay.comm.reader import U32, U64, Reader
 from relay.comm.writer import BYTE, U32_MAX, text
 from relay.errors import FormatError, ValidationFailed
 
-MIN_BLOCK = 12  # tag and length
 FIRST_LANE = 32
 # Of a record: what stands before the content, but for the sender's text.
 BEFORE_CONTENT = 25

@@ -10,13 +10,8 @@ used in JSON, logs and audits. Times are Unix seconds unless the name says other
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NewType
 
 import msgspec
-
-ChannelId = NewType("ChannelId", int)
-EngineId = NewType("EngineId", int)  # a message's number in one store; relay ids are strings
-SubscriptionId = NewType("SubscriptionId", int)
 
 MetadataValue = str | int | float | bool | None
 Metadata = dict[str, MetadataValue]

@@ -137,13 +137,7 @@ class SendCommands(ChannelCommands):
         if signature is not None:
             validation.check_signature(signature)
         metadata = None if metadata is None else dict(metadata)  # the caller keeps its own
-        if message_type in duties.ANSWERS or correlation_id is not None:
-            asked = self._asked(message_type, correlation_id)
-            thread = ((m.message_type, self.expects_ack(m)) for m in asked)
-            validation.check_correlation(message_type, correlation_id, thread)
-        if correlation_id is None and duties.owes_ack(channel, message_type, metadata):
-            key = (metadata or {}).get("relay_id", self.state.next_message)
-            correlation_id = uuid4_of(str(key))  # its answer must find it
+        correlation_id = self._thread_of(channel, message_type, correlation_id, metadata)
         return Message(
             self.state.next_message,
             message_type,
@@ -162,6 +156,23 @@ class SendCommands(ChannelCommands):
             0,
             signature,
         )
+
+    def _thread_of(
+        self,
+        channel: Channel,
+        message_type: MessageType,
+        correlation_id: str | None,
+        metadata: Metadata | None,
+    ) -> str | None:
+        """The correlation id that was given, checked; one of its own for what must be answered."""
+        if message_type in duties.ANSWERS or correlation_id is not None:
+            asked = self._asked(message_type, correlation_id)
+            thread = ((m.message_type, self.expects_ack(m)) for m in asked)
+            validation.check_correlation(message_type, correlation_id, thread)
+        if correlation_id is None and duties.owes_ack(channel, message_type, metadata):
+            key = (metadata or {}).get("relay_id", self.state.next_message)
+            return uuid4_of(str(key))  # its answer must find it
+        return correlation_id
 
     def _make_way(self, channel: Channel, message: Message) -> bool:
         """Room for one more, by limits and by retention; True when the file is near its own.

@@ -392,7 +392,10 @@ def schema_sql() -> str:
 
 
 def open_readonly(path: str) -> sqlite3.Connection:
-    """A reader's connection; it never blocks the relay and cannot write."""
+    """A reader's connection; it never blocks the relay and cannot write.
+
+    Errors: LedgerError when there is none or it is damaged, LedgerBusy.
+    """
     if not os.path.exists(path):
         hint = (
             "`relay up` makes it, of the journal where there is one; a relay that runs does so too"

@@ -28,7 +28,8 @@ from relay.config import listen_address
 from relay.home import LEDGER
 from relay.ledger import wal
 from relay.operations import metrics
-from relay.operations.published import Board
+from relay.operations.disk import Reading
+from relay.operations.published import Board, Snapshot
 
 SOCKET = "admin.sock"
 MOST_PATH_BYTES = 107  # of an AF_UNIX address, on Linux; elsewhere 103
@@ -285,31 +286,39 @@ def status_of(board: Board) -> dict[str, Any]:
         "wal_bytes": metrics.wal_bytes(board.home),
         "wal_state": wal.look(os.path.join(board.home, LEDGER), board.config.ledger).state.value,
         "snapshot_age_s": None if age is None else round(age, 3),
-        "disk": disk
-        and {
-            "state": disk.state.value,
-            "size_bytes": disk.size_bytes,
-            "free_bytes": disk.free_bytes,
-            "used_percent": round(disk.used_percent, 1),
-            "floor_bytes": disk.floor_bytes,
-        },
+        "disk": None if disk is None else _disk_status(disk),
     }
     if snapshot is not None:
-        waits = snapshot.oldest_ns and board.clock.monotonic_ns() - snapshot.oldest_ns
-        status |= {
-            "watcher": snapshot.watcher,
-            "totals": snapshot.totals,
-            "queue_files": snapshot.queue_files,
-            "oldest_s": round(waits / NS_PER_S, 1) if waits else None,
-            "agents": snapshot.agents,
-            "unwatched": snapshot.unwatched,
-            "watches": snapshot.watches,
-            "held_back": snapshot.held_back,
-            "active": snapshot.active,
-            "dead_letters": snapshot.dead_letters,
-            "owed": snapshot.owed,
-            "owed_acks": snapshot.owed_acks,
-            "delivery_p50_s": snapshot.delivery_s.quantile(0.5),
-            "delivery_p99_s": snapshot.delivery_s.quantile(0.99),
-        }
+        status |= _session_status(snapshot, board.clock.monotonic_ns())
     return status
+
+
+def _disk_status(disk: Reading) -> dict[str, Any]:
+    return {
+        "state": disk.state.value,
+        "size_bytes": disk.size_bytes,
+        "free_bytes": disk.free_bytes,
+        "used_percent": round(disk.used_percent, 1),
+        "floor_bytes": disk.floor_bytes,
+    }
+
+
+def _session_status(snapshot: Snapshot, now_ns: int) -> dict[str, Any]:
+    """What the session last said of itself. ``now_ns``: by the monotonic clock."""
+    waits = snapshot.oldest_ns and now_ns - snapshot.oldest_ns
+    return {
+        "watcher": snapshot.watcher,
+        "totals": snapshot.totals,
+        "queue_files": snapshot.queue_files,
+        "oldest_s": round(waits / NS_PER_S, 1) if waits else None,
+        "agents": snapshot.agents,
+        "unwatched": snapshot.unwatched,
+        "watches": snapshot.watches,
+        "held_back": snapshot.held_back,
+        "active": snapshot.active,
+        "dead_letters": snapshot.dead_letters,
+        "owed": snapshot.owed,
+        "owed_acks": snapshot.owed_acks,
+        "delivery_p50_s": snapshot.delivery_s.quantile(0.5),
+        "delivery_p99_s": snapshot.delivery_s.quantile(0.99),
+    }

@@ -17,7 +17,6 @@ from struct import Struct
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-SIGNATURE_BYTES = 64
 KEY_ID_PREFIX = "aid_"
 KEY_ID_DIGITS = 32
 _LENGTH = Struct("<I")

@@ -68,6 +68,12 @@ def stored_message(
     )
 
 
+def file_of(header: str, body: bytes) -> bytes:
+    """A message file of FILE_SIZE bytes, by a header of its own; one that is longer as it is."""
+    pad = "-" * (FILE_SIZE - len(f"{header}\nX-PAD: \n\n") - len(body))
+    return f"{header}\nX-PAD: {pad}\n\n".encode() + body
+
+
 class HomeBuilder:
     """A home that is filled message by message; ``write_store`` writes what the engine holds."""
 
@@ -98,9 +104,10 @@ class HomeBuilder:
     ) -> None:
         """A row, pending."""
         path = f"agents/{sender}/outbox/{message_id}.msg"
-        self.files[message_id] = (sender, f"TO: {to}\n\n".encode() + body)
+        self.files[message_id] = (sender, file_of(f"TO: {to}", body))
+        size = len(self.files[message_id][1])
         facts = FileFacts(
-            message_id, sender, path, FILE_SIZE, at_ns, 7, sha256_hex(body), "message", to, at_ns
+            message_id, sender, path, size, at_ns, 7, sha256_hex(body), "message", to, at_ns
         )
         with self.ledger.transaction():
             self.ledger.record([facts])

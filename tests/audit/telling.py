@@ -36,10 +36,15 @@ def moved(number: int, name: str, state: DeliveryState, attempt: int = 0, due_s:
     return events.DeliveriesMoved(number, (name,), state, START_S, due_ms, attempt)
 
 
-def tell(home: HomeBuilder, changes: dict[str, Change] | None = None) -> None:
+def tell(
+    home: HomeBuilder,
+    changes: dict[str, Change] | None = None,
+    later: Iterable[Event] = (),
+    after_s: int = 0,
+) -> None:
     """Write the journal of what the engine holds; the ledger follows it to its end.
 
-    ``changes``: by message id, what is made of its events.
+    ``changes``: by message id, what is made of its events. ``later``: events so long after them.
     """
     journal = JournalBuilder(home.root)
     for message in home.stored:
@@ -49,6 +54,8 @@ def tell(home: HomeBuilder, changes: dict[str, Change] | None = None) -> None:
                 said = change(list(said))
             for event in said:
                 journal.say(event)
+    journal.clock.advance(after_s)
+    journal.say(*later)
     journal.close()
     with home.ledger.transaction():
         home.ledger.note_position(journal.journal.end, START_NS)

@@ -26,7 +26,6 @@ from tests.unit.acomm_support import patch, reseal
 DAY_S = 86_400
 SCHEMA = to_arrow_schema(schemas.STORED_MESSAGE, timezone="UTC")
 AT = "2026-02-01T09:30:00"  # a day behind START
-Read = Callable[..., list[dict[str, object]]]
 
 
 def odd(number: int, **fields: object) -> Message:

@@ -31,7 +31,6 @@ from tests.audit.homes import START_NS, START_S, HomeBuilder
 from tests.audit.journals import JournalBuilder, delivered, sent
 from tests.s3_server import BUCKET, s3_server
 
-DUE_MS = 1_769_851_800_500
 SENT_AT = datetime(2026, 1, 31, 9, 30)
 COMPRESS, UPLOAD, PRUNE = JobKind.COMPRESS, JobKind.UPLOAD, JobKind.PRUNE
 EVICT_TIER0, EVICT_TIER1 = JobKind.EVICT_TIER0, JobKind.EVICT_TIER1

@@ -38,7 +38,7 @@ def sizes(
 def tables(evidence: Evidence, known: Sizes) -> dict[str, DataFrame]:
     """The job's tables over a ledger and a disk that is told."""
     fresh = Evidence(SparkSession.active(), evidence.gathered)  # it keeps what it made
-    fresh.__dict__["sizes"] = known
+    fresh._once("sizes", lambda: known)  # as if they had been looked at
     return made(capacity.JOB, capacity.make(fresh))
 
 

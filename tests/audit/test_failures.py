@@ -19,7 +19,8 @@ from pyspark.errors import PySparkException
 from relay.audit import faults, masters
 from relay.audit.causes import cause_of
 from relay.errors import RelayError
-from tests.audit.homes import HomeBuilder
+from relay.names import new_message_id
+from tests.audit.homes import START_NS, HomeBuilder
 from tests.audit.test_session import PATIENCE_S, relay_audit
 from tests.procs import environment, until
 
@@ -40,7 +41,7 @@ SAID = {
     ),
     "disk": (
         "java.io.IOException: No space left on device\n\tat java.base/java.io.FileOutputStream",
-        "the disk is full where Spark keeps what does not fit into memory",
+        "the disk is full where Spark keeps what does not fit into memory, or where --out is",
         "SPARK_LOCAL_DIRS",
     ),
     "masters": (
@@ -210,9 +211,56 @@ def test_memory_that_is_used_up_ends_the_run_and_says_which_setting(
     assert done.stdout == ""
 
 
+FULL = """
+import resource, sys
+from relay.audit import evidence
+from relay.cli import main
+evidence.SMALL_BYTES = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
+main(["audit", "run", "reconcile", "--master", "local[1]", *sys.argv[3:]])
+"""
+
+
+@pytest.mark.parametrize("small_bytes", [0, 32 << 20], ids=["by workers", "by this process"])
+def test_a_table_that_finds_no_room_is_named_and_nothing_is_left(
+    home: HomeBuilder, tmp_path: Path, small_bytes: int
+) -> None:
+    """No file may be longer: the ledger's 94 KB fit, 256 KB of checksums do not."""
+    home.sent("1-a")
+    home.write_store()
+    for number in range(4_000):
+        name = new_message_id(START_NS + number)
+        (home.root / "archive/2026-01-31/alice" / f"{name}.msg").write_text(f"TO: bob\n\n{number}")
+    temp, out = tmp_path / "temp", tmp_path / "out"
+    temp.mkdir()
+    options = [str(small_bytes), "160000", "--home", home.path, "--out", str(out)]
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, *options],
+        env=environment(TMPDIR=str(temp)),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert re.fullmatch(
+        rf"reconcile: could not run: {temp}/relay-audit-run-\w+/table-\w+/part-00000.parquet "
+        "cannot be written: File too large; "
+        "free space there, or set TMPDIR to a folder on a larger disk",
+        line,
+    )
+    assert os.listdir(temp) == []
+    assert sorted(os.listdir(out)) == ["report.html", "summary.json"]
+
+
 @pytest.mark.parametrize(
     ("after", "sent", "code"),
-    [("starting Spark", signal.SIGINT, 130), (r"\(1 of 1\)", signal.SIGTERM, 143)],
+    [
+        ("starting Spark", signal.SIGINT, 130),
+        (r"\(1 of 1\)", signal.SIGTERM, 143),
+        (r"\(1 of 1\)", signal.SIGHUP, 129),
+    ],
 )
 def test_a_run_that_is_interrupted_says_one_line_and_leaves_nothing(
     home: HomeBuilder, tmp_path: Path, after: str, sent: signal.Signals, code: int

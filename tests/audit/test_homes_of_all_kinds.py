@@ -6,17 +6,21 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import JOBS
 from relay.audit.run import Report, Request, run_audit
 from relay.clock import Clock
-from relay.errors import EXIT_FINDINGS, EXIT_OK, LedgerError
+from relay.comm import acomm
+from relay.comm.engine_state import EngineState
+from relay.errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_OK, LedgerError
 from tests.audit import kinds
 from tests.procs import relay
 
 pytestmark = pytest.mark.timeout(500)  # every job there is, where other things go on
+replace = msgspec.structs.replace
 TALK = 16  # messages of kinds.talk: 14 of agents', and the relay's answers to two of them
 
 
@@ -59,6 +63,42 @@ def test_sealed_signed_tiered_with_attachments(spark: SparkSession, tmp_path: Pa
     assert kept["attachments"] == 6  # three that messages name, three that none does
     assert kept["objects"] >= 1 and kept["archives"] >= 1
     assert report.jobs["security"].counts == {"event.key_registered": 4}
+
+    archive = min(home.glob("store/archive/**/*.acomm"))
+    kept = {path: path.read_bytes() for path in (archive, home / "store/relay.acomm")}
+    lose(home, archive)
+    report = audited(home, "integrity", "reconcile", "duplicates", "threads")
+    assert found(report) == ({"reconcile.missing": 1}, set())
+    for path, data in kept.items():
+        path.write_bytes(data)
+
+    warm = min(home.glob("journal/*/warm/*.seg.zst"))
+    warm.write_bytes(warm.read_bytes()[:-100])
+    report = audited(home, "integrity", "reconcile", "duplicates", "ordering")
+    assert found(report) == ({"integrity.damaged": 1}, {"reconcile", "duplicates"})
+    assert f"{warm} at 0: expected a whole zstd frame" in str(report.jobs["reconcile"].error)
+    assert report.exit_code == EXIT_FAILED
+
+
+def lose(home: Path, archive: Path) -> None:
+    """One message less in an archive, with checksums that are right and a store that lists it."""
+    one = acomm.read(str(archive))
+    acomm.write(str(archive), replace(one, messages=one.messages[1:]), columns=True)
+    live = home / "store/relay.acomm"
+    store = acomm.read(str(live))
+    state = EngineState.decode(store.engine_state)
+    archives = tuple(
+        replace(note, size=archive.stat().st_size) if archive.match(f"*/{note.name}") else note
+        for note in state.archives
+    )
+    told = state._replace(archives=archives).encode()
+    acomm.write(str(live), replace(store, engine_state=told))
+
+
+def found(report: Report) -> tuple[dict[str, int], set[str]]:
+    """What was found, and the jobs that could not run."""
+    checks = {name: count for job in report.jobs.values() for name, count in job.findings.items()}
+    return checks, {name for name, job in report.jobs.items() if job.error}
 
 
 def test_days_packed_and_pruned(spark: SparkSession, tmp_path: Path) -> None:

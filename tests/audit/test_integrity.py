@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
+import sqlite3
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -36,6 +38,16 @@ def attach(home: HomeBuilder, data: bytes, message_id: str | None = None) -> Pat
         with home.ledger.transaction():
             home.ledger.registry.refer([(f"sha256:{digest}", message_id, START_NS)])
     return path
+
+
+def damage(outcome: Outcome, kind: str) -> list[str]:
+    """What is wrong with the files of a kind, a line each."""
+    return [
+        line
+        for row in outcome.tables["integrity"]
+        if row["kind"] == kind
+        for line in row["problems"]
+    ]
 
 
 def looked(
@@ -155,3 +167,32 @@ def test_a_journal_that_ends_before_what_the_ledger_has_heard_of_it(
     assert looked(spark, home, tmp_path / "behind").checks == {"damaged": {"journal"}}
     shutil.rmtree(home.root / "journal")
     assert looked(spark, home, tmp_path / "gone").checks == {"missing": {"journal"}}
+
+
+def test_rows_taken_out_of_the_ledgers_own_log(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    """What retention takes is no damage: the first rows alone."""
+    for number in range(4):
+        home.sent(f"1-{number}")
+        with home.ledger.transaction():
+            home.ledger.registry.security_event("unsigned", "alice", None, "", START_NS + number)
+    home.write_store()
+    with home.ledger.transaction():
+        gone = home.ledger.registry.forget(START_NS + 1, 100)
+    assert gone["security_events"] == 1
+    assert damage(looked(spark, home, tmp_path / "kept"), "ledger") == []
+
+    with contextlib.closing(sqlite3.connect(home.root / "ledger.db")) as db, db:
+        for table in ("audit_log", "security_events"):
+            db.execute(f"DROP TRIGGER {table}_keeps_rows")
+        db.execute("DELETE FROM audit_log WHERE what LIKE '1-2%'")
+        db.execute("DELETE FROM security_events WHERE id = 3")
+    outcome = looked(spark, home, tmp_path / "cut")
+    assert outcome.checks == {"damaged": {"ledger.db"}}
+    assert damage(outcome, "ledger") == [
+        "audit_log lacks 5 of its rows 1 to 20",
+        "security_events lacks 1 of its rows 2 to 4",
+        "its trigger audit_log_keeps_rows is gone",
+        "its trigger security_events_keeps_rows is gone",
+    ]

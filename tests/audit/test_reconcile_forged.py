@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from relay.audit.jobs import ordering, reconcile
 from relay.clock import NS_PER_S, iso_date
 from relay.comm.model import DeliveryState, Message, MessageType
-from tests.audit.homes import START_S, HomeBuilder
+from tests.audit.homes import START_NS, START_S, HomeBuilder, file_of
 from tests.audit.telling import moved, run, tell
 from tests.fakes import FakeClock
 
@@ -23,20 +23,23 @@ DAY = "archive/2026-01-31/alice"
 replace = msgspec.structs.replace
 
 
-def write(home: HomeBuilder, table: str, changes: dict[str, str]) -> None:
+def write(home: HomeBuilder, table: str, changes: dict[str, str], before: str = "") -> None:
     """Message id -> what its rows of a table are set to."""
     with contextlib.closing(sqlite3.connect(home.root / "ledger.db")) as db, db:
+        db.execute(before)
         for name, change in changes.items():
             db.execute(f"UPDATE {table} SET {change} WHERE message_id = '1-{name}'")
 
 
-def found(spark: SparkSession, home: HomeBuilder, folder: Path) -> dict[str, set[str]]:
+def found(
+    spark: SparkSession, home: HomeBuilder, folder: Path, clock: FakeClock | None = None
+) -> dict[str, set[str]]:
     """Check -> message ids, of a run over the home."""
-    return run(reconcile.JOB, home.evidence(spark, folder)).checks
+    return run(reconcile.JOB, home.evidence(spark, folder, clock)).checks
 
 
 def test_rows_of_the_ledger(spark: SparkSession, home: HomeBuilder, tmp_path: Path) -> None:
-    names = "good command moved away earlier seventh fewer unacked unread".split()
+    names = "good command moved away earlier unsummed seventh fewer unacked unread".split()
     for name in names:
         home.sent(f"1-{name}", name.encode())
     with home.ledger.transaction():
@@ -52,6 +55,7 @@ def test_rows_of_the_ledger(spark: SparkSession, home: HomeBuilder, tmp_path: Pa
             "moved": f"file_path = '{DAY}/1-good.msg'",
             "away": "file_path = 'outside/1-away.msg'",
             "earlier": "discovered_at = discovered_at - 1000000",
+            "unsummed": "checksum = NULL",
         },
     )
     write(
@@ -61,6 +65,7 @@ def test_rows_of_the_ledger(spark: SparkSession, home: HomeBuilder, tmp_path: Pa
     )
     assert found(spark, home, tmp_path / "run") == {
         "headers_differ": {"1-command", "1-earlier"},
+        "checksum_differs": {"1-unsummed"},
         "path_differs": {"1-moved", "1-away"},
         "delivery_contradicted": {"1-seventh", "1-fewer", "1-unacked", "1-unread"},
     }
@@ -70,22 +75,29 @@ def test_headers_of_archived_originals(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
     heads = {
-        "good": "to:  bob \r\nkind: MESSAGE\r\nX-NOTE: nobody's business\r\n",
-        "rerouted": "TO: carol\n",
-        "command": "TO: bob\nKIND: command\n",
-        "urgent": "TO: bob\nPRIORITY: 0\n",
-        "unaddressed": "X-NOTE: to nobody\n",
-        "broken": "no header at all\n",
+        "good": "to:  bob \r\nkind: MESSAGE",
+        "rerouted": "TO: carol",
+        "command": "TO: bob\nKIND: command",
+        "urgent": "TO: bob\nPRIORITY: 0",
+        "expiring": "TO: bob\nTTL: 60",
+        "topical": "TO: bob\nTOPIC: builds",
+        "threaded": "TO: bob\nTHREAD: release-7",
+        "unaddressed": "X-NOTE: to nobody",
+        "broken": "no header at all",
     }
-    for name in heads:
+    for name in (*heads, "longer"):
         home.sent(f"1-{name}")
     home.write_store()
     tell(home)
     for name, head in heads.items():
-        blank = "\r\n" if "\r" in head else "\n"
-        (home.root / DAY / f"1-{name}.msg").write_bytes(f"{head}{blank}hello".encode())
+        (home.root / DAY / f"1-{name}.msg").write_bytes(file_of(head, b"hello"))
+    longer = home.root / DAY / "1-longer.msg"
+    longer.write_bytes(longer.read_bytes().replace(b"X-PAD", b"X-NOTE"))
     others = {f"1-{name}" for name in heads if name != "good"}
-    assert found(spark, home, tmp_path / "run") == {"headers_differ": others}
+    assert found(spark, home, tmp_path / "run") == {
+        "headers_differ": others,
+        "original_differs": {"1-longer"},
+    }
 
 
 FORGED: dict[str, Callable[[Message], Message]] = {
@@ -120,14 +132,54 @@ def test_a_row_that_is_undone_is_told_from_one_that_a_crash_left(
 ) -> None:
     """Files have the times of this machine's clock, so rows have, too."""
     now = time.time_ns()
-    for number, name in enumerate(("undone", "sound", "killed")):
-        home.sent(f"1-{name}", at_ns=now + number * 300 * NS_PER_S)
+    for after_s, name in ((0, "undone"), (300, "sound"), (600, "killed"), (610, "logged")):
+        home.sent(f"1-{name}", at_ns=now + after_s * NS_PER_S)
     home.write_store()
+    write(home, "messages", {"logged": "status = 'completed'"})  # which audit_log has seen
+    write(home, "audit_log", {}, "DROP TRIGGER messages_moved")
     write(home, "messages", dict.fromkeys(("undone", "killed"), "status = 'completed'"))
     assert (home.root / "archive" / iso_date(now) / "alice" / "1-undone.msg").exists()
     clock = FakeClock(now + 3600 * NS_PER_S)
     evidence = home.evidence(spark, tmp_path / "run", clock)
-    assert run(reconcile.JOB, evidence).checks == {"status_differs": {"1-undone"}}
+    assert run(reconcile.JOB, evidence).checks == {"status_differs": {"1-undone", "1-logged"}}
+
+
+def test_times_of_deliveries_that_the_journal_has_otherwise(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    """An hour off, and in order among themselves: of a first attempt, and of a second."""
+    for name in "good earlier later staged again answered restored".split():
+        home.sent(f"1-{name}")
+    write(home, "deliveries", dict.fromkeys(("again", "restored"), "attempt = 2"))
+    with home.ledger.transaction():
+        home.ledger.acknowledge("1-answered", "bob", "received", START_NS + NS_PER_S)
+    home.write_store()
+    made = (DeliveryState.STAGED, DeliveryState.DELIVERED)
+    numbers = [one.id for one in home.stored if one.relay_id in ("1-again", "1-restored")]
+    later = [moved(number, "bob", state, 2) for number in numbers for state in made]
+    tell(home, later=later, after_s=1800)
+    hour = 3600 * NS_PER_S
+    write(
+        home,
+        "deliveries",
+        {
+            "earlier": f"staged_at = staged_at - {hour}, written_at = written_at - {hour}",
+            "later": f"written_at = written_at + {hour}",
+            "staged": f"staged_at = staged_at - {hour}",
+            "again": f"staged_at = staged_at + {hour}, written_at = written_at + {hour}",
+            "answered": f"acked_at = acked_at + {hour}",
+        },
+    )
+    clock = FakeClock(START_NS + 3 * hour)
+    assert found(spark, home, tmp_path / "run", clock) == {
+        "delivery_contradicted": {
+            "1-earlier",
+            "1-later",
+            "1-staged",
+            "1-again",
+            "1-answered",
+        }
+    }
 
 
 def test_times_of_deliveries_that_cannot_be(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -12,7 +13,9 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from relay.audit import schemas
+from relay.audit.evidence import Evidence
 from relay.audit.jobs import JOBS
+from relay.audit.jobs.job import Tables
 from relay.cli import audit as command
 from relay.errors import HomeMissing, LedgerError, RelayError
 from tests.audit.homes import HomeBuilder
@@ -112,6 +115,23 @@ def test_a_damaged_file_is_one_line_and_other_jobs_go_on(
         "threads",
     ]
     assert "integrity: 1 finding (1 error)" in result.stdout.splitlines()
+    assert "traffic: OK (pairs 1, messages 1, 100 bytes)" in result.stdout.splitlines()
+
+
+def test_a_job_that_the_system_fails_is_one_line_and_other_jobs_go_on(
+    spark: SparkSession, home: HomeBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(evidence: Evidence) -> Tables:
+        os.listdir(os.path.join(evidence.gathered.home, "ledger.db"))
+        raise AssertionError
+
+    home.sent("1-a")
+    home.write_store()
+    monkeypatch.setitem(JOBS, "acks", dataclasses.replace(JOBS["acks"], make=make))
+    result = relay_audit("run", "acks", "traffic", home=home.path)
+    assert result.exit_code == 1
+    failed = f"acks: could not run: {home.root / 'ledger.db'}: Not a directory"
+    assert result.stderr.splitlines() == [failed]
     assert "traffic: OK (pairs 1, messages 1, 100 bytes)" in result.stdout.splitlines()
 
 

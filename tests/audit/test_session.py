@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit import java
+from relay.audit.session import MOST_SOCKET_DIR, _Jvm
 from relay.errors import RelayError
 from tests.audit.homes import HomeBuilder
 
@@ -144,6 +146,19 @@ def test_a_jvm_that_ends_leaves_no_traceback_of_what_it_was_saying(
     assert bool(capsys.readouterr().err) is is_told
 
 
+def test_what_a_jvm_says_is_whole_though_it_is_read_meanwhile() -> None:
+    said = "".join(f"line {number}\n" for number in range(10_000))
+    jvm = _Jvm()
+    jvm.log = tempfile.TemporaryFile()
+    program = "for number in range(10_000): print(f'line {number}', flush=True)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=jvm.log) as speaking:
+        while speaking.poll() is None:
+            assert said.startswith(jvm.said())
+    assert jvm.said() == said
+    jvm.forget()
+    assert jvm.said() == ""
+
+
 def test_the_wrapper_drops_one_argument_and_no_other(tmp_path: Path) -> None:
     odd = tmp_path / "it's a $path"
     odd.mkdir()
@@ -154,3 +169,27 @@ def test_the_wrapper_drops_one_argument_and_no_other(tmp_path: Path) -> None:
     arguments = ["-a", "--add-modules=jdk.incubator.vector", "b c", "", "--add-modules=java.sql"]
     told = subprocess.run([wrapped, *arguments], capture_output=True, text=True, check=True)
     assert told.stdout.split("\n")[:-1] == ["-a", "b c", "", "--add-modules=java.sql"]
+
+
+def test_a_temporary_folder_too_deep_for_a_socket_is_no_hindrance(
+    home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.sent("1-a")
+    home.write_store()
+    deep = tmp_path / ("d" * MOST_SOCKET_DIR)
+    deep.mkdir()
+    script = (
+        "import sys; from relay.audit.session import session\n"
+        "with session('local[1]') as spark:\n"
+        "    print(spark.conf.get('spark.python.unix.domain.socket.enabled', 'false'))\n"
+        "    print(spark.read.format('acomm').load(sys.argv[1]).count())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, os.path.join(home.path, "store", "relay.acomm")],
+        env={**os.environ, "PYTHONPATH": os.getcwd(), "TMPDIR": str(deep)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert (done.stderr, done.stdout.split()) == ("", ["false", "1"])
+    assert os.listdir(deep) == []

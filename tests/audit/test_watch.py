@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 from pyspark.sql import SparkSession
 
@@ -121,6 +123,17 @@ def test_folders_of_another_watch(watched: Watched, tmp_path: Path) -> None:
         watched.look(checkpoint=str(tmp_path / "file"))
 
 
+def test_what_fails_while_the_folders_are_ours_is_not_taken_for_them(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/elsewhere")
+
+    monkeypatch.setattr("relay.audit.watch.session", full)
+    with pytest.raises(OSError, match="No space left on device: '/elsewhere'"):
+        watched.look()
+
+
 def test_a_checkpoint_that_the_journal_does_not_go_back_to(watched: Watched) -> None:
     watched.journal.say(sent(1))
     watched.look()
@@ -155,13 +168,13 @@ def test_where_the_checkpoint_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 class Process:
     """`relay audit watch` in a process of its own."""
 
-    def __init__(self, home: Path, folder: Path) -> None:
+    def __init__(self, home: Path, folder: Path, **environ: str) -> None:
         command = [sys.executable, "-m", "relay.cli", "--home", str(home), "audit", "watch"]
         options = ["--checkpoint", str(folder / "cp"), "--out", str(folder / "out"), "--json"]
         self.totals = folder / "cp" / "totals"
         self.process = subprocess.Popen(
             [*command, *options, "--interval", "0.2"],
-            env=environment(AGENT_RELAY_AUDIT_NICE="0"),
+            env=environment(AGENT_RELAY_AUDIT_NICE="0", **environ),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -208,3 +221,18 @@ def test_killed_again_and_again_each_event_is_counted_once(
     assert err.startswith("In all: events ") and err.count("\n") == 1
     rows = spark.read.parquet(str(tmp_path / "out" / "events")).select("offset").collect()
     assert sorted(row["offset"] for row in rows) == [record.offset for record in records]
+
+
+def test_ended_while_spark_starts_it_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
+    JournalBuilder(tmp_path / "home").say(sent(1))
+    temp = tmp_path / "temp"
+    temp.mkdir()
+    following = Process(tmp_path / "home", tmp_path, TMPDIR=str(temp))
+    here = psutil.Process(following.process.pid)
+    until(lambda: bool(here.children()), patience_s=PATIENCE_S)  # the JVM
+    started = here.children(recursive=True)
+    code, out, err = following.end(signal.SIGTERM)
+    assert (code, out) == (143, "")
+    assert err == "relay: the watch was interrupted before it began\n"
+    until(lambda: not any(process.is_running() for process in started))
+    assert os.listdir(temp) == []

@@ -5,12 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,27 +22,9 @@ from relay.clock import Clock
 from relay.config import decode
 from relay.home import Home
 from relay.session import Session
-from tests.procs import PATIENCE_S, Relay, environment, home_of, relay, until
+from tests.procs import PATIENCE_S, Relay, environment, relay, until
 
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    """A home with a short path: it has a socket."""
-    root = Path(tempfile.mkdtemp(prefix="relay-", dir="/tmp"))
-    yield home_of(root / "home", "alice", "bob")
-    shutil.rmtree(root)
-
-
-@pytest.fixture
-def running(home: Path) -> Iterator[Relay]:
-    """A relay that runs, and is down at the end."""
-    made = Relay(home)
-    made.start()
-    yield made
-    if made.process is not None:
-        made.kill()
 
 
 def log(home: Path, action: str) -> list[dict[str, Any]]:

@@ -6,38 +6,17 @@ import json
 import os
 import re
 import shlex
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pexpect
 import pytest
 
 from relay.cli.top import COLUMNS
-from tests.procs import PROJECT, Relay, environment, home_of, relay, until
+from tests.procs import PROJECT, Relay, environment, relay, until
 
 pytestmark = pytest.mark.timeout(60)
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    """A home with a short path: it has a socket."""
-    root = Path(tempfile.mkdtemp(prefix="relay-", dir="/tmp"))
-    yield home_of(root / "home", "alice", "bob")
-    shutil.rmtree(root)
-
-
-@pytest.fixture
-def running(home: Path) -> Iterator[Relay]:
-    """A relay that runs, and is down at the end."""
-    made = Relay(home)
-    made.start()
-    yield made
-    if made.process is not None:
-        made.stop()
 
 
 def send(home: Path, *words: str) -> str:

@@ -13,9 +13,7 @@ import pytest
 
 from relay.aof2 import chunk as chunks
 from relay.aof2.catalog import Residency, SegmentEntry
-from relay.aof2.copies import fetch_warm
 from relay.aof2.plan import Job, JobKind, TierPolicy
-from relay.aof2.reader import JournalReader
 from relay.aof2.tiers import WORKER_NICE, TierWorker, lower_priority
 from relay.errors import JournalError, SegmentAway
 from tests.s3_server import BUCKET, objects, s3_server
@@ -260,23 +258,6 @@ def test_a_chunk_that_was_sent_and_not_marked_is_marked(
     first, *_ = stream.run()
     assert first.startswith("upload manifest chunk") and tier2.calls[0][0] == "head"
     assert [call for call, key in tier2.calls[:2]] != ["head", "put"]
-
-
-def test_a_reader_elsewhere_reads_tier_1_in_place(
-    make_stream: Callable[..., Stream], tier2: FaultyObjects
-) -> None:
-    stream = make_stream(AT_ONCE, tier2)
-    stream.fill(2)
-    stream.cover()
-    stream.run()
-    for number in (0, 1):
-        stream.tiers.do(Job(JobKind.EVICT_TIER0, stream.entry(number), "asked"))
-    reader = JournalReader(str(stream.dir), fetch_warm(str(stream.dir)))
-    assert [(r.offset, r.payload) for r in reader.read()] == stream.expected()
-    stream.tiers.do(Job(JobKind.EVICT_TIER1, stream.entry(0), "asked"))
-    with pytest.raises(SegmentAway, match="segment 0 is in Tier 2 alone"):
-        list(JournalReader(str(stream.dir), fetch_warm(str(stream.dir))).read())
-    assert stream.residency(0) == [T2]  # a reader changes nothing
 
 
 def test_on_a_real_s3_server(make_stream: Callable[..., Stream], tmp_path: Path) -> None:

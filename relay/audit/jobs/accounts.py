@@ -11,6 +11,7 @@ import functools
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from relay.message import ANSWERS, Kind
 from relay.names import ORCHESTRATOR
 
 WAITING = ("held", "staged")
@@ -72,7 +73,7 @@ def _ends(deliveries: DataFrame) -> DataFrame:
 def _in_store(stored: DataFrame) -> DataFrame:
     """Messages without a relay id were sent through the engine alone: the ledger knows none."""
     names = ("file", "checksum", "sender", "to", "kind", "created_at")
-    more = (_dated().alias("dated"), _rank().alias("rank"))
+    more = (_dated().alias("dated"), _rank().alias("rank"), *_marks("to", "correlation_id"))
     return stored.where(F.col("relay_id").isNotNull()).select(
         F.col("relay_id").alias("message_id"), F.struct(*names, *more).alias("copy")
     )
@@ -93,6 +94,8 @@ def _of_store() -> list[Column]:
         F.min("copy.dated").alias("first_dated"),
         F.min("copy.created_at").alias("first_stored_at"),
         F.max("copy.rank").alias("rank"),
+        F.max("copy.route_mark").alias("route_mark"),
+        F.max("copy.thread_mark").alias("thread_mark"),
     ]
 
 
@@ -113,6 +116,18 @@ def _rank() -> Column:
     return F.ascii("priority")
 
 
+def _marks(to: str, thread: str) -> tuple[Column, Column]:
+    """TTL and TOPIC as one number, the thread as another: texts take longer to aggregate.
+
+    NULL where there is no TO, for the header was not read, or no thread.
+    """
+    route = F.xxhash64(F.coalesce(F.col("ttl_s").cast("bigint"), F.lit(-1)), "topic")
+    return (
+        F.when(F.col(to).isNotNull(), route).alias("route_mark"),
+        F.when(F.col(thread).isNotNull(), F.xxhash64(thread)).alias("thread_mark"),
+    )
+
+
 def _of_journal() -> list[Column]:
     return [
         F.nullif(F.count("record"), F.lit(0)).alias("records"),
@@ -131,8 +146,9 @@ def _of_journal() -> list[Column]:
 def _in_archive(originals: DataFrame) -> DataFrame:
     """Originals proper: not refused, no second file."""
     kept = originals.where((F.col("kind") == "original") & F.col("message_id").isNotNull())
-    names = ("path", "agent", "checksum", "changed_at", "target", "message_type")
-    original = F.struct(*names, _rank().alias("rank")).alias("original")
+    names = ("path", "agent", "size", "checksum", "changed_at", "target", "message_type")
+    more = (_rank().alias("rank"), *_marks("target", "thread"))
+    original = F.struct(*names, *more).alias("original")
     return kept.select("message_id", original)
 
 
@@ -142,6 +158,10 @@ def _of_archive() -> list[Column]:
         F.min("original.target").alias("original_to"),
         F.min("original.message_type").alias("original_kind"),
         F.max("original.rank").alias("original_rank"),
+        F.max("original.route_mark").alias("original_route_mark"),
+        F.max("original.thread_mark").alias("original_thread_mark"),
+        F.min("original.size").alias("least_size"),
+        F.max("original.size").alias("most_size"),
         F.min("original.path").alias("original_path"),
         F.min("original.agent").alias("original_agent"),
         F.min("original.checksum").alias("lowest_original"),
@@ -219,9 +239,31 @@ def names_another() -> Column:
     pairs += [("message_type", name) for name in ("kind", "journal_kind", "original_kind")]
     pairs += [("discovered_at", name) for name in ("dated", "first_dated", "journal_dated")]
     pairs += [("created_at", name) for name in ("stored_at", "first_stored_at")]
-    pairs += [("rank", "original_rank")]
+    pairs += [("rank", "original_rank"), ("route_mark", "original_route_mark")]
     differ = [F.coalesce(F.col(mine) != F.col(theirs), F.lit(False)) for mine, theirs in pairs]
-    return functools.reduce(Column.__or__, differ)
+    return functools.reduce(Column.__or__, differ) | _is_of_another_thread()
+
+
+def _is_of_another_thread() -> Column:
+    """True where an original names a thread, and the store has it in another or in none.
+
+    An answer is in the thread of what it answers, whatever it says itself.
+    """
+    is_other = ~F.col("thread_mark").eqNullSafe(F.col("original_thread_mark"))
+    names_one = F.col("copies").isNotNull() & F.col("original_thread_mark").isNotNull()
+    return F.coalesce(is_other & names_one & ~F.col("message_type").isin(*ANSWERS), F.lit(False))
+
+
+def is_of_another_size() -> Column:
+    """True where an original has not as many bytes as the ledger saw in the outbox.
+
+    A spawn is filed without its secrets; a row without an inode was made again from the store,
+    which does not know the size.
+    """
+    size = F.col("file_size")
+    is_other = (F.col("least_size") != size) | (F.col("most_size") != size)
+    is_known = F.col("file_inode").isNotNull() & (F.col("message_type") != Kind.SPAWN)
+    return F.coalesce(is_other & is_known, F.lit(False))
 
 
 def lies_elsewhere() -> Column:
@@ -236,11 +278,15 @@ def lies_elsewhere() -> Column:
 
 
 def is_filed_unheard(judged_before: Column, grace: Column) -> Column:
-    """True where the ledger must have heard by now that this completed message was filed."""
+    """True where the ledger must have heard by now that this completed message was filed, or had.
+
+    ``was_archived``: of Evidence.undone.
+    """
     filed_at = F.greatest("original_at", "processed_at")
     is_there = (F.col("status") == "completed") & F.col("original_path").isNotNull()
     is_old = (filed_at < judged_before) & (filed_at + grace < F.col("noted_at"))
-    return F.coalesce(is_there & is_old, F.lit(False))
+    is_undone = (F.col("status") == "completed") & F.col("was_archived").isNotNull()
+    return F.coalesce(is_there & is_old, F.lit(False)) | is_undone
 
 
 def _recipients(where: Column) -> Column:

@@ -4,7 +4,8 @@
 |---|---|---|
 | sound | its checksums are right, and it is what the manifest or the store says of it | |
 | warned | the same, with something worth knowing | |
-| damaged | it is not what was written; `problems` says where | error |
+| damaged | it is not what was written; `problems` says where. Of the ledger: rows of | error |
+| | audit_log or security_events, or a trigger that keeps them, are gone | |
 | unread | an original, or a pack of them, that cannot be read | error |
 | unreferenced | an attachment that no message names: retention takes it, in time | |
 | missing | an attachment of a message that somebody has still to read; the journal | error |
@@ -28,10 +29,13 @@ from datetime import datetime
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from relay.audit import schemas
 from relay.audit.evidence import Evidence
 from relay.audit.jobs.job import ERROR, Job, Tables, found
+from relay.audit.ledger_log import problems_of
+from relay.home import LEDGER
 
 NAME = "integrity"
 DAYS = "integrity_days"
@@ -46,6 +50,7 @@ def make(evidence: Evidence) -> Tables:
     files = evidence.files(*schemas.KEPT_FILE.names)
     originals = evidence.originals("path", "kind", "day", "size", "sha256", "problem")
     every = verify(files, originals, wanted(evidence)).unionByName(behind(evidence))
+    every = every.unionByName(log_of(evidence))
     verified = every.persist(StorageLevel.MEMORY_AND_DISK)
     return {NAME: verified, DAYS: days(verified, evidence.compared(DAYS, schemas.INTEGRITY_DAY))}
 
@@ -82,17 +87,30 @@ def behind(evidence: Evidence) -> DataFrame:
         F.col("value"),
         F.lit(f", and it ends at {max(ends)}" if ends else ", and there is none"),
     )
-    none = F.array().cast("array<string>")
-    row = shorter.select(
-        F.lit("journal").alias("path"),
-        F.lit("journal").alias("kind"),
-        F.when(is_gone, "missing").otherwise("damaged").alias("class"),
-        F.array(problem).alias("problems"),
-        none.alias("warnings"),
+    return _verified(
+        shorter.select(
+            F.lit("journal").alias("path"),
+            F.lit("journal").alias("kind"),
+            F.when(is_gone, "missing").otherwise("damaged").alias("class"),
+            F.array(problem).alias("problems"),
+        )
     )
-    absent = [field for field in schemas.VERIFIED if field.name not in row.columns]
+
+
+def log_of(evidence: Evidence) -> DataFrame:
+    """A row when the ledger's log of its own changes is not whole."""
+    problems = problems_of(evidence.gathered.ledger.path)
+    fields = [schemas.VERIFIED[name] for name in ("path", "kind", "class", "problems")]
+    rows = [(LEDGER, "ledger", "damaged", problems)] if problems else []
+    return _verified(evidence.frame(rows, StructType(fields)))
+
+
+def _verified(row: DataFrame) -> DataFrame:
+    """What is known of no file of its own, with all columns."""
+    whole = row.withColumn("warnings", F.array().cast("array<string>"))
+    absent = [field for field in schemas.VERIFIED if field.name not in whole.columns]
     nothing = {field.name: F.lit(None).cast(field.dataType) for field in absent}
-    return schemas.conform(row.withColumns(nothing), schemas.VERIFIED)
+    return schemas.conform(whole.withColumns(nothing), schemas.VERIFIED)
 
 
 def verify(files: DataFrame, originals: DataFrame, named: DataFrame) -> DataFrame:

@@ -9,16 +9,18 @@ A message has one class, the worst that is true of it:
 | returned | of its deliveries one expired, bounced or is dead; none waits | |
 | discarded | dead for somebody, and not in the store: its dead letter was let go | |
 | undelivered | completed, but a delivery is still held or staged | warning |
-| checksum_differs | the store holds another content than the ledger saw | error |
+| checksum_differs | the store holds another content than the ledger saw, or lost | error |
 | missing | completed or archived in the ledger, and not in the store | error |
 | journal_differs | the journal holds another content than the ledger saw | error |
-| headers_differ | store, journal or archive say another sender, TO, kind, time, priority | error |
+| headers_differ | store, journal or archive say another sender, TO, kind, time, | error |
+| | priority, TTL, topic or thread | |
 | unjournaled | completed, and not in the journal, which goes back that far | error |
-| original_differs | the archived file says something else than the ledger saw | error |
+| original_differs | the archived file says something else, or more or less, than was seen | error |
 | original_missing | archived by the ledger, and not in the archive, nor pruned | error |
 | path_differs | archived by the ledger, and its original lies elsewhere in the archive | error |
 | status_differs | pending or refused, for the ledger; accepted, for store or journal: or | error |
-| | completed, although its original was filed before the ledger last heard of any | |
+| | completed, although its original was filed before the ledger last heard of any, | |
+| | or audit_log has it archived | |
 | in_flight | pending or processing: not at its end yet | |
 | failed | refused, and the sender has its nack; not expected in the store | |
 | extra | in store or journal, old enough to be judged, no ledger row | error |
@@ -33,7 +35,7 @@ A delivery, of one message to one recipient, has one as well:
 | missing | store or journal have accepted it, the ledger does not know it | error |
 | extra | in the ledger; store and journal know the message, not this recipient | error |
 | contradicted | store or journal say what does not go with the ledger's state, or | error |
-| | number of attempts; or the ledger has not the time of its state | |
+| | number of attempts, or its times; or the ledger has not the time of its state | |
 | doubled | put into the inbox more often than there were attempts | error |
 | unheard | an answer of the relay's own for somebody who is no agent any more | |
 | in_flight, failed, recent | as its message | |
@@ -87,16 +89,26 @@ _MESSAGE = (
     "checksum",
     "file_path",
     "file_size",
+    "file_inode",
     "discovered_at",
     "processed_at",
     "last_error",
 )
-_DELIVERY = ("message_id", "recipient", "state", "attempt", "written_at", "read_at", "acked_at")
+_DELIVERY = (
+    "message_id",
+    "recipient",
+    "state",
+    "attempt",
+    "staged_at",
+    "written_at",
+    "read_at",
+    "acked_at",
+)
 _SAID = ("relay_id", "checksum", "sender", "to", "kind", "created_ns", "created_at")
-_STORED = (*_SAID, "priority", "file")
+_STORED = (*_SAID, "priority", "ttl_s", "topic", "correlation_id", "file")
 _SENT = (*_SAID, "end", "at", "event")
-_HEADERS = ("target", "message_type", "priority")
-_FILE = ("path", "message_id", "kind", "day", "agent", "checksum", "changed_at", "problem")
+_HEADERS = ("target", "message_type", "priority", "ttl_s", "topic", "thread")
+_FILE = ("path", "message_id", "kind", "day", "agent", "size", "checksum", "changed_at", "problem")
 
 
 def make(evidence: Evidence) -> Tables:
@@ -122,7 +134,9 @@ def make(evidence: Evidence) -> Tables:
     told = evidence.store("deliveries", "file", "id", "relay_id", "recipient", "state")
     moves = evidence.journal("end", "at", "event", "relay_id", "state", "deliveries")
     return {
-        NAME: reconcile(messages, deliveries, stored, sent, originals, reach, *ns),
+        NAME: reconcile(
+            messages, deliveries, stored, sent, originals, reach, evidence.undone(), *ns
+        ),
         DELIVERIES: reconcile_deliveries(messages, deliveries, told, moves, reach, *ns),
     }
 
@@ -134,19 +148,21 @@ def reconcile(
     journal: DataFrame,
     originals: DataFrame,
     reach: DataFrame,
+    undone: DataFrame,
     snapshot_ns: int,
     grace_ns: int,
 ) -> DataFrame:
     """Compare the ledger's rows with what the others hold: schemas.RECONCILED.
 
     ``snapshot_ns`` is when the ledger was read; the others were read after it. ``reach``: one
-    row, of ``accounts.reach``, ``originals_from`` and ``noted``.
+    row, of ``accounts.reach``, ``originals_from`` and ``noted``. ``undone``: of Evidence.
     """
     sides = accounts.side_by_side(messages, deliveries, stored, journal, originals)
     judged_before = _judged_before(snapshot_ns, grace_ns)
     joined = (
         sides.withColumn("day", F.substring("file_path", len("archive/") + 1, len("2026-01-31")))
         .join(F.broadcast(_broken_days(originals)), on="day", how="left")
+        .join(F.broadcast(undone), on="message_id", how="left")
         .crossJoin(F.broadcast(reach))
     )
     return schemas.conform(
@@ -307,11 +323,13 @@ def _class(judged_before: Column, grace_ns: int) -> Column:
         .when(F.col("copies").isNull() & (F.col("dead") > 0), "discarded")
         .when(F.col("copies").isNull(), "missing")
         .when(_differs("lowest_checksum", "highest_checksum"), "checksum_differs")
+        .when(_lacks_checksum(), "checksum_differs")
         .when(_differs("lowest_journaled", "journal_checksum"), "journal_differs")
         .when(accounts.names_another(), "headers_differ")
         .when(accounts.is_filed_unheard(judged_before, _interval(grace_ns)), STATUS)
         .when(_is_unjournaled(), "unjournaled")
         .when(_differs("lowest_original", "original_checksum"), "original_differs")
+        .when(accounts.is_of_another_size(), "original_differs")
         .when(_lacks_original(), "original_missing")
         .when(accounts.lies_elsewhere(), "path_differs")
         .when(F.col("waiting_for").isNotNull(), "undelivered")
@@ -348,6 +366,12 @@ def _differs(*names: str) -> Column:
     """True when one of these checksums is not the ledger's."""
     differs = [F.col(name) != F.col("checksum") for name in names]
     return F.coalesce(differs[0] | differs[1], F.lit(False))
+
+
+def _lacks_checksum() -> Column:
+    """The ledger has none, though it has one of whatever it accepts, and another side has."""
+    sides = F.coalesce("highest_checksum", "journal_checksum", "original_checksum")
+    return F.col("checksum").isNull() & sides.isNotNull()
 
 
 def _is_unjournaled() -> Column:

@@ -109,7 +109,9 @@ DEAD_REASON = StructType(
 VERIFIED = StructType(
     [
         always("path", TEXT, "below the home; of Tier 2, the object's key"),
-        always("kind", TEXT, "store, archive, journal, segment, object, attachment, original"),
+        always(
+            "kind", TEXT, "store, archive, journal, ledger, segment, object, attachment, original"
+        ),
         always("class", TEXT, "see docs/audit.md"),
         maybe("day", TEXT, "2026-01-31, of what never changes again"),
         maybe("item", TEXT, "what it is called in whatever tier or pack it lies"),

@@ -20,6 +20,9 @@ ORIGINAL = StructType(
         maybe("target", TEXT, "the TO header; empty: the header is that of no message"),
         maybe("message_type", TEXT, "the KIND header; likewise"),
         maybe("priority", TEXT, "Critical, High, Normal, Low, Background; likewise"),
+        maybe("ttl_s", NUMBER, "the TTL header; NULL: none"),
+        maybe("topic", TEXT, "the TOPIC header; NULL: none"),
+        maybe("thread", TEXT, "the THREAD header, as the UUID v4 of its thread; NULL: none"),
         maybe("changed_at", TIME, "of the inode: when it came here; NULL in a pack"),
         maybe("problem", TEXT, "why it could not be read"),
     ]

@@ -1,0 +1,53 @@
+"""How an audit's command ends when somebody ends it: with one line, and nothing of it left."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+import click
+
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+EXIT_SIGNALLED = 128  # and the signal's number, as shells have it
+
+
+class _Ended(BaseException):
+    """A signal came: its number."""
+
+
+@contextlib.contextmanager
+def one_line_when_ended(line: str) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and a terminal that is closed end the block like any other failure.
+
+    Spark is stopped and copies are removed, for the ledger's must not stay; ``line`` goes to
+    stderr and the process exits with 130, 143 or 129. Who is told to ignore SIGHUP (nohup)
+    goes on.
+    """
+    # py4j logs where it was interrupted, with a traceback, to whoever listens.
+    deaf = logging.NullHandler()
+    logging.getLogger().addHandler(deaf)
+    heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, _end) for number in heeded}
+    ended_by = None
+    try:
+        yield
+    except KeyboardInterrupt:
+        ended_by = signal.SIGINT
+    except _Ended as exc:
+        (ended_by,) = exc.args
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        logging.getLogger().removeHandler(deaf)
+    if ended_by is not None:
+        with contextlib.suppress(OSError):  # a terminal that is closed hears nothing any more
+            click.echo(f"relay: {line}", err=True)
+        sys.exit(EXIT_SIGNALLED + ended_by)
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    raise _Ended(number)
