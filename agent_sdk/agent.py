@@ -133,6 +133,7 @@ class Agent:
         is not in the store; OSError. In each case nothing was sent.
         Source: relay-file-system.txt 3.1, FORMATS 1.
         """
+        _check_types(to, body, kind, options)
         try:
             content = body.encode() if isinstance(body, str) else body
         except UnicodeEncodeError as exc:
@@ -402,6 +403,21 @@ def _leave(root: str, name: str, pid: int) -> None:
     if os.getpid() == pid:  # a child of this process is not this agent
         with contextlib.suppress(RelayError, OSError), Home(root) as home:
             unregister(home, name)
+
+
+def _check_types(to: object, body: object, kind: object, options: SendOptions) -> None:
+    """None for a name is no address None. Errors: MessageError."""
+    for what, value, types in (
+        ("to", to, (str,)),
+        ("body", body, (str, bytes)),
+        ("kind", kind, (str,)),
+    ):
+        if not isinstance(value, types):
+            expected = " or ".join(one.__name__ for one in types)
+            raise MessageError(f"{what} is {value!r}, expected {expected}")
+    seconds = options.get("await_s")
+    if seconds is not None and not abs(seconds) < float("inf"):  # nan is not either
+        raise MessageError(f"await_s is {seconds}, expected a number of seconds")
 
 
 def _kind(word: str) -> Kind:

@@ -6,11 +6,13 @@ An unknown key is an error, so that a typing mistake never passes for a setting.
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from typing import Annotated, Any
 
 import msgspec
 
 from relay.errors import ConfigError
+from relay.names import is_agent_name
 
 Positive = Annotated[int, msgspec.Meta(gt=0, le=2**31 - 1)]
 NotNegative = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -242,8 +244,18 @@ def decode(data: bytes, path: str = "config.json") -> Config:
     """The configuration in a file's bytes. Errors: ConfigError naming the key and the rule."""
     try:
         config = msgspec.json.decode(data, type=Config)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        json.loads(data, object_pairs_hook=_once)
+    except (msgspec.DecodeError, ValueError) as exc:  # of the second: a word given twice
         raise ConfigError(f"{path}: {exc}") from exc
+    if config.lead and not is_agent_name(config.lead):
+        raise ConfigError(
+            f"{path}: lead is {config.lead!r}, expected the name of an agent, or none"
+        )
+    if not _is_place(config.journal.objects):
+        raise ConfigError(
+            f"{path}: journal.objects is {config.journal.objects!r}, expected a directory,"
+            " or s3://bucket/prefix"
+        )
     for key, value, known in (
         ("detection.watcher", config.detection.watcher, WATCHERS),
         ("log_level", config.log_level, LOG_LEVELS),
@@ -266,6 +278,22 @@ def decode(data: bytes, path: str = "config.json") -> Config:
             f"{path}: ledger.wal_alert_mib is {alert}, expected no more than wal_most_mib, {most}"
         )
     return config
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of the file. Errors: ValueError for a word that stands in it twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        words = [word for word, _ in pairs]
+        twice = next(word for word in words if words.count(word) > 1)
+        raise ValueError(f"{twice!r} is given twice, and nobody can tell which is meant")
+    return found
+
+
+def _is_place(url: str) -> bool:
+    """True for what a tier of the journal can be: a path, or a bucket with a name."""
+    scheme, mark, rest = url.partition("://")
+    return not mark or (scheme in ("s3", "file") and rest.strip("/") != "")
 
 
 def read_file(path: str) -> Config:

@@ -21,7 +21,7 @@ EXIT_REFUSED = 6
 EXIT_CODES = {
     EXIT_OK: "done",
     EXIT_FAILED: "could not be done; the line on stderr says why",
-    EXIT_USAGE: "the command line is wrong",
+    EXIT_USAGE: "the command line, a message to be sent, or config.json is wrong",
     EXIT_FINDINGS: "it ran, and found something wrong (check, audit)",
     EXIT_TIMEOUT: "nothing arrived in the time given",
     EXIT_STATE: "the relay is not in the state this needs (not running, already running, no home)",
@@ -110,7 +110,10 @@ class AlreadyRunning(RelayError):
 class LedgerError(RelayError):
     """The ledger cannot be used."""
 
-    hint = "`sqlite3 ledger.db 'pragma integrity_check'` says what is wrong with it"
+    hint = (
+        "`relay ledger check FILE` says what is wrong with it; where it is ledger.db, move it away"
+        " with its -wal and -shm: the next start makes it again from the journal"
+    )
 
 
 class LedgerBusy(LedgerError):

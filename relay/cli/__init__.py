@@ -7,7 +7,9 @@ their class (``relay.errors.EXIT_CODES``).
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -115,8 +117,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return 130
     except click.exceptions.Exit as exc:
         return exc.exit_code
+    except click.exceptions.NoArgsIsHelpError as exc:
+        exc.show()  # a group without a command: its help, and no complaint
+        return exc.exit_code
     except click.ClickException as exc:
-        exc.show()
+        _complain(exc.format_message().rstrip("."), _help_of(exc))
         return exc.exit_code
     except RelayError as exc:
         _complain(str(exc), exc.hint)
@@ -127,10 +132,31 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as exc:
-        _complain(f"{exc.filename or 'system'}: {exc.strerror or exc}", "")
+        _complain(f"{exc.filename or 'system'}: {exc.strerror or exc}", _hint_of(exc))
         return EXIT_FAILED
     return result if isinstance(result, int) else 0
 
 
+def _help_of(exc: click.ClickException) -> str:
+    """Where the rule stands that a command line broke."""
+    ctx = getattr(exc, "ctx", None)
+    return f"see `{ctx.command_path} --help`" if ctx is not None else ""
+
+
+def _hint_of(exc: OSError) -> str:
+    """What to do about what the system refused; nothing where its own words say it."""
+    if exc.errno in (errno.EACCES, errno.EPERM):
+        return f"`ls -ld` it: user {os.geteuid()} has to be allowed to"
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "make room on that disk, then try again"
+    if exc.errno == errno.EROFS:
+        return "mount it to be written, or name another place"
+    return ""
+
+
 def _complain(message: str, hint: str) -> None:
-    click.echo(f"relay: {message}{'; ' + hint if hint else ''}", err=True)
+    """One line; what others wrote may be in it, so no control character reaches a terminal."""
+    from relay.cli.common import printable
+
+    line = " ".join(f"relay: {message}{'; ' + hint if hint else ''}".split())
+    click.echo(printable(line), err=True)

@@ -111,6 +111,20 @@ def require_relay(root: str) -> None:
             raise NotRunning(f"no relay runs for {root}")
 
 
+def require_mailbox(root: str, agent: str) -> None:
+    """Errors: InvalidName; NotFound for an agent without an inbox: a slip must not make one."""
+    from relay.errors import NotFound
+    from relay.home import Home
+    from relay.names import check_agent_name
+
+    check_agent_name(agent)
+    with Home(root) as home, home.dirs() as dirs:
+        try:
+            dirs.get("agents", agent, "inbox")
+        except FileNotFoundError:
+            raise NotFound(f"there is no agent {agent} in {root}") from None
+
+
 def check_agent(ctx: click.Context, home: str | None, name: str | None) -> None:
     """Errors: NotFound for a name, where one is given, that no agent has."""
     from relay.errors import NotFound

@@ -32,8 +32,14 @@ def home_option(command: F) -> F:
 
 
 def root_of(ctx: click.Context, home: str | None) -> str:
-    """The home's path: the command's --home, the group's, $AGENT_RELAY_DIR, ~/.agent-relay."""
-    return default_root(home or (ctx.obj or {}).get("home"))
+    """The home's path: the command's --home, the group's, $AGENT_RELAY_DIR, ~/.agent-relay.
+
+    Errors: BadParameter for an empty --home: a variable that is not set must not mean another one.
+    """
+    given = (ctx.obj or {}).get("home") if home is None else home
+    if given is not None and not given.strip():
+        raise click.BadParameter("it is empty: name a directory", ctx, param_hint="--home")
+    return default_root(given)
 
 
 def open_home(ctx: click.Context, home: str | None) -> Home:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.ask import duration_s, request, require_relay
+from relay.cli.ask import duration_s, request, require_mailbox, require_relay
 from relay.cli.common import (
     as_option,
     columns,
@@ -134,6 +134,8 @@ def inbox(
     if not (take or follow):
         _list(root, agent, as_json)
         return EXIT_OK
+    if not follow and not timeout_s:
+        require_mailbox(root, agent)  # who waits for its first message may be new
     with Agent(agent, root, registers=False) as me:
         if follow:
             for message in me.messages(timeout_s):
@@ -202,18 +204,14 @@ def _print_id(sent: str, re: str, as_json: bool) -> None:
 def _list(root: str, agent: str, as_json: bool) -> None:
     """What stands in the inbox, oldest first, untouched."""
     from relay import fsio
-    from relay.errors import MessageError, NotFound, UnsafePath
+    from relay.errors import MessageError, UnsafePath
     from relay.home import Home
     from relay.message import DEFAULT_MAX_BODY_BYTES, parse_delivered
-    from relay.names import check_agent_name
 
-    check_agent_name(agent)
+    require_mailbox(root, agent)
     rows = []
     with Home(root) as home, home.dirs() as dirs:
-        try:
-            folder = dirs.get("agents", agent, "inbox")
-        except FileNotFoundError:
-            raise NotFound(f"there is no agent {agent} in {root}") from None
+        folder = dirs.get("agents", agent, "inbox")
         for name in sorted(os.listdir(folder)):
             if not name.endswith(".msg"):
                 continue
@@ -278,5 +276,6 @@ def _echo_message(message: Received) -> None:
 
 
 def _echo_body(message: Received) -> None:
-    is_person = sys.stdout.isatty()  # a pipe gets it byte for byte
-    click.echo(printable(message.body, lines=True) if is_person else message.body.rstrip("\n"))
+    is_person = sys.stdout.isatty()  # a pipe gets what was sent, its escape sequences too
+    text = printable(message.body, lines=True) if is_person else message.body
+    click.echo((text or "").rstrip("\n"), color=True)

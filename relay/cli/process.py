@@ -218,7 +218,9 @@ def _show(facts: dict[str, Any]) -> None:
     if facts["running"]:
         rss = facts["rss_bytes"]
         memory = f", {rss // 1_000_000} MB" if rss else ""
-        click.echo(f"the relay runs, pid {facts['pid']}{memory}, since {facts['started_at']}")
+        click.echo(
+            f"the relay runs, pid {facts['pid']}{memory}, since {facts['started_at'] or '-'}"
+        )
         if facts["trouble"]:
             click.echo(f"it serves nobody now, and begins again and again: {facts['trouble']}")
         _show_health(facts)
@@ -248,6 +250,10 @@ def _show(facts: dict[str, Any]) -> None:
 
 def _show_health(facts: dict[str, Any]) -> None:
     """What is not as it should be, and the disk."""
+    if facts["healthy"] is None:
+        click.echo(
+            "nothing answers on its admin.sock: logs/relay.log says why; mail is not held up"
+        )
     for reason in facts["reasons"] or ():
         if not facts["trouble"] or facts["trouble"] not in reason:
             click.echo(printable(reason))

@@ -69,13 +69,15 @@ class CommStore(DueCommands):
         *,
         keep: bool = False,
         accept: Callable[[CommStore], object] = lambda store: None,
+        after: str = store_file.WITHOUT,
     ) -> CommStore | None:
         """The store in the file at ``path``, in memory; None when there is no file.
 
         A damaged file is set aside, or left where it is with ``keep``, and the one before it
-        taken; ``warn`` (default: the log) hears of it. ``accept`` looks at a store before anything
-        is set aside for it, and raises where it is of no use. Errors: FormatError when neither is
-        of use, SealedStore for one that ``key`` does not open; nothing was touched then.
+        taken; ``warn`` (default: the log) hears of it, and of ``after``: what came after it.
+        ``accept`` looks at a store before anything is set aside for it, and raises where it is
+        of no use. Errors: FormatError when neither is of use, SealedStore for one that ``key``
+        does not open; nothing was touched then.
         """
         warn = warn or logging.getLogger("relay.comm").warning
 
@@ -84,7 +86,7 @@ class CommStore(DueCommands):
             accept(store)
             return store
 
-        store = store_file.load(path, made, warn, keep=keep)
+        store = store_file.load(path, made, warn, keep=keep, after=after)
         if store is not None:
             store.warn = warn
             with contextlib.suppress(FileNotFoundError):

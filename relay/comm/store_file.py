@@ -21,6 +21,7 @@ from relay.comm.model import StoreFile
 from relay.comm.seal import seal
 from relay.errors import FormatError, VersionError
 
+WITHOUT = "without what came after"  # said where no journal has it
 PREVIOUS = ".prev"
 SUFFIX = ".acomm"
 T = TypeVar("T")
@@ -44,11 +45,12 @@ def load(
     warn: Callable[[str], object],
     *,
     keep: bool = False,
+    after: str = WITHOUT,
 ) -> T | None:
     """What ``make`` makes of the file, or of the one before it; None when neither is there.
 
     ``warn`` hears it when the file was damaged or gone, and what was lost with it. ``keep``:
-    who only looks leaves a damaged file where it is.
+    who only looks leaves a damaged file where it is. ``after``: what became of what came after.
     Errors: FormatError of the file when both are damaged, or it is of another version or format:
     then nothing is touched; OSError, UnsafePath.
     """
@@ -59,13 +61,13 @@ def load(
         if not os.path.lexists(previous):
             return None
         made = make(acomm.read(previous))
-        warn(f"{path} is gone: the store is that of {previous}, without what came after")
+        warn(f"{path} is gone: the store is that of {previous}, {after}")
         return made
     except FormatError as exc:
         if isinstance(exc, VersionError) or not os.path.lexists(previous):
             raise
         made = _make_of_previous(path, previous, make, exc)
-        said = f"{exc}; the store is that of {previous}, without what came after"
+        said = f"{exc}; the store is that of {previous}, {after}"
         warn(said if keep else f"{said}, and the damaged file is now {set_aside(path)}")
         return made
 

@@ -7,12 +7,13 @@ has in hand is looked at twice, so that a busy one is not a broken one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 
 from relay.clock import Clock
 from relay.config import Config, decode
 from relay.daemon import lock_holder
-from relay.doctor import attached, engine, files, ledger, limits, process
+from relay.doctor import agents, attached, engine, files, ledger, limits, process, sealing
 from relay.doctor.finding import Finding, Place, Severity, said
 from relay.doctor.repair import repair
 from relay.errors import RelayError
@@ -35,11 +36,27 @@ def examine(home: Home, *, deep: bool = False) -> Iterator[Finding]:
         yield Finding("config", said(exc), remedy, where=CONFIG)
     place = Place(home, config, Clock(), lock_holder(home) is not None, deep)
     position = engine.ledger_position(home)  # before the journal: what it follows only grows
-    yield from process.examine(place)
-    yield from limits.examine(place)
-    yield from files.examine(place)
-    yield from engine.examine(place)
-    yield from engine.ledger(home, position)
+    checks: list[Callable[[Place], Iterator[Finding]]] = [
+        process.examine,
+        limits.examine,
+        files.examine,
+        agents.examine,
+        engine.examine,
+        sealing.examine,
+        lambda place: engine.ledger(place.home, position),
+    ]
     if isinstance(position, int):
-        yield from ledger.examine(place, position)
-        yield from attached.examine(place)
+        checks += [lambda place: ledger.examine(place, position), attached.examine]
+    for check in checks:
+        yield from _as_far_as_it_goes(check, place)
+
+
+def _as_far_as_it_goes(
+    check: Callable[[Place], Iterator[Finding]], place: Place
+) -> Iterator[Finding]:
+    """What a check finds. What it cannot read is a finding, too, and ends no other check."""
+    try:
+        yield from check(place)
+    except OSError as exc:
+        remedy = f"`ls -ld` it: its owner, user {os.geteuid()}, has to be able to read it"
+        yield Finding("files", f"{said(exc)}, and so it was not looked into", remedy)

@@ -17,6 +17,7 @@ import msgspec
 from relay.agents.roster import Meta
 from relay.doctor.finding import Finding, Place, Repair, Severity, names, several, twice
 from relay.errors import FormatError
+from relay.flow.delivery import REJECTED
 from relay.home import AGENT_DIRS, META, PENDING
 from relay.housekeeping import archive_pack
 from relay.housekeeping.archive_pack import SUFFIX
@@ -77,6 +78,7 @@ class _Looked:
         self.count += 1
         parts = path.split("/")
         is_agents = parts[0] == "agents" and len(parts) > 3 and parts[2] in UNTOUCHED
+        is_agents |= parts[0] == "archive" and REJECTED in parts  # refused, and kept as it was
         mode = stat.S_IMODE(status.st_mode)
         if stat.S_ISLNK(status.st_mode):
             if not is_agents:

@@ -397,7 +397,10 @@ def open_readonly(path: str) -> sqlite3.Connection:
     Errors: LedgerError when there is none or it is damaged, LedgerBusy.
     """
     if not os.path.exists(path):
-        raise LedgerError(f"there is no ledger at {path}", hint="run `relay init`")
+        hint = (
+            "`relay up` makes it, of the journal where there is one; a relay that runs does so too"
+        )
+        raise LedgerError(f"there is no ledger at {path}", hint=hint)
     with translated(path):
         connection = connect_readonly(path)
         connection.row_factory = sqlite3.Row

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from relay import fsio
 from relay.aof2.journal import Journal, Policy
-from relay.aof2.manifest import Manifest
+from relay.aof2.manifest import Manifest, read_manifest
 from relay.aof2.plan import TierPolicy
 from relay.aof2.reader import JournalReader
 from relay.aof2.records import Record
@@ -34,7 +34,14 @@ from relay.comm.event_codec import EventCodec, Frame
 from relay.comm.limits import DEFAULT_LIMITS, Limits
 from relay.comm.store_file import PREVIOUS
 from relay.config import Config
-from relay.errors import FormatError, JournalPruned, UnsafePath, VersionError
+from relay.errors import (
+    FormatError,
+    JournalPruned,
+    RelayError,
+    SealedStore,
+    UnsafePath,
+    VersionError,
+)
 from relay.home import ARCHIVES, BASE, JOURNAL, STORE, Home
 from relay.ledger.projection import Projection
 from relay.security import keyfile
@@ -57,20 +64,49 @@ class Opened(NamedTuple):
 def store_key(home: Home, config: Config, *, make: bool) -> bytes | None:
     """The key of the store's file, or None when ``store.encrypt`` is off.
 
-    With ``make`` a first start makes one; not where an encrypted store waits for its own.
+    With ``make`` a first start makes one; not where a sealed store or journal waits for its own.
     Errors: KeyFileError; FormatError for a store file that has no header.
     """
     if not config.store.encrypt:
         return None
     path = home.path(config.store.key_file)
     files = (home.path(STORE), home.path(STORE) + PREVIOUS)
-    if not os.path.lexists(path) and not any(map(_is_encrypted, files)):
+    if not os.path.lexists(path) and not any(map(_is_encrypted, files)) and opens(home, None):
         return keyfile.create(path) if make else None
     return keyfile.load(path)
 
 
 def _is_encrypted(path: str) -> bool:
     return os.path.exists(path) and bool(acomm.peek_header(path).flags & Flag.ENCRYPTED)
+
+
+def opens(home: Home, key: bytes | None) -> bool:
+    """False where the journal's newest event is sealed, and not by this key.
+
+    The newest alone: what a setting seals, it seals from then on. What is damaged is not judged.
+    """
+    folder, newest = stream_dir(home), None
+    if not os.path.isdir(folder):
+        return True
+    try:
+        entries = list(read_manifest(folder, _ignore).catalog.entries.values())
+        begin = entries[-1].base_offset if entries else 0
+        for record in JournalReader(folder, warn=_ignore).read(begin):
+            newest = record
+    except (RelayError, OSError):
+        pass  # as far as it can be read
+    try:
+        if newest is not None:
+            EventCodec(key).decode(newest.payload, newest.offset)
+    except SealedStore:
+        return False
+    except FormatError:
+        return True
+    return True
+
+
+def _ignore(_: str) -> None:
+    """Who opens the journal hears the warnings."""
 
 
 def stream_dir(home: Home) -> str:
@@ -276,7 +312,14 @@ def _load(
     fault: FormatError | None = None
     try:
         store = CommStore.load_path(
-            path, clock, limits, warn, key, keep=warn is None, accept=accept
+            path,
+            clock,
+            limits,
+            warn,
+            key,
+            keep=warn is None,
+            accept=accept,
+            after="and the journal has what came after" if has_journal else store_file.WITHOUT,
         )
     except FormatError as exc:
         if isinstance(exc, VersionError) or not has_journal:

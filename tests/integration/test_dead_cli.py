@@ -159,7 +159,8 @@ def test_discard_and_purge(home: Path) -> None:
         )
         (purged,) = lines(home, "dead", "purge", "--older-than", "30m")
         assert purged["answer"] == "1 dead letters discarded"
-        assert lines(home, "dead", "list") == []
+        left = [letter["id"] for letter in lines(home, "dead", "list")]
+        assert left in ([], [FRESH])  # that one dies by itself, 20 s after the start
     finally:
         relay("down", home=home)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ from relay import fsio
 from relay.cli import cli
 from relay.config import Config, Disk, Ledger
 from relay.doctor import Finding, Severity, examine, files, limits, repair
+from relay.doctor.finding import Place
 from relay.home import LEDGER
 from relay.housekeeping import archive_pack
 from tests.box import Box
@@ -111,6 +113,13 @@ def test_links_are_named_and_left(box: Box, tmp_path: Path) -> None:
     assert not finding.repairable
 
 
+def test_a_link_that_was_refused_and_kept_is_no_alarm(box: Box, tmp_path: Path) -> None:
+    (folder,) = box.path("archive").glob("*/alice/rejected")
+    (folder / "1700000000000000098-98.msg").symlink_to(tmp_path)
+    (folder / "1700000000000000099-99.msg").mkdir(mode=0o755)
+    assert found(box) == []
+
+
 def test_a_file_that_lost_its_writer(box: Box) -> None:
     pending = box.path("agents/alice/outbox/.pending/1700000000000000099-99.msg")
     pending.write_text("TO: bob\n\nhal")
@@ -176,6 +185,40 @@ def test_a_damaged_pack_is_found_with_deep(box: Box) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     assert found(box) == []
     assert str(path.relative_to(box.root)) in str(one(box, deep=True))
+
+
+def test_mail_of_a_name_that_nobody_may_have(box: Box) -> None:
+    box.path("agents/Root/outbox").mkdir(parents=True, mode=0o700)
+    box.path("agents/Root").chmod(0o700)
+    assert found(box) == []  # nothing waits there
+    box.path("agents/Root/outbox/1700000000000000099-99.msg").write_text("TO: bob\n\nhello")
+    finding = one(box)
+    assert "'Root' is reserved: 1 messages wait in agents/Root/outbox" in str(finding)
+    assert finding.severity is Severity.WARNING
+
+
+def test_a_file_in_an_outbox_that_no_relay_takes(box: Box) -> None:
+    path = box.path("agents/alice/outbox/1700000000000000099-AA.MSG")
+    path.write_text("TO: bob\n\nhello")
+    assert found(box) == []  # perhaps it is renamed in a moment
+    os.utime(path, (0, 0))
+    finding = one(box)
+    assert "no messages, so that the relay leaves them: agents/alice/outbox/17" in str(finding)
+    path.rename(path.with_name("1700000000000000099-aa.msg"))  # as its remedy says
+    assert found(box) == []
+
+
+def test_what_cannot_be_read_ends_no_other_check(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    box.path("store/relay.acomm").write_bytes(b"damaged")
+
+    def denied(place: Place) -> Iterator[Finding]:
+        raise PermissionError(errno.EACCES, "Permission denied", box.root)
+        yield
+
+    monkeypatch.setattr(files, "examine", denied)
+    first, second = found(box)
+    assert str(first).startswith(f"files: {box.root}: Permission denied, and so it was not looked")
+    assert second.check == "store"
 
 
 # -- process and limits --------------------------------------------------------------------

@@ -118,3 +118,39 @@ def test_a_plain_store_is_sealed_when_encryption_is_turned_on(home: Path) -> Non
     assert acomm.read(str(home / "store" / "relay.acomm")).encrypted
     assert (home.parent / "elsewhere.key").exists()
     assert SECRET in found(home)
+
+
+def test_the_doctor_says_what_a_start_would(home: Path) -> None:
+    run_and_send(home)
+    key = home / "store.key"
+    kept = key.read_bytes()
+    assert relay("doctor", home=home).stdout == "OK\n"
+    configure(home, encrypt=False)
+    assert "relay.acomm is encrypted, and no key was given" in doctors_word(home)
+    configure(home, encrypt=True)
+    key.unlink()
+    assert f"key file {key}: No such file" in doctors_word(home)
+    keyfile.create(str(key))
+    assert "does not open with this key" in doctors_word(home)
+    for path in (home / "store").glob("relay.acomm*"):
+        path.unlink()  # the journal alone is left
+    assert f"{home / 'journal'}" in doctors_word(home)
+    key.write_bytes(kept)
+    assert "does not start" not in relay("doctor", home=home).stdout
+
+
+def doctors_word(home: Path) -> str:
+    done = relay("doctor", home=home)
+    (line,) = [line for line in done.stdout.splitlines() if "the relay does not start" in line]
+    assert done.returncode == 3 and relay("up", home=home).returncode == 5
+    return line
+
+
+def test_no_key_is_made_where_a_sealed_journal_waits_for_its_own(home: Path) -> None:
+    run_and_send(home)
+    for path in (home / "store").glob("relay.acomm*"):
+        path.unlink()
+    (home / "store.key").unlink()
+    up = relay("up", home=home)
+    assert up.returncode == 5 and "store.key: No such file" in up.stderr
+    assert not (home / "store.key").exists()

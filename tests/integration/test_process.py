@@ -13,7 +13,7 @@ import pytest
 
 from agent_sdk import Agent
 from relay.message import parse_delivered
-from tests.procs import Relay, environment, relay, until
+from tests.procs import Relay, environment, home_of, relay, until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -88,6 +88,16 @@ def test_a_second_relay_is_refused_with_the_pid_of_the_first(home: Path) -> None
         assert f"its pid is {pid}" in second.stderr
         assert second.stderr.count("\n") == 1
     assert json.loads(relay("status", "--json", home=home).stdout)["pid"] == pid
+
+
+def test_a_relay_that_cannot_be_asked_is_no_silence(tmp_path: Path) -> None:
+    home = home_of(tmp_path / ("long" * 30), "bob")  # a socket's path has 107 bytes at most
+    running = Relay(home)
+    running.start()
+    done = relay("status", home=home)
+    assert running.stop() == 0
+    assert done.returncode == 0
+    assert "nothing answers on its admin.sock: logs/relay.log says why" in done.stdout
 
 
 def test_a_killed_relay_holds_nothing_up(home: Path) -> None:
@@ -186,6 +196,7 @@ def test_a_damaged_store_falls_back_to_the_file_before(home: Path) -> None:
     store.write_bytes(store.read_bytes()[:-1])
     looked = relay("history", "--json", home=home)
     assert "first" in looked.stdout and "second" in looked.stdout  # the journal has it
+    assert "relay.acomm.prev, and the journal has what came after" in looked.stderr
     assert store.exists()  # who only looks changes nothing
     assert relay("up", home=home).returncode == 0
     try:

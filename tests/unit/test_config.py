@@ -177,3 +177,24 @@ def test_a_configuration_is_never_altered() -> None:
     with pytest.raises((AttributeError, TypeError)):
         Config().lead = "x"  # type: ignore[misc]
     assert msgspec.structs.replace(Config(), lead="x").lead == "x"
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b'{"lead": "system"}', "lead is 'system', expected the name of an agent"),
+        (b'{"lead": "no\\nname"}', r"lead is 'no\nname', expected the name of an agent"),
+        (b'{"log_level": "debug", "log_level": "info"}', "'log_level' is given twice"),
+        (b'{"log": {"max_mib": 1, "max_mib": 2}}', "'max_mib' is given twice"),
+        (b'{"journal": {"objects": "ftp://host/x"}}', "expected a directory, or s3://bucket"),
+        (b'{"journal": {"objects": "s3://"}}', "expected a directory, or s3://bucket"),
+    ],
+)
+def test_what_could_not_be_meant_is_refused(data: bytes, said: str) -> None:
+    assert said in refused(data)
+
+
+@pytest.mark.parametrize("objects", ["", "/mnt/tier2", "tier2", "file:///mnt/x", "s3://bucket"])
+def test_where_the_journal_may_go(objects: str) -> None:
+    data = json.dumps({"lead": "operator", "journal": {"objects": objects}}).encode()
+    assert decode(data).journal.objects == objects

@@ -342,7 +342,7 @@ def test_a_readers_connection_cannot_write(ledger: Ledger, path: str) -> None:
 def test_where_there_is_no_ledger_none_is_made(path: str) -> None:
     with pytest.raises(LedgerError, match="there is no ledger at") as caught:
         open_readonly(path)
-    assert caught.value.hint == "run `relay init`"
+    assert caught.value.hint.startswith("`relay up` makes it, of the journal")
     assert not os.path.exists(path)
 
 

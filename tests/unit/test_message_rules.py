@@ -64,6 +64,11 @@ def test_a_header_without_a_blank_line_has_an_empty_body() -> None:
         assert parse(data) == MessageFile("bob", Kind.LEAVE, {}, b"")
 
 
+def test_a_byte_order_mark_is_named() -> None:
+    error = refused(b"\xef\xbb\xbfTO: bob\n\nhi")
+    assert error.line == 1 and "a byte order mark stands before the first header" in str(error)
+
+
 def test_names_are_of_any_case_and_values_are_trimmed() -> None:
     message = parse(b"x-Ticket:  a: b \t\r\ntO:\tbob\nKind: QUERY\nEMPTY:\n\nhi")
     assert message == MessageFile("bob", Kind.QUERY, {"X-TICKET": "a: b", "EMPTY": ""}, b"hi")
@@ -299,23 +304,23 @@ GOOD = {
     "RE": [ID, "1234567890-", "1" * 20 + "-" + "f" * 32],
     "PRIORITY": ["0", "1", "2", "3", "4"],
     "TOPIC": ["build", "build.front.ok", "a-b_c.*.#", "t" * 256],
-    "TTL": ["1", "007", "9" * 18],
+    "TTL": ["1", "007", "1000000000"],
     "ATTACHMENT": [SHA],
     "DELIVERY": list(DELIVERY_MODES),
     "SIGNATURE": [SIGNATURE],
-    "AWAIT": ["30s", "1m", "2h", "500ms", "60000"],
+    "AWAIT": ["30s", "1m", "2h", "500ms", "60000", "1000000000s"],
 }
 BAD = {
     "THREAD": ["", "a b", "é", "x" * 129, "a/b"],
     "RE": ["", "123456789-", "1" * 21 + "-", ID + ".msg", "1706123456789012345-A1", "../x"],
     "PRIORITY": ["", "5", "-1", "00", "high", "٣"],
     "TOPIC": ["", ".a", "a.", "*.a", "a b", "t" * 257, "é"],
-    "TTL": ["", "0", "000", "-1", "1.5", "1s", "٣", "9" * 19],
+    "TTL": ["", "0", "000", "-1", "1.5", "1s", "٣", "1000000001", "9" * 18],
     "CHECKSUM": ["", "ab" * 32, SHA.upper(), SHA + "0", "sha256:" + "g" * 64],
     "ATTACHMENT": ["", "ab" * 32, SHA + "0", "sha256:" + "AB" * 32, "../../etc/passwd"],
     "DELIVERY": ["", "at least once", "AtLeastOnce", "exactly-twice"],
     "SIGNATURE": ["", "ed25519:", "ed25519:!", "rsa:" + SIGNATURE[8:], SIGNATURE[:-4], "ed25519:é"],
-    "AWAIT": ["", "0", "0s", "-1s", "1.5s", "1d", "soon", "1 s", "9" * 13, "٣s"],
+    "AWAIT": ["", "0", "0s", "-1s", "1.5s", "1d", "soon", "1 s", "9" * 13, "٣s", "277778h"],
 }
 
 

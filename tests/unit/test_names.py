@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -50,6 +51,12 @@ def test_a_reserved_name_in_any_case(name: str) -> None:
         assert not is_agent_name(spelling)
         with pytest.raises(InvalidName, match="is reserved"):
             check_agent_name(spelling)
+
+
+@pytest.mark.parametrize("name", [None, 5, b"bob"])
+def test_what_is_no_text_is_no_name(name: Any) -> None:
+    with pytest.raises(InvalidName, match="is no text"):
+        check_agent_name(name)
 
 
 def test_operator_is_the_person_and_nobody_is_called_alike() -> None:

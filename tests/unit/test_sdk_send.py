@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,7 +116,7 @@ def test_ids_grow_although_the_clock_goes_back(relay: HandRelay) -> None:
         ("bob", "x", {"re": "yesterday"}, "is not a message id"),
         ("bob", "x", {"thread": "a b"}, "is not 1-128 of"),
         ("bob", "x", {"priority": 5}, "0 (critical) to 4"),
-        ("bob", "x", {"ttl_s": 0}, "seconds above 0"),
+        ("bob", "x", {"ttl_s": 0}, "seconds from 1 to 1000000000"),
         ("bob", "x", {"headers": {"A": "1\n2"}}, "line break"),
         ("bob", "x", {"headers": {"A": "\ud800"}}, "not Unicode text"),
         ("bob", "x", {"headers": {"A B": "1"}}, "no header name"),
@@ -123,10 +124,14 @@ def test_ids_grow_although_the_clock_goes_back(relay: HandRelay) -> None:
         ("bob", "x", {"headers": {"KIND": "query"}}, "argument of its own"),
         ("bob", "x", {"thread": "t", "headers": {"Thread": "u"}}, "argument of its own"),
         ("bob", "x", {"attachments": ["sha256:1"]}, "64 hex digits"),
+        (None, "x", {}, "to is None, expected str"),
+        ("bob", 5, {}, "body is 5, expected str or bytes"),
+        ("bob", "x", {"kind": None}, "kind is None, expected str"),
+        ("bob", "x", {"await_s": float("nan")}, "await_s is nan, expected a number of seconds"),
     ],
 )
 def test_a_bad_message_is_an_error_here_and_never_sent(
-    relay: HandRelay, to: str, body: str | bytes, options: dict, says: str
+    relay: HandRelay, to: Any, body: Any, options: dict, says: str
 ) -> None:
     with Agent("alice", relay.root) as alice:
         with pytest.raises(MessageError) as error:

@@ -1,0 +1,52 @@
+"""What lies under ``agents/`` and is nobody's: mail that the relay will never take.
+
+It leaves such names alone, and says nothing: a shell's temporary file is one, too. So it is said
+here, of what has lain for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+
+from relay.doctor.finding import Finding, Place, Severity, names, several
+from relay.errors import InvalidName
+from relay.names import MSG_SUFFIX, check_agent_name, shown
+
+
+def examine(place: Place) -> Iterator[Finding]:
+    """Outboxes of names that no agent may have, and files in outboxes that are no messages."""
+    for name in names(place.home.path("agents")):
+        folder = f"agents/{name}/outbox"
+        try:
+            check_agent_name(name)
+        except InvalidName as exc:
+            waiting = [item for item in names(place.home.path(folder)) if item.endswith(MSG_SUFFIX)]
+            if waiting:
+                found = f"{exc}: {len(waiting)} messages wait in {shown(folder)}, and nobody is it"
+                remedy = f"move them into the outbox of a name that may be: {exc.hint}"
+                yield Finding("files", found, remedy, Severity.WARNING, shown(folder))
+        else:
+            yield from _no_messages(place, folder)
+
+
+def _no_messages(place: Place, folder: str) -> Iterator[Finding]:
+    """What the relay leaves, for its name does not end as a message's does."""
+    oldest = time.time() - place.config.detection.orphan_after_s
+    left = []
+    for name in names(place.home.path(folder)):
+        if name.endswith(MSG_SUFFIX) or name.startswith("."):
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            if os.lstat(place.home.path(folder, name)).st_mtime < oldest:
+                left.append(shown(f"{folder}/{name}"))
+    if left:
+        yield Finding(
+            "files",
+            f"no messages, so that the relay leaves them: {several(left)}",
+            "if they are to be sent, rename them: {10-20 digits}-{hex}.msg, small letters",
+            Severity.WARNING,
+            left[0],
+        )

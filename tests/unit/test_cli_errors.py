@@ -1,0 +1,119 @@
+"""What a wrong command line, an empty name or the system itself is answered with: one line."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from relay.cli import run
+from relay.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, RelayError
+from relay.home import Home
+from relay.ledger import Ledger
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    root = tmp_path / "home"
+    with Home.create(str(root), b"{}") as made:
+        Ledger.open(made.path("ledger.db")).close()
+        made.make_agent("bob")
+    return root
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on stderr; nothing is on stdout."""
+    out, err = capsys.readouterr()
+    assert out == "" and err.endswith("\n") and err.count("\n") == 1
+    return err.rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("frob", "relay: No such command 'frob'; see `relay --help`"),
+        ("send", "relay: Missing argument 'TO'; see `relay send --help`"),
+        (
+            "channel show",
+            "relay: Missing argument 'NAME'; see `relay channel show --help`",
+        ),
+        (
+            "send --priority 9 bob hi",
+            "relay: Invalid value for '--priority': 9 is not in the range 0<=x<=4;"
+            " see `relay send --help`",
+        ),
+    ],
+)
+def test_a_wrong_command_line(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words.split()) == EXIT_USAGE
+    assert said(capsys) == line
+
+
+def test_a_group_alone_shows_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["channel"])
+    out, err = capsys.readouterr()
+    assert "Commands:" in out + err and "relay: " not in err
+
+
+@pytest.mark.parametrize("words", [["--home", "", "status"], ["init", "--home", ""]])
+def test_an_empty_home_is_no_other_home(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("AGENT_RELAY_DIR", str(tmp_path / "another"))
+    assert run(words) == EXIT_USAGE
+    assert said(capsys).startswith("relay: Invalid value for --home: it is empty: name a directory")
+    assert not (tmp_path / "another").exists()
+
+
+def test_no_control_character_of_others_reaches_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(root: str) -> Home:
+        raise RelayError("bob says \x1b]0;owned\x07")
+
+    monkeypatch.setattr("relay.cli.common.Home", refuse)
+    assert run(["status"]) == EXIT_FAILED
+    assert said(capsys) == r"relay: bob says \x1b]0;owned\x07"
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EACCES, f"; `ls -ld` it: user {os.geteuid()} has to be allowed to"),
+        (errno.ENOSPC, "; make room on that disk, then try again"),
+        (errno.EROFS, "; mount it to be written, or name another place"),
+        (errno.ENOTDIR, ""),
+    ],
+)
+def test_what_the_system_refuses_is_said_with_a_remedy(
+    number: int,
+    remedy: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(root: str) -> Home:
+        raise OSError(number, os.strerror(number), "/srv/relay")
+
+    monkeypatch.setattr("relay.cli.common.Home", refuse)
+    assert run(["status"]) == EXIT_FAILED
+    assert said(capsys) == f"relay: /srv/relay: {os.strerror(number)}{remedy}"
+
+
+def test_a_slip_in_a_name_makes_no_agent(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--home", str(home), "inbox", "--as", "bbo", "--take"]) == EXIT_FAILED
+    assert f"there is no agent bbo in {home}" in said(capsys)
+    assert not (home / "agents" / "bbo").exists()
+
+
+def test_through_a_pipe_a_body_is_what_was_sent(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = b"FROM: ann\nID: 1700000000000000001-01\nTO: bob\n\n\x1b[31mred\x1b[0m\n"
+    (home / "agents/bob/inbox/1700000000000000001-01.msg").write_bytes(message)
+    assert run(["--home", str(home), "inbox", "--as", "bob", "--take"]) == EXIT_OK
+    assert capsys.readouterr().out.endswith("\n\x1b[31mred\x1b[0m\n")
