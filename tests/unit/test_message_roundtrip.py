@@ -41,7 +41,7 @@ def messages(draw: st.DrawFn) -> MessageFile:
         "THREAD": st.from_regex(r"[A-Za-z0-9._:-]{1,40}", fullmatch=True),
         "RE": st.from_regex(r"[0-9]{10,20}-[0-9a-f]{0,32}", fullmatch=True),
         "PRIORITY": st.sampled_from("01234"),
-        "TTL": st.integers(1, 10**9).map(str),
+        "TTL": st.integers(1, 10**18 - 1).map(str),
         "AWAIT": st.sampled_from(["30s", "1m", "60000"]),
     }
     headers |= draw(st.fixed_dictionaries({}, optional=optional))
