@@ -30,7 +30,6 @@ AGREE: Mapping[str, tuple[str, ...]] = {
 }
 # What is carried out by the relay itself is read, in the ledger, whatever became of it.
 CARRIED_OUT = (*AGREE["read"], "Acknowledged")
-SLACK_S = 60  # between what is done and the record of it, at most; a batch takes seconds
 _MADE = "Delivered"
 
 
@@ -50,7 +49,6 @@ def by_recipient(
         F.col("state").alias("ledger_state"),
         "attempt",
         _lacks_time().alias("lacks_time"),
-        *_TIMES,
         *[_nothing(name, kind) for name, kind in _ENGINE.items()],
     )
     both = told.unionByName(
@@ -60,7 +58,6 @@ def by_recipient(
             _nothing("ledger_state", "string"),
             _nothing("attempt", "bigint"),
             _nothing("lacks_time", "boolean"),
-            *[_nothing(name, "timestamp") for name in _TIMES],
             *_ENGINE,
         )
     )
@@ -100,13 +97,12 @@ def says(
         .when(state.isNull() & (agent == ORCHESTRATOR), "unheard")
         .when(state.isNull(), "missing")
         .when(_engine_state().isNull() & F.col("is_known"), "extra")
-        .when(_contradicts() | (reaches & (_is_at_odds() | _is_of_another_time())), "contradicted")
+        .when(_contradicts() | (reaches & _is_at_odds()), "contradicted")
         .otherwise(state)
     )
 
 
-_TIMES = ("staged_at", "written_at", "acked_at")
-_LEDGER = ("ledger_state", "attempt", "lacks_time", *_TIMES)
+_LEDGER = ("ledger_state", "attempt", "lacks_time")
 _ENGINE = {
     "stored_state": "string",  # in the live store, or the one archive
     "is_archived": "boolean",
@@ -117,9 +113,6 @@ _ENGINE = {
     "first_made": "bigint",  # of these, the first attempt
     "attempts": "bigint",  # the highest attempt that was begun
     "last_made": "bigint",  # the highest that was put into the inbox
-    "begun_at": "timestamp",  # its first record
-    "first_made_at": "timestamp",
-    "last_made_at": "timestamp",
 }
 
 
@@ -169,9 +162,6 @@ def _by_number(stored: DataFrame, journal: DataFrame, archives: str) -> DataFram
             F.count_if(is_made & (F.col("attempt") <= 1)).alias("first_made"),
             F.max("attempt").alias("attempts"),
             F.max(F.when(is_made, F.col("attempt"))).alias("last_made"),
-            F.min("last.at").alias("begun_at"),
-            F.min(F.when(is_made, F.col("last.at"))).alias("first_made_at"),
-            F.max(F.when(is_made, F.col("last.at"))).alias("last_made_at"),
         )
         .where(F.col("relay_id").isNotNull())
         .select(
@@ -186,9 +176,6 @@ def _by_number(stored: DataFrame, journal: DataFrame, archives: str) -> DataFram
             "first_made",
             "attempts",
             "last_made",
-            "begun_at",
-            "first_made_at",
-            "last_made_at",
         )
     )
 
@@ -239,23 +226,6 @@ def _is_at_odds() -> Column:
     return F.coalesce((more | fewer) & is_agents, F.lit(False)) | F.coalesce(
         "lacks_time", F.lit(False)
     )
-
-
-def _is_of_another_time() -> Column:
-    """True where the ledger has times that are not those of the journal's records.
-
-    A row that a start made again has times of an earlier attempt: any attempt's will do. When it
-    was read is in the ledger alone, and so is what was answered after its message was rolled.
-    """
-    slack = F.make_dt_interval(secs=F.lit(SLACK_S))
-    is_early = (F.col("staged_at") < F.col("begun_at") - slack) | (
-        F.col("written_at") < F.col("first_made_at") - slack
-    )
-    is_late = F.col("written_at") > F.col("last_made_at") + slack
-    is_last = (F.col("journal_state") == "Acknowledged") & ~F.coalesce("is_archived", F.lit(False))
-    is_answered = is_last & (F.col("acked_at") > F.col("moved_at") + slack)
-    others = [F.coalesce(one, F.lit(False)) for one in (is_early, is_late, is_answered)]
-    return functools.reduce(Column.__or__, others) & (F.col("recipient") != ORCHESTRATOR)
 
 
 def _excludes(name: str, words: Column) -> Column:

@@ -35,7 +35,7 @@ A delivery, of one message to one recipient, has one as well:
 | missing | store or journal have accepted it, the ledger does not know it | error |
 | extra | in the ledger; store and journal know the message, not this recipient | error |
 | contradicted | store or journal say what does not go with the ledger's state, or | error |
-| | number of attempts, or its times; or the ledger has not the time of its state | |
+| | number of attempts; or the ledger has not the time of its state | |
 | doubled | put into the inbox more often than there were attempts | error |
 | unheard | an answer of the relay's own for somebody who is no agent any more | |
 | in_flight, failed, recent | as its message | |
@@ -99,7 +99,6 @@ _DELIVERY = (
     "recipient",
     "state",
     "attempt",
-    "staged_at",
     "written_at",
     "read_at",
     "acked_at",
