@@ -109,6 +109,7 @@ FORGED: dict[str, Callable[[Message], Message]] = {
     "command": lambda one: replace(one, message_type=MessageType.COMMAND),
     "kind": lambda one: replace(one, metadata={**one.metadata, "kind": "spawn"}),
     "urgent": lambda one: replace(one, priority=0),
+    "eternal": lambda one: replace(one, ttl=2**64 - 1),
 }
 
 

@@ -121,7 +121,7 @@ def _marks(to: str, thread: str) -> tuple[Column, Column]:
 
     NULL where there is no TO, for the header was not read, or no thread.
     """
-    route = F.xxhash64(F.coalesce(F.col("ttl_s").cast("bigint"), F.lit(-1)), "topic")
+    route = F.xxhash64(F.coalesce(F.col("ttl_s").cast("string"), F.lit("")), "topic")
     return (
         F.when(F.col(to).isNotNull(), route).alias("route_mark"),
         F.when(F.col(thread).isNotNull(), F.xxhash64(thread)).alias("thread_mark"),
