@@ -12,8 +12,6 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -35,6 +33,7 @@ from relay.aof2.segment import (
     segment_path,
 )
 from relay.aof2.warm import WarmSegment, warm_name
+from relay.audit.private import temporary_folder
 from relay.config import read_file
 from relay.errors import (
     FormatError,
@@ -314,8 +313,7 @@ def _download(
             " journal.objects in the home's config.json, or the option `objects`"
         )
     store = open_objects(objects)
-    private = tempfile.mkdtemp(prefix="relay-audit-segment-")
-    cleanup.callback(shutil.rmtree, private, ignore_errors=True)
+    private = cleanup.enter_context(temporary_folder("segment"))
     path = os.path.join(private, warm_name(entry.segment_id))
     _get(store, entry.key, path)
     needed = WarmSegment.dictionary_of(path)

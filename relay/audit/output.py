@@ -5,10 +5,10 @@
     OUT/summary.json                    counts, findings a check, seconds
     OUT/report.html                     the same for people
 
-A run writes into OUT/.unfinished-PID. When its jobs are done, summary and report of the run
-before are removed, tables are exchanged, and the new summary and report come last, by rename.
-Killed before that, the folder is as it was; killed within, it has no report. Tables of the run
-before that this one did not make are removed; files of others stay.
+A run holds OUT/.lock and writes into OUT/.unfinished. When its jobs are done, summary and report
+of the run before are removed, tables are exchanged, and the new summary and report come last, by
+rename. Killed before that, the folder is as it was; killed within, it has no report. Tables of
+the run before that this one did not make are removed; files of others stay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import shutil
 from collections.abc import Iterator
 
 import msgspec
-import psutil
 
 from relay import fsio
 from relay.audit.jobs import JOBS
@@ -28,7 +27,8 @@ from relay.audit.summary import SUMMARY, Report, from_json, to_json
 from relay.errors import RelayError
 
 FINDINGS = "findings"
-UNFINISHED = ".unfinished-"
+UNFINISHED = ".unfinished"
+LOCK = ".lock"
 
 
 class OutFolder:
@@ -36,7 +36,7 @@ class OutFolder:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.tables = os.path.join(path, f"{UNFINISHED}{os.getpid()}")
+        self.tables = os.path.join(path, UNFINISHED)
 
     def publish(self, report: Report) -> None:
         """Exchange the tables, then write summary.json and report.html. Errors: RelayError."""
@@ -78,23 +78,28 @@ class OutFolder:
 def out_folder(path: str) -> Iterator[OutFolder]:
     """The folder, made where it was not, and what is unfinished in it removed afterwards.
 
-    Errors: RelayError when it cannot be made.
+    Errors: RelayError when it cannot be made, and while another run writes there.
     """
     made = not os.path.exists(path)
     folder = OutFolder(path)
-    try:
-        os.makedirs(path, mode=0o700, exist_ok=True)  # it says who wrote to whom
-        _sweep(path)
-        os.makedirs(folder.tables, mode=0o700)
-    except OSError as exc:
-        raise _cannot_write(path, exc) from exc
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder.tables, ignore_errors=True)
-        if made:
-            with contextlib.suppress(OSError):  # it is no longer empty: the run is published
-                os.rmdir(path)
+    with contextlib.ExitStack() as held:
+        try:
+            os.makedirs(path, mode=0o700, exist_ok=True)  # it says who wrote to whom
+            held.enter_context(fsio.locked(os.path.join(path, LOCK)))
+            shutil.rmtree(folder.tables, ignore_errors=True)  # of a run that was killed
+            os.mkdir(folder.tables, mode=0o700)
+        except BlockingIOError:
+            raise RelayError(
+                f"another run writes into {path}", hint="wait for it, or see --out"
+            ) from None
+        except OSError as exc:
+            raise _cannot_write(path, exc) from exc
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder.tables, ignore_errors=True)
+            if made and os.listdir(path) == [LOCK]:  # else the run is published
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def read_summary(path: str) -> Report:
@@ -119,18 +124,6 @@ def write_page(path: str) -> str:
     except OSError as exc:
         raise _cannot_write(exc.filename or name, exc) from exc
     return name
-
-
-def _sweep(path: str) -> None:
-    """Remove what runs left that were killed; one that is still at work keeps its own."""
-    for name in os.listdir(path):
-        pid = name.removeprefix(UNFINISHED)
-        if pid != name and pid.isdigit() and (int(pid) == os.getpid() or _gone(int(pid))):
-            shutil.rmtree(os.path.join(path, name), ignore_errors=True)
-
-
-def _gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid)
 
 
 def _cannot_write(path: str, error: OSError) -> RelayError:

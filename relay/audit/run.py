@@ -20,11 +20,11 @@ from relay.audit import cluster, faults, jobs, progress
 from relay.audit.evidence import DEFAULT_GRACE_S, Evidence, Gathered, gather
 from relay.audit.jobs import Job, integrity
 from relay.audit.output import FINDINGS, OutFolder, out_folder
+from relay.audit.private import private_folder
 from relay.audit.progress import Watcher
 from relay.audit.session import (
     DEFAULT_MASTER,
     has_ended,
-    private_folder,
     session,
     settings_for,
     why_ended,

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from relay.audit import cluster, faults, masters, priority
 from relay.audit.causes import MEMORY, cause_of, memory
 from relay.audit.formats import PUSHDOWN, register
 from relay.audit.java import find_java
+from relay.audit.private import private_folder
 from relay.errors import RelayError
 
 DEFAULT_MASTER = "local[*]"
@@ -246,13 +246,6 @@ def end_jvm() -> None:
         process.wait()
     SparkContext._gateway = SparkContext._jvm = None
     _jvm.forget()
-
-
-def private_folder(purpose: str) -> str:
-    """A new folder of mode 700 that is removed when the process ends."""
-    folder = tempfile.mkdtemp(prefix=f"relay-audit-{purpose}-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
 
 
 def _prepare_environment(folder: str, master: str) -> None:

@@ -1,9 +1,10 @@
 """Following a journal: what happens, as it happens, and each event counted once.
 
     CHECKPOINT/watch.json          whose checkpoint it is
+    CHECKPOINT/lock                held by the watch that has it
     CHECKPOINT/query/              Spark's own: which offsets each batch has, which are done
     CHECKPOINT/totals/{batch}.json the counts up to and with a batch
-    OUT/watch.json                 whose events they are
+    OUT/watch.json, OUT/lock       whose events they are
     OUT/events/batch={batch}/      the events of a batch, as Parquet
 
 A batch has its offsets before it begins and keeps them when it is done again after a crash. All
@@ -151,13 +152,9 @@ def _own(checkpoint: str, out: str | None, home: str, held: contextlib.ExitStack
     try:
         for folder in filter(None, (checkpoint, os.path.join(checkpoint, "totals"), out)):
             os.makedirs(folder, mode=0o700, exist_ok=True)  # they say who wrote to whom
-        held.enter_context(fsio.locked(os.path.join(checkpoint, "lock")))
-        for folder in filter(None, (checkpoint, out)):
+        for folder in dict.fromkeys(filter(None, (checkpoint, out))):
+            _lock(folder, held)
             _claim(os.path.join(folder, "watch.json"), owner)
-    except BlockingIOError:
-        raise RelayError(
-            f"another watch has the checkpoint {checkpoint}", hint="end it, or see --checkpoint"
-        ) from None
     except OSError as exc:
         taken = isinstance(exc, FileExistsError)
         why = "is no folder" if taken else f"cannot be used: {exc.strerror}"
@@ -166,6 +163,16 @@ def _own(checkpoint: str, out: str | None, home: str, held: contextlib.ExitStack
             hint="--checkpoint and --out name folders, there or not yet, that you may write to",
         ) from exc
     return out
+
+
+def _lock(folder: str, held: contextlib.ExitStack) -> None:
+    """Errors: RelayError when another watch has it."""
+    try:
+        held.enter_context(fsio.locked(os.path.join(folder, "lock")))
+    except BlockingIOError:
+        raise RelayError(
+            f"another watch has {folder}", hint="end it, or see --checkpoint and --out"
+        ) from None
 
 
 def _claim(path: str, owner: _Owner) -> None:

@@ -87,8 +87,9 @@ def _measure(home: Path, out: Path) -> dict[str, float]:
 def measure(home: str, out: str) -> dict[str, float]:
     """Read, then run, in this process."""
     from relay.audit.evidence import NOT_KEPT, gather
+    from relay.audit.private import private_folder
     from relay.audit.run import Request, run_audit
-    from relay.audit.session import private_folder, settings_for, spark_session
+    from relay.audit.session import settings_for, spark_session
     from relay.clock import Clock
 
     gathered = gather(home, private_folder("bench"), Clock())

@@ -251,7 +251,7 @@ def test_a_table_that_finds_no_room_is_named_and_nothing_is_left(
         line,
     )
     assert os.listdir(temp) == []
-    assert sorted(os.listdir(out)) == ["report.html", "summary.json"]
+    assert sorted(os.listdir(out)) == [".lock", "report.html", "summary.json"]
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,6 @@ from tests.audit.test_run import parquet, relay_audit
 from tests.integration.test_views import screens, shape
 from tests.procs import environment
 
-DEAD_PID = 2**22 + 1  # above the highest that Linux gives
-
 
 def summary(**tables: list[str]) -> Report:
     """What a run of these jobs would say."""
@@ -57,6 +55,7 @@ def test_tables_of_the_run_before_go_and_files_of_others_stay(tmp_path: Path) ->
     write_table(tmp_path / "mine", "x", [{"word": "mine"}])
     publish(tmp_path, "new", traffic=["traffic"])
     assert sorted(os.listdir(tmp_path)) == [
+        ".lock",
         "mine",
         "notes.txt",
         "report.html",
@@ -76,7 +75,7 @@ def test_until_it_is_published_the_run_before_is_whole(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     assert words(tmp_path) == {"reconcile": "old"}
     assert (tmp_path / "report.html").read_bytes() == before
-    assert sorted(os.listdir(tmp_path)) == ["reconcile", "report.html", "summary.json"]
+    assert sorted(os.listdir(tmp_path)) == [".lock", "reconcile", "report.html", "summary.json"]
 
 
 # Each case in a child of its own, of a process without threads: nothing of it is put in order.
@@ -131,7 +130,7 @@ def test_killed_at_any_step_no_report_speaks_of_other_tables(tmp_path: Path) -> 
         spoke.add(word if told else "nothing")
         publish(path, "after", traffic=["traffic"])  # and the next run is as any other
         assert words(path) == {"traffic": "after"}
-        assert not [left for left in os.listdir(path) if left.startswith(".")]
+        assert [left for left in os.listdir(path) if left.startswith(".")] == [".lock"]
     assert spoke == {"old", "new", "nothing"}
 
 
@@ -140,12 +139,26 @@ def has(path: Path, name: str) -> bool:
     return any(entry.stem == name for entry in path.glob(f"{name}.*") if ".tmp" not in entry.name)
 
 
-def test_what_a_dead_run_left_goes_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:
-    for pid in (DEAD_PID, os.getppid()):
-        (tmp_path / f".unfinished-{pid}" / "reconcile").mkdir(parents=True)
+def test_what_a_killed_run_left_goes(tmp_path: Path) -> None:
+    (tmp_path / ".unfinished" / "reconcile").mkdir(parents=True)
     publish(tmp_path, "new", traffic=["traffic"])
-    hidden = [name for name in os.listdir(tmp_path) if name.startswith(".")]
-    assert hidden == [f".unfinished-{os.getppid()}"]
+    assert sorted(os.listdir(tmp_path)) == [".lock", "report.html", "summary.json", "traffic"]
+
+
+def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
+    with out_folder(str(tmp_path)) as folder:
+        with pytest.raises(RelayError, match=f"another run writes into {tmp_path}"):
+            publish(tmp_path, "second", traffic=["traffic"])
+        write_table(Path(folder.tables), "traffic", [{"word": "first"}])
+        folder.publish(summary(traffic=["traffic"]))
+    assert words(tmp_path) == {"traffic": "first"}
+
+
+def test_a_run_that_failed_leaves_no_folder_that_it_made(tmp_path: Path) -> None:
+    for path, left in ((tmp_path / "new", None), (tmp_path, [".lock"])):
+        with pytest.raises(ZeroDivisionError), out_folder(str(path)):
+            raise ZeroDivisionError
+        assert (os.listdir(path) if path.exists() else None) == left
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_summary(
@@ -158,7 +171,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_summary(
     monkeypatch.setattr(fsio, "fault", full)
     with pytest.raises(RelayError, match=r"summary\.json cannot be made: No space left on device$"):
         publish(tmp_path / "out", "new", traffic=["traffic"])
-    assert sorted(os.listdir(tmp_path / "out")) == ["traffic"]
+    assert sorted(os.listdir(tmp_path / "out")) == [".lock", "traffic"]
 
 
 def test_report_makes_the_page_again_without_spark(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
+from relay import fsio
 from relay.aof2.plan import JobKind
 from relay.audit.watch import Tick, WatchRequest, default_checkpoint, line_of, watch
 from relay.comm import events
@@ -121,6 +122,18 @@ def test_folders_of_another_watch(watched: Watched, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RelayError, match="file is no folder"):
         watched.look(checkpoint=str(tmp_path / "file"))
+
+
+def test_folders_that_another_watch_has_now(watched: Watched) -> None:
+    watched.journal.say(sent(1))
+    for folder in (watched.checkpoint, watched.out):
+        os.makedirs(folder, exist_ok=True)
+        with (
+            fsio.locked(os.path.join(folder, "lock")),
+            pytest.raises(RelayError, match=f"another watch has {folder}"),
+        ):
+            watched.look()
+    assert watched.look(out=watched.checkpoint)["accepted"] == 1
 
 
 def test_what_fails_while_the_folders_are_ours_is_not_taken_for_them(

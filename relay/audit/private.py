@@ -1,0 +1,56 @@
+"""Folders of this process below TMPDIR: copies of a home, and what Spark writes for itself.
+
+Mode 700, and removed when they are no longer needed. Who is killed leaves them: the next audit
+removes those in which nobody holds the lock any more.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+from relay import fsio
+
+PREFIX = "relay-audit-"
+_LOCK = "lock"
+
+
+def private_folder(purpose: str) -> str:
+    """A new folder that is removed when the process ends."""
+    stack = contextlib.ExitStack()
+    folder = stack.enter_context(temporary_folder(purpose))
+    atexit.register(stack.close)
+    return folder
+
+
+@contextlib.contextmanager
+def temporary_folder(purpose: str) -> Iterator[str]:
+    """A new folder that is removed after the block."""
+    _remove_orphans(tempfile.gettempdir())
+    made = tempfile.mkdtemp(prefix=f".{PREFIX}")
+    parent, name = os.path.split(made)
+    folder = os.path.join(parent, f"{PREFIX}{purpose}-{name.removeprefix(f'.{PREFIX}')}")
+    with fsio.locked(os.path.join(made, _LOCK)):
+        os.rename(made, folder)  # only now: by this name others look for orphans
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_orphans(parent: str) -> None:
+    """What our processes left that were killed: the copy of a ledger may have gigabytes."""
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(parent):
+            is_one = entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False)
+            if is_one and entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                _remove_unless_held(entry.path)
+
+
+def _remove_unless_held(folder: str) -> None:
+    with contextlib.suppress(OSError), fsio.locked(os.path.join(folder, _LOCK)):
+        shutil.rmtree(folder, ignore_errors=True)
