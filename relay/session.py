@@ -258,6 +258,7 @@ class Session:
 
     def _poll_tiers(self) -> int:
         done = self._tiers.poll(start=not self.is_ending)
+        self._board.tiers_waiting = self._tiers.waiting()
         if done:
             self._log(f"The journal: {done}", action="tier_step")
         due = self._tiers.due_ns()

@@ -53,6 +53,7 @@ BACKOFF = {
     Reason.TRANSIENT: Backoff(1, 60),  # a store that asks to slow down, a full disk
     Reason.UNAVAILABLE: Backoff(5, 600),  # a network that is away: minutes to days
 }
+FOR_OPERATOR = "waits for the operator: "
 _STORE, _DISK = "store", "disk"  # what fails for one segment fails for all
 _NEEDS = {
     JobKind.COMPRESS: _DISK,
@@ -69,16 +70,6 @@ class Wait(NamedTuple):
     due_ns: int | None  # monotonic; None: when an operator asks
     times: int  # how often it failed in a row
     text: str
-
-
-class TierStatus(NamedTuple):
-    """What status shows of the tiers."""
-
-    segments: dict[str, int]  # by tier; one may be in several
-    bytes: dict[str, int]
-    waiting: list[str]  # what failed and is not tried now, each a line
-    deleting: int  # objects whose deletion is queued
-    objects: str
 
 
 class _Task(NamedTuple):
@@ -149,7 +140,7 @@ class Tiers:
     def step(self) -> str | None:
         """Do one bounded piece of what is due: a line about it, or None when nothing was.
 
-        What fails is warned of, in the line, and in ``status``: nothing is raised.
+        What fails is warned of, in the line, and in ``waiting``: nothing is raised.
         """
         with self._lock:
             self._is_woken = False
@@ -229,18 +220,9 @@ class Tiers:
             self.hydrate(entry.segment_id)
             return FileSource(self._copies.tier0(entry))
 
-    def status(self) -> TierStatus:
-        """How much lies where, and what waits."""
-        segments = dict.fromkeys(("tier0", "tier1", "tier2"), 0)
-        size = dict(segments)
-        for entry in self.entries():
-            for tier, name in zip(Residency, segments, strict=True):
-                if entry.sealed and entry.residency & tier:
-                    segments[name] += 1
-                    size[name] += plan.copy_bytes(entry, tier)
-        waiting = sorted(wait.text for wait in tuple(self._waits.values()))
-        deleting = len(self._manifest.catalog.deleting)
-        return TierStatus(segments, size, waiting, deleting, self.policy.objects)
+    def waiting(self) -> tuple[str, ...]:
+        """What failed and is not tried now, each a line; those for the operator, FOR_OPERATOR."""
+        return tuple(sorted(wait.text for wait in tuple(self._waits.values())))
 
     def _next_asked(self) -> str | None:
         """Do one segment of what was asked for first; a line about it, None when nothing was."""
@@ -321,7 +303,7 @@ class Tiers:
         backoff = BACKOFF.get(reason)
         hint = f"; {exc.hint}" if isinstance(exc, RelayError) and exc.hint else ""
         if backoff is None:
-            text = f"waits for the operator: {task.text}: {exc}{hint}"
+            text = f"{FOR_OPERATOR}{task.text}: {exc}{hint}"
             self._waits[key] = Wait(None, times, text)
         else:
             wait_s = min(backoff.first_s * 2 ** (times - 1), backoff.most_s)
@@ -449,6 +431,10 @@ class TierWorker:
             self._running = self._executor.submit(self._tiers.step)
             self._running.add_done_callback(lambda _: self._wake())
         return done
+
+    def waiting(self) -> tuple[str, ...]:
+        """As of the tiers."""
+        return self._tiers.waiting()
 
     def ends_within(self, seconds: float) -> bool:
         """Wait for the step that runs, so long at most; True when none runs any more."""

@@ -13,7 +13,6 @@ from typing import Any
 import click
 
 from relay import fsio
-from relay.cli.asking import ask_status
 from relay.cli.common import (
     columns,
     echo_json,
@@ -26,13 +25,14 @@ from relay.cli.common import (
 )
 from relay.errors import EXIT_STATE, NotRunning, RelayError
 from relay.home import LEDGER, LOCK, Home
+from relay.operations.asking import ask_status
 
 START_TIMEOUT_S = 60
 POLL_S = 0.02
 MOST_CRASH_LOG_BYTES = 1 << 20  # some hundred tracebacks
 SAID = (
     *("healthy", "ready", "reasons", "paused", "config_error", "snapshot_age_s", "disk"),
-    *("wal_bytes", "wal_state", "admin_trouble"),
+    *("wal_bytes", "wal_state", "tiers_waiting", "admin_trouble"),
 )
 
 
@@ -260,6 +260,8 @@ def _show_health(facts: dict[str, Any]) -> None:
     if facts["config_error"]:
         text = f"config.json is not followed, the one before is: {facts['config_error']}"
         click.echo(printable(text))
+    for line in facts["tiers_waiting"] or ():
+        click.echo(printable(f"the journal's tiers: {line}"))
     if facts["admin_trouble"]:
         click.echo(printable(facts["admin_trouble"]))
     if facts["wal_state"] == "alert":  # a full one is among the reasons

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from relay.cli.asking import ask_status
 from relay.cli.common import ago, home_option, open_home, printable
 from relay.home import LEDGER, Home
+from relay.operations.asking import ask_status
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 
 import psutil
 
+from relay.aof2.tiers import FOR_OPERATOR
 from relay.daemon import trouble
 from relay.doctor.finding import Finding, Place, Repair, Severity, names, twice
 from relay.errors import LedgerError
 from relay.home import LEDGER
 from relay.ledger import open_readonly
+from relay.operations.asking import SOCKET, ask_status
 
-SOCKET = "admin.sock"
 _MIB = 1 << 20
 
 
@@ -28,6 +29,7 @@ def examine(place: Place) -> Iterator[Finding]:
         remedy = "mend what the line says; it begins again by itself"
         yield Finding("process", f"the relay serves nobody now: {why}", remedy, where=".lock")
     yield from _socket(place)
+    yield from _waiting(place)
     yield from twice(place, lambda: {f.where: f for f in _processes(place)})
     yield from _logs(place)
     yield from _units(place)
@@ -49,6 +51,18 @@ def _socket(place: Place) -> Iterator[Finding]:
                 SOCKET,
                 (Repair("remove", SOCKET),),
             )
+
+
+def _waiting(place: Place) -> Iterator[Finding]:
+    """What a running relay's tiers could not do, and try again: only it knows.
+
+    What waits for the operator is in the manifest, and found there.
+    """
+    status = (ask_status(place.home) if place.is_running else None) or {}
+    for line in status.get("tiers_waiting") or ():
+        if not line.startswith(FOR_OPERATOR):
+            remedy = "the relay goes on trying; meanwhile nothing is lost, and the disk fills"
+            yield Finding("tiers", line, remedy, Severity.WARNING, "journal")
 
 
 def _processes(place: Place) -> Iterator[Finding]:

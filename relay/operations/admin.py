@@ -28,10 +28,10 @@ from relay.config import listen_address
 from relay.home import LEDGER
 from relay.ledger import wal
 from relay.operations import metrics
+from relay.operations.asking import SOCKET
 from relay.operations.disk import Reading
 from relay.operations.published import Board, Snapshot
 
-SOCKET = "admin.sock"
 MOST_PATH_BYTES = 107  # of an AF_UNIX address, on Linux; elsewhere 103
 REQUEST_TIMEOUT_S = 5  # who asks in drops, or not at all, holds a thread no longer
 MOST_CONNECTIONS = 32  # at once, of each server: a descriptor each, and the loop needs some
@@ -282,6 +282,7 @@ def status_of(board: Board) -> dict[str, Any]:
         "pauses": board.pauses,
         "trouble": board.trouble,
         "config_error": board.config_error,
+        "tiers_waiting": list(board.tiers_waiting),
         "rss_bytes": metrics.resident_bytes(),
         "wal_bytes": metrics.wal_bytes(board.home),
         "wal_state": wal.look(os.path.join(board.home, LEDGER), board.config.ledger).state.value,

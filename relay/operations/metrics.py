@@ -80,6 +80,8 @@ class BoardCollector(Collector):
         )
         yield _gauge("relay_intake_paused", "1 while nothing is taken in.", bool(board.pauses))
         yield self._pauses()
+        text = "Steps of the journal's tiers that failed and wait."
+        yield _gauge("relay_tiers_waiting", text, len(board.tiers_waiting))
         yield _gauge("relay_sessions_begun", "Starts of this home's relay so far.", board.epoch)
         started = board.started_at_ns / NS_PER_S
         yield _gauge("relay_start_time_seconds", "When the process started, Unix time.", started)

@@ -146,6 +146,7 @@ class Board:
         self.pauses: dict[str, str] = {}  # who has nothing taken out of the outboxes -> why
         self.trouble = ""  # why no session serves
         self.config_error = ""  # config.json was read again, and is not what is followed
+        self.tiers_waiting: tuple[str, ...] = ()  # steps of the journal's tiers that failed
         self.is_serving = False
 
     @property

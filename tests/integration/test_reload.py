@@ -17,10 +17,10 @@ from typing import Any
 import pexpect
 import pytest
 
-from relay.cli.asking import ask_status
 from relay.clock import Clock
 from relay.config import decode
 from relay.home import Home
+from relay.operations.asking import ask_status
 from relay.session import Session
 from tests.procs import PATIENCE_S, Relay, environment, relay, until
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from relay import fsio
-from relay.cli.asking import _UnixConnection
 from relay.config import decode
 from relay.daemon import Daemon
 from relay.home import Home
+from relay.operations.asking import _UnixConnection
 from relay.operations.logs import make_log
 from relay.operations.notify import Notifier
 from tests.procs import home_of, until

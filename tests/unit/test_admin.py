@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from relay.cli import asking
 from relay.config import Admin as AdminSettings
 from relay.config import Config
 from relay.home import Home
-from relay.operations import admin
-from relay.operations.admin import SOCKET, Admin
+from relay.operations import admin, asking
+from relay.operations.admin import Admin
+from relay.operations.asking import SOCKET
 from relay.operations.published import Board
 from relay.operations.tally import WAIT
 from tests.fakes import FakeClock

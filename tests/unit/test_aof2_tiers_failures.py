@@ -27,7 +27,7 @@ def test_other_content_under_the_key_is_never_overwritten(
     stream.fill(2)
     stream.cover()
     lines = stream.run()
-    (told,) = stream.tiers.status().waiting
+    (told,) = stream.tiers.waiting()
     assert told.startswith("waits for the operator: upload segment 0") and told in lines
     assert "another stream may write there" in told
     assert b"".join(tier2.get(key).pieces) == b"another stream's"
@@ -55,7 +55,7 @@ def test_a_store_that_fails_is_tried_again_later_and_later(
     stream.run()  # compresses both; one upload tells that the store is away, the other waits
     for wait_s in waits_s:
         assert len(tier2.calls) == 1
-        (told,) = stream.tiers.status().waiting
+        (told,) = stream.tiers.waiting()
         assert told.startswith(f"again in {wait_s} s: upload segment 0: ")
         due_ns = stream.tiers.due_ns()
         assert due_ns <= stream.clock.monotonic_ns() + wait_s * 10**9
@@ -70,11 +70,11 @@ def test_a_store_that_fails_is_tried_again_later_and_later(
     stream.clock.advance(600)
     stream.run()
     assert stream.residency(0, 1) == [T0 | T1 | T2] * 2
-    assert stream.tiers.status().waiting == []
+    assert stream.tiers.waiting() == ()
     tier2.fault = fail
     stream.fill(1)
     stream.run()
-    assert stream.tiers.status().waiting[0].startswith(f"again in {waits_s[0]} s")  # anew
+    assert stream.tiers.waiting()[0].startswith(f"again in {waits_s[0]} s")  # anew
 
 
 def test_wrong_credentials_wait_for_the_operator(
@@ -91,7 +91,7 @@ def test_wrong_credentials_wait_for_the_operator(
     stream.clock.advance(7 * 86_400)
     assert stream.run() == []
     assert len(tier2.calls) == 1
-    (told,) = stream.tiers.status().waiting
+    (told,) = stream.tiers.waiting()
     assert told.startswith("waits for the operator: ") and told.endswith("mend the credentials")
     tier2.fault = lambda call, key: None
     stream.tiers.retry()
@@ -112,7 +112,7 @@ def test_a_damaged_segment_is_not_compressed_and_never_evicted(
     stream.run()
     assert stream.residency(0, 1) == [T0, T2]
     assert path.read_bytes() == data
-    (told,) = stream.tiers.status().waiting
+    (told,) = stream.tiers.waiting()
     assert told.startswith("waits for the operator: compress segment 0") and str(path) in told
     assert stream.journal.manifest.catalog.failures[0, ManifestType.CompressionFailed].reason == 1
 
