@@ -65,7 +65,7 @@ def order(
     Errors: NotRunning, at once and with nothing sent; Refused with the answer of a nack;
     Timeout; MessageError for a value that is not one line.
     """
-    from agent_sdk import Agent, MessageError
+    from agent_sdk import MessageError
     from relay.names import ORCHESTRATOR
 
     root = root_of(ctx, home)
@@ -75,7 +75,7 @@ def order(
         if len(value.splitlines()) != 1:
             raise MessageError(f"{value!r} is not one line", header=name)
     body = "\n".join(f"{name}: {value}" for name, value in given.items())
-    with Agent(agent, root, registers=False) as me:
+    with acting_as(agent, root) as me:
         answer = request(me, ORCHESTRATOR, body, timeout_s)
     said = answer.body.removeprefix("completed ").strip()
     if as_json:
@@ -111,9 +111,32 @@ def require_relay(root: str) -> None:
             raise NotRunning(f"no relay runs for {root}")
 
 
+def acting_as(agent: str, root: str) -> Agent:
+    """The agent for one command; where that makes it, stderr says so: it may have been a slip.
+
+    Errors: those of ``Agent``.
+    """
+    from agent_sdk import Agent
+
+    is_new = not _has_mailbox(root, agent)
+    me = Agent(agent, root, registers=False)
+    if is_new:
+        click.echo(f"relay: {agent} is a new agent of {root}", err=True)
+    return me
+
+
 def require_mailbox(root: str, agent: str) -> None:
     """Errors: InvalidName; NotFound for an agent without an inbox: a slip must not make one."""
     from relay.errors import NotFound
+
+    if not _has_mailbox(root, agent):
+        raise NotFound(
+            f"there is no agent {agent} in {root}",
+            hint=f"`relay agents` lists those there are, `relay register {agent}` makes one",
+        )
+
+
+def _has_mailbox(root: str, agent: str) -> bool:
     from relay.home import Home
     from relay.names import check_agent_name
 
@@ -122,7 +145,8 @@ def require_mailbox(root: str, agent: str) -> None:
         try:
             dirs.get("agents", agent, "inbox")
         except FileNotFoundError:
-            raise NotFound(f"there is no agent {agent} in {root}") from None
+            return False
+    return True
 
 
 def check_agent(ctx: click.Context, home: str | None, name: str | None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.ask import control_options, require_relay
+from relay.cli.ask import acting_as, control_options, require_relay
 from relay.cli.common import columns, echo_json, printable, root_of
 
 if TYPE_CHECKING:
@@ -125,11 +125,11 @@ def _facts(name: str, one: Any) -> dict[str, object]:
 @contextlib.contextmanager
 def _agent(ctx: click.Context, home: str | None, name: str) -> Iterator[Agent]:
     """The agent that asks. Errors: NotRunning; Refused, its text fit for a terminal."""
-    from agent_sdk import Agent, Refused
+    from agent_sdk import Refused
 
     root = root_of(ctx, home)
     require_relay(root)
-    with Agent(name, root, registers=False) as me:
+    with acting_as(name, root) as me:
         try:
             yield me
         except Refused as exc:

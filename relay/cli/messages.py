@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.ask import duration_s, request, require_mailbox, require_relay
+from relay.cli.ask import acting_as, duration_s, request, require_mailbox, require_relay
 from relay.cli.common import (
     as_option,
     columns,
@@ -76,14 +76,12 @@ def send(
     (`*`, a channel) the first answer counts. A nack is an error, exit code 6; when the time is
     over, exit code 4. Without a relay nothing is sent, exit code 5.
     """
-    from agent_sdk import Agent
-
     timeout_s = duration_s(awaited, "--await") if awaited else 0.0
     root = root_of(ctx, home)
     if awaited:
         require_relay(root)
     content: str | bytes = sys.stdin.buffer.read() if body == "-" else body
-    with Agent(agent, root, registers=False) as me:
+    with acting_as(agent, root) as me:
         options["attachments"] = [me.attach(path) for path in files]
         if awaited:
             answer = request(
@@ -127,7 +125,6 @@ def inbox(
     as_json: bool,
 ) -> int:
     """Show what waits in an inbox, or take it."""
-    from agent_sdk import Agent
     from relay.errors import EXIT_OK, EXIT_TIMEOUT
 
     root = root_of(ctx, home)
@@ -136,7 +133,7 @@ def inbox(
         return EXIT_OK
     if not follow and not timeout_s:
         require_mailbox(root, agent)  # who waits for its first message may be new
-    with Agent(agent, root, registers=False) as me:
+    with acting_as(agent, root) as me:
         if follow:
             for message in me.messages(timeout_s):
                 _show(message, as_json)
@@ -171,7 +168,9 @@ def ack(
     """Acknowledge a message."""
     from agent_sdk import Agent
 
-    with Agent(agent, root_of(ctx, home), registers=False) as me:
+    root = root_of(ctx, home)
+    require_mailbox(root, agent)
+    with Agent(agent, root, registers=False) as me:
         sent = me.ack(message_id, status, text)
     _print_id(sent, message_id, as_json)
 
@@ -189,7 +188,9 @@ def nack(
     """Say that a message could not be handled, and why."""
     from agent_sdk import Agent
 
-    with Agent(agent, root_of(ctx, home), registers=False) as me:
+    root = root_of(ctx, home)
+    require_mailbox(root, agent)
+    with Agent(agent, root, registers=False) as me:
         sent = me.nack(message_id, error)
     _print_id(sent, message_id, as_json)
 

@@ -13,6 +13,8 @@ from relay.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, RelayError
 from relay.home import Home
 from relay.ledger import Ledger
 
+MESSAGE_ID = "1700000000000000001-01"
+
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
@@ -104,10 +106,23 @@ def test_what_the_system_refuses_is_said_with_a_remedy(
     assert said(capsys) == f"relay: /srv/relay: {os.strerror(number)}{remedy}"
 
 
-def test_a_slip_in_a_name_makes_no_agent(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--home", str(home), "inbox", "--as", "bbo", "--take"]) == EXIT_FAILED
+@pytest.mark.parametrize(
+    "words", [["inbox", "--take"], ["inbox"], ["ack", MESSAGE_ID], ["nack", MESSAGE_ID, "no"]]
+)
+def test_a_slip_in_a_name_makes_no_agent(
+    words: list[str], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["--home", str(home), *words, "--as", "bbo"]) == EXIT_FAILED
     assert f"there is no agent bbo in {home}" in said(capsys)
     assert not (home / "agents" / "bbo").exists()
+
+
+def test_who_sends_for_the_first_time_is_told_that_this_made_an_agent(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for told in (f"relay: carl is a new agent of {home}\n", ""):
+        assert run(["--home", str(home), "send", "bob", "hi", "--as", "carl"]) == EXIT_OK
+        assert capsys.readouterr().err == told
 
 
 def test_through_a_pipe_a_body_is_what_was_sent(
