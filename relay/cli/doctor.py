@@ -44,7 +44,8 @@ def doctor(ctx: click.Context, home: str | None, mend: bool, deep: bool, as_json
             else:
                 click.echo(printable(str(finding)))
     if not as_json:
-        click.echo(f"{problems} problems found" if problems else "OK")
+        plural = "" if problems == 1 else "s"
+        click.echo(f"{problems} problem{plural} found" if problems else "OK")
     return EXIT_FINDINGS if problems else 0
 
 

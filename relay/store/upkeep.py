@@ -24,6 +24,7 @@ def obey(home: Home, opened: Opened, clock: Clock, order: Order) -> None:
     thread of the tiers. Errors: those of ``EventLog.seal``."""
     if order.verb == plan.SEAL:
         opened.log.seal()
+        opened.tiers.wake()  # who seals by hand wants it moved on, not in a minute
     else:
         opened.tiers.ask(carry_out(home, opened.tiers, clock, order))
 

@@ -202,3 +202,28 @@ def test_the_command_line_asks_the_relay_that_runs(tmp_path: Path) -> None:
         assert rows(home) == before and not (home / BASE).exists()
     finally:
         assert process.stop() == 0
+
+
+@pytest.mark.timeout(60)
+def test_a_store_that_is_away_is_seen_until_it_is_back(tmp_path: Path) -> None:
+    home = home_of(tmp_path / "home", "alice", "bob")
+    away = tmp_path / "not-mounted"
+    config = Config(journal=Journal(compress_after_s=0, objects=str(away)))
+    (home / "config.json").write_bytes(encode(config))
+    process = Relay(home)
+    process.start()
+    try:
+        assert relay("send", "--as", "alice", "bob", "hi", home=home).returncode == 0
+        assert relay("journal", "seal", home=home).returncode == 0
+        until(lambda: "the journal's tiers: " in relay("status", home=home).stdout)
+        (told,) = json.loads(relay("status", "--json", home=home).stdout)["tiers_waiting"]
+        assert told.startswith("again in ") and f"upload segment 0: not in {away} yet" in told
+        done = relay("doctor", home=home)
+        assert done.returncode == 3 and told.partition(": ")[2] in done.stdout
+        assert "the relay goes on trying" in done.stdout
+
+        away.mkdir()
+        until(lambda: rows(home)[0]["tiers"] == [0, 1, 2], patience_s=30)
+        until(lambda: relay("doctor", home=home).returncode == 0)
+    finally:
+        assert process.stop() == 0
