@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 
 from relay.audit import schemas
 from relay.audit.evidence import Evidence
-from relay.audit.jobs.job import WARNING, Job, Tables, found
+from relay.audit.jobs.job import WARNING, Job, Tables, by_class, found
 from relay.audit.jobs.reconcile import STORE_SECTIONS
 
 NAME = "dead_letters"
@@ -95,8 +95,7 @@ def dead_letters(
 
 def counts(tables: Tables) -> DataFrame:
     """How many of each class: schemas.COUNT."""
-    by_class = tables[NAME].groupBy(F.col("class").alias("name"))
-    return schemas.conform(by_class.agg(F.count("*").alias("count")), schemas.COUNT).orderBy("name")
+    return schemas.conform(by_class(tables[NAME]), schemas.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:

@@ -52,7 +52,7 @@ from pyspark.sql import functions as F
 from relay.audit import schemas
 from relay.audit.evidence import Evidence
 from relay.audit.jobs import accounts, delivery_states
-from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, found
+from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, by_class, found, looked_up
 from relay.clock import NS_PER_S
 
 NAME = "reconcile"
@@ -246,12 +246,9 @@ def reconcile_deliveries(
 
 def counts(tables: Tables) -> DataFrame:
     """How many messages of each class, and deliveries that are wrong: schemas.COUNT."""
-    by_class = tables[NAME].groupBy(F.col("class").alias("name"))
     wrong = tables[DELIVERIES].where(F.col("class").isin(*DELIVERY_CHECKS))
-    named = wrong.select(_check(DELIVERY_CHECKS).alias("name")).groupBy("name")
-    both = by_class.agg(F.count("*").alias("count")).unionByName(
-        named.agg(F.count("*").alias("count"))
-    )
+    named = wrong.withColumn("class", looked_up(DELIVERY_CHECKS, F.col("class")))
+    both = by_class(tables[NAME]).unionByName(by_class(named))
     return schemas.conform(both, schemas.COUNT).orderBy("name")
 
 
@@ -260,7 +257,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     wrong = found(
         tables[NAME].where(F.col("class").isin(*SEVERITY)),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
-        F.create_map(*[F.lit(word) for pair in SEVERITY.items() for word in pair])[F.col("class")],
+        looked_up(SEVERITY, F.col("class")),
         observed_at,
         message_id="message_id",
         agent="agent",
@@ -279,7 +276,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     )
     deliveries = found(
         tables[DELIVERIES].where(F.col("class").isin(*DELIVERY_CHECKS)),
-        F.concat(F.lit(f"{NAME}."), _check(DELIVERY_CHECKS)),
+        F.concat(F.lit(f"{NAME}."), looked_up(DELIVERY_CHECKS, F.col("class"))),
         ERROR,
         observed_at,
         message_id="message_id",
@@ -296,10 +293,6 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
         ),
     )
     return wrong.unionByName(deliveries)
-
-
-def _check(names: dict[str, str]) -> Column:
-    return F.create_map(*[F.lit(word) for pair in names.items() for word in pair])[F.col("class")]
 
 
 def _judged_before(snapshot_ns: int, grace_ns: int) -> Column:
