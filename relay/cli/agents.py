@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -49,49 +51,55 @@ def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
     if ctx.invoked_subcommand is not None:
         ctx.obj = {"home": root_of(ctx, home)}
         return
+    with open_home(ctx, home) as opened:
+        listed = _listed(opened)
+    if as_json:
+        for row, role in listed:
+            echo_json(_facts(row, role))
+        return
+    now = time.time_ns()
+    header = ("NAME", "STATUS", "SINCE", "ROLE", "SEEN", "UNREAD", "NOTE")
+    columns(header, [_cells(row, role, now) for row, role in listed])
+
+
+def _listed(home: Home) -> list[tuple[sqlite3.Row, str | None]]:
+    """The ledger's row of each agent, by name, and the role in its meta.json."""
     from relay.ledger import open_readonly
 
-    with open_home(ctx, home) as opened:
-        db = open_readonly(opened.path(LEDGER))
+    with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
         rows = db.execute(
             "SELECT name, status, reason, changed_at, pid, registered_at, last_seen_at, note, "
             "(SELECT count(*) FROM deliveries WHERE recipient = name AND state = 'written') "
             "AS unread FROM agents ORDER BY name"
         ).fetchall()
-        roles = {row["name"]: _role(opened.read_meta(row["name"])) for row in rows}
-        db.close()
-    if as_json:
-        for row in rows:
-            echo_json(
-                {
-                    "name": row["name"],
-                    "status": row["status"],
-                    "role": roles[row["name"]],
-                    "pid": row["pid"],
-                    "registered_at": when(row["registered_at"]),
-                    "last_seen_at": when(row["last_seen_at"]),
-                    "unread": row["unread"],
-                    "note": row["note"],
-                    "reason": row["reason"],
-                    "status_since": when(row["changed_at"]),
-                }
-            )
-        return
-    now = time.time_ns()
-    columns(
-        ("NAME", "STATUS", "SINCE", "ROLE", "SEEN", "UNREAD", "NOTE"),
-        [
-            (
-                row["name"],
-                row["status"],
-                None if row["status"] == "active" else ago(row["changed_at"], now),
-                roles[row["name"]],
-                ago(row["last_seen_at"], now),
-                row["unread"],
-                printable(row["note"] if row["status"] == "active" else row["reason"], 60),
-            )
-            for row in rows
-        ],
+    return [(row, _role(home.read_meta(row["name"]))) for row in rows]
+
+
+def _facts(row: sqlite3.Row, role: str | None) -> dict[str, object]:
+    return {
+        "name": row["name"],
+        "status": row["status"],
+        "role": role,
+        "pid": row["pid"],
+        "registered_at": when(row["registered_at"]),
+        "last_seen_at": when(row["last_seen_at"]),
+        "unread": row["unread"],
+        "note": row["note"],
+        "reason": row["reason"],
+        "status_since": when(row["changed_at"]),
+    }
+
+
+def _cells(row: sqlite3.Row, role: str | None, now_ns: int) -> tuple[object, ...]:
+    is_active = row["status"] == "active"
+    return (
+        row["name"],
+        row["status"],
+        None if is_active else ago(row["changed_at"], now_ns),
+        role,
+        ago(row["last_seen_at"], now_ns),
+        row["unread"],
+        printable(row["note"] if is_active else row["reason"], 60),
     )
 
 

@@ -99,14 +99,11 @@ def list_jobs() -> None:
 @click.pass_context
 def run(
     context: click.Context,
+    /,
     jobs: tuple[str, ...],
     home: str | None,
-    out: str | None,
-    master: str | None,
-    grace_s: float | None,
-    recent_days: float | None,
-    compare: str | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Run each JOB, or all of them, over a snapshot of ledger and store.
 
@@ -118,19 +115,10 @@ def run(
     from relay.audit.run import Request, run_audit, to_json
     from relay.cli.audit_screen import FEW_JOBS, Screen
 
-    given = {
-        "out": out,
-        "master": master,
-        "grace_s": grace_s,
-        "recent_days": recent_days,
-        "compare": compare,
-    }
-    request = Request(
-        home=root_of(context, home),
-        jobs=jobs,
-        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
-    )
+    given = {name: value for name, value in options.items() if value is not None}
+    request = Request(home=root_of(context, home), jobs=jobs, **given)
     give_way(request.home)
+    out = request.out
     kept = f"; {out} is as it was" if out is not None else ""
     with one_line_when_ended(f"the audit was interrupted{kept}"), _no_findings():
         brief = not 0 < len(jobs) <= FEW_JOBS

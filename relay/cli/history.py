@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -22,7 +22,7 @@ from relay.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from relay.comm import CommStore, Message
+    from relay.comm import CommStore, Message, MessageFilter
     from relay.home import Home
 
 TYPES = (
@@ -78,7 +78,7 @@ Examples:
 @click.option("--no-archived", is_flag=True, help="Without those whose status is Archived.")
 @json_option
 @click.pass_context
-def history(ctx: click.Context, /, home: str | None, as_json: bool, **wanted: Any) -> None:
+def history(ctx: click.Context, /, home: str | None, as_json: bool, **options: Any) -> None:
     """Show messages of the store, newest first.
 
     Every option given must match; of one that is given several times, any value. Archived
@@ -86,10 +86,11 @@ def history(ctx: click.Context, /, home: str | None, as_json: bool, **wanted: An
     """
     with open_home(ctx, home) as opened:
         store = read_store(opened)
-    result = store.query_messages(_filter(store, **wanted))
+    wanted = Wanted(**options)
+    result = store.query_messages(_filter(store, wanted))
     _show(store, result.messages, as_json)
     if result.has_more and not as_json:
-        shown = wanted["offset"] + len(result.messages)
+        shown = wanted.offset + len(result.messages)
         click.echo(f"{shown} of {result.total_count}; --offset {shown} shows more", err=True)
 
 
@@ -143,25 +144,27 @@ def read_store(home: Home) -> CommStore:
     return look(home, Clock(), config, store_key(home, config, make=False))
 
 
-def _filter(
-    store: CommStore,
-    *,
-    channels: tuple[str, ...],
-    sender: str | None,
-    types: tuple[str, ...],
-    statuses: tuple[str, ...],
-    topic: str | None,
-    priorities: tuple[int, ...],
-    thread_id: str | None,
-    match: str | None,
-    after: str | None,
-    before: str | None,
-    sort: str,
-    oldest_first: bool,
-    limit: int,
-    offset: int,
-    no_archived: bool,
-) -> Any:
+class Wanted(NamedTuple):
+    """The options of ``relay history``, as click hands them over."""
+
+    channels: tuple[str, ...]
+    sender: str | None
+    types: tuple[str, ...]
+    statuses: tuple[str, ...]
+    topic: str | None
+    priorities: tuple[int, ...]
+    thread_id: str | None
+    match: str | None
+    after: str | None
+    before: str | None
+    sort: str
+    oldest_first: bool
+    limit: int
+    offset: int
+    no_archived: bool
+
+
+def _filter(store: CommStore, wanted: Wanted) -> MessageFilter:
     """The engine's filter for these options."""
     from relay.checksums import uuid4_of
     from relay.comm import (
@@ -174,21 +177,21 @@ def _filter(
     )
 
     return MessageFilter(
-        channel_ids=tuple(_channel_id(store, name) for name in channels) or None,
-        sender=sender,
-        message_types=tuple(t for t in MessageType if t.label in types) or None,
-        topic_pattern=topic,
-        after=parse_time(after, "--after") if after else None,
-        before=parse_time(before, "--before") if before else None,
-        status=tuple(s for s in MessageStatus if s.label in statuses) or None,
-        priority=tuple(map(Priority, priorities)) or None,
-        correlation_id=uuid4_of(thread_id) if thread_id else None,
-        content_pattern=match,
-        limit=limit,
-        offset=offset,
-        sort_by=SortField(SORTS.index(sort)),
-        sort_order=SortOrder.ASCENDING if oldest_first else SortOrder.DESCENDING,
-        include_archived=not no_archived,
+        channel_ids=tuple(_channel_id(store, name) for name in wanted.channels) or None,
+        sender=wanted.sender,
+        message_types=tuple(t for t in MessageType if t.label in wanted.types) or None,
+        topic_pattern=wanted.topic,
+        after=parse_time(wanted.after, "--after") if wanted.after else None,
+        before=parse_time(wanted.before, "--before") if wanted.before else None,
+        status=tuple(s for s in MessageStatus if s.label in wanted.statuses) or None,
+        priority=tuple(map(Priority, wanted.priorities)) or None,
+        correlation_id=uuid4_of(wanted.thread_id) if wanted.thread_id else None,
+        content_pattern=wanted.match,
+        limit=wanted.limit,
+        offset=wanted.offset,
+        sort_by=SortField(SORTS.index(wanted.sort)),
+        sort_order=SortOrder.ASCENDING if wanted.oldest_first else SortOrder.DESCENDING,
+        include_archived=not wanted.no_archived,
     )
 
 

@@ -38,7 +38,7 @@ Examples:
 @click.argument("body")
 @click.option("--kind", default="message", show_default=True)
 @click.option("--thread", metavar="ID")
-@click.option("--re", "re_", metavar="ID", help="The message that this one answers.")
+@click.option("--re", metavar="ID", help="The message that this one answers.")
 @click.option("--priority", type=click.IntRange(0, 4), help="0 critical to 4 background.")
 @click.option("--topic", metavar="TOPIC")
 @click.option("--ttl", "ttl_s", type=click.IntRange(1), metavar="SECONDS")
@@ -59,12 +59,10 @@ def send(
     agent: str,
     to: str,
     body: str,
-    kind: str,
-    re_: str | None,
     files: tuple[str, ...],
     awaited: str | None,
     as_json: bool,
-    **options: Any,
+    **headers: Any,
 ) -> None:
     """Send a message.
 
@@ -82,14 +80,12 @@ def send(
         require_relay(root)
     content: str | bytes = sys.stdin.buffer.read() if body == "-" else body
     with acting_as(agent, root) as me:
-        options["attachments"] = [me.attach(path) for path in files]
+        headers["attachments"] = [me.attach(path) for path in files]
         if awaited:
-            answer = request(
-                me, to, content, timeout_s, kind=kind, re=re_, progress=_progress, **options
-            )
+            answer = request(me, to, content, timeout_s, progress=_progress, **headers)
             _show_answer(answer, as_json)
             return
-        sent = me.send(to, content, kind=kind, re=re_, **options)
+        sent = me.send(to, content, **headers)
     if as_json:
         echo_json({"id": sent, "from": agent, "to": to})
     else:

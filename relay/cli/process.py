@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -152,20 +154,15 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
 
 
 def _facts(home: Home) -> dict[str, Any]:
+    """What status says, of the ledger, the process, and the relay itself."""
     from relay.daemon import lock_holder, trouble
     from relay.ledger import open_readonly
 
     pid = lock_holder(home) if os.path.exists(home.path(LOCK)) else None
-    db = open_readonly(home.path(LEDGER))
-    state = dict(db.execute("SELECT key, value FROM orchestrator_state").fetchall())
-    open_rows = dict(
-        db.execute(
-            "SELECT status, count(*) FROM messages "
-            "WHERE status IN ('pending', 'processing', 'completed') GROUP BY 1"
-        ).fetchall()
-    )
-    count = "SELECT count(*) FROM "
-    facts = {
+    with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+        counts, last_errors = _counts(db), _last_errors(db)
+        state = dict(db.execute("SELECT key, value FROM orchestrator_state").fetchall())
+    return {
         "home": home.root,
         "running": pid is not None,
         "pid": pid,
@@ -173,27 +170,44 @@ def _facts(home: Home) -> dict[str, Any]:
         "rss_bytes": _memory(pid),
         "started_at": when(int(state["started_at"])) if "started_at" in state else None,
         "starts": int(state.get("epoch", 0)),
-        "pending": open_rows.get("pending", 0),
-        "processing": open_rows.get("processing", 0) + open_rows.get("completed", 0),
-        "failed": db.execute(f"{count} messages WHERE status = 'failed'").fetchone()[0],
-        "held": db.execute(
-            f"{count} deliveries WHERE state IN ('held', 'staged') AND state = 'held'"
-        ).fetchone()[0],
-        "unread": db.execute(f"{count} deliveries WHERE state = 'written'").fetchone()[0],
-        "messages": db.execute("SELECT coalesce(max(id), 0) FROM messages").fetchone()[0],
-        "agents": db.execute(f"{count} agents WHERE status = 'active'").fetchone()[0],
+        **counts,
         **_said(home, pid),
-        "last_errors": [
-            {"message_id": row[0], "status": row[1], "error": row[2]}
-            for row in db.execute(
-                "SELECT message_id, status, last_error FROM messages WHERE status = 'pending' "
-                "AND status IN ('pending', 'processing', 'completed') "
-                "AND last_error IS NOT NULL ORDER BY id DESC LIMIT 5"
-            )
-        ],
+        "last_errors": last_errors,
     }
-    db.close()
-    return facts
+
+
+# Two conditions look redundant: they are those of the partial indexes, without which every row
+# ever would be read.
+OPEN = "status IN ('pending', 'processing', 'completed')"
+WAITING = "state IN ('held', 'staged')"
+
+
+def _counts(db: sqlite3.Connection) -> dict[str, int]:
+    """What the relay has in hand, and how much there is of everything."""
+
+    def count(what: str) -> int:
+        return int(db.execute(f"SELECT count(*) FROM {what}").fetchone()[0])
+
+    by_status = f"SELECT status, count(*) FROM messages WHERE {OPEN} GROUP BY 1"
+    in_hand = dict(db.execute(by_status).fetchall())
+    return {
+        "pending": in_hand.get("pending", 0),
+        "processing": in_hand.get("processing", 0) + in_hand.get("completed", 0),
+        "failed": count("messages WHERE status = 'failed'"),
+        "held": count(f"deliveries WHERE {WAITING} AND state = 'held'"),
+        "unread": count("deliveries WHERE state = 'written'"),
+        "messages": db.execute("SELECT coalesce(max(id), 0) FROM messages").fetchone()[0],
+        "agents": count("agents WHERE status = 'active'"),
+    }
+
+
+def _last_errors(db: sqlite3.Connection) -> list[dict[str, str]]:
+    """Why messages wait that are to be tried again, the newest first."""
+    rows = db.execute(
+        "SELECT message_id, status, last_error AS error FROM messages "
+        f"WHERE {OPEN} AND status = 'pending' AND last_error IS NOT NULL ORDER BY id DESC LIMIT 5"
+    )
+    return [dict(row) for row in rows]
 
 
 def _said(home: Home, pid: int | None) -> dict[str, Any]:
@@ -227,23 +241,8 @@ def _show(facts: dict[str, Any]) -> None:
     else:
         click.echo("no relay runs; start one with `relay up`")
     click.echo(f"home {facts['home']}")
-    columns(
-        ("messages", "pending", "processing", "failed", "held", "unread", "agents"),
-        [
-            [
-                facts[name]
-                for name in (
-                    "messages",
-                    "pending",
-                    "processing",
-                    "failed",
-                    "held",
-                    "unread",
-                    "agents",
-                )
-            ]
-        ],
-    )
+    header = ("messages", "pending", "processing", "failed", "held", "unread", "agents")
+    columns(header, [[facts[name] for name in header]])
     for error in facts["last_errors"]:
         click.echo(f"waits: {error['message_id']}: {error['error']}")
 

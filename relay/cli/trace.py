@@ -51,17 +51,9 @@ def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
 
     Errors: NotFound when no id begins so, or several do.
     """
-    if not message_id or not message_id.isascii():
-        raise NotFound(f"{message_id!a} is no message id", hint="it is the file name without .msg")
-    found = db.execute(
-        "SELECT * FROM messages WHERE message_id >= ? AND message_id < ? || 'g' LIMIT 2",
-        (message_id, message_id),
-    ).fetchall()
-    if not found:
+    row = _row(db, message_id)
+    if row is None:
         return _rejected(db, message_id)
-    if len(found) > 1 and found[0]["message_id"] != message_id:
-        raise NotFound(f"several messages begin with {message_id}", hint="give more of the id")
-    row = found[0]
     identity = row["message_id"]
     deliveries = db.execute(
         "SELECT * FROM deliveries WHERE message_id = ? ORDER BY recipient", (identity,)
@@ -84,23 +76,42 @@ def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
         "processed_at": when(row["processed_at"]),
         "retries": row["retry_count"],
         "error": row["last_error"],
-        "deliveries": [
-            {
-                "recipient": d["recipient"],
-                "state": d["state"],
-                "attempt": d["attempt"],
-                "staged_at": when(d["staged_at"]),
-                "written_at": when(d["written_at"]),
-                "read_at": when(d["read_at"]),
-                "acked_at": when(d["acked_at"]),
-                "ack_status": d["ack_status"],
-                "due_at": when(d["due_at"]),
-                "error": d["last_error"],
-            }
-            for d in deliveries
-        ],
-        "hops": [hop._asdict() | {"at": when(hop.at)} for hop in in_order(hops)],
+        "deliveries": [_delivery(one) for one in deliveries],
+        "hops": [_hop(hop) for hop in in_order(hops)],
     }
+
+
+def _row(db: sqlite3.Connection, message_id: str) -> sqlite3.Row | None:
+    """The row of the one message whose id begins so; None when none does."""
+    if not message_id or not message_id.isascii():
+        raise NotFound(f"{message_id!a} is no message id", hint="it is the file name without .msg")
+    # behind every hex digit, and so behind every id that begins so, comes a g
+    found: list[sqlite3.Row] = db.execute(
+        "SELECT * FROM messages WHERE message_id >= ? AND message_id < ? || 'g' LIMIT 2",
+        (message_id, message_id),
+    ).fetchall()
+    if len(found) > 1 and found[0]["message_id"] != message_id:
+        raise NotFound(f"several messages begin with {message_id}", hint="give more of the id")
+    return found[0] if found else None
+
+
+def _delivery(row: sqlite3.Row) -> dict[str, Any]:
+    return {
+        "recipient": row["recipient"],
+        "state": row["state"],
+        "attempt": row["attempt"],
+        "staged_at": when(row["staged_at"]),
+        "written_at": when(row["written_at"]),
+        "read_at": when(row["read_at"]),
+        "acked_at": when(row["acked_at"]),
+        "ack_status": row["ack_status"],
+        "due_at": when(row["due_at"]),
+        "error": row["last_error"],
+    }
+
+
+def _hop(hop: Hop) -> dict[str, Any]:
+    return hop._asdict() | {"at": when(hop.at)}
 
 
 def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
@@ -116,7 +127,7 @@ def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
         "answer": row["nack_id"],
         "discovered_at": when(row["at"]),
         "deliveries": [],
-        "hops": [Hop(row["at"], "discovered", None)._asdict() | {"at": when(row["at"])}],
+        "hops": [_hop(Hop(row["at"], "discovered", None))],
     }
 
 

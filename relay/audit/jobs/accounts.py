@@ -7,6 +7,7 @@ message's id: joined with each other, each of them is moved and put in order for
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -20,25 +21,30 @@ ARCHIVED = "archived"
 _NS_PER_US = 1000
 
 
-def side_by_side(
-    messages: DataFrame,
-    deliveries: DataFrame,
-    stored: DataFrame,
-    journal: DataFrame,
-    originals: DataFrame,
-) -> DataFrame:
+class Sides(NamedTuple):
+    """Who says something of a message."""
+
+    messages: DataFrame  # the ledger's, and so are its deliveries
+    deliveries: DataFrame
+    stored: DataFrame
+    journal: DataFrame
+    originals: DataFrame
+
+
+def side_by_side(given: Sides) -> DataFrame:
     """One row a message of whichever source: its row of the ledger, and what the others say.
 
     ``copies``, ``records`` and ``original_path`` are NULL where store, journal or archive have
     nothing of it, the ledger's columns where it has no row. Its age in the store is the younger
     of discovery and the engine's own time, since an answer to a file is dated back to that file.
     """
+    row_columns = given.messages.columns[1:]
     sides = [
-        messages.select("message_id", F.struct(*messages.columns[1:]).alias("row")),
-        deliveries.select("message_id", F.struct("state").alias("delivery")),
-        _in_store(stored),
-        _in_journal(journal),
-        _in_archive(originals),
+        given.messages.select("message_id", F.struct(*row_columns).alias("row")),
+        given.deliveries.select("message_id", F.struct("state").alias("delivery")),
+        _in_store(given.stored),
+        _in_journal(given.journal),
+        _in_archive(given.originals),
     ]
     every = sides[0]
     for side in sides[1:]:
@@ -55,8 +61,8 @@ def side_by_side(
     )
     there = F.coalesce("row.status", "store_file", "original_path").isNotNull()
     known = told.where(there | F.col("records").isNotNull())
-    return known.join(_ends(deliveries), on="message_id", how="left").select(
-        "*", *[f"row.{name}" for name in messages.columns[1:]]
+    return known.join(_ends(given.deliveries), on="message_id", how="left").select(
+        "*", *[f"row.{name}" for name in row_columns]
     )
 
 

@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 from relay.audit import schemas
 from relay.audit.evidence import Evidence
 from relay.audit.jobs.answers import refusals
-from relay.audit.jobs.job import WARNING, Job, Tables, found
+from relay.audit.jobs.job import WARNING, Job, Tables, by_class, found
 from relay.audit.jobs.times import DAY_S, HOUR_S, elapsed_s, hour_of, instant
 from relay.names import OPERATOR, ORCHESTRATOR
 
@@ -227,10 +227,9 @@ def spawns(messages: DataFrame, deliveries: DataFrame, processes: DataFrame) -> 
 
 def counts(tables: Tables) -> DataFrame:
     """How many agents of each class, and requests that were refused: schemas.COUNT."""
-    by_class = tables[NAME].groupBy(F.col("class").alias("name")).agg(F.count("*").alias("count"))
     refused = tables[SPAWNS].where((F.col("kind") == "spawn") & (F.col("outcome") == "refused"))
     spawned = refused.select(F.lit("spawn_refused").alias("name")).groupBy("name")
-    both = by_class.unionByName(spawned.agg(F.count("*").alias("count")))
+    both = by_class(tables[NAME]).unionByName(spawned.agg(F.count("*").alias("count")))
     return schemas.conform(both, schemas.COUNT).orderBy("name")
 
 

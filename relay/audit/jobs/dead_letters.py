@@ -24,11 +24,12 @@ from pyspark.sql import functions as F
 
 from relay.audit import schemas
 from relay.audit.evidence import Evidence
-from relay.audit.jobs.job import WARNING, Job, Tables, found
+from relay.audit.jobs.job import WARNING, Job, Tables, by_class, found
 from relay.audit.jobs.reconcile import STORE_SECTIONS
 
 NAME = "dead_letters"
 REASONS = "dead_letters_reasons"
+KEYS = ["message_id", "recipient"]  # of a delivery
 REPEATED = 3  # two may be one incident, told twice
 FORGOTTEN_S = 7 * 86_400  # whoever looks each Monday has seen it
 SHOWN = 20
@@ -56,24 +57,15 @@ def dead_letters(
     snapshot_ns: int,
 ) -> DataFrame:
     """Every delivery that is dead now or was, as audit_log knows: schemas.DEAD_LETTER."""
-    keys = ["message_id", "recipient"]
-    died = moves.where(F.col("new_status") == "dead").groupBy(*keys)
-    ended = died.agg(F.count("*").alias("times"), F.max("at").alias("died_at"))
     # few of many: the rest has no part in what follows
-    letters = deliveries.join(ended, on=keys, how="left").where(
-        (F.col("state") == "dead") | F.col("times").isNotNull()
-    )
-    kept = stored.where(F.col("relay_id").isNotNull()).select(
-        F.col("relay_id").alias("message_id"), F.lit(True).alias("is_kept")
-    )
-    of_letters = kept.join(letters.select("message_id").distinct(), on="message_id", how="inner")
+    letters = _that_died(deliveries, moves)
     known = letters.join(messages, on="message_id", how="left").join(
-        of_letters.distinct(), on="message_id", how="left"
+        _kept(stored, letters), on="message_id", how="left"
     )
     age_s = F.lit(snapshot_ns / 10**9) - F.unix_micros("died_at") / 1_000_000
     return schemas.conform(
         known.select(
-            *keys,
+            *KEYS,
             F.col("agent_name").alias("agent"),
             F.col("target").alias("route"),
             F.when(F.col("state") != "dead", "replayed")
@@ -93,10 +85,27 @@ def dead_letters(
     )
 
 
+def _that_died(deliveries: DataFrame, moves: DataFrame) -> DataFrame:
+    """The deliveries that are dead, or once were, and when they died and how often."""
+    died = moves.where(F.col("new_status") == "dead").groupBy(*KEYS)
+    ended = died.agg(F.count("*").alias("times"), F.max("at").alias("died_at"))
+    return deliveries.join(ended, on=KEYS, how="left").where(
+        (F.col("state") == "dead") | F.col("times").isNotNull()
+    )
+
+
+def _kept(stored: DataFrame, letters: DataFrame) -> DataFrame:
+    """Messages of these deliveries that the store has, once each, with ``is_kept``."""
+    kept = stored.where(F.col("relay_id").isNotNull()).select(
+        F.col("relay_id").alias("message_id"), F.lit(True).alias("is_kept")
+    )
+    ids = letters.select("message_id").distinct()
+    return kept.join(ids, on="message_id", how="inner").distinct()
+
+
 def counts(tables: Tables) -> DataFrame:
     """How many of each class: schemas.COUNT."""
-    by_class = tables[NAME].groupBy(F.col("class").alias("name"))
-    return schemas.conform(by_class.agg(F.count("*").alias("count")), schemas.COUNT).orderBy("name")
+    return schemas.conform(by_class(tables[NAME]), schemas.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 
 from relay.audit import schemas
 from relay.audit.evidence import Evidence
-from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, found
+from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, by_class, found
 from relay.audit.jobs.reconcile import STORE_SECTIONS
 from relay.names import ORCHESTRATOR
 
@@ -185,8 +185,7 @@ def resent(messages: DataFrame) -> DataFrame:
 
 def counts(tables: Tables) -> DataFrame:
     """How many of each class: schemas.COUNT."""
-    by_class = tables[NAME].groupBy(F.col("class").alias("name"))
-    return schemas.conform(by_class.agg(F.count("*").alias("count")), schemas.COUNT).orderBy("name")
+    return schemas.conform(by_class(tables[NAME]), schemas.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:

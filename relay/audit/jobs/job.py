@@ -67,6 +67,16 @@ def found(
     )
 
 
+def by_class(rows: DataFrame) -> DataFrame:
+    """How many rows of each class; the columns of schemas.COUNT."""
+    return rows.groupBy(F.col("class").alias("name")).agg(F.count("*").alias("count"))
+
+
+def looked_up(words: Mapping[str, str | None], key: Column) -> Column:
+    """The word that stands for ``key``; NULL where none does."""
+    return F.create_map(*[F.lit(part) for pair in words.items() for part in pair])[key]
+
+
 def _value(given: str | Column) -> Column:
     return F.lit(given) if isinstance(given, str) else given
 

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 
 from relay.audit import schemas
 from relay.audit.evidence import Evidence
-from relay.audit.jobs.job import WARNING, Job, Tables, found
+from relay.audit.jobs.job import WARNING, Job, Tables, by_class, found
 from relay.names import ORCHESTRATOR
 
 NAME = "ordering"
@@ -274,10 +274,8 @@ def counts(tables: Tables) -> DataFrame:
         ],
     )
     names = ["pairs", "deliveries", "inversions", "created_inversions"]
-    by_class = tables[CLOCK].groupBy(F.col("class").alias("name")).agg(F.count("*").alias("count"))
-    return schemas.conform(
-        totals.unpivot([], names, "name", "count").unionByName(by_class), schemas.COUNT
-    )
+    in_all = totals.unpivot([], names, "name", "count")
+    return schemas.conform(in_all.unionByName(by_class(tables[CLOCK])), schemas.COUNT)
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:

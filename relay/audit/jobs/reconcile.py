@@ -52,7 +52,7 @@ from pyspark.sql import functions as F
 from relay.audit import schemas
 from relay.audit.evidence import Evidence
 from relay.audit.jobs import accounts, delivery_states
-from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, found
+from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, by_class, found, looked_up
 from relay.clock import NS_PER_S
 
 NAME = "reconcile"
@@ -107,60 +107,72 @@ _SAID = ("relay_id", "checksum", "sender", "to", "kind", "created_ns", "created_
 _STORED = (*_SAID, "priority", "ttl_s", "topic", "correlation_id", "file")
 _SENT = (*_SAID, "end", "at", "event")
 _HEADERS = ("target", "message_type", "priority", "ttl_s", "topic", "thread")
+# What a finding says of its message, and of its delivery.
+_TOLD = (
+    *("status", "waiting_for", "last_error"),
+    *("ledger_checksum", "store_checksum", "journal_checksum", "original_checksum"),
+    *("store_file", "original"),
+)
+_DELIVERY_TOLD = (
+    *("recipient", "ledger_state", "stored_state", "journal_state"),
+    *("attempt", "journal_attempt", "made"),
+)
 _FILE = ("path", "message_id", "kind", "day", "agent", "size", "checksum", "changed_at", "problem")
 
 
 def make(evidence: Evidence) -> Tables:
     """A row a message of whatever source, and a row a message and recipient."""
-    messages = evidence.ledger("messages", *_MESSAGE)
-    deliveries = evidence.ledger("deliveries", *_DELIVERY)
-    originals = evidence.originals(*_FILE, *_HEADERS)
-    retention = evidence.config.retention
-    reach = accounts.reach(
-        evidence.journal("at"), evidence.ledger("orchestrator_state", "key", "value")
-    ).crossJoin(
-        accounts.originals_from(
-            messages,
-            originals,
-            evidence.snapshot_ns,
-            retention.archive_days,
-            retention.archive_mib,
-        )
+    sides = accounts.Sides(
+        evidence.ledger("messages", *_MESSAGE),
+        evidence.ledger("deliveries", *_DELIVERY),
+        evidence.store(STORE_SECTIONS, *_STORED),
+        evidence.journal(*_SENT),
+        evidence.originals(*_FILE, *_HEADERS),
     )
-    reach = reach.crossJoin(accounts.noted(messages))
-    ns = (evidence.snapshot_ns, evidence.grace_ns)
-    stored, sent = evidence.store(STORE_SECTIONS, *_STORED), evidence.journal(*_SENT)
     told = evidence.store("deliveries", "file", "id", "relay_id", "recipient", "state")
     moves = evidence.journal("end", "at", "event", "relay_id", "state", "deliveries")
+    reach = _reach(evidence, sides)
+    # The ledger was read first, and the others after it: what is younger is not judged.
+    judged_before = F.timestamp_micros(F.lit((evidence.snapshot_ns - evidence.grace_ns) // 1000))
     return {
-        NAME: reconcile(
-            messages, deliveries, stored, sent, originals, reach, evidence.undone(), *ns
+        NAME: reconcile(sides, reach, evidence.undone(), judged_before, evidence.grace_ns),
+        DELIVERIES: reconcile_deliveries(
+            sides.messages, sides.deliveries, told, moves, reach, judged_before
         ),
-        DELIVERIES: reconcile_deliveries(messages, deliveries, told, moves, reach, *ns),
     }
 
 
+def _reach(evidence: Evidence, sides: accounts.Sides) -> DataFrame:
+    """How far back each source goes: one row, for every message the same."""
+    retention = evidence.config.retention
+    ledger_state = evidence.ledger("orchestrator_state", "key", "value")
+    originals_from = accounts.originals_from(
+        sides.messages,
+        sides.originals,
+        evidence.snapshot_ns,
+        retention.archive_days,
+        retention.archive_mib,
+    )
+    reach = accounts.reach(evidence.journal("at"), ledger_state)
+    return reach.crossJoin(originals_from).crossJoin(accounts.noted(sides.messages))
+
+
 def reconcile(
-    messages: DataFrame,
-    deliveries: DataFrame,
-    stored: DataFrame,
-    journal: DataFrame,
-    originals: DataFrame,
+    sides: accounts.Sides,
     reach: DataFrame,
     undone: DataFrame,
-    snapshot_ns: int,
+    judged_before: Column,
     grace_ns: int,
 ) -> DataFrame:
     """Compare the ledger's rows with what the others hold: schemas.RECONCILED.
 
-    ``snapshot_ns`` is when the ledger was read; the others were read after it. ``reach``: one
-    row, of ``accounts.reach``, ``originals_from`` and ``noted``. ``undone``: of Evidence.
+    ``reach``: how far back each of them goes. ``undone``: of Evidence.
     """
-    sides = accounts.side_by_side(messages, deliveries, stored, journal, originals)
-    judged_before = _judged_before(snapshot_ns, grace_ns)
+    day = F.substring("file_path", len("archive/") + 1, len("2026-01-31"))
     joined = (
-        sides.withColumn("day", F.substring("file_path", len("archive/") + 1, len("2026-01-31")))
-        .join(F.broadcast(_broken_days(originals)), on="day", how="left")
+        accounts.side_by_side(sides)
+        .withColumn("day", day)
+        .join(F.broadcast(_broken_days(sides.originals)), on="day", how="left")
         .join(F.broadcast(undone), on="message_id", how="left")
         .crossJoin(F.broadcast(reach))
     )
@@ -209,8 +221,7 @@ def reconcile_deliveries(
     stored: DataFrame,
     journal: DataFrame,
     reach: DataFrame,
-    snapshot_ns: int,
-    grace_ns: int,
+    judged_before: Column,
 ) -> DataFrame:
     """Compare every delivery in ledger, store and journal: schemas.RECONCILED_DELIVERY."""
     merged = delivery_states.by_recipient(deliveries, stored, journal)
@@ -220,7 +231,6 @@ def reconcile_deliveries(
         "message_id", "agent_name", "target", "status", "discovered_at", "processed_at"
     )
     joined = known.join(rows, on="message_id", how="left").crossJoin(F.broadcast(reach))
-    judged_before = _judged_before(snapshot_ns, grace_ns)
     young = F.coalesce(F.greatest("discovered_at", "processed_at") >= judged_before, F.lit(False))
     names = {"status": F.col("status"), "agent": F.col("agent_name")}
     reaches = F.coalesce(F.col("discovered_at") >= F.col("journal_from"), F.lit(False))
@@ -246,12 +256,9 @@ def reconcile_deliveries(
 
 def counts(tables: Tables) -> DataFrame:
     """How many messages of each class, and deliveries that are wrong: schemas.COUNT."""
-    by_class = tables[NAME].groupBy(F.col("class").alias("name"))
     wrong = tables[DELIVERIES].where(F.col("class").isin(*DELIVERY_CHECKS))
-    named = wrong.select(_check(DELIVERY_CHECKS).alias("name")).groupBy("name")
-    both = by_class.agg(F.count("*").alias("count")).unionByName(
-        named.agg(F.count("*").alias("count"))
-    )
+    named = wrong.withColumn("class", looked_up(DELIVERY_CHECKS, F.col("class")))
+    both = by_class(tables[NAME]).unionByName(by_class(named))
     return schemas.conform(both, schemas.COUNT).orderBy("name")
 
 
@@ -260,50 +267,24 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     wrong = found(
         tables[NAME].where(F.col("class").isin(*SEVERITY)),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
-        F.create_map(*[F.lit(word) for pair in SEVERITY.items() for word in pair])[F.col("class")],
+        looked_up(SEVERITY, F.col("class")),
         observed_at,
         message_id="message_id",
         agent="agent",
         route="route",
-        detail=(
-            "status",
-            "waiting_for",
-            "last_error",
-            "ledger_checksum",
-            "store_checksum",
-            "journal_checksum",
-            "original_checksum",
-            "store_file",
-            "original",
-        ),
+        detail=_TOLD,
     )
     deliveries = found(
         tables[DELIVERIES].where(F.col("class").isin(*DELIVERY_CHECKS)),
-        F.concat(F.lit(f"{NAME}."), _check(DELIVERY_CHECKS)),
+        F.concat(F.lit(f"{NAME}."), looked_up(DELIVERY_CHECKS, F.col("class"))),
         ERROR,
         observed_at,
         message_id="message_id",
         agent="agent",
         route="route",
-        detail=(
-            "recipient",
-            "ledger_state",
-            "stored_state",
-            "journal_state",
-            "attempt",
-            "journal_attempt",
-            "made",
-        ),
+        detail=_DELIVERY_TOLD,
     )
     return wrong.unionByName(deliveries)
-
-
-def _check(names: dict[str, str]) -> Column:
-    return F.create_map(*[F.lit(word) for pair in names.items() for word in pair])[F.col("class")]
-
-
-def _judged_before(snapshot_ns: int, grace_ns: int) -> Column:
-    return F.timestamp_micros(F.lit((snapshot_ns - grace_ns) // 1000))
 
 
 def _interval(ns: int) -> Column:

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from relay.audit import schemas
 from relay.audit.evidence import Evidence
 from relay.audit.jobs.answers import refusals
-from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, found
+from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, found, looked_up
 from relay.audit.jobs.times import hour_of, instant
 from relay.names import ORCHESTRATOR
 
@@ -110,9 +110,9 @@ def make(evidence: Evidence) -> Tables:
 
 def incidents(events: DataFrame) -> DataFrame:
     """What security_events has."""
-    known = F.create_map(*[F.lit(part) for item in EVENTS.items() for part in item])
-    severity = F.when(F.col("kind").isin(*EVENTS), known[F.col("kind")]).otherwise(WARNING)
-    return _seen(events, EVENT, F.col("kind"), severity, at="at", path="path", detail="detail")
+    kind = F.col("kind")
+    severity = F.when(kind.isin(*EVENTS), looked_up(EVENTS, kind)).otherwise(WARNING)
+    return _seen(events, EVENT, kind, severity, at="at", path="path", detail="detail")
 
 
 def refused_files(rejections: DataFrame) -> DataFrame:
@@ -222,7 +222,7 @@ def _kind(reason: Column) -> Column:
 
 def _severity(kind: Column) -> Column:
     """NULL for what is counted alone."""
-    return F.create_map(*[F.lit(part) for item in REFUSED.items() for part in item])[kind]
+    return looked_up(REFUSED, kind)
 
 
 def _seen(

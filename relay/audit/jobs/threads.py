@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 
 from relay.audit import schemas
 from relay.audit.evidence import Evidence
-from relay.audit.jobs.job import WARNING, Job, Tables, found
+from relay.audit.jobs.job import WARNING, Job, Tables, by_class, found
 from relay.audit.jobs.reconcile import STORE_SECTIONS
 from relay.audit.jobs.sent import sent
 from relay.audit.jobs.times import HOUR_S, elapsed_ms, elapsed_s, instant
@@ -233,10 +233,7 @@ def counts(tables: Tables) -> DataFrame:
         F.count("*").alias("threads"), F.coalesce(F.sum("messages"), F.lit(0)).alias("messages")
     )
     rows = totals.unpivot([], ["threads", "messages"], "name", "count")
-    by_class = tables[QUERIES].groupBy(F.col("class").alias("name"))
-    return schemas.conform(
-        rows.unionByName(by_class.agg(F.count("*").alias("count"))), schemas.COUNT
-    )
+    return schemas.conform(rows.unionByName(by_class(tables[QUERIES])), schemas.COUNT)
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
