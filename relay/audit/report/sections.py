@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from relay.audit import units
 from relay.audit.jobs import JOBS
 from relay.audit.report import cells
 from relay.audit.report.advice import advice
@@ -103,8 +104,7 @@ class Check:
 class Count:
     """A number, and where its rows are."""
 
-    name: str
-    count: int
+    text: str  # as units.counted
     anchor: str  # empty: there is no table
 
 
@@ -187,7 +187,7 @@ def _verdict(job: JobReport, there: set[str], groups: set[str]) -> Verdict:
         anchors = [cells.slug("rows", table, name) for table in tables]
         fallback = cells.slug("table", tables[0]) if tables else ""
         anchor = next((anchor for anchor in anchors if anchor in groups), fallback)
-        counts.append(Count(name, count, anchor))
+        counts.append(Count(units.counted(name, count), anchor))
     known = JOBS.get(job.name)
     return Verdict(
         job.name,
