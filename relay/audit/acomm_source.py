@@ -56,16 +56,17 @@ def load(
     section: str,
     columns: Iterable[str],
     *,
+    permissive: bool = False,
     keep: reading.Keep | None = None,
 ) -> DataFrame:
     """These columns of a section of these files; no files give no rows.
 
     Errors: RelayError for a section or column that there is none of. A file that is damaged
-    or missing fails the job that reads it.
+    or missing fails the job that reads it; where it is ``permissive``, it has no rows.
     """
     schema = schemas.subset(SECTIONS[sections_of(section)[0]], columns, f"section {section}")
     named = json.dumps([glob.escape(path) for path in paths])
-    options = {"section": section, "paths": named}
+    options = {"section": section, "paths": named, "mode": MODES[permissive]}
     return reading.read(spark, AcommSource, schema, options, keep)
 
 

@@ -51,16 +51,17 @@ def load(
     streams: Iterable[str],
     columns: Iterable[str],
     *,
+    permissive: bool = False,
     keep: reading.Keep | None = None,
     **options: str,
 ) -> DataFrame:
     """These columns of the records of these streams; no streams give no rows.
 
     Errors: RelayError for a column that there is none of. A segment that is damaged or gone
-    fails the job that reads it.
+    fails the job that reads it; where it is ``permissive``, it is a row ``Gap``.
     """
     schema = schemas.subset(schemas.JOURNAL, columns, "the journal")
-    options["paths"] = json.dumps(list(streams))
+    options |= {"paths": json.dumps(list(streams)), "mode": MODES[permissive]}
     return reading.read(spark, Aof2Source, schema, options, keep)
 
 

@@ -66,6 +66,7 @@ JOURNAL_KEPT = (
     "due_at",
     "deliveries",
 )
+_PASSED_OVER = ("store", "archive", "journal", "segment", "object")  # kinds of files
 DAY_NS = 86_400 * NS_PER_S
 DEFAULT_GRACE_S = 30.0  # a batch is recorded within a second of its discovery
 
@@ -200,7 +201,8 @@ class Evidence:
 
     A table is read from its files when it is first asked for, and kept as Parquet in the run's
     folder. ``shared``: several jobs read, so of each table all columns are kept at once. Content,
-    metadata and signatures are not among what is kept.
+    metadata and signatures are not among what is kept. ``permissive``: of store and journal what
+    is damaged is passed over.
     """
 
     def __init__(
@@ -210,8 +212,10 @@ class Evidence:
         *,
         shared: bool = False,
         earlier: str | None = None,
+        permissive: bool = False,
     ) -> None:
         self.gathered = gathered
+        self._permissive = permissive
         self._earlier = earlier  # what --out was of a run to compare with
         self._spark = spark
         self._shared = shared
@@ -372,6 +376,13 @@ class Evidence:
         """
         return self._columns("journal", self._journal, JOURNAL_KEPT, columns)
 
+    def wholeness(self) -> DataFrame:
+        """One row, ``is_whole``: False where something of store or journal was passed over."""
+        if not self._permissive:
+            return self._spark.range(1).select(F.lit(True).alias("is_whole"))
+        files = self.files("kind", "problems").where(F.col("kind").isin(*_PASSED_OVER))
+        return files.agg((F.count_if(F.size("problems") > 0) == 0).alias("is_whole"))
+
     def once(self, key: str, make: Callable[[], DataFrame]) -> DataFrame:
         """The frame that ``make`` gives, computed once whatever is made of it."""
         return self._once(key, lambda: make().persist(StorageLevel.MEMORY_AND_DISK))
@@ -418,7 +429,9 @@ class Evidence:
 
     def _store(self, section: str, columns: Sequence[str]) -> DataFrame:
         files = self.gathered.store_files
-        frame = acomm_source.load(self._spark, files, section, columns, keep=self._keep())
+        frame = acomm_source.load(
+            self._spark, files, section, columns, permissive=self._permissive, keep=self._keep()
+        )
         return self._below(frame, "file", self.gathered.folder, self.gathered.home)
 
     def _journal(self, columns: Sequence[str]) -> DataFrame:
@@ -427,7 +440,14 @@ class Evidence:
         options |= {"objects": journal.objects} if journal.objects else {}
         options |= {"key_file": journal.key_file} if journal.key_file else {}
         streams = [glob.escape(stream) for stream in journal.until]
-        frame = aof2_source.load(self._spark, streams, columns, keep=self._keep(), **options)
+        frame = aof2_source.load(
+            self._spark,
+            streams,
+            columns,
+            permissive=self._permissive,
+            keep=self._keep(),
+            **options,
+        )
         return self._below(frame, "stream", self.gathered.home)
 
     def _below(self, frame: DataFrame, column: str, *folders: str) -> DataFrame:

@@ -32,12 +32,13 @@ from relay.audit.session import (
 from relay.audit.summary import Examples, JobReport, Report, to_json
 from relay.audit.watched import DEFAULT_RECENT_DAYS
 from relay.clock import NS_PER_S, Clock, iso_time
-from relay.errors import RelayError
+from relay.errors import FormatError, RelayError
 
 __all__ = ["Examples", "JobReport", "Report", "Request", "run_audit", "to_json"]
 
 SHOWN_FINDINGS = 20
 AT_ONCE = 3  # jobs
+DAMAGE_HINT = "put a copy from a backup in its place, or read the rest with --permissive"
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -50,6 +51,7 @@ class Request(msgspec.Struct, frozen=True):
     grace_s: float = DEFAULT_GRACE_S
     recent_days: float = DEFAULT_RECENT_DAYS
     compare: str | None = None  # --out of an earlier run, for the hashes of its days
+    permissive: bool = False  # damaged files are passed over, and found by integrity
 
 
 def run_audit(
@@ -62,7 +64,7 @@ def run_audit(
     cannot be written. A damaged file is the error of the jobs that read it.
     """
     watcher = watcher or Watcher()
-    wanted = jobs.select(request.jobs)
+    wanted = _wanted(request)
     _require_comparable(request.compare, wanted)
     folder = private_folder("run")
     out = request.out if request.out is not None else os.path.join(folder, "out")
@@ -77,7 +79,11 @@ def run_audit(
                     read = [home, *_elsewhere(gathered)]
                     cluster.require_shared(spark.sparkContext, read, [folder, written.path])
                 evidence = Evidence(
-                    spark, gathered, shared=len(wanted) > 1, earlier=request.compare
+                    spark,
+                    gathered,
+                    shared=len(wanted) > 1,
+                    earlier=request.compare,
+                    permissive=request.permissive,
                 )
                 reports, examples = _run_jobs(spark, wanted, evidence, written, watcher)
             report = _report(gathered, request, reports)
@@ -87,6 +93,14 @@ def run_audit(
     finally:
         watcher.finished()
     return report, examples
+
+
+def _wanted(request: Request) -> list[Job]:
+    """The jobs asked for; what is passed over must be found by one. Errors: RelayError."""
+    wanted = jobs.select(request.jobs)
+    if request.permissive and integrity.JOB not in wanted:
+        wanted.append(integrity.JOB)
+    return wanted
 
 
 def _require_comparable(folder: str | None, wanted: list[Job]) -> None:
@@ -156,7 +170,8 @@ def _run_job(
     except RelayError as exc:
         unsaid = isinstance(exc, faults.SparkEnded | faults.SparkAtALoss)
         cause = (why_ended() if unsaid else None) or exc
-        report = JobReport(job.name, error=evidence.gathered.named(str(cause)), hint=cause.hint)
+        hint = DAMAGE_HINT if cause.hint == FormatError.hint else cause.hint
+        report = JobReport(job.name, error=evidence.gathered.named(str(cause)), hint=hint)
     except OSError as exc:  # a disk that is full, a folder that is none
         error = f"{exc.filename or 'system'}: {exc.strerror or exc}"
         report = JobReport(job.name, error=evidence.gathered.named(error))
@@ -214,6 +229,7 @@ def _report(gathered: Gathered, request: Request, reports: dict[str, JobReport])
         snapshot_at=iso_time(gathered.ledger.taken_ns),
         grace_s=request.grace_s,
         recent_days=request.recent_days,
+        permissive=request.permissive,
         store_files=[
             os.path.relpath(gathered.named(path), gathered.home) for path in gathered.store_files
         ],

@@ -50,6 +50,7 @@ class Report(msgspec.Struct):
     recent_days: float  # what happened earlier is in the tables, and no finding
     store_files: list[str]
     jobs: dict[str, JobReport]
+    permissive: bool = False  # damaged files were passed over: integrity names them
     findings: int = 0
     exit_code: int = EXIT_OK
 

@@ -95,6 +95,11 @@ def list_jobs() -> None:
     metavar="DIR",
     help="--out of an earlier run: a day that is not what it was then is a finding.",
 )
+@click.option(
+    "--permissive",
+    is_flag=True,
+    help="Pass over damaged files and read the rest; the job integrity runs, and names them.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The summary as JSON, for programs.")
 @click.pass_context
 def run(

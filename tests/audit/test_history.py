@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pexpect
@@ -32,6 +33,7 @@ PATIENCE_S = 500  # every job there is, where other things go on
 PATIENT = pytest.mark.timeout(PATIENCE_S)
 READABLE = "rows,files"  # faults that leave every file to be read
 UNREADABLE = "damage"
+NEED_FILES = ("reconcile", "duplicates", "dead_letters", "acks", "threads")
 AGE_NS = 300 * NS_PER_S  # of the end at least: older than the grace
 NOON_NS, DAY_NS = 43_200 * NS_PER_S, 86_400 * NS_PER_S
 
@@ -61,10 +63,12 @@ def is_about(found: dict[str, object], fault: Planted) -> bool:
 Looked = tuple[list[Planted], list[dict[str, object]]]  # what was planted, what was found
 
 
-def looked(root: Path, seed: int, messages: int, faults: str, *jobs: str) -> Looked:
+def looked(
+    root: Path, seed: int, messages: int, faults: str, *jobs: str, permissive: bool = False
+) -> Looked:
     """A history with these faults, and what one run finds in it."""
     planted = make_faulty(root / "home", given(seed, messages), chosen(faults))
-    request = Request(str(root / "home"), jobs, out=str(root / "out"))
+    request = Request(str(root / "home"), jobs, out=str(root / "out"), permissive=permissive)
     report, _ = run_audit(request, Clock())
     assert {name: job.error for name, job in report.jobs.items() if job.error} == {}
     assert report.exit_code == EXIT_FINDINGS
@@ -79,8 +83,12 @@ def faulty(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Loo
 
 @pytest.fixture(scope="module")
 def damaged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Looked:
-    """Files that no other job can read."""
-    return looked(tmp_path_factory.mktemp("damaged"), 4, MESSAGES, UNREADABLE, "integrity")
+    """Files that are passed over, and what the jobs find that need them: integrity runs, too."""
+    root = tmp_path_factory.mktemp("damaged")
+    history = looked(root, 4, MESSAGES, UNREADABLE, *NEED_FILES, permissive=True)
+    classes = Counter(ds.dataset(root / "out/reconcile").to_table()["class"].to_pylist())
+    assert classes["unread"] > 0 and classes["unread"] + classes["delivered"] == MESSAGES
+    return history
 
 
 @PATIENT

@@ -77,6 +77,7 @@ def test_sealed_signed_tiered_with_attachments(spark: SparkSession, tmp_path: Pa
     report = audited(home, "integrity", "reconcile", "duplicates", "ordering")
     assert found(report) == ({"integrity.damaged": 1}, {"reconcile", "duplicates"})
     assert f"{warm} at 0: expected a whole zstd frame" in str(report.jobs["reconcile"].error)
+    assert report.jobs["reconcile"].hint.endswith("or read the rest with --permissive")
     assert report.exit_code == EXIT_FAILED
 
 

@@ -96,10 +96,15 @@ def says(
         .when(is_recent, F.coalesce(state, F.lit("recent")))
         .when(state.isNull() & (agent == ORCHESTRATOR), "unheard")
         .when(state.isNull(), "missing")
-        .when(_engine_state().isNull() & F.col("is_known"), "extra")
-        .when(_contradicts() | (reaches & _is_at_odds()), "contradicted")
+        .when(_engine_state().isNull() & F.col("is_known"), _if_whole("extra"))
+        .when(_contradicts() | (reaches & _is_at_odds()), _if_whole("contradicted"))
         .otherwise(state)
     )
+
+
+def _if_whole(name: str) -> Column:
+    """This class, where all of store and journal was read."""
+    return F.when(F.col("is_whole"), name).otherwise("unread")
 
 
 _LEDGER = ("ledger_state", "attempt", "lacks_time")

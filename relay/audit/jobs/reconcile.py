@@ -11,6 +11,7 @@ A message has one class, the worst that is true of it:
 | undelivered | completed, but a delivery is still held or staged | warning |
 | checksum_differs | the store holds another content than the ledger saw, or lost | error |
 | missing | completed or archived in the ledger, and not in the store | error |
+| unread | the same, and a damaged file was passed over, which may have it | |
 | journal_differs | the journal holds another content than the ledger saw | error |
 | headers_differ | store, journal or archive say another sender, TO, kind, time, | error |
 | | priority, TTL, topic or thread | |
@@ -36,6 +37,7 @@ A delivery, of one message to one recipient, has one as well:
 | extra | in the ledger; store and journal know the message, not this recipient | error |
 | contradicted | store or journal say what does not go with the ledger's state, or | error |
 | | number of attempts; or the ledger has not the time of its state | |
+| unread | extra or contradicted, as far as was read: a damaged file was passed over | |
 | doubled | put into the inbox more often than there were attempts | error |
 | unheard | an answer of the relay's own for somebody who is no agent any more | |
 | in_flight, failed, recent | as its message | |
@@ -143,7 +145,7 @@ def make(evidence: Evidence) -> Tables:
 
 
 def _reach(evidence: Evidence, sides: accounts.Sides) -> DataFrame:
-    """How far back each source goes: one row, for every message the same."""
+    """How far back each source goes, and whether all of it was read: one row for all messages."""
     retention = evidence.config.retention
     ledger_state = evidence.ledger("orchestrator_state", "key", "value")
     originals_from = accounts.originals_from(
@@ -154,7 +156,8 @@ def _reach(evidence: Evidence, sides: accounts.Sides) -> DataFrame:
         retention.archive_mib,
     )
     reach = accounts.reach(evidence.journal("at"), ledger_state)
-    return reach.crossJoin(originals_from).crossJoin(accounts.noted(sides.messages))
+    reach = reach.crossJoin(originals_from).crossJoin(accounts.noted(sides.messages))
+    return reach.crossJoin(evidence.wholeness())
 
 
 def reconcile(
@@ -301,7 +304,7 @@ def _class(judged_before: Column, grace_ns: int) -> Column:
         .when(status.isin(*OPEN), "in_flight")
         .when(status == "failed", "failed")
         .when(F.col("copies").isNull() & (F.col("dead") > 0), "discarded")
-        .when(F.col("copies").isNull(), "missing")
+        .when(F.col("copies").isNull(), F.when(F.col("is_whole"), "missing").otherwise("unread"))
         .when(_differs("lowest_checksum", "highest_checksum"), "checksum_differs")
         .when(_lacks_checksum(), "checksum_differs")
         .when(_differs("lowest_journaled", "journal_checksum"), "journal_differs")
@@ -357,7 +360,7 @@ def _lacks_checksum() -> Column:
 def _is_unjournaled() -> Column:
     """The journal goes back as far as its discovery, and has not got it."""
     reaches = F.col("discovered_at") >= F.col("journal_from")
-    return F.col("records").isNull() & F.coalesce(reaches, F.lit(False))
+    return F.col("is_whole") & F.col("records").isNull() & F.coalesce(reaches, F.lit(False))
 
 
 def _lacks_original() -> Column:
