@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from types import FrameType
 
 import click
 
+AGAIN_S = 0.05  # behind a finalizer that swallowed a signal
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 EXIT_SIGNALLED = 128  # and the signal's number, as shells have it
 
@@ -34,7 +37,8 @@ def one_line_when_ended(line: str) -> Iterator[None]:
     before = {number: signal.signal(number, _end) for number in heeded}
     ended_by = None
     try:
-        yield
+        with _none_swallowed():
+            yield
     except KeyboardInterrupt:
         ended_by = signal.SIGINT
     except _Ended as exc:
@@ -47,6 +51,30 @@ def one_line_when_ended(line: str) -> Iterator[None]:
         with contextlib.suppress(OSError):  # a terminal that is closed hears nothing any more
             click.echo(f"relay: {line}", err=True)
         sys.exit(EXIT_SIGNALLED + ended_by)
+
+
+@contextlib.contextmanager
+def _none_swallowed() -> Iterator[None]:
+    """A signal that meets a finalizer, which Python lets raise nothing, comes once more.
+
+    py4j's talk to the JVM, and wait for its answer: some of an audit's time is spent there.
+    """
+    usual = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        number = signal.SIGINT
+        if isinstance(unraisable.exc_value, _Ended):
+            (number,) = unraisable.exc_value.args
+        elif not isinstance(unraisable.exc_value, KeyboardInterrupt):
+            usual(unraisable)
+            return
+        threading.Timer(AGAIN_S, os.kill, (os.getpid(), number)).start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = usual
 
 
 def _end(number: int, _: FrameType | None) -> None:
