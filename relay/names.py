@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Set
 
 from relay.errors import InvalidName
 
@@ -47,6 +48,13 @@ def check_agent_name(name: str) -> str:
     if not AGENT_NAME.fullmatch(name):
         raise InvalidName(f"agent name {name!r} is not a valid name")
     return name
+
+
+def lead_by_name(names: Set[str], spelled: str = "Lead") -> str | None:
+    """Who is lead where nobody has the role: the agent of that name, the very spelling first."""
+    if spelled in names:
+        return spelled
+    return min((name for name in names if name.lower() == LEAD), default=None)
 
 
 def is_channel_name(name: str) -> bool:

@@ -70,9 +70,11 @@ class Decider:
         silent: Set[str] = frozenset(),
         saves: Saves | None = None,
         spawn: Spawn = DEFAULT_SPAWN,
+        trusted_lead: Callable[[], str | None] | None = None,
     ) -> None:
         self._store = store
         self._lead = lead
+        self._trusted_lead = trusted_lead or lead  # who may ask for what the lead may
         self._away = away  # who is terminated or retired, and what is said to who writes to them
         self._silent = silent  # who gets no broadcasts
         self._saves = saves
@@ -293,7 +295,7 @@ class Decider:
             work.incidents.append(Incident(IncidentKind.KEY_CONFIRMED, trust.name, path, detail))
 
     def _handle(self, work: Work, message: MessageFile, agents: Set[str]) -> control.Answer:
-        lead = self._lead()
+        lead = self._trusted_lead()
         if message.kind in CARRIED_OUT_LATER:
             return self._ask(work, message)
         if message.kind is Kind.CONTINUITY and self._saves is not None:
@@ -306,7 +308,7 @@ class Decider:
 
     def _ask(self, work: Work, message: MessageFile) -> control.Answer:
         """A process is to be started or ended: it is, once this is accepted."""
-        asker = Asker(work.agent, work.message_id, work.discovered_at, self._lead())
+        asker = Asker(work.agent, work.message_id, work.discovered_at, self._trusted_lead())
         request = read_request(message, asker, self._spawn)
         if isinstance(request, str):
             return control.Answer(False, request)
