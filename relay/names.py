@@ -59,7 +59,11 @@ def lead_by_name(names: Set[str], spelled: str = "Lead") -> str | None:
 
 def is_channel_name(name: str) -> bool:
     """True for a name that a channel may have (128 bytes at most)."""
-    return len(name) <= MAX_CHANNEL_NAME_BYTES and bool(CHANNEL_NAME.fullmatch(name))
+    return (
+        isinstance(name, str)
+        and len(name) <= MAX_CHANNEL_NAME_BYTES
+        and bool(CHANNEL_NAME.fullmatch(name))
+    )
 
 
 def message_id_of(file_name: str) -> str | None:
