@@ -6,7 +6,9 @@
     agents/{name}/inbox/.read/        what the agent has taken
     agents/{name}/meta.json           pid, start time, role, public key
     agents/{name}/key                 the private one, where it signs
-    attachments/{2 hex}/{sha256}      archive/{date}/{agent}/[rejected/]      tmp/
+    attachments/{2 hex}/{sha256}      archive/{date}/{agent}/[rejected/]
+    tmp/                              unused: a file is made beside what it becomes, whose rename
+                                      is atomic there wherever tmp/ may lie
     archive/{date}.tar.zst            a day that was packed
     store/relay.acomm                 journal/                            logs/
     continuity/{agent}/{version}-{message id}.state    what agents keep for their next life
