@@ -28,8 +28,17 @@ def place(data: bytes, temp: str, temp_fd: int, name: str, fd: int) -> None:
     """Write ``data`` as ``temp``, sync it, and rename it to ``name`` in the directory ``fd``.
 
     Committed at the rename. When this raises, neither name holds anything of ``data``.
-    The rename itself is durable once the caller has synced ``fd``.
+    The rename itself is durable once the caller has synced ``fd``. Whoever was held up for so
+    long (a laptop asleep, a disk that hangs) that the relay took the file for an orphan's
+    writes it once more.
     """
+    try:
+        _place(data, temp, temp_fd, name, fd)
+    except FileNotFoundError:
+        _place(data, temp, temp_fd, name, fd)
+
+
+def _place(data: bytes, temp: str, temp_fd: int, name: str, fd: int) -> None:
     with removed_on_failure(temp, temp_fd):
         fsio.create(temp, data, temp_fd)
         sync_name(temp, temp_fd)

@@ -145,7 +145,7 @@ class Spawn(Section, frozen=True):
     # An argv each; {prompt}, {name} and {cwd} are replaced inside a word, and nothing else is.
     # No shell sees them, unless it is the template's own first word.
     clis: dict[str, tuple[str, ...]] = msgspec.field(default_factory=lambda: dict(PRESETS))
-    allow_from: tuple[str, ...] = ("lead", "operator")  # `lead`: whoever has the role
+    allow_from: tuple[str, ...] = ("lead", "operator")  # `lead`: who `TO: Lead` is
     roots: tuple[str, ...] = ()  # WORKING_DIR lies under one of these; none: anywhere
     # Patterns of names that ENV may not set: they would change which code runs, or who it is.
     env_deny: tuple[str, ...] = ENV_DENY

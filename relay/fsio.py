@@ -255,7 +255,9 @@ def open_own(name: str, dir_fd: int | None, *, shared: bool = False) -> int:
     return _open_own(name, dir_fd, shared)[0]
 
 
-def _open_own(name: str, dir_fd: int | None, shared: bool) -> tuple[int, os.stat_result]:
+def _open_own(
+    name: str, dir_fd: int | None, shared: bool, narrow: bool = True
+) -> tuple[int, os.stat_result]:
     try:
         fd = os.open(name, _OPEN_READ, dir_fd=dir_fd)
     except PermissionError as exc:
@@ -273,7 +275,7 @@ def _open_own(name: str, dir_fd: int | None, shared: bool) -> tuple[int, os.stat
             _refuse_foreign(name, status)
             _refuse_links(name, status)
         is_ours = status.st_nlink == 1 and status.st_uid == os.geteuid()
-        if is_ours and stat.S_IMODE(status.st_mode) != FILE_MODE:
+        if narrow and is_ours and stat.S_IMODE(status.st_mode) != FILE_MODE:
             os.fchmod(fd, FILE_MODE)
     except BaseException:
         os.close(fd)
@@ -294,14 +296,15 @@ def _refuse_foreign(name: str, status: os.stat_result, cause: OSError | None = N
 
 
 def read_regular(
-    name: str, dir_fd: int | None, limit: int, *, shared: bool = False
+    name: str, dir_fd: int | None, limit: int, *, shared: bool = False, narrow: bool = True
 ) -> tuple[bytes, os.stat_result]:
     """Up to ``limit`` bytes of a regular file, and what fstat said once they were read.
 
     The stat comes after the read: a size that differs from the bytes read means that
-    somebody was still writing. Errors: as ``open_own``.
+    somebody was still writing. ``narrow`` False: its mode stays as it is.
+    Errors: as ``open_own``.
     """
-    fd, status = _open_own(name, dir_fd, shared)
+    fd, status = _open_own(name, dir_fd, shared, narrow)
     size = status.st_size
     try:
         data = os.read(fd, min(limit, max(size, 1)))

@@ -6,7 +6,9 @@
     agents/{name}/inbox/.read/        what the agent has taken
     agents/{name}/meta.json           pid, start time, role, public key
     agents/{name}/key                 the private one, where it signs
-    attachments/{2 hex}/{sha256}      archive/{date}/{agent}/[rejected/]      tmp/
+    attachments/{2 hex}/{sha256}      archive/{date}/{agent}/[rejected/]
+    tmp/                              unused: a file is made beside what it becomes, whose rename
+                                      is atomic there wherever tmp/ may lie
     archive/{date}.tar.zst            a day that was packed
     store/relay.acomm                 journal/                            logs/
     continuity/{agent}/{version}-{message id}.state    what agents keep for their next life
@@ -28,7 +30,7 @@ from collections.abc import Iterator
 from types import TracebackType
 
 from relay import fsio
-from relay.errors import HomeMissing, UnsafePath
+from relay.errors import ForeignOwner, HomeMissing, UnsafePath
 from relay.names import OPERATOR, check_agent_name, is_agent_name
 
 HOME_VARIABLE = "AGENT_RELAY_DIR"
@@ -134,8 +136,8 @@ class Home:
         return Dirs(self._fd)
 
     def read_config(self) -> bytes:
-        """The bytes of config.json."""
-        return fsio.read_regular(CONFIG, self._fd, 1 << 20, shared=True)[0]
+        """The bytes of config.json; its mode is for ``secure`` to narrow, and to say."""
+        return fsio.read_regular(CONFIG, self._fd, 1 << 20, shared=True, narrow=False)[0]
 
     def agent_names(self) -> Iterator[str]:
         """Every directory under ``agents/`` with a valid name."""
@@ -186,12 +188,16 @@ class Home:
                 return None
 
     def secure(self) -> list[str]:
-        """Narrow the modes of what is ours at the top; returns the names that were too wide.
+        """Narrow the home and what is ours at its top; returns the names that were too wide.
 
-        Errors: UnsafePath for a link, or for what belongs to somebody else.
+        The home itself is ``.``. Errors: UnsafePath for a link, or for what belongs to somebody
+        else.
         """
         modes = dict.fromkeys(TOP_DIRS, fsio.DIR_MODE) | dict.fromkeys(TOP_FILES, fsio.FILE_MODE)
-        repaired = []
+        try:
+            repaired = ["."] if fsio.restrict(".", fsio.DIR_MODE, self._fd) else []
+        except ForeignOwner as exc:
+            raise ForeignOwner(str(exc).replace(".", self.root, 1)) from exc
         for name, mode in modes.items():
             with contextlib.suppress(FileNotFoundError):  # SQLite removes -wal and -shm
                 if fsio.restrict(name, mode, self._fd):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Set
 
 from relay.errors import InvalidName
 
@@ -49,9 +50,20 @@ def check_agent_name(name: str) -> str:
     return name
 
 
+def lead_by_name(names: Set[str], spelled: str = "Lead") -> str | None:
+    """Who is lead where nobody has the role: the agent of that name, the very spelling first."""
+    if spelled in names:
+        return spelled
+    return min((name for name in names if name.lower() == LEAD), default=None)
+
+
 def is_channel_name(name: str) -> bool:
     """True for a name that a channel may have (128 bytes at most)."""
-    return len(name) <= MAX_CHANNEL_NAME_BYTES and bool(CHANNEL_NAME.fullmatch(name))
+    return (
+        isinstance(name, str)
+        and len(name) <= MAX_CHANNEL_NAME_BYTES
+        and bool(CHANNEL_NAME.fullmatch(name))
+    )
 
 
 def message_id_of(file_name: str) -> str | None:

@@ -80,9 +80,10 @@ class Lives:
         active again.
 
         Who is retired is not brought back by reading what it still has; nor is anybody by what
-        the process that the relay saw end did before its end, though it is found only now.
+        the process that the relay saw end did before its end, though it is found only now; nor
+        whose directory is gone, for what was in its inbox went with it.
         """
-        back = [name for name in sorted(when.keys() & self._statuses.keys())]
+        back = sorted(when.keys() & self._statuses.keys() & self._roster.agents)
         if by_reading:
             back = [name for name in back if self._statuses[name] != Status.RETIRED]
         back = [name for name in back if not self._is_of_before(name, when[name])]

@@ -18,7 +18,7 @@ from relay import fsio
 from relay.errors import UnsafePath
 from relay.flow.watcher import Watcher
 from relay.home import META, Dirs, Home
-from relay.names import LEAD
+from relay.names import LEAD, lead_by_name
 
 LIMIT_ADVICE = "raise fs.inotify.max_user_watches (two watches an agent)"
 
@@ -131,6 +131,13 @@ class Roster:
             leads = [name for name in self.agents if self.meta(dirs, name).role == LEAD]
         self._known_lead = min(leads, default=None)
         return self._known_lead
+
+    def trusted_lead(self) -> str | None:
+        """Whose word counts as the lead's: who that is, or is called so where nothing says who.
+
+        A lead that config.json names and that is gone has no heir.
+        """
+        return self.lead() or (None if self._lead else lead_by_name(self.agents))
 
     def meta(self, dirs: Dirs, name: str) -> Meta:
         """An agent's meta.json, read again when it changed; empty when it cannot be read."""

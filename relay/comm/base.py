@@ -53,6 +53,10 @@ class StoreBase:
         self._warned = False  # of the file's size
         self._slow: set[int] = set()  # subscriptions whose filter was found to be slow
 
+    def now_ns(self) -> int:
+        """What its clock says, Unix nanoseconds."""
+        return self._now_ns()
+
     @property
     def created_at(self) -> int:
         """When the store was made, Unix seconds."""

@@ -129,11 +129,20 @@ class ChannelCommands(PressureCommands):
 
     def leave_channel(self, channel_id: int, participant: str) -> Channel:
         """No longer take part: what waits there for ``participant`` bounces, unless it is owed
-        an acknowledgment, whose sender is told in time. Errors: NotParticipant.
+        an acknowledgment, whose sender is told in time.
+
+        Errors: NotParticipant; ValidationFailed for the owner of a broadcast channel, in which
+        nobody else may send.
         """
         channel = self.get_channel(channel_id)
         if not self.takes_part(channel_id, participant):
             raise NotParticipant(f"{participant} does not take part in channel {channel.name}")
+        if channel.channel_type is ChannelType.BROADCAST and participant == channel.owner:
+            raise ValidationFailed(
+                "participant",
+                f"{participant} owns broadcast channel {channel.name}, and it has one owner: "
+                "close the channel, or stay",
+            )
         self.apply(events.ParticipantLeft(channel_id, participant, self._now_s()))
         if self.delivers_itself:  # what lies in an inbox stays there
             for number in list(self.state.queues.get(participant, ())):

@@ -7,9 +7,9 @@ again, one of them would be gone. Such a file is refused and left as it is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from relay.comm.model import ChannelType, StoreFile
+from relay.comm.model import Channel, ChannelType, ParticipantRole, StoreFile
 from relay.errors import FormatError, SealedStore
 
 
@@ -20,28 +20,47 @@ def check(file: StoreFile) -> None:
     """
     if file.encrypted:
         raise SealedStore("the store is encrypted, and was not opened with its key")
-    _unique("channel", [channel.id for channel in file.channels])
-    _unique("channel", [channel.name for channel in file.channels])
+    for expected, found in broken(file):
+        raise FormatError("the store", 0, expected, found)
+
+
+def broken(file: StoreFile) -> Iterator[tuple[str, str]]:
+    """(expected, found) of each invariant without which a store is not opened; one of a kind."""
     messages = (*file.messages, *file.dead_letters, *file.archive)
-    _unique("message", [message.id for message in messages])
-    _unique("subscription", [subscription.id for subscription in file.subscriptions])
+    yield from _unique("channel", [channel.id for channel in file.channels])
+    yield from _unique("channel", [channel.name for channel in file.channels])
+    yield from _unique("message", [message.id for message in messages])
+    yield from _unique("subscription", [subscription.id for subscription in file.subscriptions])
     types = {channel.id: channel.channel_type for channel in file.channels}
     if {message.channel_id for message in messages} - types.keys():
         lost = next(message for message in messages if message.channel_id not in types)
-        raise _fault(f"a channel for message {lost.id}", f"none of {lost.channel_id}")
+        yield f"a channel for message {lost.id}", f"none of {lost.channel_id}"
     for subscription in file.subscriptions:
         if types.get(subscription.channel_id) is not ChannelType.PUB_SUB:
-            raise _fault(
-                f"a PubSub channel for subscription {subscription.id}",
-                f"none of {subscription.channel_id}",
-            )
+            where = f"none of {subscription.channel_id}"
+            yield f"a PubSub channel for subscription {subscription.id}", where
+            break
 
 
-def _unique(what: str, keys: Sequence[object]) -> None:
+def crowded(file: StoreFile) -> Iterator[tuple[str, str]]:
+    """(expected, found) of channels with more than theirs; such a store works all the same.
+
+    Fewer are no fault: a Direct channel waits for its second, and who is gone may come back.
+    """
+    for channel in file.channels:
+        name = f"channel {channel.id} ({channel.name})"
+        count = len(channel.participants)
+        if channel.channel_type is ChannelType.DIRECT and count > 2:
+            yield f"2 participants in Direct {name}", str(count)
+        elif channel.channel_type is ChannelType.BROADCAST and _owners(channel) > 1:
+            yield f"1 owner of Broadcast {name}", str(_owners(channel))
+
+
+def _owners(channel: Channel) -> int:
+    return sum(one.role is ParticipantRole.OWNER for one in channel.participants)
+
+
+def _unique(what: str, keys: Sequence[object]) -> Iterator[tuple[str, str]]:
     if len(set(keys)) < len(keys):
         twice = next(key for key, count in Counter(keys).items() if count > 1)
-        raise _fault(f"{what} {twice} once", "two of it")
-
-
-def _fault(expected: str, found: str) -> FormatError:
-    return FormatError("the store", 0, expected, found)
+        yield f"{what} {twice} once", "two of it"

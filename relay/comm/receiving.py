@@ -322,7 +322,7 @@ class ReceiveCommands(StoreBase):
         Errors: ValidationFailed for a pattern that is none; QueryTimeout; FormatError, OSError
         for an archive that is damaged or gone.
         """
-        wanted = filter or MessageFilter()
+        wanted = check_filter(filter or MessageFilter())
         state = self.state
         found = [state.messages[number] for number in state.index.candidates(wanted)]
         found += [state.dead_letters[number] for number in state.dead_index.candidates(wanted)]

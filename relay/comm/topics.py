@@ -21,11 +21,11 @@ ANY = "*"
 
 def check_topic(topic: str) -> None:
     """Errors: ValidationFailed when a message cannot carry this topic."""
-    if not TOPIC.fullmatch(topic) or len(topic) > MAX_TOPIC_BYTES:
+    if not isinstance(topic, str) or not TOPIC.fullmatch(topic) or len(topic) > MAX_TOPIC_BYTES:
         raise ValidationFailed(
             "topic",
             f"{topic!r} is no topic like build.front.ok of at most {MAX_TOPIC_BYTES} bytes",
-            len(topic.encode(errors="replace")),
+            len(str(topic).encode(errors="replace")),
         )
 
 
@@ -35,6 +35,8 @@ def match_mode(pattern: str) -> MatchMode:
     Errors: ValidationFailed for an empty segment, for ``*`` or ``#`` as a part of one, and
     for ``#`` anywhere but last.
     """
+    if not isinstance(pattern, str):
+        raise ValidationFailed("topic_pattern", f"{pattern!r} is no text")
     segments = pattern.split(".")
     last = segments[-1]
     rest = segments[:-1] if last == MULTI else segments

@@ -136,19 +136,22 @@ def check_text(field: str, value: object) -> str:
 
 
 def content_bytes(content: str | bytes) -> bytes:
-    """Content as the store keeps it: UTF-8."""
-    if isinstance(content, bytes):
-        return content
+    """Content as the store keeps it: UTF-8. Errors: ValidationFailed for what is no text."""
+    if not isinstance(content, bytes):
+        return check_text("content", content).encode()
     try:
-        return content.encode()
-    except UnicodeEncodeError:
-        raise ValidationFailed("content", "half of a surrogate pair is not text") from None
+        content.decode()
+    except UnicodeDecodeError as exc:
+        raise ValidationFailed("content", f"byte {exc.start} is not UTF-8", len(content)) from None
+    return content
 
 
 def check_metadata(metadata: Metadata | None) -> None:
     """At most 64 entries, keys of 128 characters, texts of 4,096 bytes, integers of 64 bits."""
     if metadata is None:
         return
+    if not isinstance(metadata, dict):
+        raise ValidationFailed("metadata", f"{metadata!r} is no dict")
     if len(metadata) > MAX_METADATA_ENTRIES:
         raise ValidationFailed("metadata", f"{len(metadata)} entries, at most 64", len(metadata))
     for key, value in metadata.items():
@@ -203,7 +206,7 @@ def check_message(
         topics.check_topic(topic)
     elif channel.channel_type is ChannelType.PUB_SUB and message_type not in ANSWERS:
         raise ValidationFailed("topic", f"channel {channel.name} needs a TOPIC")
-    if ttl is not None and not isinstance(ttl, int):
+    if ttl is not None and type(ttl) is not int:
         raise ValidationFailed("ttl", f"{ttl!r} is no whole number of seconds")
     if ttl is not None and ttl <= 0:
         raise ValidationFailed("ttl", "must be above 0")
@@ -212,8 +215,8 @@ def check_message(
 
 
 def check_member(field: str, value: int, kind: type[Member]) -> Member:
-    """The value as a member of its enum: a file holds no others."""
-    if value not in list(kind):
+    """The value as a member of its enum, of that or by its number: a file holds no others."""
+    if (type(value) is not int and not isinstance(value, kind)) or value not in list(kind):
         raise ValidationFailed(field, f"{value!r} is not a number from 0 to {len(kind) - 1}")
     return kind(value)
 

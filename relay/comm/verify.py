@@ -2,7 +2,7 @@
 
 ``decode`` refuses what cannot be trusted. This goes on to what a reader gets over and a writer
 should not have done: records out of order, flags that do not tell the truth, indexes and
-columns at odds with the messages. Source: FORMATS section 2.
+columns at odds with the messages, the invariants of a store. Source: FORMATS section 2.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import msgspec
 
-from relay.comm import acomm, columns, container, indexes
+from relay.comm import acomm, columns, container, indexes, invariants
 from relay.comm.container import Flag, SectionType
 from relay.comm.model import Message, MessageStatus, StoreFile
 from relay.comm.reader import Reader
@@ -37,11 +37,13 @@ def verify(data: bytes, path: str) -> Findings:
         store = acomm.decode(data, path, warn=warnings.append)
     except FormatError as exc:
         return Findings((str(exc),), tuple(warnings))
+    disorder = tuple(_order(store))
     problems = (
-        *_order(store),
+        *disorder,
         *_flags(store, data, path),
         *_indexes(store, data, path),
         *_columns(store, data, path),
+        *(() if disorder else _invariants(store)),  # what stands there twice has been told
     )
     return Findings(tuple(f"{path}: {problem}" for problem in problems), tuple(warnings))
 
@@ -110,6 +112,13 @@ def _columns(store: StoreFile, data: bytes, path: str) -> Iterable[str]:
         return list(columns.verify(found, store.messages, store.channels))
     except FormatError as exc:
         return (f"section 257 at {exc.offset}: expected {exc.expected}, found {exc.found}",)
+
+
+def _invariants(store: StoreFile) -> Iterator[str]:
+    if not store.channels:  # section 1 may be missing: such a file is for reading alone
+        return
+    for expected, found in (*invariants.broken(store), *invariants.crowded(store)):
+        yield f"expected {expected}, found {found}"
 
 
 def _message_sections(store: StoreFile) -> tuple[tuple[SectionType, tuple[Message, ...]], ...]:

@@ -70,9 +70,11 @@ class Decider:
         silent: Set[str] = frozenset(),
         saves: Saves | None = None,
         spawn: Spawn = DEFAULT_SPAWN,
+        trusted_lead: Callable[[], str | None] | None = None,
     ) -> None:
         self._store = store
         self._lead = lead
+        self._trusted_lead = trusted_lead or lead  # who may ask for what the lead may
         self._away = away  # who is terminated or retired, and what is said to who writes to them
         self._silent = silent  # who gets no broadcasts
         self._saves = saves
@@ -178,7 +180,7 @@ class Decider:
             metadata: Metadata = {
                 "relay_id": notice_id,
                 "to": to,
-                "created_ns": work.discovered_at,
+                "created_ns": self._store.now_ns(),
                 "re": work.message_id,
             }
             self._store.join_channel(channel.id, ORCHESTRATOR)
@@ -197,7 +199,7 @@ class Decider:
         if targets:
             headers = {"TOPIC": DEAD_LETTER_TOPIC, "RE": work.message_id}
             notice = MessageFile(to, Kind.NOTIFICATION, headers, body)
-            self._post_own(work, notice, notice_id, stored.id, targets, SYSTEM)
+            self._post_own(work, notice, notice_id, stored, targets, SYSTEM)
 
     def _known(self, work: Work) -> Message | None:
         """The message that the store numbered before a crash, or before a passing error."""
@@ -293,7 +295,7 @@ class Decider:
             work.incidents.append(Incident(IncidentKind.KEY_CONFIRMED, trust.name, path, detail))
 
     def _handle(self, work: Work, message: MessageFile, agents: Set[str]) -> control.Answer:
-        lead = self._lead()
+        lead = self._trusted_lead()
         if message.kind in CARRIED_OUT_LATER:
             return self._ask(work, message)
         if message.kind is Kind.CONTINUITY and self._saves is not None:
@@ -306,7 +308,7 @@ class Decider:
 
     def _ask(self, work: Work, message: MessageFile) -> control.Answer:
         """A process is to be started or ended: it is, once this is accepted."""
-        asker = Asker(work.agent, work.message_id, work.discovered_at, self._lead())
+        asker = Asker(work.agent, work.message_id, work.discovered_at, self._trusted_lead())
         request = read_request(message, asker, self._spawn)
         if isinstance(request, str):
             return control.Answer(False, request)
@@ -364,25 +366,27 @@ class Decider:
         to = work.agent
         headers = {"RE": work.message_id} if work.message_id else {}
         reply = MessageFile(to, kind, headers, body)
-        known = self._store.by_relay_id(reply_id)
-        engine_id = known.id if known else self._keep_answer(work, reply, reply_id, stored).id
-        self._post_own(work, reply, reply_id, engine_id, (to,))
+        kept = self._store.by_relay_id(reply_id) or self._keep_answer(work, reply, reply_id, stored)
+        self._post_own(work, reply, reply_id, kept, (to,))
 
     def _post_own(
         self,
         work: Work,
         message: MessageFile,
         message_id: str,
-        engine_id: int,
+        kept: Message,
         targets: tuple[str, ...],
         channel: str | None = None,
     ) -> None:
-        """A message of the orchestrator's into inboxes, with a row of its own."""
-        at = work.discovered_at
+        """A message of the orchestrator's into inboxes, with a row of its own.
+
+        Its time is when it was first said, which may be a day after what it speaks of.
+        """
+        at = int((kept.metadata or {}).get("created_ns") or work.discovered_at)
         facts = own_facts(message_id, message.body, str(message.kind), message.to, at)
         checksum = facts.checksum or ""
         data = render_delivered(message, message_id, ORCHESTRATOR, at, checksum, channel)
-        work.postings.append(Posting(message_id, engine_id, data, targets, facts))
+        work.postings.append(Posting(message_id, kept.id, data, targets, facts))
 
     def _keep_answer(
         self, work: Work, reply: MessageFile, reply_id: str, stored: Message | None
@@ -396,7 +400,7 @@ class Decider:
         metadata: Metadata = {
             "relay_id": reply_id,
             "to": reply.to,
-            "created_ns": work.discovered_at,
+            "created_ns": self._store.now_ns(),
             "kind": str(reply.kind),
         }
         metadata.update({"re": work.message_id} if work.message_id else {})

@@ -85,7 +85,15 @@ class Dispatcher:
         self._admission = Admission(ledger, clock, log)
         saves = Saves(home, config.continuity)
         lives = self._lives = Lives(ledger, roster, config.agents, clock, log)
-        self._decider = Decider(store, roster.lead, lives.away, lives.silent, saves, config.spawn)
+        self._decider = Decider(
+            store,
+            roster.lead,
+            lives.away,
+            lives.silent,
+            saves,
+            config.spawn,
+            roster.trusted_lead,
+        )
         self._finisher = Finisher(ledger, clock, log)
         self._carrier = Carrier(
             ledger,

@@ -263,6 +263,7 @@ class Intake:
                     self._log(
                         "Removed a file that its writer left in .pending",
                         action="remove_orphan",
+                        level="warning",
                         agent=agent,
                         file=entry.name,
                     )

@@ -31,6 +31,7 @@ from relay.names import (
     ORCHESTRATOR,
     direct_channel_name,
     is_agent_name,
+    lead_by_name,
 )
 
 MESSAGE_TYPES = {
@@ -116,7 +117,7 @@ def _route_direct(to: str, sender: str, directory: Directory) -> Route | Bounce:
     if to == ORCHESTRATOR:
         return _direct(sender, ORCHESTRATOR)
     if to.lower() == LEAD:
-        name = directory.lead or _lead_by_name(to, directory) or ""
+        name = directory.lead or lead_by_name(directory.agents, to) or ""
         if not name:
             return Bounce(
                 "nobody is Lead here: name one with `relay register NAME --role lead`, "
@@ -141,13 +142,6 @@ def route_again(sender: str, recipients: Sequence[str]) -> Route:
     if len(recipients) == 1:
         return _direct(sender, recipients[0])
     return Route(EVERYONE_CHANNEL, ChannelType.GROUP, (sender, *recipients), tuple(recipients))
-
-
-def _lead_by_name(to: str, directory: Directory) -> str | None:
-    """An agent called Lead, in whatever case; the very spelling first."""
-    if to in directory.agents:
-        return to
-    return min((name for name in directory.agents if name.lower() == LEAD), default=None)
 
 
 def _direct(sender: str, other: str) -> Route:

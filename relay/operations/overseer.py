@@ -116,7 +116,7 @@ class Overseer:
             if not began:
                 began = str(self._clock.now_ns())
                 self._note(began)
-            names = {OPERATOR, self._dispatcher.roster.lead() or OPERATOR}
+            names = {OPERATOR, self._dispatcher.roster.trusted_lead() or OPERATOR}
             if self._dispatcher.teller.announce(names, _notice(reading), EPISODE, int(began)):
                 self._note(began + TOLD)
             self._trouble = ""

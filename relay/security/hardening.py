@@ -173,7 +173,8 @@ def _narrow(
 
 
 def _repaired(path: str, agent: str | None, mode: int | None = None) -> Incident:
-    text = f"{path} was open to others" + (f", its mode is {mode:o} now" if mode else "")
+    name = "the home itself" if path == "." else path
+    text = f"{name} was open to others" + (f", its mode is {mode:o} now" if mode else "")
     return Incident(IncidentKind.MODE_REPAIRED, agent, path, text)
 
 

@@ -39,9 +39,15 @@ def test_at_a_start_everything_is_narrowed_and_said(box: Box) -> None:
     box.path("logs", "relay.log").write_text("")
     box.path("attachments", "aa").mkdir()
     open_to_all(box.root)
+    box.root.chmod(0o755)
     said = hardening.secure(box.home)
     assert {one.kind for one in said} == {"mode_repaired"}
+    assert is_private(box.root)
+    assert ("mode_repaired", ".", "the home itself was open to others") in [
+        (one.kind, one.path, one.detail) for one in said
+    ]
     for parts in (
+        ("config.json",),
         ("store", "relay.acomm"),
         ("store",),
         ("logs", "relay.log"),

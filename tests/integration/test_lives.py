@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from relay import fsio
 from relay.agents.roster import META
+from relay.flow.watcher import Wake
 from tests.box import Box
 
 DAY_S = 86_400
@@ -188,6 +190,19 @@ def test_reading_what_it_still_has_does_not_bring_a_retired_agent_back(box: Box)
     box.take("bob", before)
     box.tick()
     assert life(box, "bob")[0] == "retired"
+
+
+def test_who_reads_and_is_removed_at_once_is_gone(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\n\nread, and then bob was removed")
+    shutil.rmtree(box.path("agents", "bob"))
+    # what inotify tells where both happened before it was asked
+    box.dispatcher.tick(Wake(left=(("bob", f"{sent}.msg"),), agents_changed=True))
+    assert box.states(sent) == {"bob": "read"}
+    assert life(box, "bob") == ("inactive", "its directory is gone")
+
+    box.path("agents", "bob", "outbox").mkdir(parents=True)
+    box.tick()
+    assert life(box, "bob") == ("active", None)
 
 
 def test_retired_and_gone_still_says_why(box: Box) -> None:

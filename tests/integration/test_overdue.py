@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from relay import fsio
+from relay.clock import iso_time
+from relay.home import LEDGER
 from tests.box import Box
 from tests.procs import relay
 
@@ -63,6 +66,25 @@ def test_the_schedule(box: Box) -> None:
     assert [json.loads(line)["id"] for line in listed.splitlines()] == [sent]
     after(box, 10_000)
     assert len(box.inbox("alice")) == 1
+
+
+def test_what_the_relay_says_of_it_bears_the_time_at_which_it_is_said(box: Box) -> None:
+    box.send("alice", COMMAND)
+    until_dead(box)
+    ended_ns = box.clock.now_ns()
+    ((message_id, nack),) = box.inbox("alice").items()
+    assert nack.headers["SENT"] == iso_time(ended_ns)
+    query = "SELECT discovered_at FROM messages WHERE message_id = ?"
+    assert box.sql(query, message_id) == [(ended_ns,)]
+    shown = relay("history", "--type", "Acknowledgment", "--json", home=box.root).stdout
+    assert json.loads(shown)["at"] == iso_time(ended_ns)[:19] + "Z"
+
+    # Told again to a ledger that is made anew, it bears the same time.
+    box.kill()
+    box.clock.advance(3600)
+    os.remove(box.home.path(LEDGER))
+    box.open()
+    assert box.sql(query, message_id) == [(ended_ns,)]
 
 
 def test_the_trace_says_which_attempt_it_was(box: Box) -> None:

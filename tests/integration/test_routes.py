@@ -109,6 +109,33 @@ def test_an_agent_called_lead_is_lead_when_nobody_has_the_role(box: Box) -> None
     assert box.states(box.send("alice", "TO: lead\n\nhi")) == {"Lead": "written"}
 
 
+RETIRE_BOB = "TO: __orchestrator__\nKIND: command\n\nACTION: agent.retire\nNAME: bob\n"
+
+
+def test_and_may_ask_for_what_the_lead_may(box: Box) -> None:
+    box.home.make_agent("Lead")
+    box.tick()
+    box.send("alice", RETIRE_BOB)
+    assert "is for operator and the lead alone, not for alice" in box.nacks("alice")[0]
+    box.send("Lead", RETIRE_BOB)
+    assert box.bodies("Lead") == ["completed bob is retired\n"]
+
+
+def test_but_not_where_another_one_is_the_lead(box: Box) -> None:
+    box.home.make_agent("Lead")
+    box.path("agents", "carol", "meta.json").write_text('{"role": "lead"}')
+    box.tick()
+    box.send("Lead", RETIRE_BOB)
+    assert "is for operator and the lead alone, not for Lead" in box.nacks("Lead")[0]
+
+
+def test_nor_where_the_one_that_is_configured_is_gone(tmp_path: Path) -> None:
+    box = Box(tmp_path / "home", "bob", "Lead", config=Config(lead="dave"))
+    box.send("Lead", RETIRE_BOB)
+    assert "is for operator and the lead alone, not for Lead" in box.nacks("Lead")[0]
+    box.close()
+
+
 def test_status_is_kept_with_the_agent(box: Box) -> None:
     sent = box.send("bob", "TO: __orchestrator__\nKIND: status\n\nrefactoring the parser")
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import struct
 
 import pytest
+from msgspec.structs import replace
 
 from relay.comm import acomm
+from relay.comm.engine import CommStore
+from relay.comm.model import ChannelType, Participant, ParticipantRole
 from relay.comm.records import encode_channel, encode_subscription
 from relay.comm.verify import Findings, verify
+from relay.errors import FormatError
+from tests.fakes import FakeClock
 from tests.unit.acomm_support import (
     assemble,
     message,
@@ -50,6 +55,35 @@ def test_an_id_given_twice_and_keys_out_of_order_are_told() -> None:
     assert problems(assemble([(2, body)], counts=(0, 1, 0, 0), flags=16)) == (
         "it: section 2: metadata of message 1 is not in key order",
     )
+
+
+def test_what_a_store_would_not_be_opened_with_is_told() -> None:
+    store = small_store()
+    (channel,) = store.channels
+    owners = tuple(Participant(name, ParticipantRole.OWNER) for name in ("a", "b", "c"))
+    direct = replace(channel, id=2, name="dm", channel_type=ChannelType.DIRECT, participants=owners)
+    news = replace(
+        channel, id=3, name="team", channel_type=ChannelType.BROADCAST, participants=owners
+    )
+    lost = replace(message(7), channel_id=9)
+    (subscription,) = store.subscriptions
+    wrong = replace(
+        store,
+        channels=(channel, direct, news),
+        messages=(*store.messages, lost),
+        subscriptions=(subscription, replace(subscription, id=2, channel_id=2)),
+        archive=(*store.archive, message(7)),
+    )
+    assert problems(acomm.encode(wrong)) == (
+        "it: expected channel team once, found two of it",
+        "it: expected message 7 once, found two of it",
+        "it: expected a channel for message 7, found none of 9",
+        "it: expected a PubSub channel for subscription 2, found none of 2",
+        "it: expected 2 participants in Direct channel 2 (dm), found 3",
+        "it: expected 1 owner of Broadcast channel 3 (team), found 3",
+    )
+    with pytest.raises(FormatError, match="expected channel team once, found two of it"):
+        CommStore.load(FakeClock(), wrong)
 
 
 @pytest.mark.parametrize(

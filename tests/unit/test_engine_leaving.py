@@ -205,10 +205,16 @@ def test_the_public_names_are_in_order() -> None:
 
 
 def test_an_owner_who_comes_back_is_its_owner(store: CommStore) -> None:
-    channel = channel_of(store, ChannelType.BROADCAST, "boss", "w")
+    channel = channel_of(store, ChannelType.GROUP, "boss", "w")
     store.leave_channel(channel.id, "boss")
     back = store.join_channel(channel.id, "boss")
-    assert [(p.id, p.role.label) for p in back.participants] == [
-        ("w", "Observer"),
-        ("boss", "Owner"),
-    ]
+    assert [(p.id, p.role.label) for p in back.participants] == [("w", "Member"), ("boss", "Owner")]
+
+
+def test_a_broadcast_channel_keeps_its_one_owner(store: CommStore) -> None:
+    channel = channel_of(store, ChannelType.BROADCAST, "boss", "w")
+    before = store.snapshot()
+    with pytest.raises(ValidationFailed, match=r"boss owns broadcast channel c, .*: close the"):
+        store.leave_channel(channel.id, "boss")
+    assert store.snapshot() == before
+    store.leave_channel(channel.id, "w")

@@ -33,6 +33,19 @@ HALF = "\ud800"  # of a surrogate pair
         ({"signature": b"s" * 65}, "signature"),
         ({"correlation_id": uuid.uuid4()}, "correlation_id"),
         ({"topic": HALF}, "topic"),
+        ({"topic": 5}, "topic"),
+        ({"content": None}, "content"),
+        ({"content": 5}, "content"),
+        ({"content": bytearray(b"text")}, "content"),
+        ({"content": b"caf\xe9"}, "content"),  # Latin-1
+        ({"metadata": [("key", 1)]}, "metadata"),
+        ({"metadata": "text"}, "metadata"),
+        ({"ttl": True}, "ttl"),
+        ({"ttl": "5"}, "ttl"),
+        ({"priority": 2.0}, "priority"),
+        ({"priority": True}, "priority"),
+        ({"priority": MessageType.COMMAND}, "priority"),
+        ({"kind": True}, "message_type"),
         ({"recipients": ["b", HALF]}, "recipients"),
         ({"recipients": [5]}, "recipients"),
         ({"recipients": ["x" * 129]}, "recipients"),
@@ -59,6 +72,7 @@ def test_a_message_that_could_not_be_written_is_not_taken(
         {"limit": 2**64},
         {"offset": -1},
         {"after": -1},
+        {"after": "yesterday"},
         {"before": 2**64},
         {"channel_ids": (-1,)},
         {"channel_ids": ("c",)},
@@ -69,6 +83,7 @@ def test_a_message_that_could_not_be_written_is_not_taken(
         {"sender": HALF},
         {"correlation_id": HALF},
         {"topic_pattern": HALF},
+        {"topic_pattern": 5},
         {"content_pattern": HALF},
         {"content_pattern": "(" * 5000},
         {"content_pattern": "a{99999999999}"},
@@ -81,6 +96,7 @@ def test_a_filter_that_could_not_be_written_is_not_taken(
     store: CommStore, clock: FakeClock, fields: dict[str, Any]
 ) -> None:
     channel = store.create_channel("p", ChannelType.PUB_SUB, "a")
+    store.publish(channel.id, "a", "t", "something to look at")
     wanted = MessageFilter(**fields)
     before = store.snapshot()
     for ask in (
@@ -135,9 +151,18 @@ def test_a_channel_has_a_type_and_a_state(store: CommStore, clock: FakeClock) ->
 def test_a_name_that_is_none(store: CommStore, name: Any) -> None:
     channel = channel_of(store, ChannelType.GROUP, "a", "b")
     for call in (
+        lambda: store.create_channel(name, ChannelType.GROUP, "a"),
         lambda: store.join_channel(channel.id, name),
         lambda: store.create_channel("d", ChannelType.GROUP, name),
         lambda: store.send_message(channel.id, name, MessageType.TEXT, "x"),
     ):
         with pytest.raises(ValidationFailed):
             call()
+
+
+@pytest.mark.parametrize("pattern", [None, 5, ["a"]])
+def test_a_pattern_that_is_none(store: CommStore, pattern: Any) -> None:
+    channel = store.create_channel("p", ChannelType.PUB_SUB, "a")
+    with pytest.raises(ValidationFailed, match=r"^topic_pattern: .* is no text$"):
+        store.subscribe(channel.id, "b", pattern)
+    assert not store.takes_part(channel.id, "b")

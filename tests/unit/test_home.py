@@ -113,12 +113,15 @@ def test_parents_of_the_home_are_made(tmp_path: Path) -> None:
 
 def test_modes_that_others_can_use_are_narrowed_and_named(home: Home, root: Path) -> None:
     assert home.secure() == []
+    root.chmod(0o755)
     (root / "config.json").chmod(0o640)
     (root / "logs").chmod(0o701)
     (root / "ledger.db").write_bytes(b"")
     (root / "ledger.db").chmod(0o644)
-    assert home.secure() == ["config.json", "ledger.db", "logs"]
+    home.read_config()
+    assert home.secure() == [".", "config.json", "ledger.db", "logs"]
     assert home.secure() == []
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
     modes = tree(root)
     assert (modes["config.json"], modes["ledger.db"], modes["logs"]) == (0o600, 0o600, 0o700)
 

@@ -263,7 +263,9 @@ def test_what_its_writer_left_in_pending_is_removed_after_30_s(desk: Desk) -> No
     desk.scan()
     assert sorted(os.listdir(pending)) == ["folder", "just", "new", "young"]
     assert sorted(entry["file"] for entry in desk.log) == ["link", "old", "x"]
-    assert {entry["action"] for entry in desk.log} == {"remove_orphan"}
+    assert {(entry["action"], entry["level"]) for entry in desk.log} == {
+        ("remove_orphan", "warning")
+    }
     assert desk.outbox.is_dir()
 
 

@@ -198,6 +198,27 @@ def test_a_full_disk_is_waited_for_at_the_start_too(
     assert slept == [0.1]
 
 
+@pytest.mark.parametrize("operation", ["sync", "rename"])
+def test_a_file_that_was_taken_for_an_orphan_meanwhile_is_written_once_more(
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    pending = relay.box("alice", "outbox") / ".pending"
+    with Agent("alice", relay.root) as alice:
+        held_up = [operation]
+
+        def fault(name: str, _: str) -> None:
+            if held_up == [name]:  # for 30 s, after which the relay removes it
+                held_up.clear()
+                for left in pending.iterdir():
+                    left.unlink()
+
+        monkeypatch.setattr(fsio, "fault", fault)
+        sent = alice.send("bob", "hello")
+    assert held_up == []
+    assert relay.waiting("alice", "outbox") == [f"{sent}.msg"]
+    assert relay.waiting("alice", "outbox/.pending") == []
+
+
 def test_other_errors_come_out_at_once(relay: HandRelay, monkeypatch: pytest.MonkeyPatch) -> None:
     with Agent("alice", relay.root) as alice:
         slept = pauses(monkeypatch)
