@@ -20,11 +20,13 @@ from relay.comm import acomm
 from relay.comm.engine import CommStore
 from relay.comm.flush import Flusher, FlushPolicy, Inline
 from relay.config import Config, encode
+from relay.flow.basis import Basis
 from relay.flow.dispatch import Dispatcher
 from relay.flow.watcher import Wake, Watcher, make_watcher
 from relay.home import LEDGER, STORE, Home
 from relay.ledger import Ledger
 from relay.message import MessageFile, parse_delivered
+from relay.operations.tally import Tally
 from relay.orchestrator.asked import Pack, Prune
 from relay.processes.spawner import Spawner
 from relay.session import make_roller, make_supervisor, tend
@@ -79,16 +81,17 @@ class Box:
         self.opened = opened
         self.events = opened.log
         self.tiers = opened.tiers
-        feed = recovery.recover(
-            self.home,
-            self.ledger,
-            self.store,
-            self.events,
-            opened.told,
-            self.clock,
-            self._log,
-            power_cut=opened.power_cut,
+        basis = Basis(
+            config=self.config,
+            home=self.home,
+            ledger=self.ledger,
+            store=self.store,
+            events=self.events,
+            clock=self.clock,
+            log=self._log,
+            tally=Tally(self.clock),
         )
+        feed = recovery.recover(basis, opened.told, power_cut=opened.power_cut)
         detection = self.config.detection
         self.watcher: Watcher = make_watcher(
             self.home, detection.watcher, detection.poll_interval_ms
@@ -105,28 +108,9 @@ class Box:
             key=self.key,
             journal=self.events,
         )
-        self.dispatcher = Dispatcher(
-            self.config,
-            self.home,
-            self.ledger,
-            self.store,
-            self.events,
-            self.flusher,
-            make_roller(self.store, self.config, self.clock, Inline()),
-            self.roster,
-            self.clock,
-            self._log,
-        )
-        self.supervisor = make_supervisor(
-            self.home,
-            self.config,
-            self.ledger,
-            self.store,
-            self.clock,
-            self._log,
-            self.dispatcher,
-            self.spawner,
-        )
+        roller = make_roller(self.store, self.config, self.clock, Inline())
+        self.dispatcher = Dispatcher(basis, self.flusher, roller, self.roster)
+        self.supervisor = make_supervisor(basis, self.dispatcher, self.spawner)
         self.dispatcher.feed(feed)
         self.deadline = self.dispatcher.tick(Wake(agents_changed=True, scan=True))
 
