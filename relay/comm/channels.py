@@ -159,13 +159,7 @@ class ChannelCommands(PressureCommands):
         gets what matches and was sent before. Errors: ValidationFailed for the pattern, or when
         the channel is not a PubSub channel; StoreCapacity for one subscription too many.
         """
-        channel = self.get_channel(channel_id)
-        if channel.channel_type is not ChannelType.PUB_SUB:
-            raise ValidationFailed(
-                "channel",
-                f"{channel.name} is a {channel.channel_type.label} channel; "
-                "only a PubSub channel has topics",
-            )
+        channel = self._with_topics(channel_id)
         mode = topics.match_mode(pattern)
         for known in self._subscriptions_to(channel_id, pattern):
             if known.subscriber == subscriber:
@@ -175,20 +169,25 @@ class ChannelCommands(PressureCommands):
         count = len(self.state.subscriptions)
         self._check_room("subscriptions", count, self.limits.subscriptions)
         self.join_channel(channel_id, subscriber)
+        number, now = self.state.next_subscription, self._now_s()
         subscription = Subscription(
-            self.state.next_subscription,
-            channel_id,
-            subscriber,
-            pattern,
-            mode,
-            self._now_s(),
-            True,
-            filter,
+            number, channel_id, subscriber, pattern, mode, now, active=True, filter=filter
         )
         self.apply(events.SubscriptionAdded(subscription))
         if channel.config.sticky_messages:
             self._catch_up(channel, subscriber, self._wanted_by(subscription))
         return subscription
+
+    def _with_topics(self, channel_id: int) -> Channel:
+        """The channel. Errors: ChannelNotFound; ValidationFailed when it has no topics."""
+        channel = self.get_channel(channel_id)
+        if channel.channel_type is not ChannelType.PUB_SUB:
+            raise ValidationFailed(
+                "channel",
+                f"{channel.name} is a {channel.channel_type.label} channel; "
+                "only a PubSub channel has topics",
+            )
+        return channel
 
     def _wanted_by(self, subscription: Subscription) -> Callable[[Message], bool]:
         """Whether a subscription wants an earlier message; there may be very many of them."""
