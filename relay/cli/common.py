@@ -61,6 +61,24 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         click.echo(line.rstrip())
 
 
+def show_rows(
+    rows: Sequence[dict[str, Any]],
+    header: Sequence[str],
+    cells: Callable[[dict[str, Any]], Iterable[object]],
+    *,
+    as_json: bool,
+    nothing: str,
+) -> None:
+    """Each row as a JSON line, or as columns; where there is none, a person reads ``nothing``."""
+    if as_json:
+        for row in rows:
+            echo_json(row)
+    elif rows:
+        columns(header, [tuple(cells(row)) for row in rows])
+    else:
+        click.echo(nothing, err=True)
+
+
 def printable(text: str | None, most: int | None = None, *, lines: bool = False) -> str | None:
     """Text of others for a person's terminal: no control character reaches it.
 
