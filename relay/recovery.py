@@ -22,13 +22,13 @@ import contextlib
 
 from relay import fsio
 from relay.agents import lives
+from relay.basis import Basis, Log
 from relay.checksums import sha256_hex
 from relay.clock import NS_PER_MS, iso_date
 from relay.comm.engine import CommStore
 from relay.comm.model import DeliveryState, Message
 from relay.errors import MessageError, UnsafePath
 from relay.flow import delivery
-from relay.flow.basis import Basis, Log
 from relay.flow.originals import original, rebuild
 from relay.home import PENDING, READ, Dirs, Home
 from relay.ledger import Ledger, Row

@@ -17,16 +17,15 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from types import TracebackType
 
 from relay import recovery
-from relay.agents.evidence import Evidence
 from relay.agents.roster import Roster
 from relay.aof2.plan import Order
 from relay.aof2.tiers import TierWorker, lower_priority
+from relay.basis import Basis
 from relay.clock import NS_PER_S, Clock
 from relay.comm.engine import CommStore
 from relay.comm.flush import Flusher, FlushPolicy
 from relay.comm.rolling import Roller, RollPolicy
 from relay.config import Config
-from relay.flow.basis import Basis
 from relay.flow.dispatch import Dispatcher
 from relay.flow.watcher import ScanWatcher, Wake, Watcher, make_watcher
 from relay.home import LEDGER, STORE, Home
@@ -255,18 +254,8 @@ def make_supervisor(
     basis: Basis, dispatcher: Dispatcher, spawner: Spawner | None = None
 ) -> Supervisor:
     """What looks after the processes of a home; it has taken over those that run."""
-    evidence = Evidence(basis.ledger, basis.store)
     greet = dispatcher.teller.greet  # what it left and what waits, before it is started
-    return Supervisor(
-        basis.config.spawn,
-        basis.home,
-        basis.ledger,
-        evidence,
-        spawner or SystemSpawner(),
-        basis.clock,
-        basis.log,
-        greet,
-    )
+    return Supervisor(basis, spawner or SystemSpawner(), greet)
 
 
 def tend(supervisor: Supervisor, dispatcher: Dispatcher) -> None:

@@ -16,11 +16,11 @@ from typing import Any
 from relay import recovery
 from relay.agents.roster import Roster
 from relay.aof2.plan import Order
+from relay.basis import Basis
 from relay.comm import acomm
 from relay.comm.engine import CommStore
 from relay.comm.flush import Flusher, FlushPolicy, Inline
 from relay.config import Config, encode
-from relay.flow.basis import Basis
 from relay.flow.dispatch import Dispatcher
 from relay.flow.watcher import Wake, Watcher, make_watcher
 from relay.home import LEDGER, STORE, Home

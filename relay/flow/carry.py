@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from relay.basis import Basis
 from relay.clock import NS_PER_S
 from relay.comm import events
 from relay.comm.model import DeliveryState
 from relay.errors import UnsafePath
 from relay.flow import delivery
-from relay.flow.basis import Basis
 from relay.flow.delivery import DiskFull
 from relay.flow.finish import Finisher
 from relay.flow.work import Posting, Work

@@ -14,13 +14,13 @@ from relay.agents.lives import Lives
 from relay.agents.roster import Roster
 from relay.agents.saves import Saves
 from relay.aof2.plan import Order
+from relay.basis import Basis
 from relay.clock import NS_PER_S
 from relay.comm.flush import Flusher
 from relay.comm.rolling import Roller
 from relay.errors import StoreCapacity, StoreFull
 from relay.flow import delivery
 from relay.flow.admission import Admission
-from relay.flow.basis import Basis
 from relay.flow.carry import Carrier
 from relay.flow.decide import Decider
 from relay.flow.door import ASK_AGAIN_NS, Door

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 
 from relay.agents.lives import Lives
 from relay.agents.roster import Roster
+from relay.basis import Basis
 from relay.clock import NS_PER_MS, NS_PER_S
 from relay.errors import UnsafePath
 from relay.flow import delivery
-from relay.flow.basis import Basis
 from relay.flow.intake import Intake
 from relay.flow.watcher import Wake
 from relay.home import READ

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
+from relay.basis import Basis
 from relay.clock import NS_PER_MS, NS_PER_S
 from relay.comm.acks import Overdue, Verdict
 from relay.comm.model import DeliveryState
 from relay.errors import MessageError, StoreCapacity, StoreFull
-from relay.flow.basis import Basis
 from relay.flow.carry import Carrier
 from relay.flow.decide import Decider
 from relay.flow.held import GONE

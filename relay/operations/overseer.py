@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from relay.basis import Basis
 from relay.clock import Clock
 from relay.errors import LedgerError
-from relay.flow.basis import Basis
 from relay.flow.dispatch import Dispatcher
 from relay.ledger import Ledger
 from relay.names import OPERATOR

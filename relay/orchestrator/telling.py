@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from relay.agents import continuity
 from relay.agents.roster import Roster
 from relay.agents.saves import Saves
+from relay.basis import Basis
 from relay.errors import CommError, StoreCapacity, StoreFull, UnsafePath
-from relay.flow.basis import Basis
 from relay.flow.carry import Carrier
 from relay.flow.decide import Decider
 from relay.flow.work import Work, notice_of_message

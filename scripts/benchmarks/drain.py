@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from relay.agents.roster import Roster
+from relay.basis import Basis
 from relay.clock import Clock, iso_date
 from relay.comm.flush import Flusher, FlushPolicy
 from relay.config import Config
-from relay.flow.basis import Basis
 from relay.flow.dispatch import Dispatcher
 from relay.flow.watcher import InotifyWatcher, Wake
 from relay.home import LEDGER, STORE, Home

@@ -1,4 +1,4 @@
-"""What the parts of the loop work on, as one value: they are put together of many."""
+"""What the parts of a session work on, as one value: it is put together of many of them."""
 
 from __future__ import annotations
 
