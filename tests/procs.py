@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -63,6 +64,25 @@ def no_room_above(size: int) -> Iterator[None]:
         yield  # no longer: the report of the test may go to a file, too
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextlib.contextmanager
+def meanwhile(step: Callable[[], object]) -> Iterator[None]:
+    """``step`` over and over, in a thread of its own, as long as the block lasts."""
+    over = threading.Event()
+
+    def go_on() -> None:
+        while not over.is_set():
+            step()
+            over.wait(0.005)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class Relay:
