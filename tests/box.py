@@ -66,43 +66,17 @@ class Box:
 
     def open(self) -> None:
         """What the daemon does at its start, up to the first turn."""
-        self.ledger = Ledger.open(self.home.path(LEDGER))
-        self.key = store_key(self.home, self.config, make=True)
-        opened = open_store(
-            self.home,
-            self.clock,
-            self.config,
-            self.key,
-            lambda text: self._log(text),
-            ledger_position=self.ledger.position(),
-            boot=self.boot,
-        )
-        self.store: CommStore = opened.store
-        self.opened = opened
-        self.events = opened.log
-        self.tiers = opened.tiers
-        basis = Basis(
-            config=self.config,
-            home=self.home,
-            ledger=self.ledger,
-            store=self.store,
-            events=self.events,
-            clock=self.clock,
-            log=self._log,
-            tally=Tally(self.clock),
-        )
-        feed = recovery.recover(basis, opened.told, power_cut=opened.power_cut)
+        basis = self._open_store()
+        feed = recovery.recover(basis, self.opened.told, power_cut=self.opened.power_cut)
         detection = self.config.detection
         self.watcher: Watcher = make_watcher(
             self.home, detection.watcher, detection.poll_interval_ms
         )
         self.roster = Roster(self.home, self.watcher, self.config.lead, self._log)
-        store = self.config.store
-        policy = FlushPolicy(100, 5000, 0, store.compress)  # a checkpoint every five seconds
         self.flusher = Flusher(
             self.store,
             self.home.path(STORE),
-            policy,
+            FlushPolicy(100, 5000, 0, self.config.store.compress),  # each five seconds
             self.clock,
             Inline(),
             key=self.key,
@@ -113,6 +87,33 @@ class Box:
         self.supervisor = make_supervisor(basis, self.dispatcher, self.spawner)
         self.dispatcher.feed(feed)
         self.deadline = self.dispatcher.tick(Wake(agents_changed=True, scan=True))
+
+    def _open_store(self) -> Basis:
+        """The ledger, and the store with its journal: what the parts work on."""
+        self.ledger = Ledger.open(self.home.path(LEDGER))
+        self.key = store_key(self.home, self.config, make=True)
+        self.opened = open_store(
+            self.home,
+            self.clock,
+            self.config,
+            self.key,
+            lambda text: self._log(text),
+            ledger_position=self.ledger.position(),
+            boot=self.boot,
+        )
+        self.store: CommStore = self.opened.store
+        self.events = self.opened.log
+        self.tiers = self.opened.tiers
+        return Basis(
+            config=self.config,
+            home=self.home,
+            ledger=self.ledger,
+            store=self.store,
+            events=self.events,
+            clock=self.clock,
+            log=self._log,
+            tally=Tally(self.clock),
+        )
 
     def kill(self) -> None:
         """Nothing is finished, nothing is written: the process is gone."""
