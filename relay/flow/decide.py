@@ -1,4 +1,4 @@
-"""Step 5 and 6: what is to happen with a message, and the engine's word on it.
+"""Steps 5 and 6: what is to happen with a message, and the engine's word on it.
 
 Fills a Work with postings: the message for its recipients, and the orchestrator's answers. An
 answer's id is derived from what it answers, so deciding again after a crash gives the same
