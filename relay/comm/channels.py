@@ -64,21 +64,21 @@ class ChannelCommands(PressureCommands):
             raise DuplicateChannel(f"there is a channel {name} already")
         channel_type = validation.check_member("channel_type", channel_type, ChannelType)
         config = validation.check_config(config or ChannelConfig())
-        words = validation.check_words(description, tags)
+        description, tags = validation.check_words(description, tags)
         self._check_room("channels", len(self.state.channels), self.limits.channels)
         now = self._now_s()
+        first = Participant(owner, ParticipantRole.OWNER, now, self.identities.get(owner))
         channel = Channel(
-            self.state.next_channel,
-            name,
-            channel_type,
-            owner,
-            (Participant(owner, ParticipantRole.OWNER, now, self.identities.get(owner)),),
-            config,
-            ChannelState.ACTIVE,
-            now,
-            now,
-            0,
-            *words,
+            id=self.state.next_channel,
+            name=name,
+            channel_type=channel_type,
+            owner=owner,
+            participants=(first,),
+            config=config,
+            created_at=now,
+            modified_at=now,
+            description=description,
+            tags=tags,
         )
         _check_participants(channel, config)
         self.apply(events.ChannelCreated(channel))
