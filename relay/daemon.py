@@ -54,6 +54,8 @@ class Daemon:
         self._admin = Admin(self.board, log)
         self._session_now: Session | None = None
         self._next: Config | None = None  # to be followed as soon as the session can end
+        self._was_ready = False  # once; it is not said again
+        self._has_served = False  # since a session last failed
         self._stopping = False
         self._asked_to_reload = False
         self._lock_fd = -1
@@ -109,42 +111,43 @@ class Daemon:
 
         What a session had in hand is found again by the next one's recovery, as after a crash.
         """
-        began = False
-        served = False
-
-        def begin() -> None:
-            nonlocal began, served
-            served = True
-            self._former = None
-            self._note_trouble("")
-            if not began:
-                began = True
-                ready()
-            self._notifier.say("READY=1", f"STATUS=serving {self._home.root}")
-
         pause_s = 1
         while not self._stopping:
             try:
-                self._session(begin)
+                self._session(lambda: self._session_begins(ready))
             except Exception as exc:
                 # A fault nobody foresaw must not take the relay from everybody, either.
-                if not began:
+                if not self._was_ready:
                     raise
                 if self._former is not None:
                     self._take_back(exc)
                     continue
-                pause_s = 1 if served else min(2 * pause_s, MOST_PAUSE_S)
-                served = False
-                self._note_trouble(str(exc) or repr(exc))
-                self._log(
-                    f"Beginning again in {pause_s} s: {exc}",
-                    action="begin_again",
-                    level="error",
-                    error=type(exc).__name__,
-                    exc_info=not isinstance(exc, LedgerError | OSError),
-                )
-                self._pause(pause_s)
+                pause_s = 1 if self._has_served else min(2 * pause_s, MOST_PAUSE_S)
+                self._has_served = False
+                self._begin_again(pause_s, exc)
         self._notifier.say("STOPPING=1")
+
+    def _session_begins(self, ready: Callable[[], None]) -> None:
+        """A session is open and recovered; who started the relay hears of the first one."""
+        self._has_served = True
+        self._former = None
+        self._note_trouble("")
+        if not self._was_ready:
+            self._was_ready = True
+            ready()
+        self._notifier.say("READY=1", f"STATUS=serving {self._home.root}")
+
+    def _begin_again(self, pause_s: int, exc: Exception) -> None:
+        """Say what ended a session, or kept one from beginning, and wait for the next."""
+        self._note_trouble(str(exc) or repr(exc))
+        self._log(
+            f"Beginning again in {pause_s} s: {exc}",
+            action="begin_again",
+            level="error",
+            error=type(exc).__name__,
+            exc_info=not isinstance(exc, LedgerError | OSError),
+        )
+        self._pause(pause_s)
 
     def _pause(self, seconds: int) -> None:
         """Wait, unless told to stop; a new configuration may be what was waited for."""

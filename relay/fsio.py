@@ -244,15 +244,13 @@ def restrict(name: str, mode: int, dir_fd: int | None = None) -> bool:
     return True
 
 
-def open_own(name: str, dir_fd: int | None, *, shared: bool = False) -> int:
+def open_own(name: str, dir_fd: int | None) -> int:
     """A descriptor for reading a regular file that is ours alone; its mode is 600 afterwards.
 
-    ``shared``: one that has other names (a backup of hard links), or is another user's, is read
-    all the same, and stays as it is: for what no agent sends.
     Errors: UnsafePath for anything but a regular file, HardLink for one of several names,
     ForeignOwner for another user's: nothing was changed then; FileNotFoundError.
     """
-    return _open_own(name, dir_fd, shared)[0]
+    return _open_own(name, dir_fd, False)[0]
 
 
 def _open_own(
@@ -301,7 +299,9 @@ def read_regular(
     """Up to ``limit`` bytes of a regular file, and what fstat said once they were read.
 
     The stat comes after the read: a size that differs from the bytes read means that
-    somebody was still writing. ``narrow`` False: its mode stays as it is.
+    somebody was still writing. ``shared``: one that has other names (a backup of hard links), or
+    is another user's, is read all the same, and stays as it is: for what no agent
+    sends. ``narrow`` False: the mode of one that is ours stays as it is, too.
     Errors: as ``open_own``.
     """
     fd, status = _open_own(name, dir_fd, shared, narrow)

@@ -19,12 +19,12 @@ Source: relay-file-system.txt 2.4, DESIGN "After a crash".
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 
 from relay import fsio
 from relay.agents import lives
+from relay.basis import Basis, Log
 from relay.checksums import sha256_hex
-from relay.clock import NS_PER_MS, Clock, iso_date
+from relay.clock import NS_PER_MS, iso_date
 from relay.comm.engine import CommStore
 from relay.comm.model import DeliveryState, Message
 from relay.errors import MessageError, UnsafePath
@@ -35,30 +35,19 @@ from relay.ledger import Ledger, Row
 from relay.ledger.projection import Projection, deliveries_of, facts_of
 from relay.message import DEFAULT_MAX_BODY_BYTES, max_file_bytes, parse_delivered, render
 from relay.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
-from relay.store.eventlog import EventLog
 
 DISAPPEARED = "file_disappeared"
 ACCEPTED = "accepted before a crash, and not delivered then"
 ROWS = 5_000  # looked up at once
-Log = Callable[..., object]
 
 
-def recover(
-    home: Home,
-    ledger: Ledger,
-    store: CommStore,
-    events_log: EventLog,
-    told: Projection,
-    clock: Clock,
-    log: Log,
-    *,
-    power_cut: bool = False,
-) -> list[tuple[str, str]]:
+def recover(basis: Basis, told: Projection, *, power_cut: bool = False) -> list[tuple[str, str]]:
     """Put right what the last daemon left; returns the files to be fed first, in order.
 
     ``told``: what the journal holds behind the ledger's position. ``power_cut``: the machine was
     switched off since, so that what was renamed may not be there.
     """
+    _, home, ledger, store, events, clock, log, _ = basis
     now = clock.now_ns()
     with ledger.transaction():
         for operation in ledger.processes.roll_back(now):
@@ -70,8 +59,8 @@ def recover(
         removed = inboxes.remove_strays(home)
         for event in store.fresh_events or ():
             told.fold(event)
-        events_log.commit()
-        remade = _tell_ledger(ledger, store, told, events_log.journal.durable, now)
+        events.commit()
+        remade = _tell_ledger(ledger, store, told, events.journal.durable, now)
         remade += _tell_of_unsettled(ledger, store)
         _find_refused(dirs, ledger, told)
         _hold_the_rest(ledger, store, now)
@@ -79,7 +68,7 @@ def recover(
         if power_cut:
             _mend_originals(dirs, ledger, store, told, log)
         feed = _settle_rows(dirs, ledger, store, rows, now)
-    events_log.settle()
+    events.settle()
     if rows or delivered or removed or again or remade:
         log(
             "Recovered what was in hand",

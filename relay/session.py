@@ -17,10 +17,10 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from types import TracebackType
 
 from relay import recovery
-from relay.agents.evidence import Evidence
 from relay.agents.roster import Roster
 from relay.aof2.plan import Order
 from relay.aof2.tiers import TierWorker, lower_priority
+from relay.basis import Basis
 from relay.clock import NS_PER_S, Clock
 from relay.comm.engine import CommStore
 from relay.comm.flush import Flusher, FlushPolicy
@@ -119,6 +119,23 @@ class Session:
         return self._tiers.ends_within(seconds)
 
     def _open(self, stack: contextlib.ExitStack) -> None:
+        self._open_ledger(stack)
+        key = store_key(self._home, self._config, make=True)
+        opened = self._open_store(stack, key)
+        feed = recovery.recover(self._basis, opened.told, power_cut=opened.power_cut)
+        self._start_watcher(stack)
+        self._start_dispatcher(stack, key)
+        self._start_tiers(stack)
+        self._supervisor = make_supervisor(self._basis, self._dispatcher)
+        stack.callback(self._supervisor.close)
+        self._start_keeper(stack)
+        self._dispatcher.feed(feed)
+        self._start_overseer()
+        self._deadline = self._dispatcher.tick(Wake(agents_changed=True, scan=True))
+        self._log("Ready", action="ready", epoch=self.epoch, watcher=self.watcher.name)
+
+    def _open_ledger(self, stack: contextlib.ExitStack) -> None:
+        """The ledger, once the home is nobody else's; what was open to others stands in it."""
         incidents = hardening.secure(self._home)
         for one in incidents:
             self._log(one.detail, action=str(one.kind), file=one.path, level="warning")
@@ -129,45 +146,9 @@ class Session:
         self.epoch = self._board.epoch = begin_epoch(self._ledger, self._clock)
         with self._ledger.transaction():
             self._ledger.registry.note_incidents(incidents, self._clock.now_ns(), again=True)
-        key = store_key(self._home, self._config, make=True)
-        opened = self._opened = self._open_store(key)
-        stack.callback(opened.log.close)
-        feed = recovery.recover(
-            self._home,
-            self._ledger,
-            opened.store,
-            opened.log,
-            opened.told,
-            self._clock,
-            self._log,
-            power_cut=opened.power_cut,
-        )
-        detection = self._config.detection
-        self.watcher = make_watcher(self._home, detection.watcher, detection.poll_interval_ms)
-        stack.callback(self.watcher.close)
-        if isinstance(self.watcher, ScanWatcher) and self.watcher.why:
-            text = f"Scanning every {detection.poll_interval_ms} ms: {self.watcher.why}"
-            self._log(text, action="scan_instead", level="warning")
-        self._start_dispatcher(stack, key)
-        self._start_tiers(stack)
-        self._supervisor = make_supervisor(
-            self._home,
-            self._config,
-            self._ledger,
-            opened.store,
-            self._clock,
-            self._log,
-            self._dispatcher,
-        )
-        stack.callback(self._supervisor.close)
-        self._start_keeper(stack)
-        self._dispatcher.feed(feed)
-        self._start_overseer()
-        self._deadline = self._dispatcher.tick(Wake(agents_changed=True, scan=True))
-        self._log("Ready", action="ready", epoch=self.epoch, watcher=self.watcher.name)
 
-    def _open_store(self, key: bytes | None) -> Opened:
-        opened = open_store(
+    def _open_store(self, stack: contextlib.ExitStack, key: bytes | None) -> Opened:
+        opened = self._opened = open_store(
             self._home,
             self._clock,
             self._config,
@@ -176,9 +157,28 @@ class Session:
             epoch=self.epoch,
             ledger_position=self._ledger.position(),
         )
+        stack.callback(opened.log.close)
         if opened.power_cut:
             self._log("The machine was switched off since", action="power_cut")
+        self._basis = Basis(
+            config=self._config,
+            home=self._home,
+            ledger=self._ledger,
+            store=opened.store,
+            events=opened.log,
+            clock=self._clock,
+            log=self._log,
+            tally=self._tally,
+        )
         return opened
+
+    def _start_watcher(self, stack: contextlib.ExitStack) -> None:
+        detection = self._config.detection
+        self.watcher = make_watcher(self._home, detection.watcher, detection.poll_interval_ms)
+        stack.callback(self.watcher.close)
+        if isinstance(self.watcher, ScanWatcher) and self.watcher.why:
+            text = f"Scanning every {detection.poll_interval_ms} ms: {self.watcher.why}"
+            self._log(text, action="scan_instead", level="warning")
 
     def _start_dispatcher(self, stack: contextlib.ExitStack, key: bytes | None) -> None:
         config, opened, wake = self._config, self._opened, self.watcher.wake
@@ -193,33 +193,14 @@ class Session:
             key,
             opened.log,
         )
-        self._dispatcher = Dispatcher(
-            config,
-            self._home,
-            self._ledger,
-            opened.store,
-            opened.log,
-            flusher,
-            make_roller(opened.store, config, self._clock, executor, wake),
-            Roster(self._home, self.watcher, config.lead, self._log),
-            self._clock,
-            self._log,
-            self._tally,
-        )
+        roller = make_roller(opened.store, config, self._clock, executor, wake)
+        roster = Roster(self._home, self.watcher, config.lead, self._log)
+        self._dispatcher = Dispatcher(self._basis, flusher, roller, roster)
 
     def _start_overseer(self) -> None:
         store = self._opened.store
         publisher = Publisher(self._dispatcher, store, self.watcher, self._clock)
-        self._overseer = make_overseer(
-            self._board,
-            self._dispatcher,
-            publisher,
-            self._home.root,
-            self._config,
-            self._ledger,
-            self._clock,
-            self._log,
-        )
+        self._overseer = make_overseer(self._board, self._dispatcher, publisher, self._basis)
         self._overseer.begin()
 
     def _start_tiers(self, stack: contextlib.ExitStack) -> None:
@@ -270,20 +251,11 @@ class Session:
 
 
 def make_supervisor(
-    home: Home,
-    config: Config,
-    ledger: Ledger,
-    store: CommStore,
-    clock: Clock,
-    log: Callable[..., object],
-    dispatcher: Dispatcher,
-    spawner: Spawner | None = None,
+    basis: Basis, dispatcher: Dispatcher, spawner: Spawner | None = None
 ) -> Supervisor:
     """What looks after the processes of a home; it has taken over those that run."""
-    evidence = Evidence(ledger, store)
-    spawner = spawner or SystemSpawner()
     greet = dispatcher.teller.greet  # what it left and what waits, before it is started
-    return Supervisor(config.spawn, home, ledger, evidence, spawner, clock, log, greet)
+    return Supervisor(basis, spawner or SystemSpawner(), greet)
 
 
 def tend(supervisor: Supervisor, dispatcher: Dispatcher) -> None:

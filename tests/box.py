@@ -16,6 +16,7 @@ from typing import Any
 from relay import recovery
 from relay.agents.roster import Roster
 from relay.aof2.plan import Order
+from relay.basis import Basis
 from relay.comm import acomm
 from relay.comm.engine import CommStore
 from relay.comm.flush import Flusher, FlushPolicy, Inline
@@ -25,6 +26,7 @@ from relay.flow.watcher import Wake, Watcher, make_watcher
 from relay.home import LEDGER, STORE, Home
 from relay.ledger import Ledger
 from relay.message import MessageFile, parse_delivered
+from relay.operations.tally import Tally
 from relay.orchestrator.asked import Pack, Prune
 from relay.processes.spawner import Spawner
 from relay.session import make_roller, make_supervisor, tend
@@ -64,9 +66,33 @@ class Box:
 
     def open(self) -> None:
         """What the daemon does at its start, up to the first turn."""
+        basis = self._open_store()
+        feed = recovery.recover(basis, self.opened.told, power_cut=self.opened.power_cut)
+        detection = self.config.detection
+        self.watcher: Watcher = make_watcher(
+            self.home, detection.watcher, detection.poll_interval_ms
+        )
+        self.roster = Roster(self.home, self.watcher, self.config.lead, self._log)
+        self.flusher = Flusher(
+            self.store,
+            self.home.path(STORE),
+            FlushPolicy(100, 5000, 0, self.config.store.compress),  # each five seconds
+            self.clock,
+            Inline(),
+            key=self.key,
+            journal=self.events,
+        )
+        roller = make_roller(self.store, self.config, self.clock, Inline())
+        self.dispatcher = Dispatcher(basis, self.flusher, roller, self.roster)
+        self.supervisor = make_supervisor(basis, self.dispatcher, self.spawner)
+        self.dispatcher.feed(feed)
+        self.deadline = self.dispatcher.tick(Wake(agents_changed=True, scan=True))
+
+    def _open_store(self) -> Basis:
+        """The ledger, and the store with its journal: what the parts work on."""
         self.ledger = Ledger.open(self.home.path(LEDGER))
         self.key = store_key(self.home, self.config, make=True)
-        opened = open_store(
+        self.opened = open_store(
             self.home,
             self.clock,
             self.config,
@@ -75,60 +101,19 @@ class Box:
             ledger_position=self.ledger.position(),
             boot=self.boot,
         )
-        self.store: CommStore = opened.store
-        self.opened = opened
-        self.events = opened.log
-        self.tiers = opened.tiers
-        feed = recovery.recover(
-            self.home,
-            self.ledger,
-            self.store,
-            self.events,
-            opened.told,
-            self.clock,
-            self._log,
-            power_cut=opened.power_cut,
+        self.store: CommStore = self.opened.store
+        self.events = self.opened.log
+        self.tiers = self.opened.tiers
+        return Basis(
+            config=self.config,
+            home=self.home,
+            ledger=self.ledger,
+            store=self.store,
+            events=self.events,
+            clock=self.clock,
+            log=self._log,
+            tally=Tally(self.clock),
         )
-        detection = self.config.detection
-        self.watcher: Watcher = make_watcher(
-            self.home, detection.watcher, detection.poll_interval_ms
-        )
-        self.roster = Roster(self.home, self.watcher, self.config.lead, self._log)
-        store = self.config.store
-        policy = FlushPolicy(100, 5000, 0, store.compress)  # a checkpoint every five seconds
-        self.flusher = Flusher(
-            self.store,
-            self.home.path(STORE),
-            policy,
-            self.clock,
-            Inline(),
-            key=self.key,
-            journal=self.events,
-        )
-        self.dispatcher = Dispatcher(
-            self.config,
-            self.home,
-            self.ledger,
-            self.store,
-            self.events,
-            self.flusher,
-            make_roller(self.store, self.config, self.clock, Inline()),
-            self.roster,
-            self.clock,
-            self._log,
-        )
-        self.supervisor = make_supervisor(
-            self.home,
-            self.config,
-            self.ledger,
-            self.store,
-            self.clock,
-            self._log,
-            self.dispatcher,
-            self.spawner,
-        )
-        self.dispatcher.feed(feed)
-        self.deadline = self.dispatcher.tick(Wake(agents_changed=True, scan=True))
 
     def kill(self) -> None:
         """Nothing is finished, nothing is written: the process is gone."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from relay.home import LEDGER, Home
@@ -47,6 +50,39 @@ def home_of(root: Path, *agents: str, checkpoint_ms: int = 50) -> Path:
         for agent in agents:
             home.make_agent(agent)
     return root
+
+
+@contextlib.contextmanager
+def no_room_above(size: int) -> Iterator[None]:
+    """Writes of this process behind so many bytes of a file fail, as on a full disk.
+
+    With EFBIG for ENOSPC.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield  # no longer: the report of the test may go to a file, too
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextlib.contextmanager
+def meanwhile(step: Callable[[], object]) -> Iterator[None]:
+    """``step`` over and over, in a thread of its own, as long as the block lasts."""
+    over = threading.Event()
+
+    def go_on() -> None:
+        while not over.is_set():
+            step()
+            over.wait(0.005)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class Relay:

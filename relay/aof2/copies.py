@@ -92,12 +92,12 @@ class Copies:
         kind = ManifestType.CompressionDone
         self.note(kind, entry, compressed_bytes=size, dictionary_id=dictionary_id)
 
-    def prove_warm(self, entry: SegmentEntry, path: str = "") -> Footer:
+    def prove_warm(self, entry: SegmentEntry) -> Footer:
         """Inflate the compressed copy whole: it is the segment. Its footer.
 
         Errors: FormatError, IntegrityError, FileNotFoundError.
         """
-        path = path or self.tier1(entry)
+        path = self.tier1(entry)
         check = check_of(entry, path)
         with WarmSegment(path, self.dictionaries) as opened:
             for piece in opened.pieces():

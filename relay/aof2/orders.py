@@ -66,10 +66,10 @@ def prune(tiers: Tiers, jobs: Sequence[Job]) -> Iterator[Done]:
         yield Done(job.entry.segment_id, "pruned")
 
 
-def checkpoints(stream_dir: str, most: int = 2) -> list[int]:
-    """The offsets that the newest checkpoints cover, as the manifest has them, newest first.
+def checkpoints(stream_dir: str) -> list[int]:
+    """The offsets that the two newest checkpoints cover, as the manifest has them, newest first.
 
-    Two cover the stream below the second of them. Reads chunks from the newest back; damaged
+    They cover the stream below the second of them. Reads chunks from the newest back; damaged
     ones are stepped over, which makes the answer smaller, never larger.
     """
     found: list[int] = []
@@ -80,9 +80,9 @@ def checkpoints(stream_dir: str, most: int = 2) -> list[int]:
         except (FormatError, FileNotFoundError):
             continue
         for record in reversed(records):
-            if record.type == ManifestType.CustomEvent and len(found) < most:
+            if record.type == ManifestType.CustomEvent and len(found) < 2:
                 found += _covered(record.fields)
-        if len(found) >= most:
+        if len(found) >= 2:
             break
     return found
 

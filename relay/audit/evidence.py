@@ -36,8 +36,8 @@ from relay.audit import (
 from relay.audit.acomm_columns import SECTIONS, sections_of
 from relay.audit.ledger_source import LedgerSnapshot
 from relay.audit.reading import SMALL_BYTES, Keep
+from relay.audit.served import DEFAULT_RECENT_DAYS, watched_until
 from relay.audit.sizes import Sizes, measure
-from relay.audit.watched import DEFAULT_RECENT_DAYS, watched_until
 from relay.clock import NS_PER_S, Clock
 from relay.comm import acomm
 from relay.comm.seal import seal

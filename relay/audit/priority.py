@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from relay.audit.watched import is_served
+from relay.audit.served import is_served
 
 NICE_VARIABLE = "AGENT_RELAY_AUDIT_NICE"
 NICE = 19  # of 19: a relay that delivers comes first, and the audit has what is left

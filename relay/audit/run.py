@@ -22,6 +22,7 @@ from relay.audit.jobs import Job, integrity
 from relay.audit.output import FINDINGS, OutFolder, out_folder
 from relay.audit.private import private_folder
 from relay.audit.progress import Watcher
+from relay.audit.served import DEFAULT_RECENT_DAYS
 from relay.audit.session import (
     DEFAULT_MASTER,
     has_ended,
@@ -30,7 +31,6 @@ from relay.audit.session import (
     why_ended,
 )
 from relay.audit.summary import Examples, JobReport, Report, to_json
-from relay.audit.watched import DEFAULT_RECENT_DAYS
 from relay.clock import NS_PER_S, Clock, iso_time
 from relay.errors import FormatError, RelayError
 

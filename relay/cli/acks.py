@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.common import columns, echo_json, home_option, json_option, open_home
+from relay.cli.common import home_option, json_option, open_home, show_rows
 from relay.cli.history import read_store
 
 if TYPE_CHECKING:
@@ -39,14 +39,9 @@ def acks(
         for row in _owed(store, now_ms)
         if agent in (None, row["to"]) and (row["overdue"] or not overdue_alone)
     ]
-    if as_json:
-        for row in rows:
-            echo_json(row)
-    elif rows:
-        header = ("ID", "FROM", "TO", "KIND", "DELIVERED", "DUE", "OVERDUE", "ATTEMPT")
-        columns(header, [_cells(row) for row in rows])
-    else:
-        click.echo("no acknowledgment is " + ("overdue" if overdue_alone else "owed"), err=True)
+    header = ("ID", "FROM", "TO", "KIND", "DELIVERED", "DUE", "OVERDUE", "ATTEMPT")
+    nothing = "no acknowledgment is " + ("overdue" if overdue_alone else "owed")
+    show_rows(rows, header, _cells, as_json=as_json, nothing=nothing)
 
 
 def _owed(store: CommStore, now_ms: int) -> Iterator[dict[str, Any]]:

@@ -17,12 +17,13 @@ from relay.cli.common import (
     echo_json,
     home_option,
     json_option,
+    meta_of,
     open_home,
+    parse_meta,
     printable,
     root_of,
     when,
 )
-from relay.errors import RelayError
 from relay.home import LEDGER, META
 from relay.names import OPERATOR, ORCHESTRATOR, check_agent_name
 
@@ -146,12 +147,7 @@ def register(
     with open_home(ctx, home) as opened:
         opened.make_agent(name)
         if role is not None:
-            meta = _meta(opened.read_meta(name))
-            if meta is None:
-                raise RelayError(
-                    f"{opened.path('agents', name, META)} is no JSON object",
-                    hint="mend it, or remove it: it holds pid, start time, role and public key",
-                )
+            meta = meta_of(opened, name)
             path = opened.path("agents", name, META)
             fsio.write_atomic(path, json.dumps(meta | {"role": role}).encode())
         meta_role = _role(opened.read_meta(name))
@@ -182,16 +178,7 @@ def _revive(home: Home, name: str) -> None:
             operator.send(ORCHESTRATOR, body, kind=Kind.COMMAND)
 
 
-def _meta(data: bytes | None) -> dict[str, object] | None:
-    """A meta.json's object; None where it is none."""
-    try:
-        value = json.loads(data or b"{}")
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
 def _role(data: bytes | None) -> str | None:
     """The role in a meta.json; None where there is none or it cannot be read."""
-    role = (_meta(data) or {}).get("role")
+    role = (parse_meta(data) or {}).get("role")
     return role if isinstance(role, str) else None

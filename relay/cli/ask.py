@@ -77,6 +77,11 @@ def order(
     body = "\n".join(f"{name}: {value}" for name, value in given.items())
     with acting_as(agent, root) as me:
         answer = request(me, ORCHESTRATOR, body, timeout_s)
+    show_answer(answer, as_json)
+
+
+def show_answer(answer: Received, as_json: bool) -> None:
+    """What the relay has done, in its own words."""
     said = answer.body.removeprefix("completed ").strip()
     if as_json:
         echo_json({"id": answer.re, "answer": said})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from relay.cli.ask import check_agent, control_options, order, wait_for_flush
-from relay.cli.common import columns, echo_json, home_option, json_option, open_home, printable
+from relay.cli.common import echo_json, home_option, json_option, open_home, printable, show_rows
 from relay.cli.history import read_store
 
 if TYPE_CHECKING:
@@ -56,14 +56,13 @@ def list_(ctx: click.Context, home: str | None, everything: bool, as_json: bool)
         for one in store.list_channels()
         if everything or not one.name.startswith("dm/")
     ]
-    if as_json:
-        for row in rows:
-            echo_json(row)
-    elif rows:
-        header = tuple(name.upper() for name in rows[0])
-        columns(header, [tuple(row.values()) for row in rows])
-    else:
-        click.echo("no channels; `relay channel create NAME` makes one", err=True)
+    show_rows(
+        rows,
+        ("NAME", "TYPE", "STATE", "OWNER", "PARTICIPANTS", "MESSAGES"),
+        dict.values,
+        as_json=as_json,
+        nothing="no channels; `relay channel create NAME` makes one",
+    )
 
 
 @channel.command(epilog="\b\nExample:\n  relay channel show ci")

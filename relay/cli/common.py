@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import click
 
 from relay.clock import NS_PER_S, iso_time
-from relay.home import Home, default_root
+from relay.errors import RelayError
+from relay.home import META, Home, default_root
 from relay.names import OPERATOR
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -59,6 +60,44 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     for row in table:
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         click.echo(line.rstrip())
+
+
+def parse_meta(data: bytes | None) -> dict[str, object] | None:
+    """A meta.json's object, empty where there is no such file; None where it holds none."""
+    try:
+        value = json.loads(data or b"{}")
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def meta_of(home: Home, name: str) -> dict[str, object]:
+    """What is in an agent's meta.json. Errors: RelayError where that is no JSON object."""
+    meta = parse_meta(home.read_meta(name))
+    if meta is None:
+        raise RelayError(
+            f"{home.path('agents', name, META)} is no JSON object",
+            hint="mend it, or remove it: it holds pid, start time, role and public key",
+        )
+    return meta
+
+
+def show_rows(
+    rows: Sequence[dict[str, Any]],
+    header: Sequence[str],
+    cells: Callable[[dict[str, Any]], Iterable[object]],
+    *,
+    as_json: bool,
+    nothing: str,
+) -> None:
+    """Each row as a JSON line, or as columns; where there is none, a person reads ``nothing``."""
+    if as_json:
+        for row in rows:
+            echo_json(row)
+    elif rows:
+        columns(header, [tuple(cells(row)) for row in rows])
+    else:
+        click.echo(nothing, err=True)
 
 
 def printable(text: str | None, most: int | None = None, *, lines: bool = False) -> str | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from relay.cli.ask import acting_as, control_options, require_relay
-from relay.cli.common import columns, echo_json, printable, root_of
+from relay.cli.common import echo_json, printable, root_of, show_rows
 
 if TYPE_CHECKING:
     from agent_sdk import Agent
@@ -102,17 +102,13 @@ def list_(
 
     with _agent(ctx, home, agent) as me:
         found = versions(me, timeout_s, name)
-    if as_json:
-        for one in found:
-            echo_json(_facts(name or agent, one))
-    elif found:
-        header = ("VERSION", "BYTES", "SAVED AT", "MESSAGE")
-        columns(header, [(one.version, one.size, one.saved_at, one.message_id) for one in found])
-    else:
-        click.echo(f"{name or agent} has saved nothing", err=True)
+    of = name or agent
+    header = ("VERSION", "BYTES", "SAVED AT", "MESSAGE")
+    rows = [_facts(of, one) for one in found]
+    show_rows(rows, header, _cells, as_json=as_json, nothing=f"{of} has saved nothing")
 
 
-def _facts(name: str, one: Any) -> dict[str, object]:
+def _facts(name: str, one: Any) -> dict[str, Any]:
     return {
         "agent": name,
         "version": one.version,
@@ -120,6 +116,10 @@ def _facts(name: str, one: Any) -> dict[str, object]:
         "saved_at": one.saved_at,
         "message_id": one.message_id,
     }
+
+
+def _cells(row: dict[str, Any]) -> tuple[object, ...]:
+    return (row["version"], row["bytes"], row["saved_at"], row["message_id"])
 
 
 @contextlib.contextmanager

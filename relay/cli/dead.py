@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from relay.cli.ask import control_options, order, wait_for_flush
-from relay.cli.common import columns, echo_json, home_option, json_option, open_home, printable
+from relay.cli.common import echo_json, home_option, json_option, open_home, printable, show_rows
 from relay.cli.history import message_facts, read_store
 
 if TYPE_CHECKING:
@@ -44,26 +44,19 @@ def list_(ctx: click.Context, home: str | None, as_json: bool) -> None:
         wait_for_flush(opened)
         store = read_store(opened)
     rows = [_facts(store, letter) for letter in store.dead_letters()]
-    if as_json:
-        for row in rows:
-            echo_json(row)
-    elif rows:
-        columns(
-            ("ID", "FROM", "DEAD FOR", "ATTEMPTS", "AT", "REASON"),
-            [
-                (
-                    row["id"] or row["number"],
-                    row["from"],
-                    printable(", ".join(row["dead_for"]), 30),
-                    row["attempts"],
-                    row["dead_at"],
-                    printable(row["reason"]),
-                )
-                for row in rows
-            ],
-        )
-    else:
-        click.echo("no dead letters", err=True)
+    header = ("ID", "FROM", "DEAD FOR", "ATTEMPTS", "AT", "REASON")
+    show_rows(rows, header, _cells, as_json=as_json, nothing="no dead letters")
+
+
+def _cells(row: dict[str, Any]) -> tuple[object, ...]:
+    return (
+        row["id"] or row["number"],
+        row["from"],
+        printable(", ".join(row["dead_for"]), 30),
+        row["attempts"],
+        row["dead_at"],
+        printable(row["reason"]),
+    )
 
 
 @dead.command(epilog="\b\nExample:\n  relay dead show 1706123456789012345-a1b2c3d4")

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from relay.cli.common import (
-    columns,
-    echo_json,
-    home_option,
-    json_option,
-    open_home,
-    printable,
-)
+from relay.cli.common import home_option, json_option, open_home, printable, show_rows
 
 if TYPE_CHECKING:
     from relay.comm import CommStore, Message, MessageFilter
@@ -222,26 +215,16 @@ def parse_time(text: str, option: str) -> int:
 
 def _show(store: CommStore, messages: list[Message], as_json: bool) -> None:
     rows = [message_facts(store, message) for message in messages]
-    if as_json:
-        for row in rows:
-            echo_json(row)
-    elif rows:
-        columns(
-            ("AT", "FROM", "CHANNEL", "TYPE", "STATUS", "CONTENT"),
-            [
-                (
-                    row["at"],
-                    row["from"],
-                    row["channel"],
-                    row["type"],
-                    row["status"],
-                    printable(row["content"].split("\n", 1)[0], 40),
-                )
-                for row in rows
-            ],
-        )
-    else:
-        click.echo("nothing found", err=True)
+    header = ("AT", "FROM", "CHANNEL", "TYPE", "STATUS", "CONTENT")
+    show_rows(rows, header, _cells, as_json=as_json, nothing="nothing found")
+
+
+def _cells(row: dict[str, Any]) -> tuple[object, ...]:
+    first_line = row["content"].split("\n", 1)[0]
+    return (
+        *(row["at"], row["from"], row["channel"], row["type"], row["status"]),
+        printable(first_line, 40),
+    )
 
 
 def message_facts(store: CommStore, message: Message) -> dict[str, Any]:

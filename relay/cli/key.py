@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 import click
 
 from relay.cli.ask import control_options, order
-from relay.cli.common import echo_json, home_option, json_option, open_home
-from relay.errors import NotFound, RelayError
-from relay.home import KEY, LEDGER, META, Home
+from relay.cli.common import echo_json, home_option, json_option, meta_of, open_home
+from relay.errors import NotFound
+from relay.home import KEY, LEDGER, META
 from relay.names import check_agent_name
 
 
@@ -47,7 +48,7 @@ def make(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
     check_agent_name(name)
     with open_home(ctx, home) as opened:
         opened.make_agent(name)
-        meta = _meta(opened, name)
+        meta = meta_of(opened, name)
         path = opened.path("agents", name, KEY)
         private = keyfile.load(path) if os.path.lexists(path) else keyfile.create(path)
         public = public_key(private).hex()
@@ -75,7 +76,7 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
         db.close()
         public = row["public_key"] if row else None
         if public is None and name in opened.agent_inodes():
-            public = _meta(opened, name).get("public_key")
+            public = meta_of(opened, name).get("public_key")
     if not isinstance(public, str):
         raise NotFound(f"{name!a} has no key", hint=f"`relay key make {name}` makes one")
     _print(name, public, as_json)
@@ -87,37 +88,13 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
 @control_options
 @click.argument("name")
 @click.argument("public_key", metavar="HEX")
-def trust(
-    ctx: click.Context,
-    home: str | None,
-    agent: str,
-    timeout_s: float,
-    as_json: bool,
-    name: str,
-    public_key: str,
-) -> None:
+def trust(ctx: click.Context, /, name: str, public_key: str, **caller: Any) -> None:
     """Have an agent's signatures checked by another key.
 
     HEX is 64 hex digits, as `relay key show` prints them, or none: then the key that its
     meta.json names with its next message is registered. For operator and the lead.
     """
-    fields = {"NAME": name, "KEY": public_key}
-    order(ctx, "agent.key", fields, home=home, agent=agent, timeout_s=timeout_s, as_json=as_json)
-
-
-def _meta(home: Home, name: str) -> dict[str, object]:
-    """What is in an agent's meta.json. Errors: RelayError where that is no JSON object."""
-    data = home.read_meta(name)
-    try:
-        value = json.loads(data or b"{}")
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise RelayError(
-            f"{home.path('agents', name, META)} is no JSON object",
-            hint="mend it, or remove it: it holds pid, start time, role and public key",
-        )
-    return value
+    order(ctx, "agent.key", {"NAME": name, "KEY": public_key}, **caller)
 
 
 def _print(name: str, public: str, as_json: bool) -> None:

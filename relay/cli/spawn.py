@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from relay.cli.ask import control_options, request, require_relay
+from relay.cli.ask import control_options, request, require_relay, show_answer
 from relay.cli.common import (
     ago,
     columns,
@@ -42,34 +42,28 @@ Examples:
 @control_options
 def spawn(
     ctx: click.Context,
+    /,
     name: str,
     program: str,
     prompt: str,
     cwd: str | None,
     env: tuple[str, ...],
     restart: str | None,
-    home: str | None,
-    agent: str,
-    timeout_s: float,
-    as_json: bool,
+    **caller: Any,
 ) -> None:
     """Start an agent's process, and say its pid.
 
     The relay looks after it: `relay ps` shows how it does, and what becomes of it is told to who
     asked. Its output goes to logs/NAME.log in the home. The values of --env are recorded nowhere.
     """
-    from agent_sdk import Agent
     from agent_sdk.processes import spawn_headers
-    from relay.names import ORCHESTRATOR
 
-    root = root_of(ctx, home)
+    root = root_of(ctx, caller.pop("home"))
     require_relay(root)
     text = sys.stdin.read() if prompt == "-" else prompt
     directory = str(Path(cwd).expanduser().absolute()) if cwd else str(Path.cwd())
     headers = spawn_headers(name, program, directory, _env(env), restart)
-    with Agent(agent, root) as me:
-        said = request(me, ORCHESTRATOR, text, timeout_s, kind="spawn", headers=headers)
-    _print(said, as_json)
+    _ask(root, "spawn", headers, text, **caller)
 
 
 def _env(given: tuple[str, ...]) -> dict[str, str]:
@@ -92,36 +86,34 @@ Examples:
 @click.argument("name")
 @click.option("--reason", default="", help="Who had it started hears it.")
 @control_options
-def release(
-    ctx: click.Context,
-    name: str,
-    reason: str,
-    home: str | None,
-    agent: str,
-    timeout_s: float,
-    as_json: bool,
-) -> None:
+def release(ctx: click.Context, /, name: str, reason: str, **caller: Any) -> None:
     """End an agent's process: SIGTERM, and SIGKILL after spawn.grace_s.
 
     It has ended, with all that it started, when this returns. Its mailbox stays.
     """
+    root = root_of(ctx, caller.pop("home"))
+    require_relay(root)
+    headers = {"NAME": name} | ({"REASON": reason} if reason else {})
+    _ask(root, "release", headers, "", **caller)
+
+
+def _ask(
+    root: str,
+    kind: str,
+    headers: dict[str, str],
+    body: str,
+    *,
+    agent: str,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """Send a request for a process, and print the answer."""
     from agent_sdk import Agent
     from relay.names import ORCHESTRATOR
 
-    root = root_of(ctx, home)
-    require_relay(root)
-    headers = {"NAME": name} | ({"REASON": reason} if reason else {})
     with Agent(agent, root) as me:
-        said = request(me, ORCHESTRATOR, "", timeout_s, kind="release", headers=headers)
-    _print(said, as_json)
-
-
-def _print(answer: Any, as_json: bool) -> None:
-    said = answer.body.removeprefix("completed ").strip()
-    if as_json:
-        echo_json({"id": answer.re, "answer": said})
-    else:
-        click.echo(printable(said))
+        answer = request(me, ORCHESTRATOR, body, timeout_s, kind=kind, headers=headers)
+    show_answer(answer, as_json)
 
 
 @click.command(epilog="\b\nExamples:\n  relay ps\n  relay ps --all --json")

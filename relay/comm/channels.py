@@ -64,21 +64,21 @@ class ChannelCommands(PressureCommands):
             raise DuplicateChannel(f"there is a channel {name} already")
         channel_type = validation.check_member("channel_type", channel_type, ChannelType)
         config = validation.check_config(config or ChannelConfig())
-        words = validation.check_words(description, tags)
+        description, tags = validation.check_words(description, tags)
         self._check_room("channels", len(self.state.channels), self.limits.channels)
         now = self._now_s()
+        first = Participant(owner, ParticipantRole.OWNER, now, self.identities.get(owner))
         channel = Channel(
-            self.state.next_channel,
-            name,
-            channel_type,
-            owner,
-            (Participant(owner, ParticipantRole.OWNER, now, self.identities.get(owner)),),
-            config,
-            ChannelState.ACTIVE,
-            now,
-            now,
-            0,
-            *words,
+            id=self.state.next_channel,
+            name=name,
+            channel_type=channel_type,
+            owner=owner,
+            participants=(first,),
+            config=config,
+            created_at=now,
+            modified_at=now,
+            description=description,
+            tags=tags,
         )
         _check_participants(channel, config)
         self.apply(events.ChannelCreated(channel))
@@ -168,13 +168,7 @@ class ChannelCommands(PressureCommands):
         gets what matches and was sent before. Errors: ValidationFailed for the pattern, or when
         the channel is not a PubSub channel; StoreCapacity for one subscription too many.
         """
-        channel = self.get_channel(channel_id)
-        if channel.channel_type is not ChannelType.PUB_SUB:
-            raise ValidationFailed(
-                "channel",
-                f"{channel.name} is a {channel.channel_type.label} channel; "
-                "only a PubSub channel has topics",
-            )
+        channel = self._with_topics(channel_id)
         mode = topics.match_mode(pattern)
         for known in self._subscriptions_to(channel_id, pattern):
             if known.subscriber == subscriber:
@@ -184,20 +178,25 @@ class ChannelCommands(PressureCommands):
         count = len(self.state.subscriptions)
         self._check_room("subscriptions", count, self.limits.subscriptions)
         self.join_channel(channel_id, subscriber)
+        number, now = self.state.next_subscription, self._now_s()
         subscription = Subscription(
-            self.state.next_subscription,
-            channel_id,
-            subscriber,
-            pattern,
-            mode,
-            self._now_s(),
-            True,
-            filter,
+            number, channel_id, subscriber, pattern, mode, now, active=True, filter=filter
         )
         self.apply(events.SubscriptionAdded(subscription))
         if channel.config.sticky_messages:
             self._catch_up(channel, subscriber, self._wanted_by(subscription))
         return subscription
+
+    def _with_topics(self, channel_id: int) -> Channel:
+        """The channel. Errors: ChannelNotFound; ValidationFailed when it has no topics."""
+        channel = self.get_channel(channel_id)
+        if channel.channel_type is not ChannelType.PUB_SUB:
+            raise ValidationFailed(
+                "channel",
+                f"{channel.name} is a {channel.channel_type.label} channel; "
+                "only a PubSub channel has topics",
+            )
+        return channel
 
     def _wanted_by(self, subscription: Subscription) -> Callable[[Message], bool]:
         """Whether a subscription wants an earlier message; there may be very many of them."""

@@ -130,27 +130,35 @@ class CommStore(DueCommands):
         that is not this key's; either is left as it is.
         """
         clock = clock or Clock()
-        held = contextlib.ExitStack()
-        held.enter_context(lock.locked(path, clock.now_ns() // NS_PER_S))
-        try:
-            store = cls.load_path(path, clock, limits, warn, key)
-            for name in (path, path + store_file.PREVIOUS):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name + ".tmp")
-            if store is None:
-                store = cls(clock, None, limits)
-                store.warn = warn or store.warn
-            if not os.path.lexists(path):
-                store.note_file(
-                    store_file.write(path, store.snapshot(), key=key), store.sequence, 0
-                )
-        except BaseException:
-            held.close()
-            raise
-        store._held = held
+        with contextlib.ExitStack() as held:
+            held.enter_context(lock.locked(path, clock.now_ns() // NS_PER_S))
+            store = cls._of_file(path, clock, limits, warn, key)
+            store._held = held.pop_all()
         store._policy = policy or FlushPolicy()
         store._flusher = Flusher(store, path, store._policy, clock, Inline(), key=key)
         store._hand_over_rest()
+        return store
+
+    @classmethod
+    def _of_file(
+        cls,
+        path: str,
+        clock: Clock,
+        limits: Limits,
+        warn: Callable[[str], object] | None,
+        key: bytes | None,
+    ) -> CommStore:
+        """The store at ``path``, whose lock is held; there is a file now, if there was none."""
+        store = cls.load_path(path, clock, limits, warn, key)
+        for name in (path, path + store_file.PREVIOUS):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name + ".tmp")
+        if store is None:
+            store = cls(clock, None, limits)
+            store.warn = warn or store.warn
+        if not os.path.lexists(path):
+            size = store_file.write(path, store.snapshot(), key=key)
+            store.note_file(size, store.sequence, 0)
         return store
 
     def apply(self, event: events.Event) -> None:

@@ -14,6 +14,7 @@ from relay.errors import RelayError
 from relay.home import Home
 
 RESTORE = "`relay ledger restore FILE` puts a backup back, and the next start tells it the rest"
+SHOWN = 3  # of what is wrong in one way; the rest is counted
 SECOND_LOOK_S = 1.0  # what a running relay has in hand is done by then
 
 
@@ -84,7 +85,7 @@ def said(exc: RelayError | OSError) -> str:
     return str(exc) if isinstance(exc, RelayError) else f"{exc.filename}: {exc.strerror}"
 
 
-def several(items: list[str], most: int = 3) -> str:
+def several(items: list[str]) -> str:
     """The first of them, and how many more."""
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(items[:most]) + more
+    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    return ", ".join(items[:SHOWN]) + more

@@ -133,15 +133,6 @@ def set_aside(dirs: Dirs, reference: str) -> None:
         fsio.rename(digest, folder, aside, folder)
 
 
-def collect(home: Home, ledger: Ledger, older_than_ns: int, dry_run: bool = False) -> list[str]:
-    """Remove what nobody needs any more; the paths, relative to the home, in order.
-
-    All of ``collecting`` at once. Errors: OSError.
-    """
-    found = collecting(home, ledger, older_than_ns, dry_run=dry_run)
-    return [path for path in found if path is not None]
-
-
 def collecting(
     home: Home, ledger: Ledger, older_than_ns: int, *, dry_run: bool = False
 ) -> Iterator[str | None]:

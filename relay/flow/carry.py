@@ -10,25 +10,21 @@ The ledger never says what the journal has not got. Source: DESIGN, "How a messa
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
-from relay.clock import NS_PER_S, Clock
+from relay.basis import Basis
+from relay.clock import NS_PER_S
 from relay.comm import events
-from relay.comm.engine import CommStore
 from relay.comm.model import DeliveryState
-from relay.config import Retry
 from relay.errors import UnsafePath
 from relay.flow import delivery
 from relay.flow.delivery import DiskFull
 from relay.flow.finish import Finisher
 from relay.flow.work import Posting, Work
 from relay.home import Dirs
-from relay.ledger import Held, Ledger, Written
+from relay.ledger import Held, Written
 from relay.names import ORCHESTRATOR
-from relay.operations.tally import Tally
 from relay.processes import runfiles
-from relay.store.eventlog import EventLog
 
 SHOWN_IDS = 8  # of a batch, in its line of the log: enough to find the rest in the ledger
 
@@ -43,28 +39,16 @@ class PutOff(NamedTuple):
 class Carrier:
     """Carries works out, a batch at a time. Owned by the loop."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        store: CommStore,
-        events_log: EventLog,
-        finisher: Finisher,
-        retry: Retry,
-        clock: Clock,
-        log: Callable[..., object],
-        tally: Tally,
-        *,
-        debug: bool = False,
-    ) -> None:
-        self._ledger = ledger
-        self._store = store
-        self._events = events_log
-        self._tally = tally
-        self._debug = debug  # a line a message
+    def __init__(self, basis: Basis, finisher: Finisher) -> None:
+        self._ledger = basis.ledger
+        self._store = basis.store
+        self._events = basis.events
+        self._tally = basis.tally
+        self._debug = basis.config.log_level == "debug"  # a line a message
         self._finisher = finisher
-        self._retry = retry
-        self._clock = clock
-        self._log = log
+        self._retry = basis.config.retry
+        self._clock = basis.clock
+        self._log = basis.log
 
     def carry_out(self, dirs: Dirs, batch: list[Work]) -> list[PutOff]:
         """Every step for every work; those that the disk takes nothing of now are returned."""

@@ -1,4 +1,4 @@
-"""Step 5 and 6: what is to happen with a message, and the engine's word on it.
+"""Steps 5 and 6: what is to happen with a message, and the engine's word on it.
 
 Fills a Work with postings: the message for its recipients, and the orchestrator's answers. An
 answer's id is derived from what it answers, so deciding again after a crash gives the same
@@ -98,11 +98,7 @@ class Decider:
         if ttl_s and stored is None and now_ns > work.discovered_at + ttl_s * NS_PER_S:
             self.refuse(work, f"its TTL of {ttl_s} s passed before it could be delivered")
             return
-        is_lead = message.to.lower() == "lead"
-        directory = Directory(agents, self._lead() if is_lead else None, self._away, self._silent)
-        route = router.route(message, work.agent, directory, self._store)
-        if isinstance(route, Bounce) and stored is not None:
-            route = router.route_again(work.agent, sorted(self._store.recipients(stored.id)))
+        route = self._route(message, work.agent, stored, agents)
         if isinstance(route, Bounce):
             if route.answers is not None:  # who answered owes nothing, whoever is there to hear it
                 work.acknowledged = self._acknowledge(message, work.agent, route.answers)
@@ -117,15 +113,8 @@ class Decider:
             return
         if route.answers is not None:
             work.acknowledged = self._acknowledge(message, work.agent, route.answers)
-        if stored.id not in self._store.state.deliveries:  # it is long done, and rolled out
-            return
-        recipients = self._store.recipients(stored.id)
-        if not recipients and route.channel_type is not ChannelType.PUB_SUB:
-            self._answer(work, Kind.NACK, f"nobody else takes part in {route.channel}", stored)
-        if ORCHESTRATOR in recipients:
-            work.control = True
-            self._obey(work, accepted.original or message, stored, agents)
-        self._post(work, accepted, stored, route, recipients, agents)
+        if stored.id in self._store.state.deliveries:  # else it is long done, and rolled out
+            self._hand_over(work, accepted, stored, route, agents)
 
     def refuse(self, work: Work, reason: str) -> None:
         """Refuse a file: its sender is told why, and what to do."""
@@ -208,11 +197,22 @@ class Decider:
             stored = self._store.ever_by_relay_id(work.message_id)
         return stored
 
+    def _route(
+        self, message: MessageFile, sender: str, stored: Message | None, agents: Set[str]
+    ) -> Route | Bounce:
+        """Where it goes; what would bounce now and was accepted goes where it went then."""
+        is_lead = message.to.lower() == "lead"
+        directory = Directory(agents, self._lead() if is_lead else None, self._away, self._silent)
+        route = router.route(message, sender, directory, self._store)
+        if isinstance(route, Bounce) and stored is not None:
+            return router.route_again(sender, sorted(self._store.recipients(stored.id)))
+        return route
+
     def _send(self, work: Work, message: MessageFile, route: Route) -> Message:
         """The engine's message, numbered now."""
         channel = self._channel(route)
         fields = router.engine_fields(message, work.message_id, work.discovered_at, route.answers)
-        stored = self._store.accept(
+        return self._store.accept(
             channel.id,
             work.agent,
             fields.message_type,
@@ -226,7 +226,6 @@ class Decider:
             signature=fields.signature,
             origin=work.origin,
         )
-        return stored
 
     def _channel(self, route: Route) -> Channel:
         """The channel of a route, made or joined as far as the route asks for it."""
@@ -238,6 +237,18 @@ class Decider:
             if not self._store.takes_part(channel.id, member):
                 self._store.join_channel(channel.id, member)
         return channel
+
+    def _hand_over(
+        self, work: Work, accepted: Accepted, stored: Message, route: Route, agents: Set[str]
+    ) -> None:
+        """What the engine has accepted, to those who get it: the orchestrator may be one."""
+        recipients = self._store.recipients(stored.id)
+        if not recipients and route.channel_type is not ChannelType.PUB_SUB:
+            self._answer(work, Kind.NACK, f"nobody else takes part in {route.channel}", stored)
+        if ORCHESTRATOR in recipients:
+            work.control = True
+            self._obey(work, accepted.original or accepted.message, stored, agents)
+        self._post(work, accepted, stored, route, recipients, agents)
 
     def _acknowledge(self, message: MessageFile, sender: str, original: Message) -> Acknowledged:
         """What this answer says of the delivery that it answers."""
@@ -327,7 +338,7 @@ class Decider:
         """The message for those who have an inbox; the others bounce, and the sender hears it."""
         states = self._store.state.deliveries[stored.id]
         away = self._away
-        targets = tuple(r for r in recipients if r in agents and r not in away)
+        targets = tuple([r for r in recipients if r in agents and r not in away])
         gone = {
             r: away.get(r, NO_AGENT)
             for r in recipients

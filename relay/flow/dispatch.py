@@ -8,17 +8,16 @@ no file in an inbox, no word in the ledger. States and what a crash leaves: docs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from relay.agents.lives import Lives
 from relay.agents.roster import Roster
 from relay.agents.saves import Saves
 from relay.aof2.plan import Order
-from relay.clock import NS_PER_S, Clock
-from relay.comm.engine import CommStore
+from relay.basis import Basis
+from relay.clock import NS_PER_S
 from relay.comm.flush import Flusher
 from relay.comm.rolling import Roller
-from relay.config import Config
 from relay.errors import StoreCapacity, StoreFull
 from relay.flow import delivery
 from relay.flow.admission import Admission
@@ -33,51 +32,44 @@ from relay.flow.overdue import OverdueMail
 from relay.flow.waiting import Limited
 from relay.flow.watcher import Wake
 from relay.flow.work import Over, Work
-from relay.home import Dirs, Home
-from relay.ledger import Ledger
+from relay.home import Dirs
 from relay.operations.logs import where
-from relay.operations.tally import Tally
 from relay.orchestrator.asked import Pack, Prune
 from relay.orchestrator.telling import Teller
 from relay.security import hardening
 from relay.security.signing import Keys
-from relay.store.eventlog import EventLog
 
-Log = Callable[..., object]
 PASSING = (StoreFull, StoreCapacity, delivery.DiskFull)  # its file waits in the outbox
 
 
 class Dispatcher:
     """Does everything that is due when ``tick`` is called. Used from one thread."""
 
-    def __init__(
-        self,
-        config: Config,
-        home: Home,
-        ledger: Ledger,
-        store: CommStore,
-        events_log: EventLog,
-        flusher: Flusher,
-        roller: Roller,
-        roster: Roster,
-        clock: Clock,
-        log: Log,
-        tally: Tally | None = None,
-    ) -> None:
-        self.tally = tally or Tally(clock)
-        events_log.commit_s = self.tally.commit_s
+    def __init__(self, basis: Basis, flusher: Flusher, roller: Roller, roster: Roster) -> None:
+        self.tally = basis.tally
         self.pauses: dict[str, str] = {}  # who holds the intake up -> why; empty: nobody
-        self._config = config
-        self._home = home
-        self._ledger = ledger
-        self._store = store
-        self._events = events_log
+        self._config = basis.config
+        self._home = basis.home
+        self._ledger = basis.ledger
+        self._store = basis.store
+        self._events = basis.events
+        self._events.commit_s = self.tally.commit_s
         self._flusher = flusher
         self._roller = roller
-        self._last_roll_error = ""
         self._roster = roster
-        self._clock = clock
-        self._log = log
+        self._clock = basis.clock
+        self._log = basis.log
+        self._put_together(basis)
+        self._last_roll_error = ""
+        self._last_flush_error = ""
+        self._last_now_ns = 0
+        self._orders: list[Order | Prune | Pack] = []
+        self._asked = False  # for processes to be started or ended
+
+    def _put_together(self, basis: Basis) -> None:
+        """The parts that do the steps, each with what it needs of the others."""
+        config, home, ledger, store, _, clock, log, _ = basis
+        roster = self._roster
         self._intake = Intake(config.detection, config.limits, clock, log, config.security)
         keys = Keys(ledger, store, config.security.require_signatures, clock, log)
         self._door = Door(keys, roster, clock, log)
@@ -95,40 +87,11 @@ class Dispatcher:
             roster.trusted_lead,
         )
         self._finisher = Finisher(ledger, clock, log)
-        self._carrier = Carrier(
-            ledger,
-            store,
-            events_log,
-            self._finisher,
-            config.retry,
-            clock,
-            log,
-            self.tally,
-            debug=config.log_level == "debug",
-        )
+        self._carrier = Carrier(basis, self._finisher)
         self._held = HeldMail(ledger, store, config, clock, lives.away)
-        self._overdue = OverdueMail(
-            ledger, store, self._decider, self._carrier, config.retry, clock, log, lives.away
-        )
-        self.teller = Teller(home, store, roster, self._decider, self._carrier, saves, clock, log)
-        self._hearing = Hearing(
-            config.detection,
-            home,
-            ledger,
-            store,
-            events_log,
-            self._intake,
-            roster,
-            lives,
-            self.teller,
-            self.tally,
-            clock,
-            log,
-        )
-        self._last_now_ns = 0
-        self._last_flush_error = ""
-        self._orders: list[Order | Prune | Pack] = []
-        self._asked = False  # for processes to be started or ended
+        self._overdue = OverdueMail(basis, self._decider, self._carrier, lives.away)
+        self.teller = Teller(basis, roster, self._decider, self._carrier, saves)
+        self._hearing = Hearing(basis, self._intake, roster, lives, self.teller)
 
     @property
     def paused(self) -> str:

@@ -8,57 +8,41 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from relay.agents.lives import Lives
 from relay.agents.roster import Roster
-from relay.clock import NS_PER_MS, NS_PER_S, Clock
-from relay.comm.engine import CommStore
-from relay.config import Detection
+from relay.basis import Basis
+from relay.clock import NS_PER_MS, NS_PER_S
 from relay.errors import UnsafePath
 from relay.flow import delivery
 from relay.flow.intake import Intake
 from relay.flow.watcher import Wake
-from relay.home import READ, Home
-from relay.ledger import Ledger
+from relay.home import READ
 from relay.names import MSG_SUFFIX, message_id_of
-from relay.operations.tally import Tally
 from relay.orchestrator.telling import Teller
 from relay.security import hardening
 from relay.security.incidents import Incident, IncidentKind, Told
-from relay.store.eventlog import EventLog
 
 
 class Hearing:
     """Owned by the loop."""
 
     def __init__(
-        self,
-        detection: Detection,
-        home: Home,
-        ledger: Ledger,
-        store: CommStore,
-        events_log: EventLog,
-        intake: Intake,
-        roster: Roster,
-        lives: Lives,
-        teller: Teller,
-        tally: Tally,
-        clock: Clock,
-        log: Callable[..., object],
+        self, basis: Basis, intake: Intake, roster: Roster, lives: Lives, teller: Teller
     ) -> None:
-        self._detection = detection
-        self._home = home
-        self._ledger = ledger
-        self._store = store
-        self._events = events_log
+        self._detection = basis.config.detection
+        self._home = basis.home
+        self._ledger = basis.ledger
+        self._store = basis.store
+        self._events = basis.events
         self._intake = intake
         self._roster = roster
         self._lives = lives
         self._teller = teller
-        self._tally = tally
-        self._clock = clock
-        self._log = log
+        self._tally = basis.tally
+        self._clock = basis.clock
+        self._log = basis.log
         self._told = Told()
         self._next_scan_ns = 0
         self._next_poll_ns = 0

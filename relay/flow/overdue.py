@@ -8,21 +8,20 @@ Source: message-engine.txt, "Retry Semantics"; FORMATS 4, state ``dead``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 
-from relay.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.basis import Basis
+from relay.clock import NS_PER_MS, NS_PER_S
 from relay.comm.acks import Overdue, Verdict
-from relay.comm.engine import CommStore
 from relay.comm.model import DeliveryState
-from relay.config import Retry
 from relay.errors import MessageError, StoreCapacity, StoreFull
 from relay.flow.carry import Carrier
-from relay.flow.decide import NOBODY, Decider
+from relay.flow.decide import Decider
 from relay.flow.held import GONE
 from relay.flow.originals import render_again
 from relay.flow.work import Over, Posting, Work, notice_of, notice_of_message
 from relay.home import Dirs
-from relay.ledger import Ledger, Row
+from relay.ledger import Row
 
 WHAT_NOW = "`relay dead replay {id}` tries it again, `relay dead discard {id}` lets it go"
 
@@ -31,24 +30,16 @@ class OverdueMail:
     """Does what is overdue. Owned by the loop."""
 
     def __init__(
-        self,
-        ledger: Ledger,
-        store: CommStore,
-        decider: Decider,
-        carrier: Carrier,
-        retry: Retry,
-        clock: Clock,
-        log: Callable[..., object],
-        away: Mapping[str, str] = NOBODY,
+        self, basis: Basis, decider: Decider, carrier: Carrier, away: Mapping[str, str]
     ) -> None:
         self._away = away  # who is terminated or retired, and why nothing is delivered to them
-        self._ledger = ledger
-        self._store = store
+        self._ledger = basis.ledger
+        self._store = basis.store
         self._decider = decider
         self._carrier = carrier
-        self._retry = retry
-        self._clock = clock
-        self._log = log
+        self._retry = basis.config.retry
+        self._clock = basis.clock
+        self._log = basis.log
         self._not_before_ns = 0  # monotonic: the disk, or the store, took nothing
 
     def due_ns(self) -> int | None:

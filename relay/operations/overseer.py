@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from relay.basis import Basis
 from relay.clock import Clock
-from relay.config import Config
 from relay.errors import LedgerError
 from relay.flow.dispatch import Dispatcher
 from relay.ledger import Ledger
@@ -135,15 +135,11 @@ def make_overseer(
     board: Board,
     dispatcher: Dispatcher,
     publisher: Publisher,
-    path: str,
-    config: Config,
-    ledger: Ledger,
-    clock: Clock,
-    log: Callable[..., object],
+    basis: Basis,
 ) -> Overseer:
-    """What looks after a session whose home is at ``path``."""
-    disk = DiskWatch(path, config.disk, clock)
-    return Overseer(board, dispatcher, publisher, disk, ledger, clock, log)
+    """What looks after a session."""
+    disk = DiskWatch(basis.home.root, basis.config.disk, basis.clock)
+    return Overseer(board, dispatcher, publisher, disk, basis.ledger, basis.clock, basis.log)
 
 
 def _notice(reading: Reading) -> str:

@@ -6,18 +6,17 @@ derived from what it is about, so that a crash says nothing twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from relay.agents import continuity
 from relay.agents.roster import Roster
 from relay.agents.saves import Saves
-from relay.clock import Clock
-from relay.comm.engine import CommStore
+from relay.basis import Basis
 from relay.errors import CommError, StoreCapacity, StoreFull, UnsafePath
 from relay.flow.carry import Carrier
 from relay.flow.decide import Decider
 from relay.flow.work import Work, notice_of_message
-from relay.home import Dirs, Home
+from relay.home import Dirs
 from relay.processes.rules import Notice
 from relay.security.incidents import Incident
 
@@ -26,24 +25,16 @@ class Teller:
     """Owned by the loop."""
 
     def __init__(
-        self,
-        home: Home,
-        store: CommStore,
-        roster: Roster,
-        decider: Decider,
-        carrier: Carrier,
-        saves: Saves,
-        clock: Clock,
-        log: Callable[..., object],
+        self, basis: Basis, roster: Roster, decider: Decider, carrier: Carrier, saves: Saves
     ) -> None:
-        self._home = home
-        self._store = store
+        self._home = basis.home
+        self._store = basis.store
         self._roster = roster
         self._decider = decider
         self._carrier = carrier
         self._saves = saves
-        self._clock = clock
-        self._log = log
+        self._clock = basis.clock
+        self._log = basis.log
         self._untold: list[Incident] = []  # limits whose agents the disk kept us from telling
 
     def announce(self, agents: Iterable[str], text: str, key: str, at_ns: int) -> bool:

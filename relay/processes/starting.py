@@ -11,10 +11,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from relay.clock import Clock, boot_id
-from relay.config import Spawn
+from relay.basis import Basis
+from relay.clock import boot_id
 from relay.errors import RelayError
-from relay.home import Home
 from relay.processes import runfiles
 from relay.processes.child import Child
 from relay.processes.requests import Spec, check_dir, dir_refusal
@@ -37,19 +36,13 @@ class Starter:
     """
 
     def __init__(
-        self,
-        settings: Spawn,
-        home: Home,
-        spawner: Spawner,
-        clock: Clock,
-        log: Callable[..., object],
-        before_start: Callable[[str, str], object],
+        self, basis: Basis, spawner: Spawner, before_start: Callable[[str, str], object]
     ) -> None:
-        self._settings = settings
-        self._home = home
+        self._settings = basis.config.spawn
+        self._home = basis.home
         self._spawner = spawner
-        self._clock = clock
-        self._log = log
+        self._clock = basis.clock
+        self._log = basis.log
         self._before_start = before_start
 
     def start(self, child: Child, *, resumed: bool = False, is_done: bool = False) -> bool:

@@ -18,10 +18,8 @@ from collections.abc import Callable, Collection
 
 from relay.agents.evidence import Evidence
 from relay.agents.standing import Change, Status
-from relay.clock import NS_PER_MS, NS_PER_S, Clock
-from relay.config import Spawn
-from relay.home import Home
-from relay.ledger import Ledger
+from relay.basis import Basis
+from relay.clock import NS_PER_MS, NS_PER_S
 from relay.message import Kind
 from relay.processes import runfiles
 from relay.processes.child import Child
@@ -43,25 +41,17 @@ class Supervisor:
     """Owns the processes that the relay started."""
 
     def __init__(
-        self,
-        settings: Spawn,
-        home: Home,
-        ledger: Ledger,
-        evidence: Evidence,
-        spawner: Spawner,
-        clock: Clock,
-        log: Callable[..., object],
-        before_start: Callable[[str, str], object] = lambda name, start: None,
+        self, basis: Basis, spawner: Spawner, before_start: Callable[[str, str], object]
     ) -> None:
-        self._settings = settings
-        self._home = home
-        self._ledger = ledger
-        self._evidence = evidence
+        self._settings = basis.config.spawn
+        self._home = basis.home
+        self._ledger = basis.ledger
+        self._evidence = Evidence(basis.ledger, basis.store)
         self._spawner = spawner
-        self._clock = clock
-        self._log = log
-        self._starter = Starter(settings, home, spawner, clock, log, before_start)
-        self._looks = Looks(settings, home, ledger, evidence, spawner, clock, log)
+        self._clock = basis.clock
+        self._log = basis.log
+        self._starter = Starter(basis, spawner, before_start)
+        self._looks = Looks(basis, self._evidence, spawner)
         self._children: dict[str, Child] = {}
         self._in_hand: set[int] = set()  # intents that are being carried out
         self._out: list[tuple[Child | None, Notice]] = []

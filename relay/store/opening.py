@@ -146,47 +146,37 @@ def open_store(
     boot = boot or boot_id()
     store = _load(home, clock, config, key, warn)
     assert store.archives is not None
-    state, codec = store.state, EventCodec(key)
     for folder in (os.path.dirname(home.path(STORE)), home.path(JOURNAL), stream_dir(home)):
         fsio.ensure_dir(folder)
     if ledger_position > _begin(store) and _is_gone(stream_dir(home)):
         _go_on_from(home, store, Position(STREAM_ID, ledger_position, boot), config, key)
-    covered = _begin(store)
-    journal = Journal.open(
-        stream_dir(home),
-        STREAM_ID,
-        clock,
-        journal_policy(config),
-        warn,
-        epoch=epoch,
-        at_least=max(covered, ledger_position),
-        covered=covered,
-    )
-    try:
+    covered, codec = _begin(store), EventCodec(key)
+    with contextlib.ExitStack() as held:
+        journal = Journal.open(
+            stream_dir(home),
+            STREAM_ID,
+            clock,
+            journal_policy(config),
+            warn,
+            epoch=epoch,
+            at_least=max(covered, ledger_position),
+            covered=covered,
+        )
+        held.callback(journal.close)
         tiers = make_tiers(home, config, journal.manifest, clock, warn)
         journal.fetch = tiers.fetch
         # A damaged manifest did not say before.
         _check_reach(home, store, journal.first, touched=True)
-        if ledger_position < journal.first:
-            warn(
-                f"the ledger follows the journal up to {ledger_position}, and what came before"
-                f" {journal.first} was pruned: rows of that time are not made again"
-            )
-        past = _Past(state.journal.boot_id if state.journal else "", covered, ledger_position)
-        begin = min(covered, ledger_position)
-        replay(journal.read(begin), codec, store, past.hear, warn)
-        is_cut = past.boot not in ("", boot)
-        if is_cut:  # then inboxes are compared with all that was delivered since
-            past.tell_all(journal.read(begin), codec)
+        past = _Past(store, ledger_position)
+        past.replay(journal, codec, boot, warn)
+        state = store.state
         journal.raise_ext_id(state.next_message - 1)
         for name in store.archives.set_strays_aside(state.archives, state.next_archive):
             warn(f"An archive that the store does not list was set aside: {name}")
         log = EventLog(journal, codec, store, clock, boot, _Checkpoints(home, tiers, covered))
         log.begin(epoch, past.boot)
-    except BaseException:
-        journal.close()
-        raise
-    return Opened(store, log, tiers, past.told, is_cut)
+        held.pop_all()  # it is its owner's from now on
+    return Opened(store, log, tiers, past.told, past.power_cut)
 
 
 def _is_gone(folder: str) -> bool:
@@ -230,26 +220,41 @@ class _Checkpoints:
 
 
 class _Past:
-    """What the journal says of the time before."""
+    """What the journal says of the time before, to the store and to the ledger."""
 
-    def __init__(self, boot: str, covered: int, ledger_position: int) -> None:
+    def __init__(self, store: CommStore, ledger_position: int) -> None:
         self.told = Projection()
-        self.boot = boot  # of the machine, when it was last written
-        self._covered = covered
+        # of the machine, when it was last written
+        self.boot = store.state.journal.boot_id if store.state.journal else ""
+        self.power_cut = False
+        self._store = store
+        self._covered = _begin(store)
         self._ledger_position = ledger_position
 
-    def hear(self, frame: Frame, offset: int) -> None:
-        """One frame of the journal."""
+    def replay(self, journal: Journal, codec: EventCodec, boot: str, warn: Warn) -> None:
+        """Bring the store to the journal's end; ``boot`` is the machine's now."""
+        if self._ledger_position < journal.first:
+            warn(
+                f"the ledger follows the journal up to {self._ledger_position}, and what came"
+                f" before {journal.first} was pruned: rows of that time are not made again"
+            )
+        begin = min(self._covered, self._ledger_position)
+        replay(journal.read(begin), codec, self._store, self._hear, warn)
+        self.power_cut = self.boot not in ("", boot)
+        if self.power_cut:  # then inboxes are compared with all that was delivered since
+            self._tell_all(journal.read(begin), codec)
+
+    def _hear(self, frame: Frame, offset: int) -> None:
         if frame.start is not None:
             self.boot = frame.start.boot_id
         if frame.event is not None and offset >= self._ledger_position:
             self.told.fold(frame.event, is_recent=offset >= self._covered)
 
-    def tell_all(self, records: Iterable[Record], codec: EventCodec) -> None:
+    def _tell_all(self, records: Iterable[Record], codec: EventCodec) -> None:
         """Everything once more, whatever the ledger has."""
         self.told, self._ledger_position = Projection(), 0
         for record in records:
-            self.hear(codec.decode(record.payload, record.offset), record.offset)
+            self._hear(codec.decode(record.payload, record.offset), record.offset)
 
 
 def keep_base(previous: str, base: str) -> None:

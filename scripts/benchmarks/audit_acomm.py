@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from relay.clock import NS_PER_S
 from relay.comm.archives import Archives
@@ -27,6 +28,9 @@ from relay.comm.model import (
     StoreFile,
 )
 from scripts.benchmarks.common import fresh_root, note, report, timed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 AGENTS = 50
 MESSAGES = 1_000_000
@@ -62,14 +66,8 @@ def run(base: str | None, *, messages: int = MESSAGES) -> dict[str, float]:
             "acomm": spark.read.format("acomm").schema(schema).load(folder),
             "parquet": every.select(*columns),
         }
-        seconds: dict[str, list[float]] = {kind: [] for kind in frames}
-        for number in range(ROUNDS + WARMING):
-            for kind, frame in frames.items():
-                took = timed(frame.write.format("noop").mode("overwrite").save)
-                if number >= WARMING:
-                    seconds[kind].append(took)
-        # The best of each: what else runs on the machine only ever adds.
-        ours, floor = (min(seconds[kind]) for kind in ("acomm", "parquet"))
+        best_s = _scanned_in_turn(frames)
+        ours, floor = best_s["acomm"], best_s["parquet"]
         ratios[name] = floor / ours
         report(
             case="audit acomm",
@@ -84,6 +82,17 @@ def run(base: str | None, *, messages: int = MESSAGES) -> dict[str, float]:
     return ratios
 
 
+def _scanned_in_turn(frames: dict[str, DataFrame]) -> dict[str, float]:
+    """The best time of each, in seconds: what else runs on the machine only ever adds."""
+    seconds: dict[str, list[float]] = {kind: [] for kind in frames}
+    for number in range(ROUNDS + WARMING):
+        for kind, frame in frames.items():
+            took = timed(frame.write.format("noop").mode("overwrite").save)
+            if number >= WARMING:
+                seconds[kind].append(took)
+    return {kind: min(took) for kind, took in seconds.items()}
+
+
 def write_archives(folder: str, messages: int) -> None:
     """Archives of that many messages, a day each."""
     chance = random.Random(1)
@@ -92,10 +101,10 @@ def write_archives(folder: str, messages: int) -> None:
     archives = Archives(folder)
     words = ["".join(chance.choices(_SYLLABLES, k=chance.randint(1, 4))) for _ in range(4000)]
     weights = [1 / (rank + 3) for rank in range(len(words))]
-    pool = chance.choices(words, weights, k=1_000_000)
+    talk = _Talk(chance, names, channels, chance.choices(words, weights, k=1_000_000))
     for number, first in enumerate(range(0, messages, ARCHIVE_MESSAGES), 1):
         count = min(ARCHIVE_MESSAGES, messages - first)
-        made = [_message(chance, first + n + 1, names, channels, pool) for n in range(count)]
+        made = [talk.message(first + n + 1) for n in range(count)]
         used = {message.channel_id for message in made}
         state = EngineState(
             deliveries={m.id: {"bob": Delivery(DeliveryState.ACKNOWLEDGED)} for m in made}
@@ -122,49 +131,52 @@ def _channels(names: list[str]) -> dict[tuple[str, str], Channel]:
     return found
 
 
-def _message(
-    chance: random.Random,
-    number: int,
-    names: list[str],
-    channels: dict[tuple[str, str], Channel],
-    pool: list[str],
-) -> Message:
-    sender, to = chance.sample(names, 2)
-    created_ns = START_NS + number * 800_000_000 + chance.randrange(700_000_000)
-    size = chance.randint(50, 600)
-    at = chance.randrange(len(pool) - 120)
-    content = " ".join(pool[at : at + size // 5 + 5])[:size].encode()
-    metadata: Metadata = {
-        "relay_id": f"{created_ns - 2_000_000}-{chance.getrandbits(64):016x}",
-        "to": to,
-        "created_ns": created_ns,
-    }
-    answered = chance.random() < 0.3
-    topic = chance.choice(_TOPICS) if chance.random() < 0.1 else None
-    thread = None
-    if answered:  # threads of some messages each
-        thread = f"{(number // 50) * 7 + chance.randrange(12):08x}-0000-4000-8000-000000000000"
-        metadata["thread"] = "design"
-    if chance.random() < 0.05:
-        metadata["h.Subject"] = " ".join(pool[at : at + 3])
-    created = created_ns // NS_PER_S
-    return Message(
-        number,
-        MessageType.QUERY if answered else MessageType.TEXT,
-        sender,
-        channels[min(sender, to), max(sender, to)].id,
-        content,
-        topic,
-        thread,
-        Priority.HIGH if answered and number % 7 == 0 else Priority.NORMAL,
-        metadata,
-        created,
-        created + (number % 20 == 0),
-        created + chance.randrange(1, 30) if answered else None,
-        3600 if number % 10 == 0 else None,
-        MessageStatus.ACKNOWLEDGED if answered else MessageStatus.DELIVERED,
-        int(number % 40 == 0),
-    )
+class _Talk(NamedTuple):
+    """Who talks, where, and in what words."""
+
+    chance: random.Random
+    names: list[str]
+    channels: dict[tuple[str, str], Channel]
+    pool: list[str]  # of words, in the frequency of a language
+
+    def message(self, number: int) -> Message:
+        """One of some length; each third is a query, in a thread, and answered."""
+        chance = self.chance
+        sender, to = chance.sample(self.names, 2)
+        created_ns = START_NS + number * 800_000_000 + chance.randrange(700_000_000)
+        size = chance.randint(50, 600)
+        at = chance.randrange(len(self.pool) - 120)
+        metadata: Metadata = {
+            "relay_id": f"{created_ns - 2_000_000}-{chance.getrandbits(64):016x}",
+            "to": to,
+            "created_ns": created_ns,
+        }
+        answered = chance.random() < 0.3
+        topic = chance.choice(_TOPICS) if chance.random() < 0.1 else None
+        thread = None
+        if answered:  # threads of some messages each
+            thread = f"{(number // 50) * 7 + chance.randrange(12):08x}-0000-4000-8000-000000000000"
+            metadata["thread"] = "design"
+        if chance.random() < 0.05:
+            metadata["h.Subject"] = " ".join(self.pool[at : at + 3])
+        created = created_ns // NS_PER_S
+        return Message(
+            id=number,
+            message_type=MessageType.QUERY if answered else MessageType.TEXT,
+            sender=sender,
+            channel_id=self.channels[min(sender, to), max(sender, to)].id,
+            content=" ".join(self.pool[at : at + size // 5 + 5])[:size].encode(),
+            topic=topic,
+            correlation_id=thread,
+            priority=Priority.HIGH if answered and number % 7 == 0 else Priority.NORMAL,
+            metadata=metadata,
+            created_at=created,
+            delivered_at=created + (number % 20 == 0),
+            acknowledged_at=created + chance.randrange(1, 30) if answered else None,
+            ttl=3600 if number % 10 == 0 else None,
+            status=MessageStatus.ACKNOWLEDGED if answered else MessageStatus.DELIVERED,
+            retry_count=int(number % 40 == 0),
+        )
 
 
 if __name__ == "__main__":

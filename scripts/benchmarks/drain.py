@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from relay.agents.roster import Roster
+from relay.basis import Basis
 from relay.clock import Clock, iso_date
 from relay.comm.flush import Flusher, FlushPolicy
 from relay.config import Config
@@ -19,6 +20,7 @@ from relay.flow.dispatch import Dispatcher
 from relay.flow.watcher import InotifyWatcher, Wake
 from relay.home import LEDGER, STORE, Home
 from relay.ledger import Ledger
+from relay.operations.tally import Tally
 from relay.session import make_roller
 from relay.store.opening import open_store
 from scripts.benchmarks.common import (
@@ -97,9 +99,8 @@ def _ours(root: Path, agents: int, files: int, ledger_rows: int) -> float:
         wake, path = watcher.wake, home.path(STORE)
         flusher = Flusher(store, path, policy, clock, executor, wake, journal=events)
         roller = make_roller(store, config, clock, executor, wake)
-        dispatcher = Dispatcher(
-            config, home, ledger, store, events, flusher, roller, roster, clock, _silent
-        )
+        basis = Basis(config, home, ledger, store, events, clock, _silent, Tally(clock))
+        dispatcher = Dispatcher(basis, flusher, roller, roster)
         began = time.perf_counter()
         dispatcher.tick(Wake(agents_changed=True, scan=True))
         while dispatcher.backlog:

@@ -23,6 +23,28 @@ MARGIN_NS = 5 * 60 * NS_PER_S  # older than what an audit calls recent
 
 def main() -> int:
     """The command line."""
+    given = _arguments()
+    began = time.monotonic()
+    home = Path(given.home).absolute()
+    what = Given(given.messages, given.agents, given.days, _end_ns(given.end), given.seed)
+    try:
+        if given.faults is None:
+            History(str(home), what).make()
+        else:
+            listing = Path(given.faults_list or home.parent / "faults.json")
+            found = make_faulty(home, what, chosen(given.faults))
+            listing.write_bytes(msgspec.json.format(msgspec.json.encode(listed(found))) + b"\n")
+            print(f"{listing}: {len(found)} faults", file=sys.stderr)
+    except RelayError as exc:
+        print(f"make-history: {exc}", file=sys.stderr)
+        return exc.exit_code
+    seconds = time.monotonic() - began
+    print(f"{given.home}: {given.messages} messages in {seconds:.1f} s", file=sys.stderr)
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    """What was given; what makes no sense ends the process with a word on stderr."""
     parser = argparse.ArgumentParser(prog="scripts/make-history", description=__doc__)
     parser.add_argument("home", metavar="HOME", help="a directory that is not there yet")
     parser.add_argument("--messages", type=int, default=100_000, metavar="N")
@@ -45,24 +67,7 @@ def main() -> int:
         parser.error("needs a message, four agents and a quarter of a day at least")
     if os.path.lexists(given.home):
         parser.error(f"{given.home} is there already: name a directory that is not")
-    began = time.monotonic()
-    end_ns = _end_ns(given.end)
-    home = Path(given.home).absolute()
-    what = Given(given.messages, given.agents, given.days, end_ns, given.seed)
-    try:
-        if given.faults is None:
-            History(str(home), what).make()
-        else:
-            listing = Path(given.faults_list or home.parent / "faults.json")
-            found = make_faulty(home, what, chosen(given.faults))
-            listing.write_bytes(msgspec.json.format(msgspec.json.encode(listed(found))) + b"\n")
-            print(f"{listing}: {len(found)} faults", file=sys.stderr)
-    except RelayError as exc:
-        print(f"make-history: {exc}", file=sys.stderr)
-        return exc.exit_code
-    seconds = time.monotonic() - began
-    print(f"{given.home}: {given.messages} messages in {seconds:.1f} s", file=sys.stderr)
-    return 0
+    return given
 
 
 def make_faulty(home: Path, given: Given, names: set[str]) -> list[Planted]:

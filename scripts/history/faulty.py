@@ -34,6 +34,9 @@ SLOW_EVERY_NS = 30 * NS_PER_S  # an hour with few messages is judged by nobody
 LATE_NS = 4 * NS_PER_S
 OUTSIDE = ("archive_byte", "segment_byte", "stuck", "repaired", "limited", "refused")
 SPOILED = ("attachment_gone", "attachment_altered")
+# Of an incident: its kind, the agent's folder that it is about, its words.
+OPEN_INBOX = (IncidentKind.MODE_REPAIRED, "inbox", "was open to others, its mode is 700 now")
+TOO_FAST = (IncidentKind.RATE_LIMITED, "outbox", "sends faster than 200 messages a second")
 AS_USUAL = ("overdue", "unanswered")  # sent like any other, and never answered
 
 
@@ -90,7 +93,7 @@ class FaultyHistory(History):
         elif name == "unanswered":
             posts = [post._replace(kind=Kind.QUERY)]
         elif name == "orphan":
-            unknown = f"{at_ns - MINUTE_NS}-{self.rng.getrandbits(64):016x}"
+            unknown = self._new_id(at_ns - MINUTE_NS)
             posts = [post._replace(kind=Kind.ACK, headers={"RE": unknown}, body=b"received")]
         elif name == "silent":
             said = Post(at_ns, SLEEPER, LEAD, Kind.MESSAGE, self._text.body())
@@ -291,45 +294,36 @@ class FaultyHistory(History):
         """What stands in no message: agents, processes, security events, refusals."""
         super().note_rest(end_ns)
         at_ns = end_ns - 30 * HOUR_NS
+        _, second, third, fourth, *_ = self.cast.agents
         if "silent" in self._names:
             self.books.agent(SLEEPER, self.begin_ns, self.seen[SLEEPER])
             self.planted.append(planted("silent", agent=SLEEPER))
-        agents = self.cast.agents
         if "stuck" in self._names:
-            name = agents[2]
-            self.books.process(
-                Process(
-                    name, STUCK, 4_194_300, "1", "claude", "/srv/work", "never", LEAD,
-                    f"{at_ns}-{self.rng.getrandbits(64):016x}", 0, "[]", at_ns, at_ns + HOUR_NS,
-                    idle_s=int((end_ns - at_ns) / NS_PER_S),
-                )
-            )  # fmt: skip
-            self.planted.append(planted("stuck", agent=name))
-        for fault, kind, agent, path, detail in (
-            (
-                "repaired",
-                IncidentKind.MODE_REPAIRED,
-                agents[1],
-                "inbox",
-                "was open to others, its mode is 700 now",
-            ),
-            (
-                "limited",
-                IncidentKind.RATE_LIMITED,
-                agents[3],
-                "outbox",
-                "sends faster than 200 messages a second",
-            ),
+            self._note_stuck(third, at_ns, end_ns)
+        for fault, agent, (kind, folder, detail) in (
+            ("repaired", second, OPEN_INBOX),
+            ("limited", fourth, TOO_FAST),
         ):
             if fault in self._names:
-                self.books.security(at_ns, str(kind), agent, f"agents/{agent}/{path}", detail)
+                self.books.security(at_ns, str(kind), agent, f"agents/{agent}/{folder}", detail)
                 self.planted.append(planted(fault, agent=agent))
         if "refused" in self._names:
-            name = f"{at_ns}-{self.rng.getrandbits(64):016x}.msg"
-            answer = f"{at_ns}-{self.rng.getrandbits(64):016x}"
+            name, answer = f"{self._new_id(at_ns)}.msg", self._new_id(at_ns)
             reason = "its id is taken: every message needs a name of its own"
-            self.books.reject((agents[1], name, 999, at_ns, reason, answer, at_ns))
-            self.planted.append(planted("refused", agent=agents[1]))
+            self.books.reject((second, name, 999, at_ns, reason, answer, at_ns))
+            self.planted.append(planted("refused", agent=second))
+
+    def _note_stuck(self, agent: str, at_ns: int, end_ns: int) -> None:
+        process = Process(
+            agent, STUCK, 4_194_300, "1", "claude", "/srv/work", "never", LEAD,
+            self._new_id(at_ns), 0, "[]", at_ns, at_ns + HOUR_NS,
+            idle_s=int((end_ns - at_ns) / NS_PER_S),
+        )  # fmt: skip
+        self.books.process(process)
+        self.planted.append(planted("stuck", agent=agent))
+
+    def _new_id(self, at_ns: int) -> str:
+        return f"{at_ns}-{self.rng.getrandbits(64):016x}"
 
     def _refuse_signature(self, post: Post) -> None:
         draft = self.draft(post)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from relay.audit.evidence import Evidence, gather
 from relay.checksums import sha256_hex
 from relay.clock import NS_PER_MS, NS_PER_S, Clock, iso_date
@@ -128,6 +130,11 @@ class HomeBuilder:
         self.deliver(message_id, recipients, at_ns=at_ns, written_after_ms=written_after_ms)
         self.finish(message_id, at_ns=at_ns)
         self.keep(message_id, body, sender=sender, to=to, at_ns=at_ns)
+
+    def becomes(self, message_id: str, **fields: object) -> None:
+        """The engine's message has these fields from now on."""
+        place = [message.relay_id for message in self.stored].index(message_id)
+        self.stored[place] = msgspec.structs.replace(self.stored[place], **fields)
 
     def deliver(
         self,

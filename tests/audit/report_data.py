@@ -97,7 +97,24 @@ def traffic_rows() -> list[dict[str, Any]]:
 def full_run(folder: Path, hours: int = 72) -> Report:
     """Every table that a chart is made of, findings of two jobs, and hostile names all over."""
     write_table(folder, "latency", latency_rows(hours))
-    slow = [
+    write_table(folder, "latency_slowest", _slowest_rows())
+    write_table(folder, "traffic", traffic_rows())
+    write_table(folder, "traffic_hours", _traffic_hours(hours))
+    _letters_and_capacity(folder)
+    write_table(folder, "reconcile", _reconciled_rows())
+    _findings(folder)
+    return Report(
+        "/home/you/<b>relay</b>",
+        "2026-01-31T09:30:00.123456Z",
+        30.0,
+        7.0,
+        ["store/relay.acomm"],
+        {job.name: job for job in _job_reports(hours)},
+    )
+
+
+def _slowest_rows() -> list[dict[str, Any]]:
+    return [
         {
             "message_id": f"1769851800{n:09}-a1b2c3d4",
             "sender": HOSTILE,
@@ -108,36 +125,35 @@ def full_run(folder: Path, hours: int = 72) -> Report:
         }
         for n in range(20)
     ]
-    write_table(folder, "latency_slowest", slow)
-    write_table(folder, "traffic", traffic_rows())
-    write_table(
-        folder,
-        "traffic_hours",
-        [
-            {
-                "hour": AT.replace(minute=0) - timedelta(hours=hours - n),
-                "messages": int(120 + 100 * math.sin(n / 3.8)),
-                "bytes": int(99_000 + 80_000 * math.sin(n / 3.8)),
-                "deliveries": 130,
-                "dead": n % 3,
-            }
-            for n in range(hours)
-        ],
-    )
-    _letters_and_capacity(folder)
-    write_table(
-        folder,
-        "reconcile",
-        [
-            {
-                "message_id": f"{n}-a",
-                "class": ("missing", "delivered", "extra")[n % 3],
-                "agent": HOSTILE,
-                "last_error": QUOTES,
-            }
-            for n in range(300)
-        ],
-    )
+
+
+def _traffic_hours(hours: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "hour": AT.replace(minute=0) - timedelta(hours=hours - n),
+            "messages": int(120 + 100 * math.sin(n / 3.8)),
+            "bytes": int(99_000 + 80_000 * math.sin(n / 3.8)),
+            "deliveries": 130,
+            "dead": n % 3,
+        }
+        for n in range(hours)
+    ]
+
+
+def _reconciled_rows() -> list[dict[str, Any]]:
+    return [
+        {
+            "message_id": f"{n}-a",
+            "class": ("missing", "delivered", "extra")[n % 3],
+            "agent": HOSTILE,
+            "last_error": QUOTES,
+        }
+        for n in range(300)
+    ]
+
+
+def _findings(folder: Path) -> None:
+    """102 errors of one job, three warnings of another."""
     errors = [
         finding("reconcile.missing", "error", n, status="archived", last_error=QUOTES)
         for n in range(100)
@@ -152,7 +168,11 @@ def full_run(folder: Path, hours: int = 72) -> Report:
     ]
     write_table(folder / "findings", "job=reconcile", [*errors, *extra], FINDING)
     write_table(folder / "findings", "job=latency", slow_hours, FINDING)
-    jobs = [
+
+
+def _job_reports(hours: int) -> list[JobReport]:
+    """Each as the tables say, and one that could not run."""
+    return [
         JobReport(
             "reconcile",
             4.2,
@@ -189,14 +209,6 @@ def full_run(folder: Path, hours: int = 72) -> Report:
             hint="put a backup in its place",
         ),
     ]
-    return Report(
-        "/home/you/<b>relay</b>",
-        "2026-01-31T09:30:00.123456Z",
-        30.0,
-        7.0,
-        ["store/relay.acomm"],
-        {job.name: job for job in jobs},
-    )
 
 
 def _letters_and_capacity(folder: Path) -> None:

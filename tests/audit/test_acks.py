@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import acks
 from relay.clock import NS_PER_MS, NS_PER_S
 from relay.comm.model import DeliveryState, MessageType
 from relay.ledger import Written
-from tests.audit.homes import START_NS, HomeBuilder, stored_message
+from tests.audit.homes import START_NS, HomeBuilder
 from tests.audit.telling import Change, moved, run, tell
 
 OWED_S = 60
@@ -26,17 +25,13 @@ def delivered(number: int, *, due_s: int = 0, attempt: int = 0) -> Change:
 def test_owed_late_overdue_and_orphans_with_a_journal(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
-    for name in ("owed", "late", "overdue", "done", "unasked", "plain"):
+    for name in ("owed", "late", "overdue", "done"):
         home.sent(f"1-{name}")
-    commands = {"1-owed", "1-late", "1-overdue", "1-done"}
-    home.stored = [
-        msgspec.structs.replace(m, message_type=MessageType.COMMAND)
-        if m.relay_id in commands
-        else m
-        for m in home.stored
-    ]
-    answer = stored_message(7, "1-answer", correlation_id="c-7")
-    home.stored.append(msgspec.structs.replace(answer, message_type=MessageType.ACKNOWLEDGMENT))
+        home.becomes(f"1-{name}", message_type=MessageType.COMMAND)
+    home.sent("1-unasked")
+    home.sent("1-plain")
+    home.keep("1-answer")
+    home.becomes("1-answer", message_type=MessageType.ACKNOWLEDGMENT, correlation_id="c-7")
     home.write_store()
     at = START_NS + 25 * NS_PER_MS
     with home.ledger.transaction():
@@ -76,8 +71,7 @@ def test_without_a_journal_the_kind_says_what_is_owed(
 ) -> None:
     home.sent("1-command")
     home.sent("1-plain")
-    command = msgspec.structs.replace(home.stored[0], message_type=MessageType.COMMAND)
-    home.stored[0] = command
+    home.becomes("1-command", message_type=MessageType.COMMAND)
     home.write_store()
     with home.ledger.transaction():  # a relay that ends before it is due owes nothing yet
         home.ledger.set_state("epoch", "1", START_NS + 30 * NS_PER_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
@@ -35,57 +36,66 @@ def unread(home: HomeBuilder, name: str, since_ns: int) -> None:
     insert(home, "deliveries", [delivery(f"9-{name}", since_ns, 0, recipient=name)])
 
 
+DAY_AGO, HOUR_AGO = END_NS - 25 * HOUR, END_NS - HOUR
+LONG_AGO = END_NS - 20 * DAY
+OFTEN = {"restarts": 4, "restarted_at": json.dumps([HOUR_AGO - MINUTE, HOUR_AGO - 1, HOUR_AGO])}
+ENDED = {"status": "terminated", "changed_at": DAY_AGO}
+
+
+class Actor(NamedTuple):
+    """What there is of an agent, and what it is to be called."""
+
+    judged: str
+    agent: dict[str, object] | None
+    process: dict[str, object] | None = None
+
+    @property
+    def name(self) -> object:
+        return (self.agent or self.process or {})["name"]
+
+
+CAST = [
+    Actor("present", agent("alice", HOUR_AGO)),
+    Actor("present", agent("fine", HOUR_AGO)),  # has old mail, and is at work
+    Actor("present", agent("idle", LONG_AGO)),  # says nothing, and nobody asks it
+    Actor("silent", agent("sleeper", DAY_AGO)),  # has old mail
+    Actor("present", agent("operator", DAY_AGO)),  # has old mail, and is a person
+    Actor("away", agent("gone", DAY_AGO, status="retired", reason="done", changed_at=DAY_AGO)),
+    Actor("stuck", agent("stuck", HOUR_AGO), process("stuck", "stuck", END_NS - 2 * HOUR)),
+    Actor(
+        "failed",
+        agent("broken", DAY_AGO, **ENDED),
+        process("broken", "failed", DAY_AGO, last_error="is given up", exit_code=1),
+    ),
+    Actor(  # it is not news any more
+        "away",
+        agent("broken-once", LONG_AGO, **ENDED),
+        process("broken-once", "failed", LONG_AGO),
+    ),
+    Actor(
+        "flapping",
+        agent("flapping", HOUR_AGO),
+        process("flapping", "working", HOUR_AGO, **OFTEN),
+    ),
+    Actor(
+        "present",
+        agent("long-lived", HOUR_AGO),
+        process("long-lived", "idle", END_NS - 3 * DAY, restarts=50, restarted_at="[1]"),
+    ),
+    Actor("present", None, process("unheard", "starting", HOUR_AGO)),  # not registered yet
+]
+
+
 def test_each_fault_is_found_and_nothing_else(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
-    day_ago, hour_ago = END_NS - 25 * HOUR, END_NS - HOUR
-    window = json.dumps([hour_ago - MINUTE, hour_ago - 1, hour_ago])
-    insert(
-        home,
-        "agents",
-        [
-            agent("alice", hour_ago),
-            agent("fine", hour_ago),  # has old mail, and is at work
-            agent("idle", END_NS - 20 * DAY),  # says nothing, and nobody asks it
-            agent("sleeper", day_ago),
-            agent("operator", day_ago),  # a person
-            agent("gone", day_ago, status="retired", reason="done", changed_at=day_ago),
-            agent("stuck", hour_ago),
-            agent("broken", day_ago, status="terminated", changed_at=day_ago),
-            agent("broken-once", END_NS - 20 * DAY, status="terminated", changed_at=day_ago),
-            agent("flapping", hour_ago),
-            agent("long-lived", hour_ago),
-        ],
-    )
+    insert(home, "agents", [one.agent for one in CAST if one.agent is not None])
+    insert(home, "processes", [one.process for one in CAST if one.process is not None])
     for name in ("fine", "sleeper", "operator", "gone"):
-        unread(home, name, day_ago)
-    insert(
-        home,
-        "processes",
-        [
-            process("stuck", "stuck", END_NS - 2 * HOUR),
-            process("broken", "failed", day_ago, last_error="is given up", exit_code=1),
-            process("broken-once", "failed", END_NS - 20 * DAY),
-            process("flapping", "working", hour_ago, restarts=4, restarted_at=window),
-            process("long-lived", "idle", END_NS - 3 * DAY, restarts=50, restarted_at="[1]"),
-            process("unheard", "starting", hour_ago),  # not registered yet
-        ],
-    )
+        unread(home, name, DAY_AGO)
     tables = made(agents.JOB, agents.make(home.evidence(spark, tmp_path / "run")))
-    assert {row["agent"]: row["class"] for row in tables["agents"].collect()} == {
-        "alice": "present",
-        "fine": "present",
-        "idle": "present",
-        "sleeper": "silent",
-        "operator": "present",
-        "gone": "away",
-        "stuck": "stuck",
-        "broken": "failed",
-        "broken-once": "away",
-        "flapping": "flapping",
-        "long-lived": "present",
-        "unheard": "present",
-    }
+    judged = {row["agent"]: row["class"] for row in tables["agents"].collect()}
+    assert judged == {one.name: one.judged for one in CAST}
     assert checks(agents.JOB, tables) == [
         ("agents.failed", "warning", None, "broken"),
         ("agents.flapping", "warning", None, "flapping"),

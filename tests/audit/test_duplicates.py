@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import duplicates
@@ -25,23 +24,18 @@ def asked(home: HomeBuilder, message_id: str, text: str, *, after_s: int, kind: 
         home.ledger.complete([message_id], at)
 
 
-def test_each_planted_duplicate_is_found_and_nothing_else(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
+def archive_one_twice(home: HomeBuilder) -> None:
+    """One that stands in two archive files; and one on its way into the first, still live."""
     home.sent("1-archived")
     home.sent("1-leaving")
     home.write_store("store/archive/2026-01-30/000001.acomm")
     leaving = home.stored.pop()
     home.write_store("store/archive/2026-01-31/000002.acomm")
     home.stored = [leaving]
-    for name in ("recorded", "again", "held", "twice", "once more"):
-        home.sent(f"1-{name}")
-    fresh = home.stored[1:]
-    home.stored[1:] = [msgspec.structs.replace(m, id=n + 10) for n, m in enumerate(fresh)]
-    home.stored.append(stored_message(30, "1-numbered"))
-    home.stored.append(stored_message(31, "1-numbered"))
-    home.write_store()
-    home.stored.append(stored_message(30, "1-shared"))  # a number is one message's in one file
+
+
+def deliver_more_than_once(home: HomeBuilder) -> None:
+    """Two with a second attempt, as it should be; and one that was written again after reading."""
     with home.ledger.transaction():
         home.ledger.written([Written("1-again", "bob", 2, START_NS, START_NS)])
         home.ledger.hold([Held("1-held", "bob", 2, "inbox cannot be written", START_NS)])
@@ -50,6 +44,19 @@ def test_each_planted_duplicate_is_found_and_nothing_else(
             home.ledger._db.execute(
                 "UPDATE deliveries SET state = ? WHERE message_id = '1-twice'", (state,)
             )
+
+
+def test_each_planted_duplicate_is_found_and_nothing_else(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    archive_one_twice(home)
+    for number, name in enumerate(("recorded", "again", "held", "twice", "once more"), 10):
+        home.sent(f"1-{name}")
+        home.becomes(f"1-{name}", id=number)
+    home.stored += [stored_message(number, "1-numbered") for number in (30, 31)]
+    home.write_store()
+    home.stored.append(stored_message(30, "1-shared"))  # the journal's alone: a file takes no two
+    deliver_more_than_once(home)
     asked(home, "1-do", "ab", after_s=100, kind="command")
     asked(home, "1-do again", "ab", after_s=130, kind="command")
     asked(home, "1-do later", "ab", after_s=300, kind="command")

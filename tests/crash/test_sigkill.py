@@ -79,7 +79,22 @@ def finished(home: Path) -> bool:
 
 
 def check(home: Path, sent: dict[str, tuple[str, str]]) -> None:
-    """Writers, inboxes, ledger and store tell one story."""
+    """Writers, inboxes, ledger, store and archive tell one story."""
+    good = {m: [to] for m, (_, to) in sent.items() if to != "nobody"}
+    bad = {m: [sender] for m, (sender, to) in sent.items() if to == "nobody"}
+    assert in_inboxes(home) == (good, bad)
+    statuses, answers = in_ledger(home)
+    assert statuses == {m: "archived" for m in good} | {m: "failed" for m in bad}
+    file = acomm.read(str(home / "store" / "relay.acomm"))
+    stored = [str((message.metadata or {})["relay_id"]) for message in file.messages]
+    assert len(stored) == len(set(stored))
+    assert set(stored) == set(good) | answers
+    assert len(list(home.glob("archive/*/*/*.msg"))) == len(good)
+    assert len(list(home.glob("archive/*/*/rejected/*.msg"))) == len(bad)
+
+
+def in_inboxes(home: Path) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Message id -> in whose inboxes it is; and the same of nacks, by what they answer."""
     delivered: dict[str, list[str]] = {}
     refused: dict[str, list[str]] = {}
     for path in home.glob("agents/*/inbox/*.msg"):
@@ -89,11 +104,11 @@ def check(home: Path, sent: dict[str, tuple[str, str]]) -> None:
             refused.setdefault(message.headers["RE"], []).append(path.parts[-3])
         else:
             delivered.setdefault(path.stem, []).append(path.parts[-3])
-    good = {m: [to] for m, (_, to) in sent.items() if to != "nobody"}
-    bad = {m: [sender] for m, (sender, to) in sent.items() if to == "nobody"}
-    assert delivered == good
-    assert refused == bad
+    return delivered, refused
 
+
+def in_ledger(home: Path) -> tuple[dict[str, str], set[str]]:
+    """The agents' messages and their statuses, and the relay's own; all were delivered."""
     db = sqlite3.connect(home / "ledger.db")
     assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     rows = dict(
@@ -107,11 +122,5 @@ def check(home: Path, sent: dict[str, tuple[str, str]]) -> None:
     }
     states = db.execute("SELECT DISTINCT state FROM deliveries").fetchall()
     db.close()
-    assert rows == {m: "archived" for m in good} | {m: "failed" for m in bad}
     assert states == [("written",)]
-    file = acomm.read(str(home / "store" / "relay.acomm"))
-    stored = [str((message.metadata or {})["relay_id"]) for message in file.messages]
-    assert len(stored) == len(set(stored))
-    assert set(stored) == set(good) | answers
-    assert len(list(home.glob("archive/*/*/*.msg"))) == len(good)
-    assert len(list(home.glob("archive/*/*/rejected/*.msg"))) == len(bad)
+    return rows, answers

@@ -204,7 +204,9 @@ def age(path: Path, days: int) -> None:
 
 
 def collect(box: Box, days: int, **options: bool) -> list[str]:
-    return attachments.collect(box.home, box.ledger, time.time_ns() - days * DAY_NS, **options)
+    older_than_ns = time.time_ns() - days * DAY_NS
+    found = attachments.collecting(box.home, box.ledger, older_than_ns, **options)
+    return [path for path in found if path is not None]
 
 
 def test_what_nobody_named_for_a_while_is_collected(box: Box) -> None:

@@ -9,7 +9,6 @@ import os
 import shutil
 import socket
 import sqlite3
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +26,7 @@ from relay.home import LEDGER
 from relay.housekeeping import archive_pack
 from tests.box import Box
 from tests.integration.test_wal import reader
-from tests.procs import Relay, home_of, relay, until
+from tests.procs import Relay, home_of, meanwhile, relay, until
 
 QUIET = Config(disk=Disk(floor_mib=0, alert_percent=100))
 
@@ -434,29 +433,21 @@ def test_no_false_alarms_beside_a_busy_relay_and_repair_leaves_it_alone(tmp_path
     home = home_of(tmp_path / "home", "alice", "bob", "carol")
     running = Relay(home)
     running.start()
-    stop = threading.Event()
+    inbox = home / "agents/bob/inbox"
 
-    def traffic() -> None:
-        with Agent("alice", str(home)) as alice, Agent("bob", str(home)) as bob:
-            while not stop.is_set():
-                alice.send("*", "to all")
-                alice.send("bob", "to bob")
-                for message in (home / "agents/bob/inbox").glob("*.msg"):
-                    os.rename(message, home / "agents/bob/inbox/.read" / message.name)
-            assert bob.name == "bob"
+    def talk() -> None:
+        alice.send("*", "to all")
+        alice.send("bob", "to bob")
+        for message in inbox.glob("*.msg"):
+            os.rename(message, inbox / ".read" / message.name)
 
-    thread = threading.Thread(target=traffic)
-    thread.start()
-    try:
+    with Agent("alice", str(home)) as alice, meanwhile(talk):
         until(lambda: len(list((home / "agents/carol/inbox").glob("*.msg"))) > 20)
         for _ in range(2):
             done = relay("doctor", "--json", home=home)
             findings = [json.loads(line) for line in done.stdout.splitlines()]
             alarms = [f for f in findings if f["check"] != "limits"]
             assert alarms == [], done.stdout + done.stderr
-    finally:
-        stop.set()
-        thread.join()
     with Aged(home / "agents/alice/outbox/.pending/1700000000000000099-99.msg") as old:
         done = relay("doctor", "--repair", home=home)
         assert done.returncode in (0, 3) and old.exists()

@@ -43,6 +43,17 @@ def limited(name: str, limit: int, *command: str) -> list[str]:
     return ["unshare", "-r", "-U", "sh", "-c", LIMIT, "sh", name, str(limit), *command]
 
 
+def send_and_read(home: Path, sender: str, to: str, message_id: str) -> None:
+    """By hand, with `mv` alone; the relay has seen both when this returns."""
+    outbox, inbox = home / "agents" / sender / "outbox", home / "agents" / to / "inbox"
+    name = f"{message_id}.msg"
+    (outbox / ".pending" / name).write_text(f"TO: {to}\n\nhi")
+    os.rename(outbox / ".pending" / name, outbox / name)
+    until((inbox / name).exists)
+    os.rename(inbox / name, inbox / ".read" / name)
+    until(lambda: f"read by {to}" in relay("trace", message_id, home=home).stdout)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_what_inotify_does_not_watch_is_scanned(home: Path, case: str) -> None:
     name, limit, watcher, advice = CASES[case]
@@ -64,15 +75,7 @@ def test_what_inotify_does_not_watch_is_scanned(home: Path, case: str) -> None:
             assert answer.readline() == b"ready\n"
         for number, agent in enumerate(("alice", "bob", "carol")):
             other = "carol" if agent != "carol" else "alice"
-            message = f"100000000{number}-0{number}.msg"
-            outbox = home / "agents" / agent / "outbox"
-            (outbox / ".pending" / message).write_text(f"TO: {other}\n\nhi")
-            os.rename(outbox / ".pending" / message, outbox / message)
-            inbox = home / "agents" / other / "inbox"
-            until((inbox / message).exists)
-            os.rename(inbox / message, inbox / ".read" / message)
-            trace = f"read by {other}"
-            until(lambda m=message, t=trace: t in relay("trace", m[:-4], home=home).stdout)
+            send_and_read(home, agent, other, f"100000000{number}-0{number}")
         lines = (home / "logs" / "relay.log").read_text().splitlines()
         said = [line for line in map(json.loads, lines) if line["action"] == "scan_instead"]
         assert said and all(advice in line["event"] for line in said)

@@ -10,7 +10,6 @@ import sqlite3
 import stat
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from relay.home import LEDGER, Home
 from relay.ledger import backup as ledger_backup
 from relay.ledger import file as ledger_file
 from tests.box import Box
-from tests.procs import Relay, home_of, relay, until
+from tests.procs import Relay, home_of, meanwhile, relay, until
 from tests.unit.ledger_support import Look
 
 RESTORE = """
@@ -304,26 +303,14 @@ def test_backup_more_messages_restore_start_beside_a_real_relay(tmp_path: Path) 
     running.start()
     alice = Agent("alice", str(home))
     kept = tmp_path / "kept.db"
-    stop = threading.Event()
     sent: list[str] = []
-
-    def traffic() -> None:
-        while not stop.is_set():
-            sent.append(alice.send("bob", f"number {len(sent)}"))
-            stop.wait(0.005)
-
-    thread = threading.Thread(target=traffic)
-    thread.start()
-    try:
+    with meanwhile(lambda: sent.append(alice.send("bob", f"number {len(sent)}"))):
         until(lambda: len(sent) > 50)
         done = relay("ledger", "backup", str(kept), "--json", home=home)
         assert done.returncode == 0, done.stderr
         assert 0 < json.loads(done.stdout)["rows"]["messages"]
         more = len(sent) + 50
         until(lambda: len(sent) > more)
-    finally:
-        stop.set()
-        thread.join()
     refused = relay("ledger", "restore", str(kept), home=home)
     assert refused.returncode == 5 and "a relay runs" in refused.stderr
     until(lambda: len(os.listdir(home / "agents/bob/inbox")) >= len(sent))

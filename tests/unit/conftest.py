@@ -9,10 +9,12 @@ import pytest
 
 from relay.aof2.plan import TierPolicy
 from relay.comm.engine import CommStore
+from relay.ledger import Ledger
 from tests import tiers_support
 from tests.fakes import FakeClock
 from tests.unit.aof2_support import Stream
 from tests.unit.comm_support import NOW_S
+from tests.unit.ledger_support import Look
 
 
 @pytest.fixture
@@ -25,6 +27,29 @@ def clock() -> FakeClock:
 def store(clock: FakeClock) -> CommStore:
     """Empty."""
     return CommStore(clock)
+
+
+@pytest.fixture
+def ledger_path(tmp_path: Path) -> str:
+    """Where ``ledger`` is."""
+    return str(tmp_path / "ledger.db")
+
+
+@pytest.fixture
+def ledger(ledger_path: str) -> Iterator[Ledger]:
+    """Empty; sound at the end."""
+    opened = Ledger.open(ledger_path)
+    yield opened
+    assert opened._db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    opened.close()
+
+
+@pytest.fixture
+def look(ledger: Ledger, ledger_path: str) -> Iterator[Look]:
+    """Somebody who looks into the ledger meanwhile."""
+    reader = Look(ledger_path)
+    yield reader
+    reader.close()
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -23,6 +24,7 @@ from relay.comm.model import (
     DeliveryState,
     Message,
     MessageType,
+    Metadata,
     Origin,
     Participant,
     Retention,
@@ -98,76 +100,119 @@ def roll(store: CommStore) -> object:
     return len(final)
 
 
+class Drawn(NamedTuple):
+    """What the calls of one operation are made with."""
+
+    name: str  # of a channel
+    who: str
+    pattern: str
+    kind: ChannelType
+    message_type: MessageType
+    channel_state: ChannelState
+    limit: int | None
+    thread: str | None
+    number: int  # of a message
+    state: DeliveryState
+    relay_id: Metadata | None
+
+    def channel(self, store: CommStore) -> int:
+        return numbered(store, self.name)
+
+
 @st.composite
 def operations(draw: st.DrawFn) -> Operation:
-    """Any call that changes a store, or is refused."""
-    name, who, pattern = draw(CHANNELS), draw(PEOPLE), draw(PATTERNS)
-    kind = draw(st.sampled_from(ChannelType))
+    """Any call that changes a store, or is refused; every other one sends."""
     sends = draw(st.booleans())
-    message_type = draw(st.sampled_from(MessageType))
-    channel_state = draw(st.sampled_from([*ChannelState, ChannelState.ACTIVE]))
-    limit = draw(st.sampled_from([None, 1, 2, 3]))
-    thread = draw(st.sampled_from([None, UUID]))
-    number, state = draw(st.integers(1, 8)), draw(st.sampled_from(DeliveryState))
-    relay_id = draw(st.sampled_from([None, {"relay_id": "r-1"}, {"relay_id": "r-2"}]))
-    if sends and name == "PubSub" and message_type is MessageType.TEXT:
-        return lambda store: store.publish(
-            numbered(store, name), who, "build.ok", "hi", correlation_id=thread, metadata=relay_id
-        )
+    drawn = Drawn(
+        draw(CHANNELS),
+        draw(PEOPLE),
+        draw(PATTERNS),
+        draw(st.sampled_from(ChannelType)),
+        draw(st.sampled_from(MessageType)),
+        draw(st.sampled_from([*ChannelState, ChannelState.ACTIVE])),
+        draw(st.sampled_from([None, 1, 2, 3])),
+        draw(st.sampled_from([None, UUID])),
+        draw(st.integers(1, 8)),
+        draw(st.sampled_from(DeliveryState)),
+        draw(st.sampled_from([None, {"relay_id": "r-1"}, {"relay_id": "r-2"}])),
+    )
     if sends:
-        return lambda store: store.send_message(
-            numbered(store, name),
-            who,
-            message_type,
-            "hi",
-            topic="build.ok",
-            correlation_id=thread,
-            metadata=relay_id,
+        return sending(drawn)
+    calls = [*on_channels(drawn), *on_messages(drawn), *on_deliveries(drawn), *AS_TIME_GOES_BY]
+    return draw(st.sampled_from(calls))
+
+
+def sending(drawn: Drawn) -> Operation:
+    """The whole pipeline."""
+    fields = {"correlation_id": drawn.thread, "metadata": drawn.relay_id}
+    if drawn.name == "PubSub" and drawn.message_type is MessageType.TEXT:
+        return lambda store: store.publish(
+            drawn.channel(store), drawn.who, "build.ok", "hi", **fields
         )
-    calls: list[Operation] = [
-        lambda store: store.create_channel(name, kind, who),
-        lambda store: store.join_channel(numbered(store, name), who),
-        lambda store: store.leave_channel(numbered(store, name), who),
-        lambda store: store.subscribe(numbered(store, name), who, pattern),
+    return lambda store: store.send_message(
+        drawn.channel(store), drawn.who, drawn.message_type, "hi", topic="build.ok", **fields
+    )
+
+
+def on_channels(drawn: Drawn) -> list[Operation]:
+    """Who takes part, who subscribes, and what is set."""
+    _, who, pattern, *_ = drawn
+    channel = drawn.channel
+    retention = Retention(RetentionKind(drawn.limit or 0), 2)
+    return [
+        lambda store: store.create_channel(drawn.name, drawn.kind, who),
+        lambda store: store.join_channel(channel(store), who),
+        lambda store: store.leave_channel(channel(store), who),
+        lambda store: store.subscribe(channel(store), who, pattern),
         lambda store: store.subscribe(numbered(store, "PubSub"), who, pattern),
         lambda store: store.unsubscribe(numbered(store, "PubSub"), "b", pattern),
         lambda store: store.unsubscribe(numbered(store, "PubSub"), who),
-        lambda store: store.accept(
-            numbered(store, name), who, message_type, "hi", topic="build.ok"
-        ),
-        lambda store: store.move_deliveries(number, ["a", "b"], state),
-        lambda store: store.deliver(number, store.recipients(number)),
-        lambda store: store.stage((number, one, 2) for one in store.recipients(number)),
-        lambda store: store.note(events.FileRefused("", ORIGIN, "why", "", False, False, NOW_S)),
         lambda store: store.configure_channel(
-            numbered(store, name), delivery=DeliveryMode(1), ack_timeout=5
+            channel(store), delivery=DeliveryMode(1), ack_timeout=5
         ),
-        once,
-        lambda store: store.set_channel_state(numbered(store, name), channel_state),
-        lambda store: all_join(store, numbered(store, name)),
+        lambda store: store.configure_channel(
+            channel(store), max_pending=drawn.limit, flush="manual"
+        ),
+        lambda store: store.configure_channel(channel(store), retention=retention),
+        lambda store: store.set_channel_state(channel(store), drawn.channel_state),
+        lambda store: all_join(store, channel(store)),
         lambda store: all_join(store, numbered(store, "Group")),
-        lambda store: store.configure_channel(
-            numbered(store, name), max_pending=limit, flush="manual"
+    ]
+
+
+def on_messages(drawn: Drawn) -> list[Operation]:
+    """Asked, answered, archived and compacted; and those whose delivery was given up."""
+    number, who = drawn.number, drawn.who
+    return [
+        lambda store: store.accept(
+            drawn.channel(store), who, drawn.message_type, "hi", topic="build.ok"
         ),
-        lambda store: store.configure_channel(
-            numbered(store, name), retention=Retention(RetentionKind(limit or 0), 2)
-        ),
+        lambda store: store.send_query(drawn.channel(store), who, "?", 5),
+        lambda store: store.send_response(drawn.channel(store), who, UUID, "!"),
+        lambda store: store.acknowledge_message(number, who, "received"),
         lambda store: store.archive(number),
         lambda store: (tidy(store), roll(store)),
         lambda store: (tidy(store), store.compact()),
-        lambda store: [store.receive_messages(None, one) for one in "abcd"],
-        lambda store: store.acknowledge_message(number, who, "received"),
-        lambda store: store.send_query(numbered(store, name), who, "?", 5),
-        lambda store: store.send_response(numbered(store, name), who, UUID, "!"),
-        later,
-        later,
         lambda store: store.replay_dead_letter(number),
-        replay_all,
-        replay_all,
         lambda store: store.discard_dead_letter(number),
         lambda store: store.purge_dead_letters(100),
     ]
-    return draw(st.sampled_from(calls))
+
+
+def on_deliveries(drawn: Drawn) -> list[Operation]:
+    """Staged, made, received, moved; and a file that was refused."""
+    number, refused = drawn.number, events.FileRefused("", ORIGIN, "why", "", False, False, NOW_S)
+    return [
+        lambda store: store.move_deliveries(number, ["a", "b"], drawn.state),
+        lambda store: store.deliver(number, store.recipients(number)),
+        lambda store: store.stage((number, one, 2) for one in store.recipients(number)),
+        lambda store: [store.receive_messages(None, one) for one in "abcd"],
+        lambda store: store.note(refused),
+    ]
+
+
+# Rare enough among the others, and what much follows from.
+AS_TIME_GOES_BY: list[Operation] = [once, later, later, replay_all, replay_all]
 
 
 def channels_of_every_type(store: CommStore) -> None:

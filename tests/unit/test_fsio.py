@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
-import resource
 import stat
 import subprocess
 import sys
@@ -17,6 +15,7 @@ import pytest
 
 from relay import fsio
 from relay.errors import ForeignOwner, HardLink, UnsafePath
+from tests.procs import no_room_above
 
 UMASKS = [0o000, 0o002, 0o022, 0o027, 0o077]
 
@@ -37,17 +36,6 @@ def umask() -> Iterator[Callable[[int], int]]:
     before = os.umask(0o022)
     yield os.umask
     os.umask(before)
-
-
-@contextlib.contextmanager
-def no_room_above(size: int) -> Iterator[None]:
-    """Writes behind this many bytes of a file fail, as on a full disk (EFBIG for ENOSPC)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield  # no longer: the report of the test may go to a file, too
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, wanted: str, code: int = errno.ENOSPC) -> list[str]:

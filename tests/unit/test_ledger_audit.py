@@ -35,13 +35,6 @@ def ledger(path: str) -> Iterator[Ledger]:
     opened.close()
 
 
-@pytest.fixture
-def look(ledger: Ledger, path: str) -> Iterator[Look]:
-    reader = Look(path)
-    yield reader
-    reader.close()
-
-
 def trail(look: Look) -> list[tuple[str, str | None, str, str | None]]:
     return look.all("SELECT what, old_status, new_status, who FROM audit_log ORDER BY id")  # type: ignore[return-value]
 

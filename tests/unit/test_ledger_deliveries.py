@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -49,26 +48,6 @@ MOVES: dict[str, tuple[Move, dict[str, str]]] = {
         dict.fromkeys([state for state in STATES if state != "staged"], "acked"),  # late or not
     ),
 }
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "ledger.db")
-
-
-@pytest.fixture
-def ledger(path: str) -> Iterator[Ledger]:
-    opened = Ledger.open(path)
-    yield opened
-    assert opened._db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    opened.close()
-
-
-@pytest.fixture
-def look(ledger: Ledger, path: str) -> Iterator[Look]:
-    reader = Look(path)
-    yield reader
-    reader.close()
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -199,43 +178,32 @@ def test_all_messages_shows_what_was_sent_and_what_was_delivered(
     stage(ledger, one, "bob", "carol")
     ledger.written([Written(one, "bob", 1, NOW, NOW + 1)])
     ledger.hold([Held(one, "carol", 1, "inbox cannot be written", NOW + 100)])
+    all_messages = "FROM all_messages ORDER BY direction DESC, id, agent_name"
+    assert look.all(f"SELECT direction, agent_name, target, file_path {all_messages}") == [
+        ("outbox", "alice", "bob", f"agents/alice/outbox/{one}.msg"),
+        ("outbox", "alice", "bob", f"agents/alice/outbox/{two}.msg"),
+        ("inbox", "bob", "bob", f"agents/bob/inbox/{one}.msg"),
+        ("inbox", "carol", "carol", f"agents/carol/inbox/{one}.msg"),
+    ]
+    of_each = "message_id, status, discovered_at, processed_at, retry_count, last_error"
+    assert look.all(f"SELECT {of_each} {all_messages}") == [
+        (one, "pending", NOW + 1, None, 0, None),
+        (two, "pending", NOW + 2, None, 0, None),
+        (one, "written", NOW, NOW + 1, 0, None),
+        (one, "held", NOW, None, 0, "inbox cannot be written"),
+    ]
+
+
+def test_all_messages_has_the_columns_of_messages_and_the_facts_of_the_file(
+    ledger: Ledger, look: Look
+) -> None:
+    (one,) = record(ledger, 1)
+    stage(ledger, one, "bob", "carol")
     names = [row[1] for row in look.all("PRAGMA table_info(all_messages)")]
     assert names == [row[1] for row in look.all("PRAGMA table_info(messages)")]
-    shown = look.all(
-        "SELECT message_id, agent_name, direction, file_path, status, target, discovered_at, "
-        "processed_at, retry_count, last_error FROM all_messages ORDER BY direction DESC, id, 2"
-    )
-    given, other = facts(1), facts(2)
-    assert shown == [
-        (one, "alice", "outbox", given.file_path, "pending", "bob", NOW + 1, None, 0, None),
-        (two, "alice", "outbox", other.file_path, "pending", "bob", NOW + 2, None, 0, None),
-        (
-            one,
-            "bob",
-            "inbox",
-            f"agents/bob/inbox/{one}.msg",
-            "written",
-            "bob",
-            NOW,
-            NOW + 1,
-            0,
-            None,
-        ),
-        (
-            one,
-            "carol",
-            "inbox",
-            f"agents/carol/inbox/{one}.msg",
-            "held",
-            "carol",
-            NOW,
-            None,
-            0,
-            "inbox cannot be written",
-        ),
-    ]
-    facts_of_inbox = "SELECT DISTINCT file_size, file_mtime_ns, checksum, message_type"
-    assert look.all(f"{facts_of_inbox} FROM all_messages WHERE message_id = ?", one) == [
+    given = facts(1)
+    of_the_file = "file_size, file_mtime_ns, checksum, message_type"
+    assert look.all(f"SELECT DISTINCT {of_the_file} FROM all_messages") == [
         (given.file_size, given.file_mtime_ns, given.checksum, given.message_type)
     ]
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from relay.errors import LedgerError
 from relay.ledger import FileFacts, Ledger
+from tests.procs import no_room_above
 from tests.unit.ledger_support import NOW, Look, facts, message_id, record
 
 STATES = ["pending", "processing", "completed", "failed", "archived"]
@@ -35,26 +34,6 @@ MOVES: dict[str, tuple[Move, dict[str, str]]] = {
     "set_path": (lambda db, one: db.set_path([(one, "elsewhere")]), {}),
     "update_facts": (lambda db, one: db.update_facts([facts(1)]), {}),
 }
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "ledger.db")
-
-
-@pytest.fixture
-def ledger(path: str) -> Iterator[Ledger]:
-    opened = Ledger.open(path)
-    yield opened
-    assert opened._db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    opened.close()
-
-
-@pytest.fixture
-def look(ledger: Ledger, path: str) -> Iterator[Look]:
-    reader = Look(path)
-    yield reader
-    reader.close()
 
 
 def bring(ledger: Ledger, state: str) -> str:
@@ -103,9 +82,9 @@ def test_the_call_says_which_rows_it_moved(ledger: Ledger, name: str) -> None:
     assert call[name]([]) == set()
 
 
-def test_of_two_daemons_one_gets_a_row(ledger: Ledger, path: str) -> None:
+def test_of_two_daemons_one_gets_a_row(ledger: Ledger, ledger_path: str) -> None:
     ids = record(ledger, *range(20))
-    other = Ledger.open(path)
+    other = Ledger.open(ledger_path)
     mine = ledger.claim(ids[:15])
     theirs = other.claim(ids)
     assert mine == set(ids[:15])
@@ -255,23 +234,12 @@ def test_the_orchestrators_own_are_claimed_from_the_start(ledger: Ledger, look: 
 # -- a disk that takes nothing -------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def no_room_above(size: int) -> Iterator[None]:
-    """Writes behind this many bytes of a file fail, as on a full disk (EFBIG for ENOSPC)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield  # no longer: the report of the test may go to a file, too
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("rows", [500, 30_000], ids=["at the commit", "in the middle"])
 def test_a_full_disk_takes_a_step_back_and_the_ledger_goes_on(
-    ledger: Ledger, path: str, rows: int
+    ledger: Ledger, ledger_path: str, rows: int
 ) -> None:
     record(ledger, 1)
-    size = Path(path + "-wal").stat().st_size
+    size = Path(ledger_path + "-wal").stat().st_size
     with no_room_above(size + 5000):
         with pytest.raises(LedgerError, match=r"I/O error|full") as caught:
             record(ledger, *range(2, rows))

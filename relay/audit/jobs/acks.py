@@ -32,7 +32,6 @@ OWED = "acks_owed"
 SHOWN = 20  # pairs that owe most
 ASKING = ("Command", "Query")
 ANSWERS = ("Acknowledgment", "Response")
-_KEYS = ["message_id", "recipient"]
 _US_PER_MS = 1000.0
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from relay.home import ARCHIVES
 from relay.names import ORCHESTRATOR
 
 # The ledger's state -> states of store and journal that say the same, or what comes just before.
@@ -33,16 +34,14 @@ CARRIED_OUT = (*AGREE["read"], "Acknowledged")
 _MADE = "Delivered"
 
 
-def by_recipient(
-    ledger: DataFrame, stored: DataFrame, journal: DataFrame, archives: str = "store/archive/"
-) -> DataFrame:
+def by_recipient(ledger: DataFrame, stored: DataFrame, journal: DataFrame) -> DataFrame:
     """One row a message and recipient, of whichever source names the two.
 
     ``ledger``: message_id, recipient, state, attempt, and its times. ``stored``: id, relay_id,
     recipient, state, file. ``journal``: end, at, event, relay_id, state, deliveries. What has no
     relay id was sent through the engine alone, and is left out.
     """
-    engine = _by_number(stored, journal, archives)
+    engine = _by_number(stored, journal)
     told = ledger.select(
         "message_id",
         "recipient",
@@ -121,13 +120,13 @@ _ENGINE = {
 }
 
 
-def _in_store(stored: DataFrame, archives: str) -> DataFrame:
+def _in_store(stored: DataFrame) -> DataFrame:
     return stored.select(
         F.col("id").try_cast("bigint").alias("number"),
         "recipient",
         "relay_id",
         F.col("state").alias("stored_state"),
-        F.col("file").startswith(archives).alias("is_archived"),
+        F.col("file").startswith(f"{ARCHIVES}/").alias("is_archived"),
         _nothing("last", _LAST),
         _nothing("attempt", "bigint"),
         F.lit(False).alias("is_made"),
@@ -151,11 +150,11 @@ def _in_journal(journal: DataFrame) -> DataFrame:
     )
 
 
-def _by_number(stored: DataFrame, journal: DataFrame, archives: str) -> DataFrame:
+def _by_number(stored: DataFrame, journal: DataFrame) -> DataFrame:
     """Store and journal, which know messages by the engine's number, with the ledger's id."""
     is_made = F.col("is_made")
     return (
-        _in_store(stored, archives)
+        _in_store(stored)
         .unionByName(_in_journal(journal))
         .groupBy("number", "recipient")
         .agg(

@@ -25,6 +25,7 @@ from relay.audit import schemas
 from relay.audit.evidence import Evidence
 from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, by_class, found
 from relay.audit.jobs.reconcile import STORE_SECTIONS
+from relay.home import ARCHIVES
 from relay.names import ORCHESTRATOR
 
 NAME = "duplicates"
@@ -39,7 +40,6 @@ CLASSES = (
     "resent",
 )
 _ACCEPTED = ("completed", "archived")
-_ARCHIVES = "store/archive/"
 
 
 def make(evidence: Evidence) -> Tables:
@@ -88,7 +88,7 @@ def copies_of(stored: DataFrame, journal: DataFrame) -> DataFrame:
 
 def _by_id(copies: DataFrame) -> DataFrame:
     """Faults that show among the copies of one id."""
-    in_archive = F.col("file").startswith(_ARCHIVES)
+    in_archive = F.col("file").startswith(f"{ARCHIVES}/")
     by_id = copies.groupBy("relay_id").agg(
         F.min("number").alias("lowest"),
         F.max("number").alias("highest"),

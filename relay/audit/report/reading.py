@@ -66,15 +66,15 @@ class Table:
                     rows.extend(some.to_pylist())
         return found
 
-    def sums(self, by: Sequence[str], columns: Sequence[str], how: str = "sum") -> list[Row]:
-        """The columns summed (or ``how`` else) by groups, in the order of the groups."""
-        wanted = [(column, how) for column in columns]
+    def sums(self, by: Sequence[str], columns: Sequence[str]) -> list[Row]:
+        """The columns summed by groups, in the order of the groups."""
+        wanted = [(column, "sum") for column in columns]
         names = [*by, *columns]
         kept: pa.Table | None = None
         for batch in self._batches(names):
             together = batch if kept is None else pa.concat_tables([kept, batch])
             made = together.group_by(list(by)).aggregate(wanted)
-            made = made.select([*by, *[f"{column}_{how}" for column in columns]])
+            made = made.select([*by, *[f"{column}_sum" for column in columns]])
             kept = made.rename_columns(names).slice(0, MOST_GROUPS).cast(batch.schema)
         if kept is None:
             return []

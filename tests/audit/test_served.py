@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from relay.audit.ledger_source import take_snapshot
-from relay.audit.watched import watched_until
+from relay.audit.served import watched_until
 from tests.audit.homes import START_NS, HomeBuilder
 from tests.audit.planting import DAY, HOUR, agent, insert
 from tests.fakes import FakeClock
