@@ -69,7 +69,7 @@ def acomm() -> None:
 )
 @_key_option
 def check(files: tuple[str, ...], as_json: bool, keys: str | None, key_file: str | None) -> None:
-    """Verify everything in each FILE: checksum, records, counts, order, indexes.
+    """Verify everything in each FILE: checksum, records, counts, order, indexes; that it opens.
 
     An encrypted FILE needs no key, unless its signatures or its contents are to be checked.
     Prints a line for each problem, then how many there are, or OK. Exits 3 when there is one.
@@ -158,6 +158,7 @@ def _findings(
 ) -> tuple[list[str], list[str]]:
     """Problems and warnings of one file; one that cannot be read is a problem."""
     from relay.comm import acomm as codec
+    from relay.comm import invariants
     from relay.comm.seal import unseal
     from relay.comm.signed import wrong_signatures
     from relay.comm.verify import verify
@@ -167,8 +168,11 @@ def _findings(
             data = codec.read_bytes(path)
         found = verify(data, path)
         problems = list(found.problems)
+        if not problems:
+            store = codec.decode(data, path, warn=lambda _: None)
+            problems += [f"{path}: {line}" for line in invariants.problems(store)]
         if not problems and (key is not None or public_keys):
-            store = unseal(codec.decode(data, path, warn=lambda _: None), key, path)
+            store = unseal(store, key, path)
             problems += [f"{path}: {line}" for line in wrong_signatures(store, public_keys)]
     except RelayError as exc:
         return [str(exc)], []

@@ -26,7 +26,7 @@ from relay.comm.model import (
     DeliveryState,
     Message,
 )
-from relay.comm.receiving import SYSTEM
+from relay.comm.receiving import LONGEST_MS, SYSTEM
 from relay.comm.sending import SendCommands
 from relay.errors import MessageNotFound
 
@@ -237,12 +237,17 @@ class DueCommands(SendCommands):
         reason = self._hopeless(message, delivery, now_ms)
         if reason:
             return Overdue(message, recipient, Verdict.DEAD, attempt, reason)
-        pause_ms = self._config(message).retry_backoff_ms << (attempt - delivery.spent - 1)
+        pause_ms = self._pause_ms(message, attempt - delivery.spent)
         if self._happened(message, recipient, now_ms):
             # it outlives the attempt that it is to stop, and the wait before the next one
             self._note_exactly_once(message, [recipient], now_ms + pause_ms)
         self.wait(message_id, recipient, now_ms + pause_ms)
         return None
+
+    def _pause_ms(self, message: Message, attempts: int) -> int:
+        """How long to wait after so many attempts: twice as long each time."""
+        doubled = min(max(attempts - 1, 0), LONGEST_MS.bit_length())
+        return min(self._config(message).retry_backoff_ms << doubled, LONGEST_MS)
 
     def _hopeless(self, message: Message, delivery: Delivery, now_ms: int) -> str:
         """Why no further attempt is made, or nothing."""

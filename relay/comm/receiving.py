@@ -26,6 +26,7 @@ from relay.comm.query import QueryResult, check_filter, find, select
 from relay.errors import NotParticipant
 
 SYSTEM = "_system"  # the engine's own channel, and its participant
+LONGEST_MS = 2**53  # beyond any wait, and twice of it from now is a time that a file holds
 
 
 class ReceiveCommands(StoreBase):
@@ -62,8 +63,9 @@ class ReceiveCommands(StoreBase):
         """What the message asks for, else its channel, else the default."""
         asked_ms = (message.metadata or {}).get("await_ms")
         if isinstance(asked_ms, int) and asked_ms > 0:
-            return min(asked_ms, _LONGEST_MS)
-        return (self._config(message).ack_timeout or self.ack_timeout_s) * 1000
+            return min(asked_ms, LONGEST_MS)
+        asked_s = self._config(message).ack_timeout or self.ack_timeout_s
+        return min(asked_s * 1000, LONGEST_MS)
 
     def _note_exactly_once(self, message: Message, recipients: Iterable[str], now_ms: int) -> None:
         """Remember an exactly-once delivery for twice its ack timeout from now on."""
@@ -380,6 +382,3 @@ def _may_move(before: Delivery, after: DeliveryState, attempt: int) -> bool:
     # once more: it goes through the same states again
     again = attempt > before.attempt and before.state < DeliveryState.ACKNOWLEDGED
     return again or before.state < after
-
-
-_LONGEST_MS = 2**53  # beyond any wait, and twice of it from now is a time that a file holds
