@@ -41,6 +41,8 @@ def check_filter(wanted: MessageFilter) -> MessageFilter:
 
     Errors: ValidationFailed for a value that is none, and for a pattern that is none.
     """
+    if not isinstance(wanted, MessageFilter):
+        raise ValidationFailed("filter", f"{wanted!r} is no MessageFilter")
     values = validation.fields_of(wanted)
     numbers = [(name, values[name]) for name in ("limit", "offset", "after", "before")]
     numbers += [("channel_ids", number) for number in values["channel_ids"] or ()]
@@ -102,11 +104,10 @@ def find(
 
 
 def select(messages: Iterable[Message], wanted: MessageFilter) -> QueryResult:
-    """The page of ``messages`` that a filter asks for.
+    """The page of ``messages`` that a filter asks for, one that ``check_filter`` takes.
 
-    Errors: those of ``check_filter`` and ``find``.
+    Errors: those of ``find``.
     """
-    wanted = check_filter(wanted)
     found = find(messages, wanted)
     return page(found, wanted, len(found))
 

@@ -23,6 +23,7 @@ from relay.comm.model import (
     Priority,
 )
 from relay.comm.query import QueryResult, check_filter, find, select
+from relay.comm.validation import check_number, check_text
 from relay.errors import NotParticipant
 
 SYSTEM = "_system"  # the engine's own channel, and its participant
@@ -124,7 +125,7 @@ class ReceiveCommands(StoreBase):
 
     def holds(self, message_id: int) -> bool:
         """True while a message is accepted, and held back by its channel's ``max_pending``."""
-        return message_id in self.state.pending.held
+        return check_number("message_id", message_id) in self.state.pending.held
 
     def resumable(self) -> list[int]:
         """Held messages that may go now: by channel, by priority where it heeds that, then FIFO.
@@ -193,7 +194,8 @@ class ReceiveCommands(StoreBase):
 
     def is_answered(self, message_id: int, recipient: str) -> bool:
         """True once ``recipient`` has acknowledged the message, or answered it."""
-        delivery = self.state.deliveries.get(message_id, {}).get(recipient)
+        deliveries = self.state.deliveries.get(check_number("message_id", message_id), {})
+        delivery = deliveries.get(check_text("recipient", recipient))
         return delivery is not None and delivery.state is DeliveryState.ACKNOWLEDGED
 
     def expects_ack(self, message: Message) -> bool:
@@ -206,7 +208,7 @@ class ReceiveCommands(StoreBase):
 
     def recipients(self, message_id: int) -> tuple[str, ...]:
         """Who the message was routed to; of one that was rolled out, too."""
-        known = self.state.deliveries.get(message_id)
+        known = self.state.deliveries.get(check_number("message_id", message_id))
         if known is None and self.archives is not None:
             found = self.archives.get(self.state.archives, message_id)
             known = found.deliveries if found else None
@@ -214,11 +216,12 @@ class ReceiveCommands(StoreBase):
 
     def get_message(self, message_id: int) -> Message | None:
         """The message of that number, live or a dead letter."""
+        message_id = check_number("message_id", message_id)
         return self.state.messages.get(message_id) or self.state.dead_letters.get(message_id)
 
     def by_relay_id(self, relay_id: str) -> Message | None:
         """The message that came through the relay under this id; an archived one, too."""
-        number = self.state.relay_ids.get(relay_id)
+        number = self.state.relay_ids.get(check_text("relay_id", relay_id))
         return None if number is None else self._kept(number)
 
     def ever_by_relay_id(self, relay_id: str) -> Message | None:
@@ -248,7 +251,8 @@ class ReceiveCommands(StoreBase):
 
     def receive(self, message_id: int, participant: str) -> None:
         """``participant`` took one message; what it has acknowledged stays acknowledged."""
-        delivery = self.state.deliveries.get(message_id, {}).get(participant)
+        deliveries = self.state.deliveries.get(check_number("message_id", message_id), {})
+        delivery = deliveries.get(check_text("participant", participant))
         if delivery is not None and delivery.queued:
             self.apply(events.MessageReceived(message_id, participant, self._now_s()))
             if self.state.pending.held:
@@ -268,6 +272,7 @@ class ReceiveCommands(StoreBase):
         and expires. A filter's offset and limit count in this order, whatever its own.
         Errors: ChannelNotFound; NotParticipant; those of ``query_messages``.
         """
+        check_text("participant", participant)
         if channel_id is not None:
             channel = self.get_channel(channel_id)
             if not self.takes_part(channel_id, participant):
@@ -324,7 +329,7 @@ class ReceiveCommands(StoreBase):
         Errors: ValidationFailed for a pattern that is none; QueryTimeout; FormatError, OSError
         for an archive that is damaged or gone.
         """
-        wanted = filter or MessageFilter()
+        wanted = check_filter(MessageFilter() if filter is None else filter)
         state = self.state
         found = [state.messages[number] for number in state.index.candidates(wanted)]
         found += [state.dead_letters[number] for number in state.dead_index.candidates(wanted)]
@@ -346,7 +351,7 @@ class ReceiveCommands(StoreBase):
 
         Errors: FormatError, OSError for an archive that is damaged or gone.
         """
-        here = self.thread_here(correlation_id)
+        here = self.thread_here(check_text("correlation_id", correlation_id))
         if self.archives is None:
             return here
         known = {message.id for message in here}

@@ -21,6 +21,8 @@ ANY = "*"
 
 def check_topic(topic: str) -> None:
     """Errors: ValidationFailed when a message cannot carry this topic."""
+    if not isinstance(topic, str):
+        raise ValidationFailed("topic", f"{topic!r} is no text")
     if not TOPIC.fullmatch(topic) or len(topic) > MAX_TOPIC_BYTES:
         raise ValidationFailed(
             "topic",
@@ -35,6 +37,8 @@ def match_mode(pattern: str) -> MatchMode:
     Errors: ValidationFailed for an empty segment, for ``*`` or ``#`` as a part of one, and
     for ``#`` anywhere but last.
     """
+    if not isinstance(pattern, str):
+        raise ValidationFailed("topic_pattern", f"{pattern!r} is no text")
     segments = pattern.split(".")
     last = segments[-1]
     rest = segments[:-1] if last == MULTI else segments
