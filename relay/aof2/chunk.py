@@ -30,7 +30,7 @@ from relay.errors import FormatError, IntegrityError
 FOLDER = "manifest"
 FIRST_RECORD = CHUNK_HEADER.size
 ROOM = CHUNK_CAPACITY - FIRST_RECORD
-_NAME = re.compile(r"(\d{20})\.mlog")
+_NAME = re.compile(r"(0[0-9]{19})\.mlog")  # below 2^64, and so is the next
 _MAX_BYTES = 64 << 20  # another writer's chunks may be larger than ours
 
 

@@ -35,7 +35,7 @@ _STATE_OF = {
     MessageStatus.FAILED: DeliveryState.BOUNCED,
     MessageStatus.DEAD_LETTER: DeliveryState.DEAD,
 }
-_MOST_RETRIES = 2**31  # of another writer: attempts are counted on from there
+_MOST_RETRIES = 2**30  # of another writer: attempts are counted on from there
 
 
 def derive_deliveries(state: State) -> None:

@@ -27,6 +27,7 @@ from relay.comm.validation import check_number, check_text
 from relay.errors import NotParticipant
 
 SYSTEM = "_system"  # the engine's own channel, and its participant
+_ALL = 2**32  # messages: more than a store holds
 LONGEST_MS = 2**53  # beyond any wait, and twice of it from now is a time that a file holds
 
 
@@ -141,6 +142,7 @@ class ReceiveCommands(StoreBase):
                 continue
             most = self.get_settings(channel_id).max_pending
             room = None if most is None else max(0, most - len(pending.pending[channel_id]))
+            room = None if room is None or room > _ALL else room
             found += islice(pending.in_order(channel_id, channel.config.priority_ordering), room)
         return found
 
