@@ -134,6 +134,10 @@ class StoreBase:
             channel_id, ()
         )
 
+    def now_ns(self) -> int:
+        """The time by the store's clock, Unix nanoseconds."""
+        return self._clock.now_ns()
+
     def _now_ns(self) -> int:
         return self._clock.now_ns()
 

@@ -178,7 +178,7 @@ class Decider:
             metadata: Metadata = {
                 "relay_id": notice_id,
                 "to": to,
-                "created_ns": work.discovered_at,
+                "created_ns": max(work.discovered_at, self._store.now_ns()),
                 "re": work.message_id,
             }
             self._store.join_channel(channel.id, ORCHESTRATOR)
@@ -197,7 +197,7 @@ class Decider:
         if targets:
             headers = {"TOPIC": DEAD_LETTER_TOPIC, "RE": work.message_id}
             notice = MessageFile(to, Kind.NOTIFICATION, headers, body)
-            self._post_own(work, notice, notice_id, stored.id, targets, SYSTEM)
+            self._post_own(work, notice, notice_id, stored, targets, SYSTEM)
 
     def _known(self, work: Work) -> Message | None:
         """The message that the store numbered before a crash, or before a passing error."""
@@ -337,7 +337,7 @@ class Decider:
             work.bounced = gone
             self._answer(work, Kind.NACK, _bounced_text(gone, work.found.file_name), stored)
         if self._store.holds(stored.id):
-            due = work.seen_at + HELD_BACK_NS
+            due = held_until(stored, work.discovered_at, work.seen_at)
             work.later += [Later(work.message_id, name, HELD_BACK, due) for name in targets]
         elif targets:
             data = render_delivered(
@@ -365,24 +365,27 @@ class Decider:
         headers = {"RE": work.message_id} if work.message_id else {}
         reply = MessageFile(to, kind, headers, body)
         known = self._store.by_relay_id(reply_id)
-        engine_id = known.id if known else self._keep_answer(work, reply, reply_id, stored).id
-        self._post_own(work, reply, reply_id, engine_id, (to,))
+        answer = known or self._keep_answer(work, reply, reply_id, stored)
+        self._post_own(work, reply, reply_id, answer, (to,))
 
     def _post_own(
         self,
         work: Work,
         message: MessageFile,
         message_id: str,
-        engine_id: int,
+        kept: Message,
         targets: tuple[str, ...],
         channel: str | None = None,
     ) -> None:
-        """A message of the orchestrator's into inboxes, with a row of its own."""
-        at = work.discovered_at
+        """A message of the orchestrator's into inboxes, with a row of its own.
+
+        Its time is when it was made, which may be long after what it speaks of; its id is not.
+        """
+        at = int((kept.metadata or {}).get("created_ns") or work.discovered_at)
         facts = own_facts(message_id, message.body, str(message.kind), message.to, at)
         checksum = facts.checksum or ""
         data = render_delivered(message, message_id, ORCHESTRATOR, at, checksum, channel)
-        work.postings.append(Posting(message_id, engine_id, data, targets, facts))
+        work.postings.append(Posting(message_id, kept.id, data, targets, facts))
 
     def _keep_answer(
         self, work: Work, reply: MessageFile, reply_id: str, stored: Message | None
@@ -396,7 +399,7 @@ class Decider:
         metadata: Metadata = {
             "relay_id": reply_id,
             "to": reply.to,
-            "created_ns": work.discovered_at,
+            "created_ns": max(work.discovered_at, self._store.now_ns()),
             "kind": str(reply.kind),
         }
         metadata.update({"re": work.message_id} if work.message_id else {})
@@ -433,6 +436,14 @@ def _bounced_text(gone: Mapping[str, str], file_name: str) -> str:
         if name not in unknown
     ]
     return "\n".join(lines)
+
+
+def held_until(stored: Message, discovered_at: int, now_ns: int) -> int:
+    """When a message that is held back is looked at again: at its ttl, its sender is told then."""
+    due = now_ns + HELD_BACK_NS
+    if stored.ttl:
+        due = min(due, max(discovered_at + stored.ttl * NS_PER_S, now_ns) + 1)
+    return due
 
 
 def _answer_id(work: Work, kind: Kind) -> str:

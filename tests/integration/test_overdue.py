@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from relay import fsio
+from relay.clock import iso_time
 from tests.box import Box
 from tests.procs import relay
 
@@ -39,6 +40,23 @@ def until_dead(box: Box) -> None:
 
 def attempt(box: Box, agent: str, message_id: str) -> str:
     return box.inbox(agent)[message_id].headers["ATTEMPT"]
+
+
+def test_what_the_sender_is_told_bears_the_time_of_the_telling(box: Box) -> None:
+    """Not that of the message it is about, which may be a day before."""
+    sent = box.send("alice", COMMAND)
+    began = box.clock.now_ns()
+    until_dead(box)
+    (told,) = [m for name, m in box.inbox("alice").items() if m.headers.get("RE") == sent]
+    at = began + (4 * 60 + 7) * 10**9
+    assert told.headers["SENT"] == iso_time(at)
+    ((discovered,),) = box.sql(
+        "SELECT discovered_at FROM messages WHERE agent_name = '__orchestrator__' "
+        f"AND message_id = '{told.headers['ID']}'"
+    )
+    assert discovered == at
+    kept = box.store.by_relay_id(told.headers["ID"])
+    assert kept is not None and kept.metadata is not None and kept.metadata["created_ns"] == at
 
 
 def test_the_schedule(box: Box) -> None:
