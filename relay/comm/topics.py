@@ -107,7 +107,9 @@ class TopicTrie:
         nodes = [self._root]
         for segment in topic.split("."):
             yield from _rests(nodes)
-            nodes = [node.ways[way] for node in nodes for way in (segment, ANY) if way in node.ways]
+            # a topic may have a * or # of its own: neither is a second way to the same place
+            ways = (ANY,) if segment in (ANY, MULTI) else (segment, ANY)
+            nodes = [node.ways[way] for node in nodes for way in ways if way in node.ways]
         yield from _rests(nodes)
         for node in nodes:
             yield from node.numbers
