@@ -159,6 +159,12 @@ def check_text(field: str, value: object) -> str:
 def content_bytes(content: str | bytes) -> bytes:
     """Content as the store keeps it: UTF-8."""
     if isinstance(content, bytes):
+        try:
+            content.decode()
+        except UnicodeDecodeError as exc:
+            raise ValidationFailed(
+                "content", f"byte {exc.start} is no UTF-8", len(content)
+            ) from None
         return content
     if not isinstance(content, str):
         raise ValidationFailed("content", f"{type(content).__name__} is neither text nor bytes")
