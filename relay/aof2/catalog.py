@@ -90,8 +90,8 @@ class Catalog:
 
     @property
     def next_job_id(self) -> int:
-        """One more than any compression job that was ever started."""
-        return self._last_job + 1
+        """One more than any compression job that was ever started; after 2^32 of them from 0."""
+        return (self._last_job + 1) % 2**32
 
     @property
     def active(self) -> SegmentEntry | None:

@@ -26,7 +26,7 @@ from relay.aof2.segment import segment_ids, segment_path
 from relay.errors import RelayError
 
 WARM = "warm"
-_WARM_NAME = re.compile(r"(\d{20})\.seg\.zst")
+_WARM_NAME = re.compile(r"(0[0-9]{19})\.seg\.zst")
 
 
 class Findings(NamedTuple):

@@ -30,7 +30,7 @@ from relay.errors import FormatError, IntegrityError
 FOLDER = "manifest"
 FIRST_RECORD = CHUNK_HEADER.size
 ROOM = CHUNK_CAPACITY - FIRST_RECORD
-_NAME = re.compile(r"(\d{20})\.mlog")
+_NAME = re.compile(r"(0[0-9]{19})\.mlog")  # below 2^64, and so is the next
 _MAX_BYTES = 64 << 20  # another writer's chunks may be larger than ours
 
 
@@ -146,9 +146,10 @@ class ChunkFile:
     @classmethod
     def resume(cls, stream_dir: str, chunk: Chunk) -> ChunkFile:
         """Go on with a chunk that was read. What was torn behind committed_len goes: its append
-        never returned."""
+        never returned. Another writer's tail may stand ahead of it: records follow what counts."""
         path = path_of(stream_dir, chunk.header.chunk_index)
-        file = cls(path, chunk.header, len(chunk.records))
+        header = chunk.header._replace(tail_offset=chunk.header.committed_len)
+        file = cls(path, header, len(chunk.records))
         if chunk.torn_bytes:
             fsio.truncate(file._fd, chunk.header.committed_len, path)
         return file

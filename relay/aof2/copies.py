@@ -24,8 +24,8 @@ from relay.aof2.warm import WarmSegment, warm_name
 from relay.errors import FormatError, JournalError
 
 WARM = "warm"
-_SEGMENT_FILE = re.compile(r"(\d{20})\.seg")
-_WARM_FILE = re.compile(r"(\d{20})\.seg\.zst")
+_SEGMENT_FILE = re.compile(r"(0[0-9]{19})\.seg")
+_WARM_FILE = re.compile(r"(0[0-9]{19})\.seg\.zst")
 
 
 class Copies:

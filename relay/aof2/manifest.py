@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from collections.abc import Iterable
 
@@ -38,6 +39,7 @@ from relay.errors import FormatError, RelayError
 __all__ = ["SNAPSHOT_EVERY", "Manifest", "ManifestView", "read_manifest"]
 
 SNAPSHOT_EVERY = 1_000  # records: a replay of so many takes about 10 ms
+_DIGITS = re.compile("0[0-9]{19}")
 _KEEP_SNAPSHOTS = 2  # the newest good ones: should one be damaged later, the other is there
 
 
@@ -116,7 +118,7 @@ class Manifest:
         if due and not self.damaged:
             try:
                 self.snapshot()
-            except OSError as exc:  # the records are committed all the same
+            except (OSError, ValueError) as exc:  # the records are committed all the same
                 self._warn(f"{self.stream_dir}: no snapshot of the manifest: {exc}")
 
     def _due(self) -> bool:
@@ -281,7 +283,7 @@ def _last_set_aside(stream_dir: str) -> int:
     """The highest index of a chunk that was kept aside; its number is not used again."""
     names = os.listdir(os.path.join(stream_dir, chunks.FOLDER))
     aside = [name[:20] for name in names if name.endswith(".mlog.bad")]
-    return max([int(digits) for digits in aside if digits.isdigit()], default=-1)
+    return max([int(digits) for digits in aside if _DIGITS.fullmatch(digits)], default=-1)
 
 
 def _good_snapshots(stream_dir: str) -> list[Snapshot]:

@@ -79,14 +79,14 @@ class DirectoryObjects:
 
     def head(self, key: str) -> ObjectFacts | None:
         """Size by the file, ETag and metadata by what lies beside it."""
-        path = os.path.join(self.url, key)
+        path = self._path(key)
         with self._failing(key):
             size = size_of(path)
             return None if size is None else self._facts(path, size)
 
     def put(self, key: str, path: str, metadata: dict[str, str]) -> str:
         """Copy the file; the ETag is the crc64 of what was written, read back."""
-        target = os.path.join(self.url, key)
+        target = self._path(key)
         with self._failing(key):
             self._make_folders(key)
             if size_of(target) is not None:
@@ -113,15 +113,22 @@ class DirectoryObjects:
 
     def delete(self, key: str) -> None:
         """The object first: metadata without one are no object."""
-        path = os.path.join(self.url, key)
+        path = self._path(key)
         with self._failing(key):
             if os.path.isdir(os.path.dirname(path)):
                 remove(path)
                 remove(path + _META)
 
+    def _path(self, key: str) -> str:
+        """Where the object of that key is. Errors: ObjectError for a key that leads elsewhere."""
+        parts = key.split("/")
+        if "\0" in key or not {"", ".", ".."}.isdisjoint(parts):
+            raise ObjectError(f"{self.url}: {key!r} is no key of an object", Reason.AUTHENTICATION)
+        return os.path.join(self.url, *parts)
+
     def _read(self, key: str) -> Iterator[bytes]:
         with self._failing(key):
-            yield from pieces(os.path.join(self.url, key))
+            yield from pieces(self._path(key))
 
     def _facts(self, path: str, size: int) -> ObjectFacts:
         try:

@@ -24,6 +24,7 @@ _CRC_FROM = 8  # the crc goes over payload_len, four zeros, and everything from 
 _JOINED = int(RecordFlag.JOINED)
 _SOMETHING = re.compile(rb"[^\0]")
 _BLOCK_BITS = 16
+_NO_OFFSET = 2**64 - (1 << _BLOCK_BITS)  # no stream is that long
 _FILLED_LENGTHS = 4096  # a stream of ever new lengths must not fill the memory
 
 
@@ -161,6 +162,7 @@ def find(data: bytes, start: int, shift: int, starts: Starts, end: int = -1) -> 
     if end < 0:
         end = len(data.rstrip(b"\0"))  # a crc or an offset in it is not zero
     at = start
+    end = min(end, _NO_OFFSET - shift)
     while at < end:
         block = (at + shift) >> _BLOCK_BITS
         until = min(end, ((block + 1) << _BLOCK_BITS) - shift)

@@ -32,6 +32,8 @@ from relay.aof2.segments import Stream, opened_record, seal_record
 from relay.clock import NS_PER_MS
 from relay.errors import FormatError
 
+_LAST = 2**63 - 1  # of ids and offsets; what comes behind it has to fit as well
+
 
 class Found(NamedTuple):
     """How the stream stands after recovery."""
@@ -55,6 +57,8 @@ class Recovery:
     def run(self) -> Found:
         """Make every unsealed segment good. Errors: FormatError of a file that is not ours."""
         known = dict(self._manifest.catalog.entries)
+        for entry in known.values():
+            self._check(entry)
         newest = max(known, default=-1)
         open_ones = {entry.segment_id for entry in known.values() if not entry.sealed}
         # A file below the newest entry that a whole manifest does not know was given up by it.
@@ -80,6 +84,14 @@ class Recovery:
             self._manifest.rebuild(self._told)
             end = max([end, *(entry.end_offset for entry in self._manifest.entries())])
         return Found(active, end)
+
+    def _check(self, entry: SegmentEntry) -> None:
+        """Errors: FormatError for numbers behind which a stream could not go on."""
+        for name in ("segment_id", "end_offset", "creation_ts_ms", "ext_id"):
+            if (found := getattr(entry, name)) > _LAST:
+                where = os.path.join(self._dir, "manifest")
+                expected = f"{name} of segment {entry.segment_id} to be {_LAST} at most"
+                raise FormatError(where, 0, expected, found)
 
     def _make_good(
         self, number: int, entry: SegmentEntry | None, end: int, covered: int, is_last: bool

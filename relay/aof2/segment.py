@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -26,6 +27,7 @@ FIRST = SEGMENT_HEADER.size  # where the first record lies
 _PIECE_BYTES = 1 << 20  # read at once; more only for one record that is longer
 _FIRST_PIECE = 1 << 16  # who follows the tail mostly finds a few records
 
+_NAME = re.compile(r"(0[0-9]{19})\.seg")  # below 2^64, and so is the next
 Gap = Callable[[int, int, IntegrityError], object]  # from, to (logical offsets), why
 
 
@@ -40,11 +42,7 @@ def segment_ids(stream_dir: str) -> list[int]:
         names = os.listdir(os.path.join(stream_dir, SEGMENTS))
     except FileNotFoundError:
         return []
-    return sorted(
-        int(name[:20])
-        for name in names
-        if len(name) == 24 and name[20:] == ".seg" and name[:20].isdigit()
-    )
+    return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
 
 
 class SegmentSource(Protocol):
@@ -68,6 +66,9 @@ class FileSource:
 
     def read_at(self, at: int, length: int) -> bytes:
         """Up to ``length`` bytes; fewer only at the end of the file."""
+        length = min(length, self.size() - at)  # pread makes room for all that it is asked for
+        if length <= 0:
+            return b""
         data = os.pread(self._fd, length, at)
         while len(data) < length:
             more = os.pread(self._fd, length - len(data), at + len(data))

@@ -27,7 +27,7 @@ from relay.aof2.format import (
 from relay.errors import FormatError, IntegrityError, VersionError
 
 FOLDER = "snapshot"
-_NAME = re.compile(r"(\d{20})\.snap")
+_NAME = re.compile(r"(0[0-9]{19})\.snap")
 _ALL_TIERS = int(Residency.TIER0 | Residency.TIER1 | Residency.TIER2)
 _MAX_BYTES = 1 << 30  # three million segments
 

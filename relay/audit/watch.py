@@ -305,7 +305,7 @@ class _Batches:
 
     def _numbers(self) -> list[int]:
         names = (name.removesuffix(".json") for name in os.listdir(self._totals))
-        return [int(name) for name in names if name.isdigit()]
+        return [int(name) for name in names if name.isascii() and name.isdigit()]
 
     def _path(self, batch: int) -> str:
         return os.path.join(self._totals, f"{batch:020d}.json")

@@ -69,7 +69,7 @@ def acomm() -> None:
 )
 @_key_option
 def check(files: tuple[str, ...], as_json: bool, keys: str | None, key_file: str | None) -> None:
-    """Verify everything in each FILE: checksum, records, counts, order, indexes.
+    """Verify everything in each FILE: checksum, records, counts, order, indexes; that it opens.
 
     An encrypted FILE needs no key, unless its signatures or its contents are to be checked.
     Prints a line for each problem, then how many there are, or OK. Exits 3 when there is one.

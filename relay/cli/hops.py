@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import NamedTuple
 
+from relay.clock import NS_PER_MS
 from relay.names import ORCHESTRATOR
 
 ENDED = ("bounced", "expired", "dead", "held")
@@ -50,7 +51,7 @@ def hops_of(delivery: sqlite3.Row, log: Iterable[sqlite3.Row]) -> list[Hop]:
     name = delivery["recipient"]
     if name == ORCHESTRATOR:
         return [Hop(delivery["read_at"], "handled", name)] if delivery["read_at"] else []
-    hops = list(_walk(delivery, log))
+    hops = list(_exact(_walk(delivery, log), delivery["read_at"]))
     made = {hop.what for hop in hops}
     if delivery["read_at"] and "read" not in made:
         hops.append(Hop(delivery["read_at"], "read", name, delivery["attempt"]))
@@ -63,6 +64,26 @@ def hops_of(delivery: sqlite3.Row, log: Iterable[sqlite3.Row]) -> list[Hop]:
     if delivery["acked_at"]:
         hops.append(Hop(delivery["acked_at"], "acked", name, detail=delivery["ack_status"]))
     return in_order(hops)
+
+
+def _exact(hops: Iterable[Hop], read_at: int | None) -> Iterator[Hop]:
+    """The hops, of which audit_log has some to the millisecond, in the order they were made in.
+
+    A millisecond is not before what was noted in it to the nanosecond.
+    """
+    before = 0
+    for hop in hops:
+        at = hop.at
+        if hop.what == "read" and _is_same_ms(at, read_at):
+            at = read_at
+        if at is not None and at < before and _is_same_ms(at, before):
+            at = before
+        before = at or before
+        yield hop._replace(at=at)
+
+
+def _is_same_ms(one: int | None, other: int | None) -> bool:
+    return one is not None and other is not None and one // NS_PER_MS == other // NS_PER_MS
 
 
 def in_order(hops: Iterable[Hop]) -> list[Hop]:

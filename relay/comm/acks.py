@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum, auto
 from heapq import heappop, heappush
+from math import inf
 from typing import NamedTuple
 
 import msgspec
@@ -26,9 +27,10 @@ from relay.comm.model import (
     DeliveryState,
     Message,
 )
-from relay.comm.receiving import SYSTEM
+from relay.comm.receiving import LONGEST_MS, SYSTEM
 from relay.comm.sending import SendCommands
-from relay.errors import MessageNotFound
+from relay.comm.validation import check_number
+from relay.errors import MessageNotFound, ValidationFailed
 
 DEAD_LETTER_TOPIC = f"{SYSTEM}.message.deadletter"
 NO_ACK = "no acknowledgment within {timeout_s} s, {attempts} attempts"
@@ -87,7 +89,9 @@ class DueCommands(SendCommands):
         message is a dead letter, the sender is told, and so is who subscribed to
         ``_system.message.deadletter``.
         """
-        now_ns = self._now_ns() if now_ns is None else now_ns
+        now_ns = self._now_ns() if now_ns is None else check_number("now_ns", now_ns)
+        if not 0 <= now_ns < 2**64:
+            raise ValidationFailed("now_ns", f"{now_ns} is no time in nanoseconds")
         now_ms = now_ns // NS_PER_MS
         again = self._do(self.due(now_ns), now_ms)
         while (due_ms := self.next_due_ms()) is not None and due_ms <= now_ms:
@@ -198,6 +202,9 @@ class DueCommands(SendCommands):
 
     def purge_dead_letters(self, older_than_s: float) -> int:
         """Discard the dead letters that are older; how many there were."""
+        is_number = isinstance(older_than_s, int | float) and not isinstance(older_than_s, bool)
+        if not is_number or not -inf < older_than_s < inf:
+            raise ValidationFailed("older_than_s", f"{older_than_s!r} is no number of seconds")
         limit = self._now_ns() / NS_PER_S - older_than_s
         old = [message_id for message_id, note in self.state.dead.items() if note.at < limit]
         for message_id in old:
@@ -205,7 +212,7 @@ class DueCommands(SendCommands):
         return len(old)
 
     def _dead_letter(self, message_id: int) -> DeadLetter:
-        note = self.state.dead.get(message_id)
+        note = self.state.dead.get(check_number("message_id", message_id))
         message = self.state.dead_letters.get(message_id) or self.state.messages.get(message_id)
         if note is None or message is None:
             raise MessageNotFound(f"there is no dead letter {message_id}")
@@ -237,12 +244,17 @@ class DueCommands(SendCommands):
         reason = self._hopeless(message, delivery, now_ms)
         if reason:
             return Overdue(message, recipient, Verdict.DEAD, attempt, reason)
-        pause_ms = self._config(message).retry_backoff_ms << (attempt - delivery.spent - 1)
+        pause_ms = self._pause_ms(message, attempt - delivery.spent)
         if self._happened(message, recipient, now_ms):
             # it outlives the attempt that it is to stop, and the wait before the next one
             self._note_exactly_once(message, [recipient], now_ms + pause_ms)
         self.wait(message_id, recipient, now_ms + pause_ms)
         return None
+
+    def _pause_ms(self, message: Message, attempts: int) -> int:
+        """How long to wait after so many attempts: twice as long each time."""
+        doubled = min(max(attempts - 1, 0), LONGEST_MS.bit_length())
+        return min(self._config(message).retry_backoff_ms << doubled, LONGEST_MS)
 
     def _hopeless(self, message: Message, delivery: Delivery, now_ms: int) -> str:
         """Why no further attempt is made, or nothing."""

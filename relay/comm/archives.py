@@ -104,7 +104,7 @@ class Archives:
         for folder in sorted(os.listdir(self._folder)) if os.path.isdir(self._folder) else ():
             for name in sorted(os.listdir(os.path.join(self._folder, folder))):
                 number, _, suffix = name.partition(".")
-                is_archive = suffix == "acomm" and number.isdigit()
+                is_archive = suffix == "acomm" and number.isascii() and number.isdigit()
                 if is_archive and int(number) >= next_number and f"{folder}/{name}" not in known:
                     path = os.path.join(self._folder, folder, name)
                     os.rename(path, path + STRAY)

@@ -53,10 +53,6 @@ class StoreBase:
         self._warned = False  # of the file's size
         self._slow: set[int] = set()  # subscriptions whose filter was found to be slow
 
-    def now_ns(self) -> int:
-        """What its clock says, Unix nanoseconds."""
-        return self._now_ns()
-
     @property
     def created_at(self) -> int:
         """When the store was made, Unix seconds."""
@@ -122,10 +118,9 @@ class StoreBase:
 
     def get_channel(self, channel_id: int) -> Channel:
         """The channel as it is now, its message count included. Errors: ChannelNotFound."""
-        try:
-            channel = self.state.channels[channel_id]
-        except KeyError:
-            raise ChannelNotFound(f"there is no channel {channel_id}") from None
+        channel = self.state.channels.get(channel_id) if type(channel_id) is int else None
+        if channel is None:
+            raise ChannelNotFound(f"there is no channel {channel_id!r}")
         # the state counts beside its channels: sending need not make a new one each time
         return msgspec.structs.replace(channel, message_count=self.state.counts[channel_id])
 
@@ -135,7 +130,13 @@ class StoreBase:
 
     def takes_part(self, channel_id: int, participant: str) -> bool:
         """True when ``participant`` is one of the channel's."""
-        return participant in self.state.members.get(channel_id, ())
+        return isinstance(participant, str) and participant in self.state.members.get(
+            channel_id, ()
+        )
+
+    def now_ns(self) -> int:
+        """The time by the store's clock, Unix nanoseconds."""
+        return self._clock.now_ns()
 
     def _now_ns(self) -> int:
         return self._clock.now_ns()

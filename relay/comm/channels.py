@@ -63,7 +63,7 @@ class ChannelCommands(PressureCommands):
         if name in self.state.names:
             raise DuplicateChannel(f"there is a channel {name} already")
         channel_type = validation.check_member("channel_type", channel_type, ChannelType)
-        config = validation.check_config(config or ChannelConfig())
+        config = validation.check_config(ChannelConfig() if config is None else config)
         description, tags = validation.check_words(description, tags)
         self._check_room("channels", len(self.state.channels), self.limits.channels)
         now = self._now_s()
@@ -86,7 +86,7 @@ class ChannelCommands(PressureCommands):
 
     def get_channel_by_name(self, name: str) -> Channel | None:
         """The channel of that name, if there is one."""
-        channel_id = self.state.names.get(name)
+        channel_id = self.state.names.get(validation.check_text("name", name))
         return None if channel_id is None else self.get_channel(channel_id)
 
     def list_channels(self) -> list[Channel]:
@@ -257,7 +257,14 @@ class ChannelCommands(PressureCommands):
         return [self.state.subscriptions[number] for number in numbers]
 
     def unsubscribe(self, channel_id: int, subscriber: str, pattern: str | None = None) -> int:
-        """End the subscriptions to ``pattern`` (None: all of this channel); how many there were."""
+        """End the subscriptions to ``pattern`` (None: all of this channel); how many there were.
+
+        Errors: ChannelNotFound.
+        """
+        self.get_channel(channel_id)
+        validation.check_text("subscriber", subscriber)
+        if pattern is not None:
+            validation.check_text("topic_pattern", pattern)
         ended = [
             s.id
             for s in self.state.subscriptions.values()

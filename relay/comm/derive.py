@@ -1,4 +1,4 @@
-"""The deliveries of a store whose file has no ENGINE_STATE: what message and channel tell.
+"""The deliveries of messages of which ENGINE_STATE says nothing: what message and channel tell.
 
     status of the message     its deliveries
     Created, Sent             to be delivered
@@ -35,18 +35,22 @@ _STATE_OF = {
     MessageStatus.FAILED: DeliveryState.BOUNCED,
     MessageStatus.DEAD_LETTER: DeliveryState.DEAD,
 }
+_MOST_RETRIES = 2**30  # of another writer: attempts are counted on from there
 
 
 def derive_deliveries(state: State) -> None:
-    """Give every message of a state just loaded the deliveries that it must have had."""
+    """Give messages of a state just loaded the deliveries that they must have had.
+
+    Another writer may have left out all of section 256, or added messages that it does not know.
+    """
     for messages in (state.messages, state.dead_letters, state.archive):
-        for message in messages.values():
+        for message in [one for one in messages.values() if one.id not in state.deliveries]:
             is_dead = messages is state.dead_letters
             status = MessageStatus.DEAD_LETTER if is_dead else message.status
-            one = Delivery(_STATE_OF[status], message.retry_count + 1)
+            one = Delivery(_STATE_OF[status], min(message.retry_count, _MOST_RETRIES) + 1)
             recipients = _recipients(state, message)
             state.deliveries[message.id] = dict.fromkeys(recipients, one)
-            if is_dead:
+            if is_dead and not state.dead[message.id].recipients:
                 state.dead[message.id] = DeadNote(message.created_at, "", recipients)
 
 

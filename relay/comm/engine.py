@@ -54,8 +54,7 @@ class CommStore(DueCommands):
     def load(cls, clock: Clock, file: StoreFile, limits: Limits = DEFAULT_LIMITS) -> CommStore:
         """The store that a file holds, in memory. Errors: FormatError, SealedStore."""
         store = cls(clock, State.load(file), limits)
-        if not file.engine_state:
-            derive_deliveries(store.state)
+        derive_deliveries(store.state)
         return store
 
     @classmethod

@@ -1,7 +1,7 @@
 """Queries over messages: what indexes have narrowed, predicates decide, and the regex comes last.
 
-Every given criterion must match. A content pattern is matched with a time limit for
-the whole query, so that no pattern can hold the engine up. Source: message-engine.txt,
+Every given criterion must match. A content pattern is bounded in size, and matched with a time
+limit for the whole query, so that no pattern can hold the engine up. Source: message-engine.txt,
 "Receive Pipeline"; data-structures.txt, "MessageFilter" and "Index Structures".
 """
 
@@ -11,9 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-import regex
-
-from relay.comm import topics, validation
+from relay.comm import patterns, topics, validation
 from relay.comm.model import (
     Message,
     MessageFilter,
@@ -24,7 +22,6 @@ from relay.comm.model import (
 from relay.errors import QueryTimeout, ValidationFailed
 
 REGEX_LIMIT_S = 2.0  # for one query, however many messages it looks at
-_SHOWN = 200  # characters of a pattern in an error
 FILTER_LIMIT_S = 0.1  # for one message and one subscriber's filter: a publisher waits for it
 
 
@@ -41,6 +38,8 @@ def check_filter(wanted: MessageFilter) -> MessageFilter:
 
     Errors: ValidationFailed for a value that is none, and for a pattern that is none.
     """
+    if not isinstance(wanted, MessageFilter):
+        raise ValidationFailed("filter", f"{wanted!r} is no MessageFilter")
     values = validation.fields_of(wanted)
     numbers = [(name, values[name]) for name in ("limit", "offset", "after", "before")]
     numbers += [("channel_ids", number) for number in values["channel_ids"] or ()]
@@ -53,7 +52,7 @@ def check_filter(wanted: MessageFilter) -> MessageFilter:
     if wanted.topic_pattern is not None:
         topics.match_mode(wanted.topic_pattern)
     if wanted.content_pattern is not None:
-        _compiled(wanted.content_pattern)
+        patterns.compiled(wanted.content_pattern)
     return MessageFilter(**values)
 
 
@@ -102,11 +101,10 @@ def find(
 
 
 def select(messages: Iterable[Message], wanted: MessageFilter) -> QueryResult:
-    """The page of ``messages`` that a filter asks for.
+    """The page of ``messages`` that a filter asks for, one that ``check_filter`` takes.
 
-    Errors: those of ``check_filter`` and ``find``.
+    Errors: those of ``find``.
     """
-    wanted = check_filter(wanted)
     found = find(messages, wanted)
     return page(found, wanted, len(found))
 
@@ -119,7 +117,7 @@ def page(found: list[Message], wanted: MessageFilter, total: int) -> QueryResult
 
 
 def _with_content(messages: Iterable[Message], pattern: str, limit_s: float) -> Iterator[Message]:
-    compiled = _compiled(pattern)
+    compiled = patterns.compiled(pattern)
     deadline = time.monotonic() + limit_s
     for message in messages:
         left_s = deadline - time.monotonic()
@@ -132,14 +130,6 @@ def _with_content(messages: Iterable[Message], pattern: str, limit_s: float) -> 
             raise QueryTimeout(
                 f"content pattern {pattern!r} took longer than {limit_s:g} s"
             ) from exc
-
-
-def _compiled(pattern: str) -> regex.Pattern[str]:
-    try:
-        return regex.compile(pattern)
-    except (regex.error, RecursionError) as exc:
-        shown = pattern if len(pattern) <= _SHOWN else pattern[:_SHOWN] + "…"
-        raise ValidationFailed("content_pattern", f"{shown!r}: {exc}", len(pattern)) from exc
 
 
 # Ties are broken by id, so that a page is the same each time it is asked for.

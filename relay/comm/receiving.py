@@ -23,9 +23,12 @@ from relay.comm.model import (
     Priority,
 )
 from relay.comm.query import QueryResult, check_filter, find, select
+from relay.comm.validation import check_number, check_text
 from relay.errors import NotParticipant
 
 SYSTEM = "_system"  # the engine's own channel, and its participant
+_ALL = 2**32  # messages: more than a store holds
+LONGEST_MS = 2**53  # beyond any wait, and twice of it from now is a time that a file holds
 
 
 class ReceiveCommands(StoreBase):
@@ -62,8 +65,9 @@ class ReceiveCommands(StoreBase):
         """What the message asks for, else its channel, else the default."""
         asked_ms = (message.metadata or {}).get("await_ms")
         if isinstance(asked_ms, int) and asked_ms > 0:
-            return min(asked_ms, _LONGEST_MS)
-        return (self._config(message).ack_timeout or self.ack_timeout_s) * 1000
+            return min(asked_ms, LONGEST_MS)
+        asked_s = self._config(message).ack_timeout or self.ack_timeout_s
+        return min(asked_s * 1000, LONGEST_MS)
 
     def _note_exactly_once(self, message: Message, recipients: Iterable[str], now_ms: int) -> None:
         """Remember an exactly-once delivery for twice its ack timeout from now on."""
@@ -122,7 +126,7 @@ class ReceiveCommands(StoreBase):
 
     def holds(self, message_id: int) -> bool:
         """True while a message is accepted, and held back by its channel's ``max_pending``."""
-        return message_id in self.state.pending.held
+        return check_number("message_id", message_id) in self.state.pending.held
 
     def resumable(self) -> list[int]:
         """Held messages that may go now: by channel, by priority where it heeds that, then FIFO.
@@ -138,6 +142,7 @@ class ReceiveCommands(StoreBase):
                 continue
             most = self.get_settings(channel_id).max_pending
             room = None if most is None else max(0, most - len(pending.pending[channel_id]))
+            room = None if room is None or room > _ALL else room
             found += islice(pending.in_order(channel_id, channel.config.priority_ordering), room)
         return found
 
@@ -191,7 +196,8 @@ class ReceiveCommands(StoreBase):
 
     def is_answered(self, message_id: int, recipient: str) -> bool:
         """True once ``recipient`` has acknowledged the message, or answered it."""
-        delivery = self.state.deliveries.get(message_id, {}).get(recipient)
+        deliveries = self.state.deliveries.get(check_number("message_id", message_id), {})
+        delivery = deliveries.get(check_text("recipient", recipient))
         return delivery is not None and delivery.state is DeliveryState.ACKNOWLEDGED
 
     def expects_ack(self, message: Message) -> bool:
@@ -204,7 +210,7 @@ class ReceiveCommands(StoreBase):
 
     def recipients(self, message_id: int) -> tuple[str, ...]:
         """Who the message was routed to; of one that was rolled out, too."""
-        known = self.state.deliveries.get(message_id)
+        known = self.state.deliveries.get(check_number("message_id", message_id))
         if known is None and self.archives is not None:
             found = self.archives.get(self.state.archives, message_id)
             known = found.deliveries if found else None
@@ -212,11 +218,12 @@ class ReceiveCommands(StoreBase):
 
     def get_message(self, message_id: int) -> Message | None:
         """The message of that number, live or a dead letter."""
+        message_id = check_number("message_id", message_id)
         return self.state.messages.get(message_id) or self.state.dead_letters.get(message_id)
 
     def by_relay_id(self, relay_id: str) -> Message | None:
         """The message that came through the relay under this id; an archived one, too."""
-        number = self.state.relay_ids.get(relay_id)
+        number = self.state.relay_ids.get(check_text("relay_id", relay_id))
         return None if number is None else self._kept(number)
 
     def ever_by_relay_id(self, relay_id: str) -> Message | None:
@@ -246,7 +253,8 @@ class ReceiveCommands(StoreBase):
 
     def receive(self, message_id: int, participant: str) -> None:
         """``participant`` took one message; what it has acknowledged stays acknowledged."""
-        delivery = self.state.deliveries.get(message_id, {}).get(participant)
+        deliveries = self.state.deliveries.get(check_number("message_id", message_id), {})
+        delivery = deliveries.get(check_text("participant", participant))
         if delivery is not None and delivery.queued:
             self.apply(events.MessageReceived(message_id, participant, self._now_s()))
             if self.state.pending.held:
@@ -266,6 +274,7 @@ class ReceiveCommands(StoreBase):
         and expires. A filter's offset and limit count in this order, whatever its own.
         Errors: ChannelNotFound; NotParticipant; those of ``query_messages``.
         """
+        check_text("participant", participant)
         if channel_id is not None:
             channel = self.get_channel(channel_id)
             if not self.takes_part(channel_id, participant):
@@ -322,7 +331,7 @@ class ReceiveCommands(StoreBase):
         Errors: ValidationFailed for a pattern that is none; QueryTimeout; FormatError, OSError
         for an archive that is damaged or gone.
         """
-        wanted = check_filter(filter or MessageFilter())
+        wanted = check_filter(MessageFilter() if filter is None else filter)
         state = self.state
         found = [state.messages[number] for number in state.index.candidates(wanted)]
         found += [state.dead_letters[number] for number in state.dead_index.candidates(wanted)]
@@ -344,7 +353,7 @@ class ReceiveCommands(StoreBase):
 
         Errors: FormatError, OSError for an archive that is damaged or gone.
         """
-        here = self.thread_here(correlation_id)
+        here = self.thread_here(check_text("correlation_id", correlation_id))
         if self.archives is None:
             return here
         known = {message.id for message in here}
@@ -380,6 +389,3 @@ def _may_move(before: Delivery, after: DeliveryState, attempt: int) -> bool:
     # once more: it goes through the same states again
     again = attempt > before.attempt and before.state < DeliveryState.ACKNOWLEDGED
     return again or before.state < after
-
-
-_LONGEST_MS = 2**53  # beyond any wait, and twice of it from now is a time that a file holds

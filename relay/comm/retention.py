@@ -12,6 +12,7 @@ from typing import NamedTuple
 from relay.comm import duties, events
 from relay.comm.model import Channel, Message, RetentionKind
 from relay.comm.receiving import ReceiveCommands
+from relay.comm.validation import check_number
 from relay.errors import MessageNotFound, ValidationFailed
 
 # Looking at open messages again and again would cost each send all of them: after a look that
@@ -40,10 +41,11 @@ class RetentionCommands(ReceiveCommands):
         if (message_id is None) == (before is None):
             raise ValidationFailed("archive", "give a message's id, or before=, and not both")
         if message_id is None:
+            check_number("before", before)
             messages = self.state.messages.values()
             old = [m.id for m in messages if m.created_at < (before or 0) and self.is_final(m)]
             return self._archive(old)
-        message = self.state.messages.get(message_id)
+        message = self.state.messages.get(check_number("message_id", message_id))
         if message is None:
             raise MessageNotFound(f"there is no live message {message_id}")
         if not self.is_final(message):

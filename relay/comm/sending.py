@@ -49,6 +49,8 @@ class SendCommands(ChannelCommands):
         those of ``accept``. Errors: as there; nothing is kept then. In a channel that is flushed
         at once also those of ``flush``: then it is kept, and written as soon as the file can be.
         """
+        if type(message_type) is not MessageType:
+            message_type = validation.check_member("message_type", message_type, MessageType)
         is_routed = "recipients" not in fields and "also" not in fields
         if is_routed and message_type in duties.ANSWERS:
             originals = self._originals(channel_id, message_type, fields.get("correlation_id"))
@@ -193,11 +195,13 @@ class SendCommands(ChannelCommands):
     def _checked(self, field: str, channel_id: int, names: Iterable[str]) -> tuple[str, ...]:
         """Each name once; those that do not take part are checked like participants' ids."""
         members = self.state.members[channel_id]
-        names = tuple(dict.fromkeys(names))
+        if isinstance(names, str) or not isinstance(names, Iterable):
+            raise ValidationFailed(field, f"{names!r} is no list of participants")
+        names = tuple(names)
         for name in names:
-            if name not in members:
+            if not isinstance(name, str) or name not in members:
                 validation.check_participant(field, name)
-        return names
+        return tuple(dict.fromkeys(names))
 
     def _is_pending_full(self, channel_id: int) -> bool:
         """True when the channel has as many pending messages as it may, or holds some back."""
@@ -207,7 +211,7 @@ class SendCommands(ChannelCommands):
 
     def _asked(self, message_type: MessageType, correlation_id: str | None) -> list[Message]:
         """What an answer might answer; other types do not look at their thread."""
-        if message_type not in duties.ANSWERS or correlation_id is None:
+        if message_type not in duties.ANSWERS or not isinstance(correlation_id, str):
             return []
         return self.thread_here(correlation_id) or self.get_thread(correlation_id)
 
@@ -248,8 +252,14 @@ class SendCommands(ChannelCommands):
     def send_query(
         self, channel_id: int, sender: str, content: str | bytes, timeout_s: int | None = None
     ) -> Message:
-        """Ask the channel; the query's correlation id is the thread that responses name."""
-        metadata: Metadata | None = {"await_ms": timeout_s * 1000} if timeout_s else None
+        """Ask the channel; the query's correlation id is the thread that responses name.
+
+        ``timeout_s``: how long its answer is waited for; None: as the channel says. Errors: as
+        ``send_message``, ValidationFailed for a timeout that is none.
+        """
+        metadata: Metadata | None = None
+        if timeout_s is not None:
+            metadata = {"await_ms": validation.check_timeout(timeout_s) * 1000}
         return self.send_message(
             channel_id,
             sender,
@@ -292,14 +302,16 @@ class SendCommands(ChannelCommands):
         ValidationFailed for another status or a message that expects none; NotParticipant
         when it was not sent to ``participant``.
         """
-        original = self._kept(message_id)
+        original = self._kept(validation.check_number("message_id", message_id))
         if original is None:
             raise MessageNotFound(f"there is no message {message_id}")
         if status not in ACK_STATUSES:
             raise ValidationFailed("status", f"{status!r} is not one of {', '.join(ACK_STATUSES)}")
+        if text is not None:
+            validation.check_text("text", text)
         if not self.expects_ack(original):
             raise ValidationFailed("message_id", f"message {message_id} expects no acknowledgment")
-        if participant not in self.recipients(message_id):
+        if validation.check_text("participant", participant) not in self.recipients(message_id):
             raise NotParticipant(f"message {message_id} was not sent to {participant}")
         return self._answer(
             original.channel_id,

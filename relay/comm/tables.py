@@ -109,7 +109,7 @@ class Tables:
         Where ENGINE_STATE is missing nobody's deliveries are known; ``derive`` finds them.
         Errors: FormatError when it breaks an invariant, or its engine state is cut short.
         """
-        invariants.check(file)
+        kept = invariants.check(file)
         state = cls(file.created_at)
         state.modified_at = file.modified_at
         for channel in file.channels:
@@ -117,7 +117,6 @@ class Tables:
         state._load_messages(file)
         for subscription in file.subscriptions:
             state._add_subscription(subscription)
-        kept = EngineState.decode(file.engine_state)
         state._load_deliveries(kept.deliveries)
         unknown = {m.id: DeadNote(m.created_at, "", ()) for m in state.dead_letters.values()}
         state.dead = unknown | kept.dead

@@ -21,11 +21,13 @@ ANY = "*"
 
 def check_topic(topic: str) -> None:
     """Errors: ValidationFailed when a message cannot carry this topic."""
-    if not isinstance(topic, str) or not TOPIC.fullmatch(topic) or len(topic) > MAX_TOPIC_BYTES:
+    if not isinstance(topic, str):
+        raise ValidationFailed("topic", f"{topic!r} is no text")
+    if not TOPIC.fullmatch(topic) or len(topic) > MAX_TOPIC_BYTES:
         raise ValidationFailed(
             "topic",
             f"{topic!r} is no topic like build.front.ok of at most {MAX_TOPIC_BYTES} bytes",
-            len(str(topic).encode(errors="replace")),
+            len(topic.encode(errors="replace")),
         )
 
 
@@ -105,7 +107,9 @@ class TopicTrie:
         nodes = [self._root]
         for segment in topic.split("."):
             yield from _rests(nodes)
-            nodes = [node.ways[way] for node in nodes for way in (segment, ANY) if way in node.ways]
+            # a topic may have a * or # of its own: neither is a second way to the same place
+            ways = (ANY,) if segment in (ANY, MULTI) else (segment, ANY)
+            nodes = [node.ways[way] for node in nodes for way in ways if way in node.ways]
         yield from _rests(nodes)
         for node in nodes:
             yield from node.numbers

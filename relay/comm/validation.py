@@ -52,15 +52,30 @@ _CONFIG_NUMBERS = {
 }
 
 
+def check_number(field: str, value: object) -> int:
+    """The number of a message, or of nanoseconds: a whole one, which true and 1.0 are not."""
+    if type(value) is not int:
+        raise ValidationFailed(field, f"{value!r} is no whole number")
+    return value
+
+
 def check_participant(field: str, name: str) -> None:
     """A participant's id: 1-128 of letters, digits, _ and -."""
     if not (isinstance(name, str) and PARTICIPANT_ID.fullmatch(name)):
         raise ValidationFailed(field, f"{name!r}: 1-128 of letters, digits, _ and -", _length(name))
 
 
+def check_timeout(timeout_s: object) -> int:
+    """Seconds to wait for an acknowledgment, as a channel's ack_timeout may be."""
+    least, most = _CONFIG_NUMBERS["ack_timeout"]
+    if not least <= check_number("timeout_s", timeout_s) <= most:
+        raise ValidationFailed("timeout_s", f"{timeout_s!r} is not a number from {least} to {most}")
+    return check_number("timeout_s", timeout_s)
+
+
 def check_channel_name(name: str) -> None:
     """A channel's name: parts like a participant's id, joined by slashes, 128 bytes at most."""
-    if not is_channel_name(name):
+    if not (isinstance(name, str) and is_channel_name(name)):
         raise ValidationFailed(
             "name",
             f"{name!r}: letters, digits, _ and -, parts joined by /, 128 bytes at most",
@@ -70,6 +85,10 @@ def check_channel_name(name: str) -> None:
 
 def check_config(config: ChannelConfig) -> ChannelConfig:
     """The settings themselves, when every value is one that a channel can have."""
+    if not isinstance(config, ChannelConfig):
+        raise ValidationFailed("config", f"{config!r} is no ChannelConfig")
+    if not isinstance(config.retention, Retention):
+        raise ValidationFailed("retention", f"{config.retention!r} is no Retention")
     values = fields_of(config)
     for name, (least, most) in _CONFIG_NUMBERS.items():
         value = values[name]
@@ -94,6 +113,8 @@ def fields_of(values: msgspec.Struct) -> dict[str, Any]:
             found[field.name] = msgspec.convert(value, field.type)
         except msgspec.ValidationError as exc:
             raise ValidationFailed(field.name, f"{value!r}: {exc}") from None
+        except UnicodeEncodeError:
+            raise ValidationFailed(field.name, f"{value!r} is no text") from None
     return found
 
 

@@ -37,14 +37,12 @@ def verify(data: bytes, path: str) -> Findings:
         store = acomm.decode(data, path, warn=warnings.append)
     except FormatError as exc:
         return Findings((str(exc),), tuple(warnings))
-    disorder = tuple(_order(store))
     problems = (
-        *disorder,
+        *_order(store),
         *_flags(store, data, path),
         *_indexes(store, data, path),
         *_columns(store, data, path),
-        *(() if disorder else _invariants(store)),  # what stands there twice has been told
-    )
+    ) or tuple(_invariants(store))  # what stands there twice has been told
     return Findings(tuple(f"{path}: {problem}" for problem in problems), tuple(warnings))
 
 
@@ -117,8 +115,7 @@ def _columns(store: StoreFile, data: bytes, path: str) -> Iterable[str]:
 def _invariants(store: StoreFile) -> Iterator[str]:
     if not store.channels:  # section 1 may be missing: such a file is for reading alone
         return
-    for expected, found in (*invariants.broken(store), *invariants.crowded(store)):
-        yield f"expected {expected}, found {found}"
+    yield from invariants.problems(store)
 
 
 def _message_sections(store: StoreFile) -> tuple[tuple[SectionType, tuple[Message, ...]], ...]:

@@ -169,7 +169,7 @@ class Decider:
             metadata: Metadata = {
                 "relay_id": notice_id,
                 "to": to,
-                "created_ns": self._store.now_ns(),
+                "created_ns": max(work.discovered_at, self._store.now_ns()),
                 "re": work.message_id,
             }
             self._store.join_channel(channel.id, ORCHESTRATOR)
@@ -350,7 +350,7 @@ class Decider:
             work.bounced = gone
             self._answer(work, Kind.NACK, _bounced_text(gone, work.found.file_name), stored)
         if self._store.holds(stored.id):
-            due = work.seen_at + HELD_BACK_NS
+            due = held_until(stored, work.discovered_at, work.seen_at)
             work.later += [Later(work.message_id, name, HELD_BACK, due) for name in targets]
         elif targets:
             data = render_delivered(
@@ -411,7 +411,7 @@ class Decider:
         metadata: Metadata = {
             "relay_id": reply_id,
             "to": reply.to,
-            "created_ns": self._store.now_ns(),
+            "created_ns": max(work.discovered_at, self._store.now_ns()),
             "kind": str(reply.kind),
         }
         metadata.update({"re": work.message_id} if work.message_id else {})
@@ -448,6 +448,14 @@ def _bounced_text(gone: Mapping[str, str], file_name: str) -> str:
         if name not in unknown
     ]
     return "\n".join(lines)
+
+
+def held_until(stored: Message, discovered_at: int, now_ns: int) -> int:
+    """When a message that is held back is looked at again: at its ttl, its sender is told then."""
+    due = now_ns + HELD_BACK_NS
+    if stored.ttl:
+        due = min(due, max(discovered_at + stored.ttl * NS_PER_S, now_ns) + 1)
+    return due
 
 
 def _answer_id(work: Work, kind: Kind) -> str:

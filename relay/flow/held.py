@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from relay.clock import NS_PER_S, Clock
 from relay.comm.engine import CommStore
-from relay.comm.model import DeliveryState
+from relay.comm.model import DeliveryState, Message
 from relay.config import Config
 from relay.errors import MessageError, UnsafePath
-from relay.flow.decide import HELD_BACK, HELD_BACK_NS, NO_AGENT, NOBODY
+from relay.flow.decide import HELD_BACK, NO_AGENT, NOBODY, held_until
 from relay.flow.originals import render_again
 from relay.flow.work import Posting, Work, notice_of
 from relay.home import Dirs
@@ -80,9 +80,9 @@ class HeldMail:
                     self._ledger.end(held.message_id, held.recipient, "bounced", "its row is gone")
             elif over := self._is_over(held, row, agents, now):
                 ended.append(over)
-            elif self._is_held_back(held):
+            elif stored := self._held_back(held):
                 with self._ledger.transaction():
-                    due_at = now + HELD_BACK_NS
+                    due_at = held_until(stored, row.discovered_at, now)
                     self._ledger.hold([_again(held, HELD_BACK, due_at)])
             elif work := self._work(dirs, held, row, now):
                 works.append(work)
@@ -102,7 +102,8 @@ class HeldMail:
     def _is_over(self, held: Delivery, row: Row, agents: Set[str], now: int) -> Ended | None:
         stored = self._store.by_relay_id(held.message_id)
         if stored and stored.ttl and now > row.discovered_at + stored.ttl * NS_PER_S:
-            text = f"its TTL of {stored.ttl} s passed before the inbox could be written"
+            way = "its channel let it go" if self._held_back(held) else "the inbox could be written"
+            text = f"its TTL of {stored.ttl} s passed before {way}"
             return Ended(row, held, DeliveryState.EXPIRED, text)
         if held.recipient in self._away:
             return Ended(row, held, DeliveryState.BOUNCED, self._away[held.recipient])
@@ -111,6 +112,8 @@ class HeldMail:
         age_s = (now - held.staged_at) // NS_PER_S
         if age_s >= self._config.delivery.give_up_after_s:
             text = f"its inbox could not be written for {age_s} s: {held.last_error}"
+            if self._held_back(held):
+                text = f"its channel did not let it go for {age_s} s: {held.last_error}"
             return Ended(row, held, DeliveryState.DEAD, text)
         return None
 
@@ -133,11 +136,12 @@ class HeldMail:
                     for recipient in posting.recipients
                 )
 
-    def _is_held_back(self, held: Delivery) -> bool:
+    def _held_back(self, held: Delivery) -> Message | None:
+        """The message, when its channel holds it back."""
         stored = self._store.by_relay_id(held.message_id)
         if stored is None or not self._store.holds(stored.id):
-            return False
-        return stored.id not in self._let_gone
+            return None
+        return None if stored.id in self._let_gone else stored
 
     def _work(self, dirs: Dirs, held: Delivery, row: Row, now: int) -> Work | None:
         """What delivers it; None when its file cannot be made now: it is due again later."""

@@ -33,6 +33,22 @@ def from_team(box: Box, agent: str) -> list[str]:
     return [m.body.decode() for m in box.inbox(agent).values() if m.headers.get("CHANNEL")]
 
 
+def test_what_is_held_back_at_its_ttl_is_told_of_then(box: Box) -> None:
+    configure(box, "max_pending: 1")
+    box.send("alice", "TO: #team\nDELIVERY: at-least-once\n\nfirst")
+    sent = box.send("alice", "TO: #team\nTTL: 5\n\nsecond")
+    assert set(box.states(sent).values()) == {"held"}
+    box.clock.advance(4)
+    box.tick(2)
+    assert set(box.states(sent).values()) == {"held"}
+    box.clock.advance(1.5)
+    box.tick(2)
+    assert set(box.states(sent).values()) == {"expired"}
+    assert box.nacks("alice")[0].startswith(
+        "not delivered to bob: its TTL of 5 s passed before its channel let it go"
+    )
+
+
 def test_beyond_max_pending_messages_wait_and_go_on_in_order(box: Box) -> None:
     configure(box, "max_pending: 2")
     sent = [box.send("alice", f"TO: #team\nKIND: command\n\n{number}") for number in range(4)]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from relay.cli.hops import hops_of
 from relay.clock import iso_time
 from relay.config import Config, encode
 from relay.home import LEDGER, Home
@@ -151,3 +152,25 @@ def test_of_two_with_one_beginning_each_has_its_own(life: Life) -> None:
         life.ledger.written([Written(other.message_id, "bob", 1, 5, 6)])
         life.ledger.read([(other.message_id, "bob", 1)], life.now())
     assert "read" not in [hop["what"] for hop in life.trace()["hops"]]
+
+
+def test_within_a_millisecond_nothing_is_read_before_it_was_written(life: Life) -> None:
+    """audit_log has milliseconds, and an agent may be quicker than that."""
+    staged = life.now() // 10**6 * 10**6 + 100_000
+    row: dict[str, Any] = {
+        "recipient": "bob",
+        "state": "read",
+        "attempt": 1,
+        "staged_at": staged,
+        "written_at": staged + 200_000,
+        "read_at": staged + 300_000,
+        "acked_at": None,
+        "last_error": None,
+    }
+    noted = row | {"at": staged - 100_000, "old_status": "written", "new_status": "read"}
+    exactly = [("accepted", staged), ("written", staged + 200_000), ("read", staged + 300_000)]
+    assert [(hop.what, hop.at) for hop in hops_of(row, [noted])] == exactly  # type: ignore[arg-type]
+    over = row | {"state": "dead", "read_at": None}
+    noted = noted | {"new_status": "dead"}
+    ended = [*exactly[:2], ("dead", staged + 200_000)]
+    assert [(hop.what, hop.at) for hop in hops_of(over, [noted])] == ended  # type: ignore[arg-type,list-item]

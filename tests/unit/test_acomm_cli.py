@@ -200,7 +200,8 @@ def test_signatures_are_checked_with_a_folder_of_keys(tmp_path: Path) -> None:
     good = signatures.sign(private, "alpha", "17-ab", "bob", b"hello")
     metadata = {"relay_id": "17-ab", "to": "bob"}
     forged = message(2, content=b"other", metadata=metadata, signature=good)
-    store = model.StoreFile(0, 0, messages=(message(metadata=metadata, signature=good), forged))
+    channel = model.Channel(1, "team", model.ChannelType.GROUP, "alpha")
+    store = model.StoreFile(0, 0, (channel,), (message(metadata=metadata, signature=good), forged))
     path = tmp_path / "signed.acomm"
     acomm.write(str(path), store)
     keys = tmp_path / "keys"

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from relay.comm import acomm
 from relay.comm.engine import CommStore
-from relay.comm.model import ChannelType, Participant, ParticipantRole
+from relay.comm.model import ChannelType, Participant, ParticipantRole, StoreFile
 from relay.comm.records import encode_channel, encode_subscription
 from relay.comm.verify import Findings, verify
 from relay.errors import FormatError
@@ -57,33 +57,40 @@ def test_an_id_given_twice_and_keys_out_of_order_are_told() -> None:
     )
 
 
-def test_what_a_store_would_not_be_opened_with_is_told() -> None:
+def with_three(kind: ChannelType) -> StoreFile:
+    """A small store with a second channel, of three owners."""
     store = small_store()
-    (channel,) = store.channels
-    owners = tuple(Participant(name, ParticipantRole.OWNER) for name in ("a", "b", "c"))
-    direct = replace(channel, id=2, name="dm", channel_type=ChannelType.DIRECT, participants=owners)
-    news = replace(
-        channel, id=3, name="team", channel_type=ChannelType.BROADCAST, participants=owners
-    )
-    lost = replace(message(7), channel_id=9)
-    (subscription,) = store.subscriptions
-    wrong = replace(
-        store,
-        channels=(channel, direct, news),
-        messages=(*store.messages, lost),
-        subscriptions=(subscription, replace(subscription, id=2, channel_id=2)),
-        archive=(*store.archive, message(7)),
-    )
-    assert problems(acomm.encode(wrong)) == (
-        "it: expected channel team once, found two of it",
-        "it: expected message 7 once, found two of it",
-        "it: expected a channel for message 7, found none of 9",
-        "it: expected a PubSub channel for subscription 2, found none of 2",
-        "it: expected 2 participants in Direct channel 2 (dm), found 3",
-        "it: expected 1 owner of Broadcast channel 3 (team), found 3",
-    )
-    with pytest.raises(FormatError, match="expected channel team once, found two of it"):
-        CommStore.load(FakeClock(), wrong)
+    three = tuple(Participant(name, ParticipantRole.OWNER) for name in ("a", "b", "c"))
+    (one,) = store.channels
+    more = replace(one, id=2, name="more", channel_type=kind, participants=three)
+    return replace(store, channels=(one, more))
+
+
+def misled(store: StoreFile) -> StoreFile:
+    """Its subscription is to the channel of three, which has no topics."""
+    (one,) = store.subscriptions
+    return replace(store, subscriptions=(one, replace(one, id=2, channel_id=2)))
+
+
+SMALL = small_store()
+LOST = replace(message(7), channel_id=9)
+
+
+@pytest.mark.parametrize(
+    ("store", "told"),
+    [
+        (replace(SMALL, archive=(*SMALL.archive, *SMALL.messages)), "message 1 once, found two"),
+        (replace(SMALL, messages=(*SMALL.messages, LOST)), "a channel for message 7, found none"),
+        (with_three(ChannelType.DIRECT), "2 in direct channel 2, found 3"),
+        (with_three(ChannelType.BROADCAST), "one owner in broadcast channel 2, found 3"),
+        (misled(with_three(ChannelType.GROUP)), "a PubSub channel for subscription 2, found none"),
+    ],
+)
+def test_what_a_store_would_not_be_opened_with_is_told(store: StoreFile, told: str) -> None:
+    (line,) = problems(acomm.encode(store))
+    assert line.startswith(f"it: no store opens with it: expected {told}")
+    with pytest.raises(FormatError, match=f"expected {told}"):
+        CommStore.load(FakeClock(), store)
 
 
 @pytest.mark.parametrize(

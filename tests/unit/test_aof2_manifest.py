@@ -100,6 +100,22 @@ def test_what_was_appended_is_there_however_often_it_is_opened(stream: str) -> N
     assert lines == []
 
 
+@pytest.mark.parametrize("ahead", [b"\0" * 300, RECORDS[3].encode()], ids=["zeros", "a record"])
+def test_a_writer_goes_on_where_another_had_committed(stream: str, ahead: bytes) -> None:
+    """A writer that maps its chunks may be killed with its tail ahead of what it synced."""
+    begin(stream).append(*RECORDS[:3])
+    path = chunk_path(stream, 0)
+    whole = path.read_bytes()
+    header = decode_chunk_header(whole, "it")
+    mapped = header._replace(tail_offset=len(whole) + len(ahead))
+    path.write_bytes(mapped.encode() + whole[64:] + ahead)
+    begin(stream).append(RECORDS[4])
+    assert stored(stream) == [*RECORDS[:3], RECORDS[4]]
+    assert decode_chunk_header(path.read_bytes(), "it").tail_offset == len(
+        whole + RECORDS[4].encode()
+    )
+
+
 def test_the_writer_writes_the_golden_bytes(stream: str) -> None:
     golden = (STREAM_2 / "manifest" / f"{0:020d}.mlog").read_bytes()
     manifest = begin(stream)

@@ -80,6 +80,26 @@ def test_an_object_that_is_missing_is_named(store: ObjectStore) -> None:
     assert f"{store.url}/{KEY}" in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["../outside", "/etc/hosts", "a/../../b", "a//b", "", ".", "a\0b"])
+def test_a_key_does_not_lead_out_of_the_directory(tmp_path: Path, key: str) -> None:
+    """Keys come from the manifest; what is deleted by one is an object, whatever it says."""
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"not an object")
+    (tmp_path / "objects").mkdir()
+    store = DirectoryObjects(str(tmp_path / "objects"))
+    for call in (
+        lambda: store.head(key),
+        lambda: store.put(key, str(outside), {}),
+        lambda: b"".join(store.get(key).pieces),
+        lambda: store.delete(key),
+    ):
+        with pytest.raises(ObjectError, match="is no key of an object") as caught:
+            call()
+        assert "\0" not in str(caught.value)
+    assert outside.read_bytes() == b"not an object"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["objects", "outside"]
+
+
 def _all_calls(store: ObjectStore, path: Path) -> dict[str, Reason]:
     """What each call fails with."""
     path.write_bytes(b"data")

@@ -27,6 +27,7 @@ from relay.comm.model import (
     Metadata,
     Origin,
     Participant,
+    ParticipantRole,
     Retention,
     RetentionKind,
     StoreFile,
@@ -397,6 +398,12 @@ INTEREST = Subscription(1, 1, "a", "#", match_mode("#"))
 PUBSUB = Channel(1, "one", ChannelType.PUB_SUB, "a", MEMBER)
 
 
+THREE = Channel(
+    1, "one", ChannelType.GROUP, "a", tuple(Participant(n, ParticipantRole.OWNER) for n in "abc")
+)
+changed = msgspec.structs.replace
+
+
 @pytest.mark.parametrize(
     ("file", "says"),
     [
@@ -410,6 +417,11 @@ PUBSUB = Channel(1, "one", ChannelType.PUB_SUB, "a", MEMBER)
         (StoreFile(0, 0, (PUBSUB,), (), (INTEREST, INTEREST)), "subscription 1 once"),
         (StoreFile(0, 0, (GROUP,), (), (INTEREST,)), "a PubSub channel for subscription 1"),
         (StoreFile(0, 0, (), (), (INTEREST,)), "a PubSub channel for subscription 1"),
+        (StoreFile(0, 0, (changed(GROUP, participants=MEMBER * 2),)), "participant a once"),
+        (StoreFile(0, 0, (changed(THREE, channel_type=ChannelType.DIRECT),)), "2 in direct"),
+        (StoreFile(0, 0, (changed(THREE, channel_type=ChannelType.BROADCAST),)), "one owner in"),
+        (StoreFile(0, 0, (changed(GROUP, message_count=2**64 - 1),)), "message_count of channel"),
+        (StoreFile(0, 0, (GROUP,), (changed(TEXT, id=2**64 - 1),)), "highest message id to be"),
     ],
 )
 def test_a_file_that_breaks_an_invariant_is_refused(file: StoreFile, says: str) -> None:

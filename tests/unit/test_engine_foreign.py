@@ -41,7 +41,8 @@ def opened(
     *messages: Message, kind: ChannelType = ChannelType.GROUP, **sections: tuple[object, ...]
 ) -> CommStore:
     """Through the bytes of a file that has no section 256."""
-    channel = Channel(1, "c", kind, "a", MEMBERS, ChannelConfig())
+    members = MEMBERS[:2] if kind is ChannelType.DIRECT else MEMBERS
+    channel = Channel(1, "c", kind, "a", members, ChannelConfig())
     file = StoreFile(NOW_S, NOW_S, (channel,), messages, **sections)  # type: ignore[arg-type]
     read = acomm.decode(acomm.encode(file))
     assert read.engine_state == {}

@@ -120,6 +120,16 @@ def test_content_is_never_empty(store: CommStore, content: str | bytes) -> None:
     assert error.value_length == 0
 
 
+def test_content_is_utf_8() -> None:
+    store = new_store()
+    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    for content in (b"na\xefve", b"\xed\xa0\x80", b"caf\xc3"):
+        with pytest.raises(ValidationFailed, match="no UTF-8") as caught:
+            send(store, channel, "a", content=content)
+        assert caught.value.field == "content"
+    assert send(store, channel, "a", content="naïve".encode()).content == b"na\xc3\xafve"
+
+
 def test_content_has_the_channels_limit_in_bytes(store: CommStore) -> None:
     group = channel_of(store, ChannelType.GROUP, "a", "b", max_message_size=10)
     assert send(store, group, "a", content="é" * 5).content == "é".encode() * 5
