@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from relay import fsio
+from relay.cli import outboxes
 from relay.cli.common import (
     columns,
     echo_json,
@@ -182,6 +183,7 @@ def _facts(home: Home) -> dict[str, Any]:
         "unread": db.execute(f"{count} deliveries WHERE state = 'written'").fetchone()[0],
         "messages": db.execute("SELECT coalesce(max(id), 0) FROM messages").fetchone()[0],
         "agents": db.execute(f"{count} agents WHERE status = 'active'").fetchone()[0],
+        "in_outboxes": outboxes.waiting(home) if pid is None else None,  # else `pending` counts
         **_said(home, pid),
         "last_errors": [
             {"message_id": row[0], "status": row[1], "error": row[2]}
@@ -244,6 +246,8 @@ def _show(facts: dict[str, Any]) -> None:
             ]
         ],
     )
+    if facts["in_outboxes"]:
+        click.echo(f"waiting in outboxes for a relay: {facts['in_outboxes']}")
     for error in facts["last_errors"]:
         click.echo(f"waits: {error['message_id']}: {error['error']}")
 

@@ -8,11 +8,16 @@ from typing import Any
 
 import click
 
+from relay.cli import outboxes
 from relay.cli.common import echo_json, home_option, json_option, open_home, printable, when
 from relay.cli.hops import Hop, changes, hops_of, in_order
 from relay.errors import NotFound
 from relay.home import LEDGER, Home
-from relay.names import ORCHESTRATOR
+from relay.names import MSG_SUFFIX, ORCHESTRATOR
+
+
+class Unrecorded(NotFound):
+    """The ledger has neither a row nor a refusal of that id."""
 
 
 @click.command(epilog="\b\nExample:\n  relay trace 1706123456789012345-a1b2c3d4")
@@ -23,17 +28,27 @@ from relay.names import ORCHESTRATOR
 def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) -> None:
     """Show every hop of a message with its time.
 
-    MESSAGE_ID may be the beginning of one.
+    MESSAGE_ID may be the beginning of one. Of one that no relay has seen yet it says where it
+    lies.
     """
+    from relay.daemon import lock_holder
     from relay.ledger import open_readonly
 
     with open_home(ctx, home) as opened:
         db = open_readonly(opened.path(LEDGER))
-        facts = read_trace(db, message_id)
-        db.close()
+        message_id = message_id.removesuffix(MSG_SUFFIX)
+        try:
+            facts = read_trace(db, message_id)
+        except Unrecorded:  # and once more: a relay may have taken it in between the two looks
+            facts = outboxes.find(opened, message_id) or read_trace(db, message_id)
+        finally:
+            db.close()
         facts["file_at"] = _file_at(opened, facts)
+        is_running = lock_holder(opened) is not None
     if as_json:
         echo_json(facts)
+    elif facts["status"] in outboxes.WORDS:
+        click.echo(f"{facts['message_id']}\n  {outboxes.told(facts, is_running)}")
     else:
         _show(facts)
 
@@ -49,7 +64,7 @@ def _file_at(home: Home, facts: dict[str, Any]) -> str | None:
 def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
     """What the ledger knows of one message.
 
-    Errors: NotFound when no id begins so, or several do.
+    Errors: Unrecorded when no id begins so, NotFound when several do.
     """
     if not message_id or not message_id.isascii():
         raise NotFound(f"{message_id!a} is no message id", hint="it is the file name without .msg")
@@ -107,7 +122,9 @@ def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
     name = message_id if message_id.endswith(".msg") else f"{message_id}.msg"
     row = db.execute("SELECT * FROM rejections WHERE file_name = ?", (name,)).fetchone()
     if row is None:
-        raise NotFound(f"the ledger knows no message {message_id}")
+        raise Unrecorded(
+            f"no message {message_id}: the ledger does not know it, and it is in no outbox"
+        )
     return {
         "message_id": message_id,
         "from": row["agent"],

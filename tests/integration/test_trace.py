@@ -151,3 +151,27 @@ def test_of_two_with_one_beginning_each_has_its_own(life: Life) -> None:
         life.ledger.written([Written(other.message_id, "bob", 1, 5, 6)])
         life.ledger.read([(other.message_id, "bob", 1)], life.now())
     assert "read" not in [hop["what"] for hop in life.trace()["hops"]]
+
+
+def test_what_no_relay_has_seen_lies_in_the_outbox_and_is_said_to(life: Life) -> None:
+    sent = relay("send", "bob", "hello", "--as", "carol", home=life.root).stdout.strip()
+    shown = relay("trace", sent, home=life.root)
+    assert shown.returncode == 0
+    assert shown.stdout.splitlines() == [
+        sent,
+        "  waits in the outbox of carol, and no relay has seen it yet:"
+        " no relay runs; start one with `relay up`",
+    ]
+    facts = json.loads(relay("trace", sent[:25] + ".msg", "--json", home=life.root).stdout)
+    assert (facts["status"], facts["from"]) == ("waiting", "carol")
+    status = relay("status", home=life.root).stdout
+    assert "waiting in outboxes for a relay: 1" in status.splitlines()
+
+    outbox = life.root / "agents" / "carol" / "outbox"
+    (outbox / f"{sent}.msg").rename(outbox / ".pending" / f"{sent}.msg")
+    assert (
+        "is not sent yet: rename it into the outbox" in relay("trace", sent, home=life.root).stdout
+    )
+    (outbox / ".pending" / f"{sent}.msg").unlink()
+    gone = relay("trace", sent, home=life.root)
+    assert gone.returncode == 1 and f"no message {sent}: the ledger does not" in gone.stderr
