@@ -144,7 +144,7 @@ def _show(facts: dict[str, Any]) -> None:
     hop = "  {:<28} {}".format
     for one in facts["hops"]:
         click.echo(hop(one["at"] or "unknown", printable(_told(one, facts))))
-    for text in _not_yet(facts["deliveries"]):
+    for text in _not_yet(facts["deliveries"], facts.get("kind") in ("command", "query")):
         click.echo(hop("not yet", text))
     if not facts["deliveries"] and facts["status"] not in ("failed", "rejected"):
         click.echo(hop("-", "no recipients"))
@@ -180,8 +180,8 @@ def _told(hop: dict[str, Any], facts: dict[str, Any]) -> str:
     return said
 
 
-def _not_yet(deliveries: list[dict[str, Any]]) -> Iterator[str]:
-    """What is still to come."""
+def _not_yet(deliveries: list[dict[str, Any]], is_to_be_acked: bool) -> Iterator[str]:
+    """What is still to come. Read is not done: who crashed with a command has read it, too."""
     for one in deliveries:
         name, state = one["recipient"], one["state"]
         if name == ORCHESTRATOR:
@@ -192,3 +192,5 @@ def _not_yet(deliveries: list[dict[str, Any]]) -> Iterator[str]:
             yield f"written to the inbox of {name}"
         if state in ("staged", "written"):
             yield f"read by {name}"
+        if is_to_be_acked and state in ("staged", "written", "read") and not one["acked_at"]:
+            yield f"acknowledged by {name}"
