@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -24,6 +25,19 @@ as_option = click.option(
     default=lambda: os.environ.get(AGENT_VARIABLE, OPERATOR),
     help=f"The agent to be [${AGENT_VARIABLE}, {OPERATOR}].",
 )
+
+
+class Amount(click.FloatRange):
+    """A number that there is: neither nan nor infinite, which pass for any range."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is no number", param, ctx)
+        return number
 
 
 def home_option(command: F) -> F:

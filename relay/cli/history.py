@@ -178,7 +178,7 @@ def _filter(
         sender=sender,
         message_types=tuple(t for t in MessageType if t.label in types) or None,
         topic_pattern=topic,
-        after=parse_time(after, "--after") if after else None,
+        after=parse_time(after, "--after, --since") if after else None,
         before=parse_time(before, "--before") if before else None,
         status=tuple(s for s in MessageStatus if s.label in statuses) or None,
         priority=tuple(map(Priority, priorities)) or None,

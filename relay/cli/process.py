@@ -15,6 +15,7 @@ import click
 from relay import fsio
 from relay.cli import outboxes
 from relay.cli.common import (
+    Amount,
     columns,
     echo_json,
     home_option,
@@ -108,7 +109,14 @@ def _crash_log(root: str) -> int:
 
 @click.command(epilog="\b\nExample:\n  relay down && relay up")
 @home_option
-@click.option("--timeout", "timeout_s", default=30.0, show_default=True, help="Seconds to wait.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Amount(0, 10**6),
+    default=30.0,
+    show_default=True,
+    help="Seconds to wait.",
+)
 @json_option
 @click.pass_context
 def down(ctx: click.Context, home: str | None, timeout_s: float, as_json: bool) -> None:

@@ -73,7 +73,8 @@ def tail(
     with open_home(ctx, home) as opened:
         db = open_readonly(opened.path(LEDGER))
     try:
-        cursor = Cursor(db, None if since is None else time.time_ns() - _duration_ns(since))
+        begin = None if since is None else max(0, time.time_ns() - _duration_ns(since))
+        cursor = Cursor(db, begin)
         while True:
             found = cursor.read()
             for event in found:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from relay.cli import run
-from relay.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, RelayError
+from relay.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_STATE,
+    EXIT_TIMEOUT,
+    EXIT_USAGE,
+    RelayError,
+)
 from relay.home import Home
 from relay.ledger import Ledger
+from tests.procs import environment
 
 MESSAGE_ID = "1700000000000000001-01"
 
@@ -46,11 +56,63 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
             "relay: Invalid value for '--priority': 9 is not in the range 0<=x<=4;"
             " see `relay send --help`",
         ),
+        (
+            "send --priority high bob hi",
+            "relay: Invalid value for '--priority': 'high' is no whole number;"
+            " see `relay send --help`",
+        ),
+        *(
+            (
+                f"{command} {option} nan",
+                f"relay: Invalid value for '{option}': nan is no number;"
+                f" see `relay {command.removesuffix(' ci')} --help`",
+            )
+            for command, option in (
+                ("top", "--every"),
+                ("down", "--timeout"),
+                ("channel close ci", "--timeout"),
+            )
+        ),
     ],
 )
 def test_a_wrong_command_line(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(words.split()) == EXIT_USAGE
     assert said(capsys) == line
+
+
+@pytest.mark.parametrize(
+    "words", ["tail --no-follow --since 99999999d", "tail --since 999999999d --no-follow --json"]
+)
+def test_a_time_before_all_times_is_the_beginning(words: str, home: Path) -> None:
+    assert run(["--home", str(home), *words.split()]) == EXIT_OK
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("send bob - <&-", EXIT_USAGE),  # nothing to read: an empty body
+        ("inbox --as bob --take >&-", EXIT_TIMEOUT),
+        ("status <&- >&- 2>&-", EXIT_STATE),
+    ],
+)
+def test_a_closed_stream_is_no_crash_and_no_files_number(words: str, code: int, home: Path) -> None:
+    command = f'exec {sys.executable} -m relay.cli --home "{home}" {words}'
+    done = subprocess.run(
+        ["sh", "-c", command], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (code, "")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_message_is_taken_with_stdout_closed(home: Path) -> None:
+    name = f"{MESSAGE_ID}.msg"
+    text = b"ID: %b\nFROM: alice\nSENT: 2026-11-20T23:37:25.431916Z\nATTEMPT: 1\nTO: bob\n\nhello"
+    (home / "agents" / "bob" / "inbox" / name).write_bytes(text % MESSAGE_ID.encode())
+    command = f'exec {sys.executable} -m relay.cli --home "{home}" inbox --as bob --take >&-'
+    done = subprocess.run(
+        ["sh", "-c", command], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (EXIT_OK, "")
 
 
 def test_a_group_alone_shows_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
