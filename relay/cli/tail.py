@@ -74,14 +74,17 @@ def tail(
         db = open_readonly(opened.path(LEDGER))
     try:
         begin = None if since is None else max(0, time.time_ns() - _duration_ns(since))
-        cursor = Cursor(db, begin)
+        cursor, is_silent = Cursor(db, begin), not as_json
         while True:
             found = cursor.read()
             for event in found:
                 if (everything or event["status"] not in BETWEEN) and _is_of(event, agent):
                     _show(event, as_json)
+                    is_silent = False
             sys.stdout.flush()
             if not found and not follow:
+                if is_silent:
+                    click.echo("nothing found", err=True)
                 return
             if not found:
                 time.sleep(POLL_S)

@@ -18,6 +18,10 @@ from relay.errors import FormatError, LedgerBusy, LedgerError
 
 SLICE_PAGES = 256  # 1 MiB, a few milliseconds
 PAUSE_S = 0.002  # between two slices the disk is the writer's
+UNREADABLE = (
+    "name a ledger's backup; where it is ledger.db, move it away with its -wal and -shm: the next"
+    " start makes it again from the journal"
+)
 LEFTOVERS = ("-journal", "-wal", "-shm")  # what SQLite puts beside a file
 
 
@@ -79,12 +83,17 @@ def verify(path: str) -> Content:
 
     Errors: FormatError for a damaged one, LedgerError for what is no ledger at all.
     """
-    with translated(path), contextlib.closing(_sound(path)) as db:
-        db.execute("BEGIN")
-        wrong = problems(db)
-        if wrong:
-            raise FormatError(path, 0, "a sound database", "; ".join(wrong[:3]))
-        found = content(db)
+    try:
+        with translated(path), contextlib.closing(_sound(path)) as db:
+            db.execute("BEGIN")
+            wrong = problems(db)
+            if wrong:
+                raise FormatError(path, 0, "a sound database", "; ".join(wrong[:3]))
+            found = content(db)
+    except LedgerError as exc:
+        if exc.hint != LedgerError.hint:
+            raise
+        raise LedgerError(exc.message, hint=UNREADABLE) from exc  # it was checked just now
     if found.version < 1 or "messages" not in found.counts:
         raise LedgerError(f"{path} is a database, and no ledger", hint="name a ledger's backup")
     return found
@@ -93,6 +102,8 @@ def verify(path: str) -> Content:
 def _sound(path: str) -> sqlite3.Connection:
     if not os.path.exists(path):
         raise LedgerError(f"there is no file {path}", hint="name a ledger's backup")
+    if not os.path.isfile(path):
+        raise LedgerError(f"{path} is no regular file", hint="name a ledger's backup")
     return connect_readonly(path)
 
 

@@ -88,6 +88,35 @@ def test_a_time_before_all_times_is_the_beginning(words: str, home: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    "words",
+    ["tail --no-follow", "tail --no-follow --agent nobody", "ledger audit --agent nobody"],
+)
+def test_nothing_is_said_to_be_nothing(
+    words: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["--home", str(home), *words.split()]) == EXIT_OK
+    assert said(capsys) == "nothing found"
+    assert run(["--home", str(home), *words.split(), "--json"]) == EXIT_OK
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_ledger_that_is_none_and_a_folder_that_is_not_there(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text"
+    text.write_text("hello, no ledger is here")
+    for path, why in ((tmp_path, "is no regular file"), (text, "file is not a database")):
+        assert run(["--home", str(home), "ledger", "check", str(path)]) == EXIT_FAILED
+        line = said(capsys)
+        assert why in line and "; name a ledger's backup" in line
+        assert "relay ledger check" not in line  # that is what was done
+    target = tmp_path / "nowhere" / "monday.db"
+    assert run(["--home", str(home), "ledger", "backup", str(target)]) == EXIT_FAILED
+    expected = f"relay: there is no directory {target.parent}; make it, or name another file"
+    assert said(capsys) == expected
+
+
+@pytest.mark.parametrize(
     ("words", "code"),
     [
         ("send bob - <&-", EXIT_USAGE),  # nothing to read: an empty body
