@@ -221,3 +221,10 @@ def test_the_screens_in_the_documents_are_todays(running: Relay) -> None:
     assert set(shown) == {"status", "tail --since 1h --no-follow", "top"}
     for command, lines in shown.items():
         assert shape(relay(*command.split(), home=home).stdout) == lines, command
+
+
+def test_what_the_relay_itself_was_sent_is_delivered_before_it_is_read(running: Relay) -> None:
+    home = running.home
+    relay("channel", "create", "ci", home=home)
+    told = [e["event"] for e in events(home, "--since", "1h") if e["to"] == "__orchestrator__"]
+    assert told == ["new", "delivered", "read"]
