@@ -73,6 +73,8 @@ def order(
     require_relay(root)
     given = {"ACTION": action} | {n: str(v) for n, v in fields.items() if v is not None}
     for name, value in given.items():
+        if not value:
+            raise MessageError("it is empty: expected one line", header=name)
         if len(value.splitlines()) != 1:
             raise MessageError(f"{value!r} is not one line", header=name)
     body = "\n".join(f"{name}: {value}" for name, value in given.items())

@@ -89,6 +89,11 @@ def printable(text: str | None, most: int | None = None, *, lines: bool = False)
     return clean if most is None or len(clean) <= most else clean[: most - 1] + "…"
 
 
+def counted(number: int, what: str) -> str:
+    """``1 error``, ``2 errors``."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def when(at_ns: int | None) -> str | None:
     """A time for people and programs, or None where it is not known."""
     return None if at_ns is None else iso_time(at_ns)

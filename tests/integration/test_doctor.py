@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from relay.aof2 import orders
 from relay.aof2.format import ManifestType, Reason
 from relay.cli import cli
+from relay.cli.common import counted
 from relay.config import Config, Journal
 from relay.home import BASE, STORE
 from relay.ledger import Ledger
@@ -52,7 +53,7 @@ def doctor(box: Box) -> list[str]:
     assert result.exception is None, result.exception
     *said, last = result.stdout.splitlines()
     assert result.return_value == (3 if said else 0)
-    assert last == (f"{len(said)} problems found" if said else "OK")
+    assert last == (f"{counted(len(said), 'problem')} found" if said else "OK")
     result = CliRunner().invoke(
         cli, ["--home", str(box.root), "doctor", "--json"], standalone_mode=False
     )

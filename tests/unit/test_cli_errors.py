@@ -150,6 +150,20 @@ def test_a_group_alone_shows_its_commands(capsys: pytest.CaptureFixture[str]) ->
     assert "Commands:" in out + err and "relay: " not in err
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["ack", "x", "--as", "bob"], "relay: header RE: 'x' is not a message id"),
+        (["send", "a b", "hi"], "relay: header TO: 'a b' is no address: a name, *, #channel"),
+    ],
+)
+def test_values_of_a_command_line_have_no_line_number(
+    words: list[str], line: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["--home", str(home), *words]) == EXIT_USAGE
+    assert said(capsys).startswith(line)
+
+
 @pytest.mark.parametrize("words", [["--home", "", "status"], ["init", "--home", ""]])
 def test_an_empty_home_is_no_other_home(
     words: list[str],
