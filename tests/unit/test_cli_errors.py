@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -21,9 +23,10 @@ from relay.errors import (
 )
 from relay.home import Home
 from relay.ledger import Ledger
-from tests.procs import environment
+from tests.procs import PROJECT, environment
 
 MESSAGE_ID = "1700000000000000001-01"
+SCHEMA_1 = PROJECT / "tests" / "fixtures" / "ledger" / "schema-v1.sql"
 
 
 @pytest.fixture
@@ -148,6 +151,19 @@ def test_a_group_alone_shows_its_commands(capsys: pytest.CaptureFixture[str]) ->
     run(["channel"])
     out, err = capsys.readouterr()
     assert "Commands:" in out + err and "relay: " not in err
+
+
+@pytest.mark.parametrize("words", ["agents", "ps", "tail --no-follow"])
+def test_a_ledger_of_an_earlier_version_waits_for_the_next_start(
+    words: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "ledger.db").unlink()
+    with contextlib.closing(sqlite3.connect(home / "ledger.db")) as db:
+        db.executescript(SCHEMA_1.read_text())
+    assert run(["--home", str(home), *words.split()]) == EXIT_FAILED
+    line = said(capsys)
+    assert line.startswith("relay: the ledger cannot be read: no such ")
+    assert line.endswith("is brought to the present schema by the next `relay up`")
 
 
 @pytest.mark.parametrize(
