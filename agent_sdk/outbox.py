@@ -44,7 +44,10 @@ class Outbox:
             data = render(message)
         except UnicodeEncodeError as exc:
             raise MessageError(f"a header value is not Unicode text: {exc.reason}") from exc
-        parse(data, max_body_bytes=self._max_body_bytes)
+        try:
+            parse(data, max_body_bytes=self._max_body_bytes)
+        except MessageError as exc:  # the sender wrote values, not lines of a file
+            raise MessageError(exc.rule, file=exc.file, header=exc.header) from exc
         self._last_ns = max(self._clock.now_ns(), self._last_ns + 1)
         message_id = new_message_id(self._last_ns)
         name = message_id + MSG_SUFFIX

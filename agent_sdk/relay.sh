@@ -109,6 +109,7 @@ relay_header() (
     esac
     name=$(printf %s "$1" | tr '[:lower:]' '[:upper:]')
     shift
+    _relay_check_file "$@"
     # To the end of the input, and not only of the header: who writes it must not get SIGPIPE.
     value=$(cat -- "$@" | sed -n "1,/^\$/s/^$name: //p")
     [ -n "$value" ] && printf '%s\n' "$value"
@@ -116,6 +117,7 @@ relay_header() (
 
 relay_body() (
     _relay_settle
+    _relay_check_file "$@"
     cat -- "$@" | sed '1,/^$/d'
 )
 
@@ -159,6 +161,13 @@ _relay_begin() {
 _relay_misuse() {
     printf 'relay: %s\n' "$1" >&2
     exit 2
+}
+
+_relay_check_file() { # FILE, where one is given: a pipeline tells of its last command alone
+    [ $# -eq 0 ] || [ "$1" = - ] && return
+    [ -r "$1" ] && [ ! -d "$1" ] && return
+    printf 'relay: %s is no file that can be read\n' "$1" >&2
+    exit 1
 }
 
 _relay_check_kind() {
@@ -294,7 +303,8 @@ _relay_place() {
 }
 
 _relay_try() {
-    mkdir -p -- "$outbox/.pending" "$inbox" &&
+    mkdir -p -- "$outbox/.pending" &&
+        mkdir -p -- "$inbox" &&
         { printf '%s\n' "$header" && _relay_unescape; } | _relay_write "$temp" &&
         _relay_check_size &&
         _relay_sync "$temp" &&

@@ -446,9 +446,12 @@ def open_append(name: str, dir_fd: int) -> int:
 
 
 def lock_owner(path: str) -> int | None:
-    """The pid of the process that holds ``path``'s lock; asking takes nothing. None: nobody."""
+    """The pid of the process that holds ``path``'s lock; asking takes nothing. None: nobody.
+
+    It writes nothing, either: a home on a read-only disk can be asked about.
+    """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:

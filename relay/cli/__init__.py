@@ -57,7 +57,7 @@ COMMANDS = {
     "prune": ("relay.cli.prune", "Remove what nobody waits for, as config.json says."),
     "archive": ("relay.cli.prune", "Pack days of the archive into one file each."),
     "key": ("relay.cli.key", "Make and confirm the keys that agents sign with."),
-    "doctor": ("relay.cli.doctor", "Look for what is wrong with the home"),
+    "doctor": ("relay.cli.doctor", "Look for what is wrong with the home."),
     "audit": ("relay.cli.audit", "Account for every message, on Spark."),
     "sh": ("relay.cli.init", "Print the path of relay.sh, to be sourced by a shell."),
 }
@@ -85,6 +85,10 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
+LEDGER_HINT = (
+    "`relay ledger check` says whether it is damaged; one that an earlier agent-relay made is"
+    " brought to the present schema by the next `relay up`"
+)
 EPILOG = """\b
 Examples:
   relay init && relay up
@@ -106,7 +110,20 @@ def cli(ctx: click.Context, home: str | None) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Ends the process with the exit code of what happened."""
+    _open_standard_streams()
     sys.exit(run(arguments))
+
+
+def _open_standard_streams() -> None:
+    """Whoever closed stdin, stdout or stderr gets /dev/null: nothing is read, or shown.
+
+    Python has None there, and the next file that is opened would take the stream's number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.set_inheritable(opened, True)
+            setattr(sys, name, os.fdopen(opened, mode))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -121,7 +138,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         exc.show()  # a group without a command: its help, and no complaint
         return exc.exit_code
     except click.ClickException as exc:
-        _complain(exc.format_message().rstrip("."), _help_of(exc))
+        _complain(_in_our_words(exc.format_message()), _help_of(exc))
         return exc.exit_code
     except RelayError as exc:
         _complain(str(exc), exc.hint)
@@ -134,7 +151,20 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except OSError as exc:
         _complain(f"{exc.filename or 'system'}: {exc.strerror or exc}", _hint_of(exc))
         return EXIT_FAILED
+    except Exception as exc:
+        sqlite3 = sys.modules.get("sqlite3")  # `relay --help` has no need of it
+        if sqlite3 is None or not isinstance(exc, sqlite3.Error):
+            raise
+        _complain(f"the ledger cannot be read: {exc}", LEDGER_HINT)
+        return EXIT_FAILED
     return result if isinstance(result, int) else 0
+
+
+def _in_our_words(message: str) -> str:
+    """A complaint of click's without the names of its classes."""
+    for theirs, ours in (("integer range", "whole number"), ("float range", "number")):
+        message = message.replace(f"is not a valid {theirs}", f"is no {ours}")
+    return message.rstrip(".")
 
 
 def _help_of(exc: click.ClickException) -> str:

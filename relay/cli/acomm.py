@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 
+from relay.cli.common import counted
 from relay.errors import EXIT_FINDINGS, NotFound, RelayError
 
 # The same as relay.comm.jsonl.SECTIONS; importing the codec for `--help` would be dear.
@@ -91,7 +92,7 @@ def check(files: tuple[str, ...], as_json: bool, keys: str | None, key_file: str
                 _warn(warning)
             for problem in problems:
                 click.echo(problem)
-        click.echo(f"{errors} errors found" if errors else "OK")
+        click.echo(f"{counted(errors, 'error')} found" if errors else "OK")
     if errors:
         click.get_current_context().exit(EXIT_FINDINGS)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.common import columns, printable, when
+from relay.cli.common import columns, counted, printable, when
 from relay.clock import NS_PER_MS
 from relay.errors import EXIT_FINDINGS, FormatError, NotFound, RelayError
 
@@ -73,7 +73,7 @@ def check(path: str, as_json: bool) -> None:
             click.echo(f"warning: {warning}", err=True)
         for problem in problems:
             click.echo(problem)
-        click.echo(f"{errors} errors found" if errors else "OK")
+        click.echo(f"{counted(errors, 'error')} found" if errors else "OK")
     if errors:
         click.get_current_context().exit(EXIT_FINDINGS)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from relay.cli.common import (
+    Amount,
     as_option,
     echo_json,
     home_option,
@@ -42,7 +43,7 @@ def control_options(command: Callable[..., Any]) -> Callable[..., Any]:
     timeout = click.option(
         "--timeout",
         "timeout_s",
-        type=click.FloatRange(0, 10**6, min_open=True),
+        type=Amount(0, 10**6, min_open=True),
         default=10.0,
         show_default=True,
         help="Seconds to wait for the relay's answer.",
@@ -72,6 +73,8 @@ def order(
     require_relay(root)
     given = {"ACTION": action} | {n: str(v) for n, v in fields.items() if v is not None}
     for name, value in given.items():
+        if not value:
+            raise MessageError("it is empty: expected one line", header=name)
         if len(value.splitlines()) != 1:
             raise MessageError(f"{value!r} is not one line", header=name)
     body = "\n".join(f"{name}: {value}" for name, value in given.items())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import click
 
 from relay.cli.audit_ending import one_line_when_ended
-from relay.cli.common import home_option, json_option, printable, root_of
+from relay.cli.common import Amount, home_option, json_option, printable, root_of
 from relay.clock import Clock
 from relay.errors import EXIT_FAILED, EXIT_FINDINGS, RelayError
 
@@ -24,19 +23,6 @@ NEEDED = ("pyspark", "pyarrow", "adbc_driver_sqlite", "jinja2", "matplotlib")
 
 MOST_GRACE_S = 366 * 86_400  # whoever judges nothing that is younger than a year
 MOST_DAYS = 36_525  # a century: nanoseconds still fit into 64 bits
-
-
-class Amount(click.FloatRange):
-    """A number that there is: neither nan nor infinite, which pass for any range."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """The number."""
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value} is no number", param, ctx)
-        return number
 
 
 RUN_EXAMPLES = """\b

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -25,6 +26,19 @@ as_option = click.option(
     default=lambda: os.environ.get(AGENT_VARIABLE, OPERATOR),
     help=f"The agent to be [${AGENT_VARIABLE}, {OPERATOR}].",
 )
+
+
+class Amount(click.FloatRange):
+    """A number that there is: neither nan nor infinite, which pass for any range."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is no number", param, ctx)
+        return number
 
 
 def home_option(command: F) -> F:
@@ -112,6 +126,11 @@ def printable(text: str | None, most: int | None = None, *, lines: bool = False)
         c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text
     )
     return clean if most is None or len(clean) <= most else clean[: most - 1] + "…"
+
+
+def counted(number: int, what: str) -> str:
+    """``1 error``, ``2 errors``."""
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def when(at_ns: int | None) -> str | None:

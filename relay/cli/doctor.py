@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.common import echo_json, home_option, json_option, open_home, printable
+from relay.cli.common import (
+    counted,
+    echo_json,
+    home_option,
+    json_option,
+    open_home,
+    printable,
+)
 from relay.errors import EXIT_FINDINGS
 
 if TYPE_CHECKING:
@@ -44,8 +51,7 @@ def doctor(ctx: click.Context, home: str | None, mend: bool, deep: bool, as_json
             else:
                 click.echo(printable(str(finding)))
     if not as_json:
-        plural = "" if problems == 1 else "s"
-        click.echo(f"{problems} problem{plural} found" if problems else "OK")
+        click.echo(f"{counted(problems, 'problem')} found" if problems else "OK")
     return EXIT_FINDINGS if problems else 0
 
 

@@ -174,7 +174,7 @@ def _filter(store: CommStore, wanted: Wanted) -> MessageFilter:
         sender=wanted.sender,
         message_types=tuple(t for t in MessageType if t.label in wanted.types) or None,
         topic_pattern=wanted.topic,
-        after=parse_time(wanted.after, "--after") if wanted.after else None,
+        after=parse_time(wanted.after, "--after, --since") if wanted.after else None,
         before=parse_time(wanted.before, "--before") if wanted.before else None,
         status=tuple(s for s in MessageStatus if s.label in wanted.statuses) or None,
         priority=tuple(map(Priority, wanted.priorities)) or None,

@@ -211,6 +211,8 @@ def _plan(place: _Place, policy: TierPolicy, as_json: bool) -> int:
             echo_json({"segment": job.entry.segment_id, "would": "prune", "why": job.why})
         else:
             click.echo(f"would {job}")
+    if not jobs and not as_json:
+        click.echo("nothing would go", err=True)
     return 0
 
 
@@ -227,6 +229,10 @@ def _order(
 
     place = _place(ctx, caller["home"], objects)
     order = Order(verb, segment_ids)
+    if verb == "upload" and not (objects or place.config.journal.objects):
+        raise click.UsageError(
+            "no object store is named: set journal.objects in config.json, or say --objects"
+        )
     if place.is_running:
         _check_segments(place, segment_ids)
         return _ask(ctx, order, caller, objects)
@@ -258,14 +264,17 @@ def _check_segments(place: _Place, segment_ids: Iterable[int]) -> None:
 
 def _report(found: Iterable[Done], as_json: bool) -> int:
     """A line for each segment as it is done; the exit code."""
-    failed = 0
+    failed, is_silent = 0, not as_json
     for done in found:
+        is_silent = False
         error = printable(str(done.error)) if done.error else None
         failed += done.error is not None
         if as_json:
             echo_json({"segment": done.segment_id, "done": done.what or None, "error": error})
         else:
             click.echo(printable(str(done)), err=error is not None)
+    if is_silent:
+        click.echo("nothing to do", err=True)
     return EXIT_FAILED if failed else 0
 
 

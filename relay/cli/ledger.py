@@ -171,6 +171,8 @@ def audit(
             for row in rows:
                 _show(row, as_json)
             if not follow:
+                if not rows and not as_json:
+                    click.echo("nothing found", err=True)
                 return
             time.sleep(POLL_S)
             rows = _read(db, last, begin_ns, agent)

@@ -15,7 +15,9 @@ from typing import Any
 import click
 
 from relay import fsio
+from relay.cli import outboxes
 from relay.cli.common import (
+    Amount,
     columns,
     echo_json,
     home_option,
@@ -109,7 +111,14 @@ def _crash_log(root: str) -> int:
 
 @click.command(epilog="\b\nExample:\n  relay down && relay up")
 @home_option
-@click.option("--timeout", "timeout_s", default=30.0, show_default=True, help="Seconds to wait.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Amount(0, 10**6),
+    default=30.0,
+    show_default=True,
+    help="Seconds to wait.",
+)
 @json_option
 @click.pass_context
 def down(ctx: click.Context, home: str | None, timeout_s: float, as_json: bool) -> None:
@@ -171,6 +180,7 @@ def _facts(home: Home) -> dict[str, Any]:
         "started_at": when(int(state["started_at"])) if "started_at" in state else None,
         "starts": int(state.get("epoch", 0)),
         **counts,
+        "in_outboxes": outboxes.waiting(home) if pid is None else None,  # else `pending` counts
         **_said(home, pid),
         "last_errors": last_errors,
     }
@@ -243,6 +253,8 @@ def _show(facts: dict[str, Any]) -> None:
     click.echo(f"home {facts['home']}")
     header = ("messages", "pending", "processing", "failed", "held", "unread", "agents")
     columns(header, [[facts[name] for name in header]])
+    if facts["in_outboxes"]:
+        click.echo(f"waiting in outboxes for a relay: {facts['in_outboxes']}")
     for error in facts["last_errors"]:
         click.echo(f"waits: {error['message_id']}: {error['error']}")
 

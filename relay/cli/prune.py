@@ -69,7 +69,10 @@ def pack(ctx: click.Context, /, before: str, **caller: Any) -> None:
     with open_home(ctx, caller["home"]) as home:
         if not _is_served(home):
             with _lock(home):
-                for day in packable(home, Clock(), before):
+                days = list(packable(home, Clock(), before))
+                if not days and not caller["as_json"]:
+                    click.echo("nothing to pack", err=True)
+                for day in days:
                     *_, packed = archive_pack.pack(home, day)
                     assert packed is not None
                     if caller["as_json"]:

@@ -34,8 +34,8 @@ WORDS = {
 }
 
 _EVENTS = """
-SELECT a.id, a.at, a.what, a.old_status, a.new_status, m.message_id, m.agent_name, m.target,
-       m.message_type, m.last_error,
+SELECT a.id, a.at, a.what, a.old_status, a.new_status, a.attempt, m.message_id,
+       m.agent_name, m.target, m.message_type, m.last_error,
        CASE WHEN instr(a.what, ' > ') THEN substr(a.what, instr(a.what, ' > ') + 3) END AS recipient
 FROM audit_log AS a LEFT JOIN messages AS m ON m.message_id =
     CASE WHEN instr(a.what, ' > ') THEN substr(a.what, 1, instr(a.what, ' > ') - 1) ELSE a.what END
@@ -73,14 +73,18 @@ def tail(
     with open_home(ctx, home) as opened:
         db = open_readonly(opened.path(LEDGER))
     try:
-        cursor = Cursor(db, None if since is None else time.time_ns() - _duration_ns(since))
+        begin = None if since is None else max(0, time.time_ns() - _duration_ns(since))
+        cursor, is_silent = Cursor(db, begin), not as_json
         while True:
             found = cursor.read()
             for event in found:
                 if (everything or event["status"] not in BETWEEN) and _is_of(event, agent):
                     _show(event, as_json)
+                    is_silent = False
             sys.stdout.flush()
             if not found and not follow:
+                if is_silent:
+                    click.echo("nothing found", err=True)
                 return
             if not found:
                 time.sleep(POLL_S)
@@ -141,6 +145,8 @@ class Cursor:
         return [one[0] for one in found]
 
     def _why(self, row: sqlite3.Row, new: str) -> str | None:
+        if new == "written" and (row["attempt"] or 1) > 1:
+            return f"attempt {row['attempt']}"
         if row["recipient"] is None or new not in ("held", "bounced", "expired", "dead", "acked"):
             return None
         found = self._db.execute(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from relay.cli.common import ago, home_option, open_home, printable
+from relay.cli.common import Amount, ago, home_option, open_home, printable
 from relay.home import LEDGER, Home
 from relay.operations.asking import ask_status
 
@@ -52,7 +52,7 @@ class Frame(NamedTuple):
 
 @click.command(epilog="\b\nExamples:\n  relay top\n  relay top --every 5\n  relay top | cat")
 @home_option
-@click.option("--every", "every_s", type=click.FloatRange(0.1), default=EVERY_S, show_default=True)
+@click.option("--every", "every_s", type=Amount(0.1), default=EVERY_S, show_default=True)
 @click.pass_context
 def top(ctx: click.Context, home: str | None, every_s: float) -> None:
     """Show agents, queue, rates and owed answers, and refresh them.

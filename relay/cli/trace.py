@@ -8,11 +8,16 @@ from typing import Any
 
 import click
 
+from relay.cli import outboxes
 from relay.cli.common import echo_json, home_option, json_option, open_home, printable, when
 from relay.cli.hops import Hop, changes, hops_of, in_order
 from relay.errors import NotFound
 from relay.home import LEDGER, Home
-from relay.names import ORCHESTRATOR
+from relay.names import MSG_SUFFIX, ORCHESTRATOR
+
+
+class Unrecorded(NotFound):
+    """The ledger has neither a row nor a refusal of that id."""
 
 
 @click.command(epilog="\b\nExample:\n  relay trace 1706123456789012345-a1b2c3d4")
@@ -23,17 +28,27 @@ from relay.names import ORCHESTRATOR
 def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) -> None:
     """Show every hop of a message with its time.
 
-    MESSAGE_ID may be the beginning of one.
+    MESSAGE_ID may be the beginning of one. Of one that no relay has seen yet it says where it
+    lies.
     """
+    from relay.daemon import lock_holder
     from relay.ledger import open_readonly
 
     with open_home(ctx, home) as opened:
         db = open_readonly(opened.path(LEDGER))
-        facts = read_trace(db, message_id)
-        db.close()
+        message_id = message_id.removesuffix(MSG_SUFFIX)
+        try:
+            facts = read_trace(db, message_id)
+        except Unrecorded:  # and once more: a relay may have taken it in between the two looks
+            facts = outboxes.find(opened, message_id) or read_trace(db, message_id)
+        finally:
+            db.close()
         facts["file_at"] = _file_at(opened, facts)
+        is_running = lock_holder(opened) is not None
     if as_json:
         echo_json(facts)
+    elif facts["status"] in outboxes.WORDS:
+        click.echo(f"{facts['message_id']}\n  {outboxes.told(facts, is_running)}")
     else:
         _show(facts)
 
@@ -49,7 +64,7 @@ def _file_at(home: Home, facts: dict[str, Any]) -> str | None:
 def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
     """What the ledger knows of one message.
 
-    Errors: NotFound when no id begins so, or several do.
+    Errors: Unrecorded when no id begins so, NotFound when several do.
     """
     row = _row(db, message_id)
     if row is None:
@@ -118,7 +133,9 @@ def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
     name = message_id if message_id.endswith(".msg") else f"{message_id}.msg"
     row = db.execute("SELECT * FROM rejections WHERE file_name = ?", (name,)).fetchone()
     if row is None:
-        raise NotFound(f"the ledger knows no message {message_id}")
+        raise Unrecorded(
+            f"no message {message_id}: the ledger does not know it, and it is in no outbox"
+        )
     return {
         "message_id": message_id,
         "from": row["agent"],
@@ -138,7 +155,7 @@ def _show(facts: dict[str, Any]) -> None:
     hop = "  {:<28} {}".format
     for one in facts["hops"]:
         click.echo(hop(one["at"] or "unknown", printable(_told(one, facts))))
-    for text in _not_yet(facts["deliveries"]):
+    for text in _not_yet(facts["deliveries"], facts.get("kind") in ("command", "query")):
         click.echo(hop("not yet", text))
     if not facts["deliveries"] and facts["status"] not in ("failed", "rejected"):
         click.echo(hop("-", "no recipients"))
@@ -174,8 +191,8 @@ def _told(hop: dict[str, Any], facts: dict[str, Any]) -> str:
     return said
 
 
-def _not_yet(deliveries: list[dict[str, Any]]) -> Iterator[str]:
-    """What is still to come."""
+def _not_yet(deliveries: list[dict[str, Any]], is_to_be_acked: bool) -> Iterator[str]:
+    """What is still to come. Read is not done: who crashed with a command has read it, too."""
     for one in deliveries:
         name, state = one["recipient"], one["state"]
         if name == ORCHESTRATOR:
@@ -186,3 +203,5 @@ def _not_yet(deliveries: list[dict[str, Any]]) -> Iterator[str]:
             yield f"written to the inbox of {name}"
         if state in ("staged", "written"):
             yield f"read by {name}"
+        if is_to_be_acked and state in ("staged", "written", "read") and not one["acked_at"]:
+            yield f"acknowledged by {name}"

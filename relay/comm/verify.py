@@ -113,7 +113,8 @@ def _columns(store: StoreFile, data: bytes, path: str) -> Iterable[str]:
 
 
 def _invariants(store: StoreFile) -> Iterator[str]:
-    if not store.channels:  # section 1 may be missing: such a file is for reading alone
+    is_partial = not store.channels and any(messages for _, messages in _message_sections(store))
+    if is_partial:  # section 1 may be missing: such a file is for reading alone
         return
     yield from invariants.problems(store)
 

@@ -175,6 +175,8 @@ def _inboxes(place: Place) -> dict[str, Finding]:
                     f"agents/{agent}/inbox",
                 )
             for message_id in there - written:
+                if _was_written(db, message_id, agent):
+                    continue
                 found[f"{message_id} {agent}"] = Finding(
                     "ledger",
                     f"{message_id} lies in the inbox of {agent}, and no delivery says so",
@@ -183,6 +185,14 @@ def _inboxes(place: Place) -> dict[str, Finding]:
                     f"agents/{agent}/inbox/{message_id}{MSG_SUFFIX}",
                 )
     return found
+
+
+def _was_written(db: sqlite3.Connection, message_id: str, agent: str) -> bool:
+    """True for a file that the relay wrote, and whose delivery has ended without a reader: it was
+    acknowledged where it stands, or nobody answered and it is a dead letter."""
+    query = "SELECT state FROM deliveries WHERE message_id = ? AND recipient = ?"
+    row = db.execute(query, (message_id, agent)).fetchone()
+    return row is not None and row[0] != "read"
 
 
 # -- store and journal ---------------------------------------------------------------------------

@@ -242,13 +242,13 @@ class Carrier:
             self._finisher.note_within()
             ledger.record(own, own=True)
             ledger.written(written)
-            ledger.read(obeyed, now)
             ledger.stage(row for work in works for row in work.undelivered_rows(now))
             ledger.hold(self._held(works, now))
             self._note_refusals(works, now)
             self._note_effects(works, now)
             done = [work.message_id for work in works if not work.failure and not work.notice]
             ledger.complete(done + [facts.message_id for facts in own], now)
+            ledger.read(obeyed, now)  # behind delivered: so audit_log tells it
             ledger.archive_own([facts.message_id for facts in own])
             ledger.registry.seen({work.agent for work in works if not work.notice}, now)
             ledger.note_position(self._events.journal.durable, now)

@@ -44,6 +44,9 @@ def backup(home: Home, target: str, *, force: bool = False) -> Content:
         raise LedgerError(f"{target} is the ledger itself", hint="name another file")
     if os.path.lexists(target) and not force:
         raise LedgerError(f"{target} is there already", hint="name another file, or say --force")
+    folder = os.path.dirname(os.path.abspath(target))
+    if not os.path.isdir(folder):
+        raise LedgerError(f"there is no directory {folder}", hint="make it, or name another file")
     with ledger_file.copied(source, target) as (temp, content):
         ledger_file.place(temp, target, replace=force)
     return content

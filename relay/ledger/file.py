@@ -18,6 +18,10 @@ from relay.errors import FormatError, LedgerBusy, LedgerError
 
 SLICE_PAGES = 256  # 1 MiB, a few milliseconds
 PAUSE_S = 0.002  # between two slices the disk is the writer's
+UNREADABLE = (
+    "name a ledger's backup; where it is ledger.db, move it away with its -wal and -shm: the next"
+    " start makes it again from the journal"
+)
 LEFTOVERS = ("-journal", "-wal", "-shm")  # what SQLite puts beside a file
 
 
@@ -41,15 +45,28 @@ def translated(path: str) -> Iterator[None]:
         if "locked" in str(exc) or "busy" in str(exc):
             raise LedgerBusy(f"{path}: {exc}") from exc
         hint = "free some space" if "is full" in str(exc) else ""
+        if "unable to open" in str(exc) and _is_read_only(path):
+            hint = "its folder cannot be written, and SQLite has to: look at a copy of the home"
         raise LedgerError(f"{path}: {exc}", hint=hint) from exc
     except sqlite3.DatabaseError as exc:
         raise LedgerError(f"{path}: {exc}") from exc
 
 
 def connect_readonly(path: str) -> sqlite3.Connection:
-    """A connection that cannot write, whose transactions the caller begins and ends."""
+    """A connection that cannot write, whose transactions the caller begins and ends.
+
+    SQLite makes a -shm beside a ledger to read it. Where it may not, and there is no -wal, nobody
+    has the ledger open, and it is read as it stands.
+    """
     quoted = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-    return sqlite3.connect(f"file:{quoted}?mode=ro", uri=True, timeout=5, isolation_level=None)
+    is_still = _is_read_only(path) and not os.path.exists(path + "-wal")
+    mode = "mode=ro&immutable=1" if is_still else "mode=ro"
+    return sqlite3.connect(f"file:{quoted}?{mode}", uri=True, timeout=5, isolation_level=None)
+
+
+def _is_read_only(path: str) -> bool:
+    """True where nothing can be made beside a file: another's folder, a disk mounted to be read."""
+    return not os.access(os.path.dirname(os.path.abspath(path)), os.W_OK)
 
 
 def content(db: sqlite3.Connection) -> Content:
@@ -79,12 +96,17 @@ def verify(path: str) -> Content:
 
     Errors: FormatError for a damaged one, LedgerError for what is no ledger at all.
     """
-    with translated(path), contextlib.closing(_sound(path)) as db:
-        db.execute("BEGIN")
-        wrong = problems(db)
-        if wrong:
-            raise FormatError(path, 0, "a sound database", "; ".join(wrong[:3]))
-        found = content(db)
+    try:
+        with translated(path), contextlib.closing(_sound(path)) as db:
+            db.execute("BEGIN")
+            wrong = problems(db)
+            if wrong:
+                raise FormatError(path, 0, "a sound database", "; ".join(wrong[:3]))
+            found = content(db)
+    except LedgerError as exc:
+        if exc.hint != LedgerError.hint:
+            raise
+        raise LedgerError(exc.message, hint=UNREADABLE) from exc  # it was checked just now
     if found.version < 1 or "messages" not in found.counts:
         raise LedgerError(f"{path} is a database, and no ledger", hint="name a ledger's backup")
     return found
@@ -93,6 +115,8 @@ def verify(path: str) -> Content:
 def _sound(path: str) -> sqlite3.Connection:
     if not os.path.exists(path):
         raise LedgerError(f"there is no file {path}", hint="name a ledger's backup")
+    if not os.path.isfile(path):
+        raise LedgerError(f"{path} is no regular file", hint="name a ledger's backup")
     return connect_readonly(path)
 
 

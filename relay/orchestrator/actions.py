@@ -186,7 +186,7 @@ def _unsubscribe(command: Command, store: CommStore) -> str:
     if pattern is not None:
         topics.match_mode(pattern)  # a pattern that is none ends nothing, and says so
     ended = store.unsubscribe(channel.id, agent, pattern)
-    return f"{ended} subscriptions of {agent} to {channel.name} ended"
+    return f"{ended} subscription{'s' * (ended != 1)} of {agent} to {channel.name} ended"
 
 
 def _configure(command: Command, store: CommStore) -> str:
@@ -328,7 +328,8 @@ def _purge(command: Command, store: CommStore) -> str:
     age = command.fields["OLDER_THAN"]
     if not DIGITS.fullmatch(age):
         raise Refused(f"OLDER_THAN {age[:60]!r} is no number of seconds")
-    return f"{store.purge_dead_letters(int(age))} dead letters discarded"
+    gone = store.purge_dead_letters(int(age))
+    return f"{gone} dead letter{'s' * (gone != 1)} discarded"
 
 
 def _dead_letter(command: Command, store: CommStore) -> DeadLetter:

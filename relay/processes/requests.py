@@ -158,7 +158,7 @@ def dir_refusal(path: str, roots: tuple[str, ...]) -> str:
     if not os.path.isabs(path):
         return f"{said} is no absolute path"
     if "\0" in path or not os.path.isdir(path):
-        return f"{said} is no directory that there is"
+        return f"{said}: there is no such directory"
     return f"{said} lies under none of spawn.roots: {', '.join(roots)}"
 
 

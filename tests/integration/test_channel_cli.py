@@ -94,7 +94,7 @@ def test_join_subscribe_publish_unsubscribe_leave(home: Path) -> None:
     assert message is not None and (message.body, message.channel) == ("847 passed", "news")
 
     assert done(home, "unsubscribe", "news", "--agent", "bob") == (
-        "1 subscriptions of bob to news ended"
+        "1 subscription of bob to news ended"
     )
     assert done(home, "leave", "news", "--agent", "bob") == "bob takes no part in news"
     assert done(home, "leave", "news", "--agent", "bob") == "bob takes no part in news"

@@ -158,7 +158,7 @@ def test_discard_and_purge(home: Path) -> None:
             "0 dead letters discarded\n"
         )
         (purged,) = lines(home, "dead", "purge", "--older-than", "30m")
-        assert purged["answer"] == "1 dead letters discarded"
+        assert purged["answer"] == "1 dead letter discarded"
         left = [letter["id"] for letter in lines(home, "dead", "list")]
         assert left in ([], [FRESH])  # that one dies by itself, 20 s after the start
     finally:

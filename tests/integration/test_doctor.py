@@ -15,10 +15,12 @@ from click.testing import CliRunner
 from relay.aof2 import orders
 from relay.aof2.format import ManifestType, Reason
 from relay.cli import cli
+from relay.cli.common import counted
 from relay.config import Config, Journal
 from relay.home import BASE, STORE
 from relay.ledger import Ledger
 from tests.box import Box
+from tests.procs import Relay, home_of, relay, until
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +53,7 @@ def doctor(box: Box) -> list[str]:
     assert result.exception is None, result.exception
     *said, last = result.stdout.splitlines()
     assert result.return_value == (3 if said else 0)
-    lasts = {0: "OK", 1: "1 problem found"}
-    assert last == lasts.get(len(said), f"{len(said)} problems found")
+    assert last == (f"{counted(len(said), 'problem')} found" if said else "OK")
     result = CliRunner().invoke(
         cli, ["--home", str(box.root), "doctor", "--json"], standalone_mode=False
     )
@@ -235,3 +236,22 @@ def test_a_ledger_that_is_gone_or_is_none(box: Box) -> None:
     (line,) = doctor(box)
     assert line.startswith("ledger: ") and "move it away with its -wal and -shm" in line
     assert "`relay ledger restore FILE`" in line
+
+
+@pytest.mark.timeout(60)
+def test_what_was_answered_where_it_stands_was_not_put_there_by_somebody(tmp_path: Path) -> None:
+    home = home_of(tmp_path / "home", "alice", "bob")
+    running = Relay(home)
+    running.start()
+    try:
+        sent = relay(
+            "send", "bob", "--kind", "command", "deploy", "--as", "alice", home=home
+        ).stdout.strip()
+        inbox = home / "agents" / "bob" / "inbox"
+        until(lambda: (inbox / f"{sent}.msg").exists())
+        relay("ack", sent, "completed", "--as", "bob", home=home)
+        until(lambda: "acknowledged by bob: completed" in relay("trace", sent, home=home).stdout)
+        assert (inbox / f"{sent}.msg").exists()
+        assert "lies in the inbox" not in relay("doctor", home=home).stdout
+    finally:
+        running.stop()

@@ -391,3 +391,18 @@ def test_it_may_be_run_instead_of_sourced(sh: Shell) -> None:
 def test_shellcheck_finds_nothing() -> None:
     done = subprocess.run(["shellcheck", "-s", "sh", RELAY_SH], capture_output=True, text=True)
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("wrong", ["nowhere", "."])
+def test_a_file_that_cannot_be_read_is_one_line(sh: Shell, wrong: str) -> None:
+    for call in (f"relay_body {wrong}", f"relay_header FROM {wrong}"):
+        done = sh.run(call)
+        assert (done.returncode, done.stdout) == (1, b"")
+        assert done.stderr.decode() == f"relay: {wrong} is no file that can be read\n"
+
+
+def test_a_home_that_is_a_file_is_said_once(sh: Shell) -> None:
+    (sh.folder / "a file").write_text("no home")
+    done = sh.run("relay_send bob hello", AGENT_RELAY_DIR=str(sh.folder / "a file"))
+    assert done.returncode == 1 and done.stderr.count(b"mkdir") == 1
+    assert done.stderr.startswith(b"relay: not sent: ") and done.stderr.count(b"\n") == 1

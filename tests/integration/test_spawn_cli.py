@@ -79,7 +79,11 @@ def test_the_prompt_from_standard_input(home: Path, tmp_path: Path) -> None:
     ("arguments", "code", "said"),
     [
         (["w", "--cli", "nope", "--prompt", "x"], 6, "there is no CLI 'nope'"),
-        (["w", "--cli", "sh", "--prompt", "x", "--cwd", "/nowhere"], 6, "is no directory"),
+        (
+            ["w", "--cli", "sh", "--prompt", "x", "--cwd", "/nowhere"],
+            6,
+            "/nowhere: there is no such directory",
+        ),
         (["w", "--cli", "sh", "--prompt", "x", "--env", "PATH=hunter2"], 6, "PATH may not be set"),
         (["w", "--cli", "sh", "--prompt", "x", "--env", "hunter2"], 2, "number 1 is not KEY=VALUE"),
         (["w", "--cli", "sh", "--prompt", "x", "--as", "alice"], 6, "spawn is for lead, operator"),

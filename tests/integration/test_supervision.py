@@ -83,7 +83,7 @@ def test_a_directory_that_went_meanwhile_is_said(box: ProcessBox) -> None:
     (box.cwd / "gone").rmdir()
     box.tick(2)
 
-    assert box.said() == [f"nack WORKING_DIR {box.cwd}/gone is no directory that there is"]
+    assert box.said() == [f"nack WORKING_DIR {box.cwd}/gone: there is no such directory"]
 
 
 def test_never_two_of_one_name(box: ProcessBox) -> None:

@@ -174,3 +174,37 @@ def test_within_a_millisecond_nothing_is_read_before_it_was_written(life: Life) 
     noted = noted | {"new_status": "dead"}
     ended = [*exactly[:2], ("dead", staged + 200_000)]
     assert [(hop.what, hop.at) for hop in hops_of(over, [noted])] == ended  # type: ignore[arg-type,list-item]
+
+
+def test_what_no_relay_has_seen_lies_in_the_outbox_and_is_said_to(life: Life) -> None:
+    sent = relay("send", "bob", "hello", "--as", "carol", home=life.root).stdout.strip()
+    shown = relay("trace", sent, home=life.root)
+    assert shown.returncode == 0
+    assert shown.stdout.splitlines() == [
+        sent,
+        "  waits in the outbox of carol, and no relay has seen it yet:"
+        " no relay runs; start one with `relay up`",
+    ]
+    facts = json.loads(relay("trace", sent[:25] + ".msg", "--json", home=life.root).stdout)
+    assert (facts["status"], facts["from"]) == ("waiting", "carol")
+    status = relay("status", home=life.root).stdout
+    assert "waiting in outboxes for a relay: 1" in status.splitlines()
+
+    outbox = life.root / "agents" / "carol" / "outbox"
+    (outbox / f"{sent}.msg").rename(outbox / ".pending" / f"{sent}.msg")
+    assert (
+        "is not sent yet: rename it into the outbox" in relay("trace", sent, home=life.root).stdout
+    )
+    (outbox / ".pending" / f"{sent}.msg").unlink()
+    gone = relay("trace", sent, home=life.root)
+    assert gone.returncode == 1 and f"no message {sent}: the ledger does not" in gone.stderr
+
+
+def test_a_command_that_was_read_is_not_done_before_it_is_acknowledged(life: Life) -> None:
+    with life.ledger.transaction():
+        life.ledger._db.execute("UPDATE messages SET message_type = 'command'")
+    life.write(1)
+    assert life.lines()[-2:] == ["read by bob", "acknowledged by bob"]
+    life.read(1)
+    shown = relay("trace", life.id, home=life.root).stdout.splitlines()
+    assert shown[-1].split() == ["not", "yet", "acknowledged", "by", "bob"]

@@ -221,3 +221,18 @@ def test_the_screens_in_the_documents_are_todays(running: Relay) -> None:
     assert set(shown) == {"status", "tail --since 1h --no-follow", "top"}
     for command, lines in shown.items():
         assert shape(relay(*command.split(), home=home).stdout) == lines, command
+
+
+def test_what_the_relay_itself_was_sent_is_delivered_before_it_is_read(running: Relay) -> None:
+    home = running.home
+    relay("channel", "create", "ci", home=home)
+    told = [e["event"] for e in events(home, "--since", "1h") if e["to"] == "__orchestrator__"]
+    assert told == ["new", "delivered", "read"]
+
+
+def test_a_delivery_made_again_is_told_with_its_attempt(running: Relay) -> None:
+    home = running.home
+    relay("send", "bob", "--as", "alice", "--await", "1s", "anyone?", home=home)
+    until(lambda: any(e["detail"] == "attempt 2" for e in events(home, "--since", "1h")))
+    first = next(e for e in events(home, "--since", "1h") if e["event"] == "delivered")
+    assert first["detail"] is None

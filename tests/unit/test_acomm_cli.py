@@ -188,7 +188,7 @@ def test_an_encrypted_file_with_and_without_its_key(tmp_path: Path) -> None:
     key.write_bytes(bytes(32))
     wrong = run("check", path, "--key-file", key)
     assert wrong.exit_code == 3
-    assert "does not open with this key\n1 errors found" in wrong.stdout
+    assert "does not open with this key\n1 error found" in wrong.stdout
     assert isinstance(refused("dump", path, "--key-file", key), SealedStore)
     key.chmod(0o644)
     assert isinstance(refused("dump", path, "--key-file", key), KeyFileError)
@@ -212,7 +212,7 @@ def test_signatures_are_checked_with_a_folder_of_keys(tmp_path: Path) -> None:
     assert result.exit_code == 3
     assert result.stdout.splitlines() == [
         f"{path}: messages: the signature of message 2 is not alpha's, or it was changed",
-        "1 errors found",
+        "1 error found",
     ]
     (keys / "beta.pub").write_text("no key")
     assert "beta.pub: expected 64 hex digits" in str(refused("check", path, "--keys", keys))

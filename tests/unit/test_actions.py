@@ -208,9 +208,9 @@ def test_subscribing_and_ending_it(ci: CommStore) -> None:
     done(ci, f"{subscribe}test.*", "bob")
     unsubscribe = "ACTION: channel.unsubscribe\nCHANNEL: ci"
     assert done(ci, f"{unsubscribe}\nPATTERN: test.*", "bob") == (
-        "1 subscriptions of bob to ci ended"
+        "1 subscription of bob to ci ended"
     )
-    assert done(ci, unsubscribe, "bob") == "1 subscriptions of bob to ci ended"
+    assert done(ci, unsubscribe, "bob") == "1 subscription of bob to ci ended"
     assert ci.state.subscriptions == {}
 
 

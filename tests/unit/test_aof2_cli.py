@@ -16,6 +16,7 @@ from relay.aof2.manifest import read_manifest
 from relay.aof2.segment import segment_path
 from relay.aof2.warm import compress
 from relay.cli import run
+from relay.cli.common import counted
 from tests.fakes import FakeClock
 from tests.unit.manifest_support import FIXTURES, STREAM_1, STREAM_2, silent
 
@@ -93,7 +94,7 @@ def test_check_names_the_fault_of_each_bad_file(name: str, problem: str, capsys:
     before = (BAD / name).read_bytes()
     line, total = lines_of("check", str(BAD / name), capsys=capsys, code=3)
     assert problem in line and line.startswith(str(BAD / name))
-    assert total == "1 errors found"
+    assert total == "1 error found"
     assert (BAD / name).read_bytes() == before
 
 
@@ -143,7 +144,7 @@ def test_a_segment_that_is_nowhere_is_named(stream: Path, capsys: Output) -> Non
     os.rename(segment_path(str(stream), 1), stream / "away")
     lines = lines_of("check", str(stream), capsys=capsys, code=3)
     path = segment_path(str(stream), 1)
-    assert lines == [f"{path}: missing, and the manifest has it in tier0", "1 errors found"]
+    assert lines == [f"{path}: missing, and the manifest has it in tier0", "1 error found"]
     assert run(["aof", "dump", str(stream), "--json"]) == 3
     assert "segment 1: no copy of it is on this machine" in capsys.readouterr().err
 
@@ -158,7 +159,7 @@ def test_a_flipped_byte_anywhere_in_a_sealed_segment_is_found(
     path.write_bytes(data)
     lines = lines_of("check", str(stream), capsys=capsys, code=3)
     assert all(str(path) in line for line in lines[:-1]) and len(lines) > 1
-    assert lines[-1] == f"{len(lines) - 1} errors found"
+    assert lines[-1] == f"{counted(len(lines) - 1, 'error')} found"
     (row,) = lines_of("check", str(stream), "--json", capsys=capsys, code=3)
     assert json.loads(row)["problems"] == lines[:-1]
 

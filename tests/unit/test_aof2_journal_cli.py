@@ -167,12 +167,23 @@ def test_prune_goes_no_further_than_its_base(with_store: Path) -> None:
 
 def test_what_is_kept_stands_in_the_configuration(with_store: Path) -> None:
     configure(with_store, keep_mib=1)
-    assert run(with_store, "prune", "--dry-run").stdout == ""  # it has no MiB yet
+    nothing = run(with_store, "prune", "--dry-run")  # it has no MiB yet
+    assert (nothing.stdout, nothing.stderr) == ("", "nothing would go\n")
     would = run(with_store, "prune", "--dry-run", "--keep-bytes", "1B").stdout
     assert "would prune segment 0: " in would
     configure(with_store, keep_age_s=86_400)
     assert run(with_store, "prune", "--dry-run").stdout == ""
     assert "would prune" in run(with_store, "prune", "--dry-run", "--keep-bytes", "0B").stdout
+
+
+def test_nothing_to_do_and_no_object_store_are_said(home: Path) -> None:
+    assert run(home, "compress").exit_code == 0
+    again = run(home, "compress")
+    assert (again.exit_code, again.stdout, again.stderr) == (0, "", "nothing to do\n")
+    assert run(home, "compress", "--json").output == ""
+    nowhere = run(home, "upload")
+    assert nowhere.exit_code == 2 and "no object store is named" in nowhere.output
+    assert all(row["failed"] is None for row in lines(run(home, "status", "--json")))
 
 
 def test_the_object_store_is_the_configured_one(home: Path, tmp_path: Path) -> None:
@@ -264,7 +275,7 @@ def test_while_another_process_has_the_journal_only_status_works(home: Path) -> 
         for verb in (
             ["seal"],
             ["compress"],
-            ["upload"],
+            ["upload", "--objects", home],
             ["evict"],
             ["hydrate"],
             ["prune", "--keep-age=1d"],

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from relay.cli import run
-from relay.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, RelayError
+from relay.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_STATE,
+    EXIT_TIMEOUT,
+    EXIT_USAGE,
+    RelayError,
+)
 from relay.home import Home
 from relay.ledger import Ledger
+from tests.procs import PROJECT, environment
 
 MESSAGE_ID = "1700000000000000001-01"
+SCHEMA_1 = PROJECT / "tests" / "fixtures" / "ledger" / "schema-v1.sql"
 
 
 @pytest.fixture
@@ -46,6 +59,23 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
             "relay: Invalid value for '--priority': 9 is not in the range 0<=x<=4;"
             " see `relay send --help`",
         ),
+        (
+            "send --priority high bob hi",
+            "relay: Invalid value for '--priority': 'high' is no whole number;"
+            " see `relay send --help`",
+        ),
+        *(
+            (
+                f"{command} {option} nan",
+                f"relay: Invalid value for '{option}': nan is no number;"
+                f" see `relay {command.removesuffix(' ci')} --help`",
+            )
+            for command, option in (
+                ("top", "--every"),
+                ("down", "--timeout"),
+                ("channel close ci", "--timeout"),
+            )
+        ),
     ],
 )
 def test_a_wrong_command_line(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,10 +83,101 @@ def test_a_wrong_command_line(words: str, line: str, capsys: pytest.CaptureFixtu
     assert said(capsys) == line
 
 
+@pytest.mark.parametrize(
+    "words", ["tail --no-follow --since 99999999d", "tail --since 999999999d --no-follow --json"]
+)
+def test_a_time_before_all_times_is_the_beginning(words: str, home: Path) -> None:
+    assert run(["--home", str(home), *words.split()]) == EXIT_OK
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["tail --no-follow", "tail --no-follow --agent nobody", "ledger audit --agent nobody"],
+)
+def test_nothing_is_said_to_be_nothing(
+    words: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["--home", str(home), *words.split()]) == EXIT_OK
+    assert said(capsys) == "nothing found"
+    assert run(["--home", str(home), *words.split(), "--json"]) == EXIT_OK
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_ledger_that_is_none_and_a_folder_that_is_not_there(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text"
+    text.write_text("hello, no ledger is here")
+    for path, why in ((tmp_path, "is no regular file"), (text, "file is not a database")):
+        assert run(["--home", str(home), "ledger", "check", str(path)]) == EXIT_FAILED
+        line = said(capsys)
+        assert why in line and "; name a ledger's backup" in line
+        assert "relay ledger check" not in line  # that is what was done
+    target = tmp_path / "nowhere" / "monday.db"
+    assert run(["--home", str(home), "ledger", "backup", str(target)]) == EXIT_FAILED
+    expected = f"relay: there is no directory {target.parent}; make it, or name another file"
+    assert said(capsys) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("send bob - <&-", EXIT_USAGE),  # nothing to read: an empty body
+        ("inbox --as bob --take >&-", EXIT_TIMEOUT),
+        ("status <&- >&- 2>&-", EXIT_STATE),
+    ],
+)
+def test_a_closed_stream_is_no_crash_and_no_files_number(words: str, code: int, home: Path) -> None:
+    command = f'exec {sys.executable} -m relay.cli --home "{home}" {words}'
+    done = subprocess.run(
+        ["sh", "-c", command], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (code, "")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_message_is_taken_with_stdout_closed(home: Path) -> None:
+    name = f"{MESSAGE_ID}.msg"
+    text = b"ID: %b\nFROM: alice\nSENT: 2026-11-20T23:37:25.431916Z\nATTEMPT: 1\nTO: bob\n\nhello"
+    (home / "agents" / "bob" / "inbox" / name).write_bytes(text % MESSAGE_ID.encode())
+    command = f'exec {sys.executable} -m relay.cli --home "{home}" inbox --as bob --take >&-'
+    done = subprocess.run(
+        ["sh", "-c", command], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (EXIT_OK, "")
+
+
 def test_a_group_alone_shows_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
     run(["channel"])
     out, err = capsys.readouterr()
     assert "Commands:" in out + err and "relay: " not in err
+
+
+@pytest.mark.parametrize("words", ["agents", "ps", "tail --no-follow"])
+def test_a_ledger_of_an_earlier_version_waits_for_the_next_start(
+    words: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "ledger.db").unlink()
+    with contextlib.closing(sqlite3.connect(home / "ledger.db")) as db:
+        db.executescript(SCHEMA_1.read_text())
+    assert run(["--home", str(home), *words.split()]) == EXIT_FAILED
+    line = said(capsys)
+    assert line.startswith("relay: the ledger cannot be read: no such ")
+    assert line.endswith("is brought to the present schema by the next `relay up`")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["ack", "x", "--as", "bob"], "relay: header RE: 'x' is not a message id"),
+        (["send", "a b", "hi"], "relay: header TO: 'a b' is no address: a name, *, #channel"),
+    ],
+)
+def test_values_of_a_command_line_have_no_line_number(
+    words: list[str], line: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["--home", str(home), *words]) == EXIT_USAGE
+    assert said(capsys).startswith(line)
 
 
 @pytest.mark.parametrize("words", [["--home", "", "status"], ["init", "--home", ""]])

@@ -424,6 +424,24 @@ def test_the_kernel_says_who_holds_the_lock(tmp_path: Path) -> None:
     assert fsio.lock_owner(str(path)) is None
 
 
+def test_who_holds_a_lock_is_asked_on_a_disk_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / ".lock"
+    with holder(path) as process:
+        assert process.stdout and process.stdout.readline() == "held\n"
+        really = os.open
+
+        def read_only(name: str, flags: int, *args: int) -> int:
+            if flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT):
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), name)
+            return really(name, flags, *args)
+
+        monkeypatch.setattr(os, "open", read_only)
+        assert fsio.lock_owner(str(path)) == process.pid
+        process.kill()
+
+
 def test_the_lock_is_free_when_its_block_fails(tmp_path: Path) -> None:
     path = str(tmp_path / ".lock")
     with pytest.raises(ZeroDivisionError), fsio.locked(path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sqlite3
@@ -365,3 +366,14 @@ def test_columns_of_an_insert_are_in_the_order_of_the_facts(ledger: Ledger, path
     assert {name: row[name] for name in facts(7)._fields} == facts(7)._asdict()
     assert (row["direction"], row["status"], row["retry_count"]) == ("outbox", "pending", 0)
     reader.close()
+
+
+def test_a_ledger_on_a_disk_that_cannot_be_written_is_read_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger.db"
+    Ledger.open(str(path)).close()
+    monkeypatch.setattr(os, "access", lambda *_: False)  # what a read-only mount says
+    with contextlib.closing(open_readonly(str(path))) as db:
+        assert db.execute("SELECT count(*) FROM messages").fetchone()[0] == 0
+        assert os.listdir(tmp_path) == ["ledger.db"]  # no -shm was needed

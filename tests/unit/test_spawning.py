@@ -72,8 +72,11 @@ def test_tokens_are_replaced_inside_words_and_nothing_else_is(cwd: Path) -> None
         ("NAME: w\nCLI: bash", "there is no CLI 'bash': spawn.clis in config.json has claude"),
         ("NAME: w\nCLI: sh\nRESTART: often", "RESTART 'often' is not one of never, on-failure"),
         ("NAME: w\nCLI: sh\nCWD: work", "WORKING_DIR work is no absolute path"),
-        ("NAME: w\nCLI: sh\nCWD: /nowhere/at/all", "WORKING_DIR /nowhere/at/all is no directory"),
-        ("NAME: w\nCLI: sh\nCWD: /dev/null", "WORKING_DIR /dev/null is no directory"),
+        (
+            "NAME: w\nCLI: sh\nCWD: /nowhere/at/all",
+            "WORKING_DIR /nowhere/at/all: there is no such directory",
+        ),
+        ("NAME: w\nCLI: sh\nCWD: /dev/null", "WORKING_DIR /dev/null: there is no such directory"),
         ("NAME: w\nCLI: sh\nENV: A=1,A=2", "ENV: A is given twice"),
         ("NAME: w\nCLI: sh\nENV: hunter2", "ENV: its part 1 is not KEY=value"),
         ("NAME: w\nCLI: sh\nENV: A=1\nPATH=x", "ENV: PATH may not be set: spawn.env_deny has PATH"),

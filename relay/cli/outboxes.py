@@ -1,0 +1,71 @@
+"""What lies in outboxes and no relay has recorded: sent, and known to its file alone.
+
+The ledger cannot tell of it. Nothing is opened here, and nothing is changed: names are listed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from relay.errors import NotFound, UnsafePath
+from relay.home import PENDING, Home
+from relay.names import MSG_SUFFIX, message_id_of
+
+WORDS = {
+    "waiting": "waits in the outbox of {}, and no relay has seen it yet",
+    "unsent": "lies in the outbox/.pending of {}, and is not sent yet",
+}
+IS_RUNNING = "one runs now, `relay status` says whether it takes messages in"
+
+
+def waiting(home: Home) -> int:
+    """How many messages stand in the outboxes."""
+    return sum(1 for _ in _messages(home, "outbox"))
+
+
+def find(home: Home, beginning: str) -> dict[str, Any] | None:
+    """Where a message lies whose id begins so, as `relay trace` tells it; None: nowhere.
+
+    Errors: NotFound when several begin so.
+    """
+    for status, place in (("waiting", "outbox"), ("unsent", f"outbox/{PENDING}")):
+        found = [one for one in _messages(home, place) if one[1].startswith(beginning)]
+        exact = [one for one in found if one[1] == beginning]
+        if len({message_id for _, message_id in exact or found}) > 1:
+            raise NotFound(f"several messages begin with {beginning}", hint="give more of the id")
+        for agent, message_id in exact or found:
+            return {
+                "message_id": message_id,
+                "from": agent,
+                "status": status,
+                "file": f"agents/{agent}/{place}/{message_id}{MSG_SUFFIX}",
+                "error": None,
+                "deliveries": [],
+                "hops": [],
+            }
+    return None
+
+
+def told(facts: dict[str, Any], is_running: bool) -> str:
+    """A message of `find` in words: where it lies, and what it waits for."""
+    if facts["status"] == "waiting":
+        hint = IS_RUNNING if is_running else "no relay runs; start one with `relay up`"
+    else:
+        hint = "rename it into the outbox"
+    return f"{WORDS[facts['status']].format(facts['from'])}: {hint}"
+
+
+def _messages(home: Home, place: str) -> Iterator[tuple[str, str]]:
+    """(agent, message id) of each file that a relay would take for a message."""
+    with home.dirs() as dirs:
+        for agent in sorted(home.agent_names()):
+            try:
+                names = os.listdir(dirs.get("agents", agent, *place.split("/")))
+            except (OSError, UnsafePath):
+                continue  # an agent without an outbox; the doctor says what else is wrong with it
+            for name in sorted(names):
+                message_id = message_id_of(name)
+                if message_id is not None:
+                    yield agent, message_id
