@@ -36,7 +36,7 @@ def side_by_side(given: Sides) -> DataFrame:
 
     ``copies``, ``records`` and ``original_path`` are NULL where store, journal or archive have
     nothing of it, the ledger's columns where it has no row. Its age in the store is the younger
-    of discovery and the engine's own time, since an answer to a file is dated back to that file.
+    of discovery and the engine's own time.
     """
     row_columns = given.messages.columns[1:]
     sides = [

@@ -9,7 +9,7 @@
 | acked | it left the inbox | its ack was discovered: the reader's time |
 
 What waited for a reason of its own (see jobs/sent.py), and the orchestrator's own messages, which
-are dated back to what they answer, have no stage before `written`; a delivery that was made again
+lay in no outbox, have no stage before `written`; a delivery that was made again
 has no `read`. Times that a start made again from the journal are whole seconds, the engine's, and
 measure nothing. An interval below zero is counted apart.
 

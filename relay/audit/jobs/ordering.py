@@ -45,7 +45,7 @@ def make(evidence: Evidence) -> Tables:
         "file_mtime_ns",
         "discovered_at",
         "retry_count",
-    ).where(F.col("agent_name") != ORCHESTRATOR)  # its answers are dated back to what they answer
+    ).where(F.col("agent_name") != ORCHESTRATOR)  # ids of its answers are made of what they answer
     deliveries = evidence.ledger(
         "deliveries",
         "message_id",
