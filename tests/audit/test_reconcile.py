@@ -178,7 +178,7 @@ def test_every_section_of_the_file_counts(
 AGES = {
     "1-old": (START_NS, START_S, "extra"),
     "1-new": (START_NS + 80 * NS_PER_S, START_S + 80, "recent"),
-    # an answer is dated back to the file that it answers
+    # found long ago, and taken in by the engine just now
     "1-answer": (START_NS - 10**6 * NS_PER_S, START_S + 80, "recent"),
     "1-before": (START_NS + 69 * NS_PER_S, START_S + 69, "extra"),
     "1-at": (START_NS + 70 * NS_PER_S, START_S + 70, "recent"),

@@ -191,7 +191,7 @@ def small_store() -> model.StoreFile:
         (model.Subscription(1, 1, "beta", "a.#", model.MatchMode.MULTI_LEVEL, filter=wanted),),
         (message(3, status=model.MessageStatus.DEAD_LETTER),),
         (message(4, status=model.MessageStatus.ARCHIVED),),
-        {1: b"block"},
+        {99: b"block"},
     )
 
 

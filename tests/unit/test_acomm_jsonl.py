@@ -38,7 +38,7 @@ def test_lines_come_section_by_section() -> None:
 
 def test_one_section_alone() -> None:
     lines = list(jsonl.to_lines(small_store(), "engine_state"))
-    assert lines == ['{"section": "engine_state", "tag": 1, "data_hex": "626c6f636b"}']
+    assert lines == ['{"section": "engine_state", "tag": 99, "data_hex": "626c6f636b"}']
     assert len(list(jsonl.to_lines(golden(), "archive"))) == 6
 
 

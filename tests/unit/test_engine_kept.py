@@ -143,4 +143,4 @@ def test_numbers_and_names_that_nothing_can_follow_are_refused(
         opened(file)
     (said, errors) = checked(tmp_path / "a.acomm", file)
     assert said.startswith("no store opens with it: expected ") and says in said
-    assert errors == "1 errors found"
+    assert errors == "1 error found"

@@ -124,7 +124,7 @@ def test_content_is_utf_8() -> None:
     store = new_store()
     channel = channel_of(store, ChannelType.GROUP, "a", "b")
     for content in (b"na\xefve", b"\xed\xa0\x80", b"caf\xc3"):
-        with pytest.raises(ValidationFailed, match="no UTF-8") as caught:
+        with pytest.raises(ValidationFailed, match="not UTF-8") as caught:
             send(store, channel, "a", content=content)
         assert caught.value.field == "content"
     assert send(store, channel, "a", content="naïve".encode()).content == b"na\xc3\xafve"
