@@ -123,13 +123,15 @@ def _attempt(
     *,
     is_noted: bool = True,
 ) -> Iterator[Hop]:
-    """One attempt: accepted and written, and whatever came of it."""
+    """One attempt: accepted or replayed, written, and whatever came of it."""
     if number == 1:
         yield Hop(staged, "accepted", name, number)
+    for one in seen:
+        if one["old_status"] == "dead" and one["new_status"] in ("held", "written"):
+            # noted when it was done: not behind the file that it led to
+            yield Hop(min(one["at"], written or one["at"]), "replayed", name, number)
     if written or not is_noted:
         yield Hop(written, "written", name, number)
     for one in seen:
-        if one["old_status"] == "dead" and one["new_status"] in ("held", "written"):
-            yield Hop(one["at"], "replayed", name, number)
         if one["new_status"] in ("read", *ENDED):
             yield Hop(one["at"], one["new_status"], name, number)

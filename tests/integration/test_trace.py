@@ -176,6 +176,18 @@ def test_within_a_millisecond_nothing_is_read_before_it_was_written(life: Life) 
     assert [(hop.what, hop.at) for hop in hops_of(over, [noted])] == ended  # type: ignore[arg-type,list-item]
 
 
+def test_a_replay_stands_before_the_file_that_it_led_to(life: Life) -> None:
+    """It is noted with that file, a little later."""
+    written = life.now()
+    row: dict[str, Any] = dict.fromkeys(("staged_at", "read_at", "acked_at", "last_error"))
+    row |= {"recipient": "bob", "state": "written", "attempt": 2, "written_at": written}
+    for noted_at in (written - 10**6, written, written + 10**6):
+        noted = row | {"at": noted_at, "old_status": "dead", "new_status": "written"}
+        noted["written_at"] = None  # the attempt before was never written
+        hops = hops_of(row, [noted])  # type: ignore[arg-type]
+        assert [hop.what for hop in hops[-2:]] == ["replayed", "written"]
+
+
 def test_what_no_relay_has_seen_lies_in_the_outbox_and_is_said_to(life: Life) -> None:
     sent = relay("send", "bob", "hello", "--as", "carol", home=life.root).stdout.strip()
     shown = relay("trace", sent, home=life.root)

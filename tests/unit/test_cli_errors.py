@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -119,6 +120,14 @@ def test_a_ledger_that_is_none_and_a_folder_that_is_not_there(
     assert said(capsys) == expected
 
 
+def in_shell(home: Path, words: str) -> subprocess.CompletedProcess[str]:
+    """A command with redirections, as a shell carries it out."""
+    program = shlex.join([sys.executable, "-m", "relay.cli", "--home", str(home)])
+    return subprocess.run(
+        ["sh", "-c", f"exec {program} {words}"], env=environment(), capture_output=True, text=True
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [
@@ -128,10 +137,7 @@ def test_a_ledger_that_is_none_and_a_folder_that_is_not_there(
     ],
 )
 def test_a_closed_stream_is_no_crash_and_no_files_number(words: str, code: int, home: Path) -> None:
-    command = f'exec {sys.executable} -m relay.cli --home "{home}" {words}'
-    done = subprocess.run(
-        ["sh", "-c", command], env=environment(), capture_output=True, text=True, check=False
-    )
+    done = in_shell(home, words)
     assert (done.returncode, done.stdout) == (code, "")
     assert "Traceback" not in done.stderr
 
@@ -140,10 +146,7 @@ def test_a_message_is_taken_with_stdout_closed(home: Path) -> None:
     name = f"{MESSAGE_ID}.msg"
     text = b"ID: %b\nFROM: alice\nSENT: 2026-11-20T23:37:25.431916Z\nATTEMPT: 1\nTO: bob\n\nhello"
     (home / "agents" / "bob" / "inbox" / name).write_bytes(text % MESSAGE_ID.encode())
-    command = f'exec {sys.executable} -m relay.cli --home "{home}" inbox --as bob --take >&-'
-    done = subprocess.run(
-        ["sh", "-c", command], env=environment(), capture_output=True, text=True, check=False
-    )
+    done = in_shell(home, "inbox --as bob --take >&-")
     assert (done.returncode, done.stderr) == (EXIT_OK, "")
 
 
