@@ -34,12 +34,13 @@ def temporary_folder(purpose: str) -> Iterator[str]:
     made = tempfile.mkdtemp(prefix=f".{PREFIX}")
     parent, name = os.path.split(made)
     folder = os.path.join(parent, f"{PREFIX}{purpose}-{name.removeprefix(f'.{PREFIX}')}")
-    with fsio.locked(os.path.join(made, _LOCK)):
-        os.rename(made, folder)  # only now: by this name others look for orphans
-        try:
+    try:
+        with fsio.locked(os.path.join(made, _LOCK)):
+            os.rename(made, folder)  # only now: by this name others look for orphans
             yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        for path in (made, folder):  # the first, where a full disk has no room for the lock
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_orphans(parent: str) -> None:

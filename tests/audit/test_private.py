@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import pytest
+
+from relay import fsio
+from relay.audit.private import temporary_folder
 from tests.procs import environment
 
 MAKE = """
@@ -53,3 +59,14 @@ def test_what_a_killed_process_left_goes_and_what_is_another_ones_stays(tmp_path
     for process in (living, third):
         end(process)
     assert os.listdir(tmp_path) == ["relay-audit-notes"]
+
+
+def test_a_full_disk_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(fsio, "locked", full)
+    with pytest.raises(OSError, match="No space left"), temporary_folder("run"):
+        pass
+    assert os.listdir(tmp_path) == []
