@@ -231,13 +231,15 @@ class Agent:
         *,
         kind: str = Kind.COMMAND,
         re: str | None = None,
+        on_sent: Callable[[str], object] | None = None,
         progress: Callable[[Received], object] | None = None,
         **options: Unpack[SendOptions],
     ) -> Received:
         """Send, and wait for the answer: a response or message RE it, or an ack `completed`.
 
-        Acks that say less are taken on the way and given to ``progress``; everything else stays
-        in the inbox. Of several recipients the first answer counts.
+        ``on_sent`` is given the message id before the wait. Acks that say less are taken on the
+        way and given to ``progress``; everything else stays in the inbox. Of several recipients
+        the first answer counts.
 
         Errors: Timeout, whose ``message_id`` is what was sent; Refused, with its text, when a
         nack or error came; as ``send``.
@@ -247,6 +249,8 @@ class Agent:
         ends_at = time.monotonic() + timeout_s
         seen = self._inbox.names()
         sent = self.send(to, body, kind=kind, re=re, **options)
+        if on_sent is not None:
+            on_sent(sent)
         kinds = (Kind.RESPONSE, Kind.MESSAGE, Kind.ACK)
         while answer := self._next_answer(sent, kinds, ends_at - time.monotonic(), seen):
             if answer.kind is not Kind.ACK or COMPLETED.match(answer.body):

@@ -17,6 +17,7 @@ EXIT_FINDINGS = 3
 EXIT_TIMEOUT = 4
 EXIT_STATE = 5
 EXIT_REFUSED = 6
+EXIT_INTERRUPTED = 130  # as shells have it: 128 and SIGINT
 
 EXIT_CODES = {
     EXIT_OK: "done",
@@ -26,6 +27,7 @@ EXIT_CODES = {
     EXIT_TIMEOUT: "nothing arrived in the time given",
     EXIT_STATE: "the relay is not in the state this needs (not running, already running, no home)",
     EXIT_REFUSED: "the relay refused it; the answer says why",
+    EXIT_INTERRUPTED: "ended by ^C",
 }
 
 

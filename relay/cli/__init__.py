@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from relay.errors import EXIT_CODES, EXIT_FAILED, RelayError
+from relay.errors import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTED, RelayError
 
 # command -> (module, one line of help). The line is the command's own; a test compares them.
 COMMANDS = {
@@ -96,7 +96,7 @@ Examples:
   relay trace 1706123456789012345-a1b2c3d4
 \b
 Exit codes:
-""" + "\n".join(f"  {code}  {meaning}" for code, meaning in EXIT_CODES.items())
+""" + "\n".join(f"  {code:<3}  {meaning}" for code, meaning in EXIT_CODES.items())
 
 
 @click.command(cls=LazyGroup, epilog=EPILOG)
@@ -131,7 +131,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         result: Any = cli.main(arguments, prog_name="relay", standalone_mode=False)
     except click.exceptions.Abort:
-        return 130
+        return EXIT_INTERRUPTED
     except click.exceptions.Exit as exc:
         return exc.exit_code
     except click.exceptions.NoArgsIsHelpError as exc:
@@ -147,7 +147,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()  # the reader has gone: nobody is left to tell
         return EXIT_FAILED
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
     except OSError as exc:
         _complain(f"{exc.filename or 'system'}: {exc.strerror or exc}", _hint_of(exc))
         return EXIT_FAILED

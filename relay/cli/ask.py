@@ -93,11 +93,23 @@ def show_answer(answer: Received, as_json: bool) -> None:
 
 
 def request(me: Agent, to: str, body: str | bytes, timeout_s: float, **options: Any) -> Received:
-    """``Agent.request``; its Timeout says what became of the message meanwhile."""
-    from agent_sdk import Refused, Timeout
+    """``Agent.request``; its Timeout says what became of the message meanwhile.
 
+    Who gives up waiting is told what was sent: it stays sent.
+    """
+    from agent_sdk import Refused, Timeout
+    from relay.errors import EXIT_INTERRUPTED
+
+    sent: list[str] = []
     try:
-        return me.request(to, body, timeout_s, **options)
+        return me.request(to, body, timeout_s, on_sent=sent.append, **options)
+    except KeyboardInterrupt as exc:
+        if not sent:
+            raise
+        one = sent[0]
+        line = f"relay: {one} was sent, its answer not waited for; `relay trace {one}` shows it"
+        click.echo(f"\n{line}", err=True)  # behind the terminal's ^C
+        raise click.exceptions.Exit(EXIT_INTERRUPTED) from exc
     except Refused as exc:
         raise Refused(printable(str(exc)) or "") from exc  # its text is another agent's
     except Timeout as exc:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -105,6 +106,32 @@ def test_everybody_silent_is_counted(home: Path) -> None:
     done = relay("send", "--await", "300ms", "*", "anybody?", "--as", "dora", home=home)
     assert done.returncode == 4
     assert "of 4 recipients 4 written; `relay trace" in done.stderr
+
+
+def test_who_gives_up_waiting_is_told_what_was_sent(home: Path) -> None:
+    words = ("send", "--as", "bob", "--await", "60s", "alice", "--kind", "query", "hello?")
+    with (
+        Agent("alice", home) as alice,
+        subprocess.Popen(
+            [sys.executable, "-m", "relay.cli", "--home", str(home), *words],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as waiting,
+    ):
+        asked = alice.receive(PATIENCE_S)
+        assert asked is not None and waiting.stderr is not None
+        alice.ack(asked, "in_progress")
+        assert waiting.stderr.readline() == "relay: alice says: in_progress\n"  # so it waits
+        waiting.send_signal(signal.SIGINT)
+        out, err = waiting.communicate(timeout=PATIENCE_S)
+    assert (waiting.returncode, out) == (130, "")
+    assert err.splitlines() == [
+        "",  # behind the terminal's ^C
+        f"relay: {asked.id} was sent, its answer not waited for; "
+        f"`relay trace {asked.id}` shows it",
+    ]
 
 
 def test_without_a_relay_nothing_is_sent(tmp_path: Path) -> None:
