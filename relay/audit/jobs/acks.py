@@ -25,6 +25,7 @@ from relay.audit import schemas
 from relay.audit.evidence import Evidence
 from relay.audit.jobs.job import WARNING, Job, Tables, found
 from relay.audit.jobs.reconcile import STORE_SECTIONS
+from relay.audit.jobs.sent import sent
 from relay.names import ORCHESTRATOR
 
 NAME = "acks"
@@ -37,17 +38,6 @@ _US_PER_MS = 1000.0
 
 def make(evidence: Evidence) -> Tables:
     """A row a pair of sender and recipient, and one for each that is owed or nobody asked for."""
-    messages = evidence.ledger("messages", "message_id", "agent_name", "target")
-    deliveries = evidence.ledger(
-        "deliveries",
-        "message_id",
-        "recipient",
-        "state",
-        "attempt",
-        "written_at",
-        "acked_at",
-        "ack_status",
-    )
     stored = evidence.store(
         STORE_SECTIONS,
         "id",
@@ -62,7 +52,7 @@ def make(evidence: Evidence) -> Tables:
     journal = evidence.journal("end", "at", "event", "state", "due_at", "deliveries")
     state = evidence.ledger("orchestrator_state", "updated_at")
     asked = asked_of(stored, channels, evidence.config.delivery.ack_timeout_s)
-    judged = judge(messages, deliveries, asked, journal, state, evidence.grace_ns)
+    judged = judge(sent(evidence), asked, journal, state, evidence.grace_ns)
     kept = judged.where(F.col("class").isNotNull())
     owed = schemas.conform(kept, schemas.OWED).unionByName(unasked(stored))
     return {NAME: by_pair(judged), OWED: owed}
@@ -99,7 +89,6 @@ def asked_of(stored: DataFrame, channels: DataFrame, default_timeout_s: int) -> 
 
 
 def judge(
-    messages: DataFrame,
     deliveries: DataFrame,
     asked: DataFrame,
     journal: DataFrame,
@@ -107,7 +96,7 @@ def judge(
     grace_ns: int,
 ) -> DataFrame:
     """Deliveries that owe an acknowledgment, or have one; ``class`` NULL: it came as it should."""
-    joined = _with_what_asks(messages, deliveries, asked, journal, state)
+    joined = _with_what_asks(deliveries, asked, journal, state)
     is_told = F.coalesce(F.col("written_at") >= F.col("journal_from"), F.lit(False))
     by_kind = F.coalesce("asks", F.lit(False))
     owes = F.when(is_told, F.col("due_at").isNotNull()).otherwise(by_kind)
@@ -125,7 +114,7 @@ def judge(
         .when(~is_acked, "owed")
         .alias("class"),
         "message_id",
-        F.col("agent_name").alias("agent"),
+        F.col("sender").alias("agent"),
         F.col("target").alias("route"),
         "recipient",
         "state",
@@ -139,7 +128,6 @@ def judge(
 
 
 def _with_what_asks(
-    messages: DataFrame,
     deliveries: DataFrame,
     asked: DataFrame,
     journal: DataFrame,
@@ -153,8 +141,7 @@ def _with_what_asks(
         state.agg(F.max("updated_at").alias("alive_at"))
     )
     return (
-        by_agents.join(messages, on="message_id", how="inner")
-        .join(asked, on=F.col("message_id") == F.col("relay_id"), how="left")
+        by_agents.join(asked, on=F.col("message_id") == F.col("relay_id"), how="left")
         .join(_dues(journal), on=["number", "recipient"], how="left")
         .crossJoin(F.broadcast(facts))
     )

@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 from relay.audit import schemas
 from relay.audit.evidence import Evidence
 from relay.audit.jobs.job import WARNING, Job, Tables, by_class, found
+from relay.audit.jobs.sent import sent
 from relay.names import ORCHESTRATOR
 
 NAME = "ordering"
@@ -44,29 +45,15 @@ def make(evidence: Evidence) -> Tables:
         "agent_name",
         "file_mtime_ns",
         "discovered_at",
-        "retry_count",
     ).where(F.col("agent_name") != ORCHESTRATOR)  # ids of its answers are made of what they answer
-    deliveries = evidence.ledger(
-        "deliveries",
-        "message_id",
-        "recipient",
-        "attempt",
-        "staged_at",
-        "written_at",
-        "read_at",
-        "acked_at",
-    )
     kept_from = evidence.ledger("orchestrator_state", "key", "value")
     steps = clock_steps(messages)
-    joined = (
-        deliveries.where(F.col("attempt") == 1)
-        .where(F.col("written_at").isNotNull())
-        .join(messages, on="message_id", how="inner")
-    )
+    is_first = (F.col("attempt") == 1) & F.col("written_at").isNotNull()
+    written = sent(evidence).where(is_first & (F.col("sender") != ORCHESTRATOR))
     clock = steps.where(F.col("by_ms") >= SKEW_S * 1000).select(*schemas.CLOCK.names)
-    clock = clock.unionByName(ahead(messages)).unionByName(negative(joined))
+    clock = clock.unionByName(ahead(messages)).unionByName(negative(written))
     return {
-        NAME: ordering(joined, evidence.moves(), kept_from, steps),
+        NAME: ordering(written, evidence.moves(), kept_from, steps),
         CLOCK: schemas.conform(clock, schemas.CLOCK),
     }
 
@@ -117,12 +104,12 @@ def _judged(written: DataFrame, moves: DataFrame, state: DataFrame) -> DataFrame
 def _beside_what_went_before(judged: DataFrame) -> DataFrame:
     """Each delivery with the latest that its sender had written to its recipient before."""
     before = (
-        Window.partitionBy("agent_name", "recipient")
-        .orderBy("id")
+        Window.partitionBy("sender", "recipient")
+        .orderBy("ledger_id")
         .rowsBetween(Window.unboundedPreceding, -1)
     )
     return judged.select(
-        F.col("agent_name").alias("sender"),
+        "sender",
         "recipient",
         "message_id",
         "written_at",
@@ -242,7 +229,7 @@ def negative(written: DataFrame) -> DataFrame:
     return written.where(least < -AHEAD_S * 1_000_000).select(
         F.lit("negative").alias("class"),
         "message_id",
-        F.col("agent_name").alias("agent"),
+        F.col("sender").alias("agent"),
         "recipient",
         F.col("written_at").alias("at"),
         (-least / _US_PER_MS).alias("by_ms"),

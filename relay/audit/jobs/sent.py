@@ -13,11 +13,14 @@ from pyspark.sql import functions as F
 from relay.audit.evidence import Evidence
 
 _COLUMNS = (
+    "ledger_id",
     "message_id",
     "sender",
+    "target",
     "recipient",
     "kind",
     "file_size",
+    "retry_count",
     "state",
     "attempt",
     "ack_status",
@@ -36,8 +39,10 @@ def sent(evidence: Evidence) -> DataFrame:
     def make() -> DataFrame:
         messages = evidence.ledger(
             "messages",
+            "id",
             "message_id",
             "agent_name",
+            "target",
             "message_type",
             "file_size",
             "discovered_at",
@@ -62,8 +67,9 @@ def sent(evidence: Evidence) -> DataFrame:
 
 
 def with_messages(deliveries: DataFrame, messages: DataFrame) -> DataFrame:
-    """Deliveries with sender, kind, size and discovery of their messages."""
-    facts = messages.withColumnsRenamed({"agent_name": "sender", "message_type": "kind"})
+    """Deliveries with sender, TO, kind, size, order and discovery of their messages."""
+    names = {"id": "ledger_id", "agent_name": "sender", "message_type": "kind"}
+    facts = messages.withColumnsRenamed(names)
     joined = deliveries.join(facts, on="message_id", how="inner")
     return joined.withColumn("waited", _waited()).select(*_COLUMNS)
 
