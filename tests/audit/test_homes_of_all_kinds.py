@@ -67,14 +67,14 @@ def test_sealed_signed_tiered_with_attachments(spark: SparkSession, tmp_path: Pa
     archive = min(home.glob("store/archive/**/*.acomm"))
     kept = {path: path.read_bytes() for path in (archive, home / "store/relay.acomm")}
     lose(home, archive)
-    report = audited(home, "integrity", "reconcile")
+    report = audited(home, "integrity", "reconcile", "duplicates", "threads")
     assert found(report) == ({"reconcile.missing": 1}, set())
     for path, data in kept.items():
         path.write_bytes(data)
 
     warm = min(home.glob("journal/*/warm/*.seg.zst"))
     warm.write_bytes(warm.read_bytes()[:-100])
-    report = audited(home, "integrity", "reconcile", "duplicates")
+    report = audited(home, "integrity", "reconcile", "duplicates", "ordering")
     assert found(report) == ({"integrity.damaged": 1}, {"reconcile", "duplicates"})
     assert f"{warm} at 0: expected a whole zstd frame" in str(report.jobs["reconcile"].error)
     assert report.jobs["reconcile"].hint.endswith("or read the rest with --permissive")
