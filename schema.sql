@@ -6,7 +6,7 @@
 -- Schema version: PRAGMA user_version. To change this file: raise it, and add the step from the
 -- version before to relay/ledger/migrations.py.
 
-PRAGMA user_version = 2;
+PRAGMA user_version = 3;
 
 -- One row for each file in an outbox, and one for each message of the orchestrator's own.
 CREATE TABLE messages (
@@ -47,10 +47,16 @@ CREATE TABLE deliveries (
     ack_status TEXT,                           -- received, in_progress, completed, failed
     due_at INTEGER,                            -- when it is tried again
     last_error TEXT,
+    read_how TEXT,                             -- 'taken': in inbox/.read; 'removed': gone otherwise
+    answer_id TEXT,                            -- message id of the last ack, nack or response
+    answer_text TEXT,                          -- the first line of what it says
+    obligation TEXT,                           -- 'open' | 'answered' | 'given_up'; NULL: none
+    reminders INTEGER NOT NULL DEFAULT 0,      -- how often its recipient was reminded
     PRIMARY KEY (message_id, recipient)
 ) WITHOUT ROWID;
 CREATE INDEX deliveries_open ON deliveries (message_id) WHERE state IN ('held', 'staged');
 CREATE INDEX deliveries_unread ON deliveries (recipient, message_id) WHERE state = 'written';
+CREATE INDEX deliveries_owed ON deliveries (recipient, message_id) WHERE obligation = 'open';
 
 -- Files refused without a row of their own: the id is taken, or the name is none.
 CREATE TABLE rejections (

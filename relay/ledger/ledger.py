@@ -37,7 +37,7 @@ __all__ = [
     "schema_sql",
 ]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 OUTBOX = "outbox"
 WAL_KEPT_BYTES = 4 << 20  # SQLite folds after 1,000 pages: more is left by a reader alone
 

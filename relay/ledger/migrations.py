@@ -80,7 +80,16 @@ WHEN OLD.state <> NEW.state OR OLD.attempt <> NEW.attempt BEGIN
 END;
 {_append_only("audit_log")}{_append_only("security_events")}"""
 
-STEPS = {1: _TO_2}  # from this version to the next
+_TO_3 = """
+ALTER TABLE deliveries ADD COLUMN read_how TEXT;
+ALTER TABLE deliveries ADD COLUMN answer_id TEXT;
+ALTER TABLE deliveries ADD COLUMN answer_text TEXT;
+ALTER TABLE deliveries ADD COLUMN obligation TEXT;
+ALTER TABLE deliveries ADD COLUMN reminders INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX deliveries_owed ON deliveries (recipient, message_id) WHERE obligation = 'open';
+"""
+
+STEPS = {1: _TO_2, 2: _TO_3}  # from this version to the next
 
 
 def migrate(connection: sqlite3.Connection, path: str, newest: int) -> str:

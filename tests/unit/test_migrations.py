@@ -21,7 +21,8 @@ from relay.ledger import file as ledger_file
 from tests.procs import environment
 from tests.unit.ledger_support import Look
 
-SCHEMA_1 = Path(__file__).parents[1] / "fixtures" / "ledger" / "schema-v1.sql"
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "ledger"
+SCHEMA_1 = FIXTURES / "schema-v1.sql"
 MIGRATE = """
 import os, signal, sys
 from relay import fsio

@@ -47,6 +47,11 @@ LEDGER = {
             maybe("ack_status", TEXT, "received, in_progress, completed, failed"),
             maybe("due_at", TIME, "when it is tried again"),
             maybe("last_error", TEXT, "why it is held"),
+            maybe("read_how", TEXT, "taken, removed"),
+            maybe("answer_id", TEXT, "message_id of the last ack, nack or response"),
+            maybe("answer_text", TEXT, "first line of the answer"),
+            maybe("obligation", TEXT, "open, answered, given_up; NULL: none"),
+            always("reminders", NUMBER, "how often the recipient was reminded"),
         ]
     ),
     "rejections": StructType(
