@@ -31,6 +31,9 @@ _OPEN_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEX
 # What a full or read-only disk answers: the work waits and is tried again.
 DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE})
 
+# What says nothing of the file that was looked at: the process, or the machine, has no more.
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
 
 def _no_fault(operation: str, name: str) -> None:
     """In production nothing fails on purpose."""
@@ -385,11 +388,15 @@ def remove_dir(name: str, dir_fd: int) -> None:
     os.rmdir(name, dir_fd=dir_fd)
 
 
-def exists(name: str, dir_fd: int) -> bool:
-    """True when something of that name is in the open directory."""
+def exists(name: str, dir_fd: int | None = None) -> bool:
+    """True when something of that name is in the open directory, or at that path.
+
+    False on the one evidence there is: the system says that there is no such name. Errors:
+    OSError when nobody can look.
+    """
     try:
         os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the latter of a path, whose folder is gone
         return False
     return True
 

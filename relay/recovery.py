@@ -11,6 +11,7 @@
 | row open, file in the outbox | pending again, fed first, in the order of discovery |
 | row open, file in the archive, or nowhere and accepted | completed and archived |
 | row open, file nowhere, never accepted | failed: file_disappeared |
+| row open, and nobody can look where its file is | pending; a scan, or the next start, finds it |
 | open intent in pending_operations | spawn, release: the supervisor's; any other: rolled back |
 
 Source: relay-file-system.txt 2.4, DESIGN "After a crash".
@@ -19,6 +20,7 @@ Source: relay-file-system.txt 2.4, DESIGN "After a crash".
 from __future__ import annotations
 
 import contextlib
+from typing import NamedTuple
 
 from relay import fsio
 from relay.agents import lives
@@ -29,7 +31,7 @@ from relay.comm.engine import CommStore
 from relay.comm.model import DeliveryState, Message
 from relay.errors import MessageError, UnsafePath
 from relay.flow import delivery
-from relay.flow.originals import original, rebuild
+from relay.flow.originals import read_original, rebuild
 from relay.home import PENDING, READ, Dirs, Home
 from relay.ledger import Ledger, Row
 from relay.ledger.projection import Projection, deliveries_of, facts_of
@@ -39,6 +41,7 @@ from relay.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
 DISAPPEARED = "file_disappeared"
 ACCEPTED = "accepted before a crash, and not delivered then"
 ROWS = 5_000  # looked up at once
+SHOWN_IDS = 20
 
 
 def recover(basis: Basis, told: Projection, *, power_cut: bool = False) -> list[tuple[str, str]]:
@@ -65,10 +68,19 @@ def recover(basis: Basis, told: Projection, *, power_cut: bool = False) -> list[
         _find_refused(dirs, ledger, told)
         _hold_the_rest(ledger, store, now)
         rows = ledger.open_rows()
+        files = _Files(dirs)
         if power_cut:
-            _mend_originals(dirs, ledger, store, told, log)
-        feed = _settle_rows(dirs, ledger, store, rows, now)
+            _mend_originals(files, ledger, store, told, log)
+        feed = _settle_rows(files, ledger, store, rows, now)
     events.settle()
+    if files.faults:
+        log(
+            f"Could not look for the files of {len(files.faults)} messages, a scan or the next "
+            f"start does again: {next(iter(files.faults.values()))}",
+            action="look_failed",
+            level="warning",
+            first_ids=list(files.faults)[:SHOWN_IDS],
+        )
     if rows or delivered or removed or again or remade:
         log(
             "Recovered what was in hand",
@@ -164,8 +176,10 @@ class _Inboxes:
                 limit = max_file_bytes(DEFAULT_MAX_BODY_BYTES)
                 data, _ = fsio.read_regular(name, inbox, limit, shared=True)
                 found = parse_delivered(data, file=name)
-            except (OSError, UnsafePath, MessageError):
-                continue
+            except (OSError, UnsafePath, MessageError) as exc:
+                if isinstance(exc, OSError) and exc.errno in fsio.EXHAUSTED:
+                    raise  # of every file it would be said: the session begins again
+                continue  # what cannot be read is no delivery
             if sha256_hex(found.content) == checksum:
                 return True
         return False
@@ -258,45 +272,90 @@ def _hold_the_rest(ledger: Ledger, store: CommStore, now: int) -> None:
         )
 
 
+class _Files:
+    """Looks for the files of rows. That one is gone is known from ENOENT alone."""
+
+    def __init__(self, dirs: Dirs) -> None:
+        self.dirs = dirs
+        self.faults: dict[str, OSError | UnsafePath] = {}  # by message id
+
+    def in_outbox(self, row: Row) -> bool | None:
+        """True or False on evidence; None when nobody can look."""
+        return self._has(row, "agents", row.agent_name, "outbox")
+
+    def in_archive(self, row: Row) -> bool | None:
+        """The same of the archive, under the day it was discovered."""
+        return self._has(row, *archive_folder(row))
+
+    def _has(self, row: Row, *folder: str) -> bool | None:
+        try:
+            return fsio.exists(row.message_id + MSG_SUFFIX, self.dirs.get(*folder))
+        except FileNotFoundError:
+            return False
+        except (OSError, UnsafePath) as exc:
+            self.faults[row.message_id] = exc
+            return None
+
+
+def archive_folder(row: Row) -> tuple[str, ...]:
+    """Where its original goes."""
+    return ("archive", iso_date(row.discovered_at), row.agent_name)
+
+
+class _Settled(NamedTuple):
+    """What is to become of the open rows."""
+
+    feed: list[tuple[str, str]]  # the files of those that begin again
+    again: list[str]
+    completed: list[str]
+    archived: list[tuple[str, str | None]]
+    own: list[str]
+    disappeared: list[tuple[str, str]]
+
+
 def _settle_rows(
-    dirs: Dirs, ledger: Ledger, store: CommStore, rows: list[Row], now: int
+    files: _Files, ledger: Ledger, store: CommStore, rows: list[Row], now: int
 ) -> list[tuple[str, str]]:
     """Give every open row its way; the files of those that begin again."""
-    feed: list[tuple[str, str]] = []
-    again: list[str] = []
-    completed: list[str] = []
-    archived: list[tuple[str, str | None]] = []
-    own: list[str] = []
-    disappeared: list[tuple[str, str]] = []
+    settled = _Settled([], [], [], [], [], [])
     reached = ledger.deliveries(row.message_id for row in rows)
     for row in rows:
-        name = row.message_id + MSG_SUFFIX
-        path = _archived_path(dirs, row)
-        if row.agent_name == ORCHESTRATOR:
-            # Delivered, it is at its end; what it answers makes it again where the store lacks it.
-            if row.message_id in reached or store.by_relay_id(row.message_id) is not None:
-                own.append(row.message_id)
-        elif _in_outbox(dirs, row.agent_name, name):
-            if row.status != "completed":
-                again.append(row.message_id)
-            feed.append((row.agent_name, name))
-        elif path or row.status == "completed" or reached.get(row.message_id):
-            completed.append(row.message_id)
-            archived.append((row.message_id, path))
-        else:
-            disappeared.append((row.message_id, DISAPPEARED))
+        if row.agent_name != ORCHESTRATOR:
+            _settle(files, row, settled, is_reached=bool(reached.get(row.message_id)))
+        # Delivered, it is at its end; what it answers makes it again where the store lacks it.
+        elif row.message_id in reached or store.by_relay_id(row.message_id) is not None:
+            settled.own.append(row.message_id)
     with ledger.transaction():
-        ledger.reset(again)
-        ledger.fail(disappeared, now)
-        ledger.claim(completed)
-        ledger.complete(completed + own, now)
-        ledger.archive(archived)
-        ledger.archive_own(own)
-    return feed
+        ledger.reset(settled.again)
+        ledger.fail(settled.disappeared, now)
+        ledger.claim(settled.completed)
+        ledger.complete(settled.completed + settled.own, now)
+        ledger.archive(settled.archived)
+        ledger.archive_own(settled.own)
+    return settled.feed
+
+
+def _settle(files: _Files, row: Row, settled: _Settled, *, is_reached: bool) -> None:
+    """The way of one row that has a file."""
+    name = row.message_id + MSG_SUFFIX
+    in_outbox, in_archive = files.in_outbox(row), files.in_archive(row)
+    if in_outbox:
+        if row.status != "completed":
+            settled.again.append(row.message_id)
+        settled.feed.append((row.agent_name, name))
+    elif in_archive or (in_outbox is False and (row.status == "completed" or is_reached)):
+        settled.completed.append(row.message_id)
+        if in_archive is not None:
+            path = "/".join([*archive_folder(row), name]) if in_archive else None
+            settled.archived.append((row.message_id, path))
+    elif in_outbox is None or in_archive is None:  # no evidence: it may be there
+        settled.again.append(row.message_id)
+    else:
+        settled.disappeared.append((row.message_id, DISAPPEARED))
 
 
 def _mend_originals(
-    dirs: Dirs, ledger: Ledger, store: CommStore, told: Projection, log: Log
+    files: _Files, ledger: Ledger, store: CommStore, told: Projection, log: Log
 ) -> None:
     """Files of accepted messages that a power cut emptied or took are made again from the store."""
     for row in ledger.rows(told.rows).values():
@@ -304,12 +363,20 @@ def _mend_originals(
         if row.agent_name == ORCHESTRATOR or row.status == "failed" or stored is None:
             continue
         name = row.message_id + MSG_SUFFIX
-        folder = ["archive", iso_date(row.discovered_at), row.agent_name]
-        if _in_outbox(dirs, row.agent_name, name):
-            folder = ["agents", row.agent_name, "outbox"]
-        if original(dirs, row._replace(file_path="/".join([*folder, name]))) is not None:
+        in_outbox = files.in_outbox(row)
+        folder = ("agents", row.agent_name, "outbox") if in_outbox else archive_folder(row)
+        if in_outbox is None:
             continue
-        target = dirs.ensure(*folder)
+        try:
+            found = read_original(files.dirs, row._replace(file_path="/".join([*folder, name])))
+        except FileNotFoundError:
+            found = None
+        except (OSError, UnsafePath) as exc:  # it may be whole: nothing is put in its place
+            files.faults[row.message_id] = exc
+            continue
+        if found is not None:
+            continue
+        target = files.dirs.ensure(*folder)
         fsio.remove(name, target)
         fsio.create(name, render(rebuild(stored)), target)
         log(
@@ -318,21 +385,3 @@ def _mend_originals(
             level="warning",
             message_id=row.message_id,
         )
-
-
-def _in_outbox(dirs: Dirs, agent: str, name: str) -> bool:
-    try:
-        return fsio.exists(name, dirs.get("agents", agent, "outbox"))
-    except (OSError, UnsafePath):
-        return False
-
-
-def _archived_path(dirs: Dirs, row: Row) -> str | None:
-    """Where the original lies in the archive, under the day it was discovered."""
-    parts = ("archive", iso_date(row.discovered_at), row.agent_name)
-    try:
-        if fsio.exists(row.message_id + MSG_SUFFIX, dirs.get(*parts)):
-            return "/".join([*parts, row.message_id + MSG_SUFFIX])
-    except (OSError, UnsafePath):
-        pass  # no such folder
-    return None

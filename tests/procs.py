@@ -92,10 +92,10 @@ class Relay:
         self.home = home
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *, wait: bool = True) -> None:
-        """Start it; by default come back when it says that it is ready."""
+    def start(self, *under: str, wait: bool = True) -> None:
+        """Start it, ``under`` a program; by default come back when it says that it is ready."""
         read_fd, write_fd = os.pipe()
-        command = [sys.executable, "-m", "relay.daemon", "--home", str(self.home)]
+        command = [*under, sys.executable, "-m", "relay.daemon", "--home", str(self.home)]
         self.process = subprocess.Popen(
             [*command, "--ready-fd", str(write_fd)],
             env=environment(),

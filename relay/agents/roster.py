@@ -7,7 +7,6 @@ twice is the ledger's business. Source: DESIGN, "Who is an agent" and "Traps".
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -90,14 +89,18 @@ class Roster:
     def _admit(self, name: str) -> bool:
         """Complete an agent's directories and watch them; False when it is none.
 
-        Where only its inbox is broken it is an agent all the same: its messages wait.
+        Where its directory cannot be looked into, or its inbox is broken, it is an agent all the
+        same: its messages wait.
         """
+        problems: list[OSError | UnsafePath]
         try:
             problems = self._home.complete_agent(name)
-        except (OSError, UnsafePath) as exc:
+        except (FileNotFoundError, UnsafePath) as exc:
             self._warn(name, f"Left out agent {name}: {exc}", "refuse_agent")
             self.agents.discard(name)
             return False
+        except OSError as exc:
+            problems = [exc]
         if problems:
             self._warn(name, f"Agent {name} is not whole: {problems[0]}", "broken_agent")
         self.agents.add(name)
@@ -140,17 +143,19 @@ class Roster:
         return self.lead() or (None if self._lead else lead_by_name(self.agents))
 
     def meta(self, dirs: Dirs, name: str) -> Meta:
-        """An agent's meta.json, read again when it changed; empty when it cannot be read."""
-        with contextlib.suppress(
-            OSError, UnsafePath, ValueError, RecursionError, msgspec.MsgspecError
-        ):
+        """An agent's meta.json, read again when it changed; empty when there is none, or it says
+        nothing. Where nobody can look it is what it was."""
+        known = self._metas.get(name)
+        try:
             folder = dirs.get("agents", name)
             status = os.stat(META, dir_fd=folder, follow_symlinks=False)
             version = (status.st_ino, status.st_mtime_ns)
-            known = self._metas.get(name)
             if known is None or known[0] != version:
                 data, _ = fsio.read_regular(META, folder, 1 << 16, shared=True)
                 known = (version, msgspec.json.decode(data, type=Meta))
                 self._metas[name] = known
             return known[1]
-        return Meta()
+        except (FileNotFoundError, UnsafePath, ValueError, RecursionError, msgspec.MsgspecError):
+            return Meta()
+        except OSError:
+            return Meta() if known is None else known[1]

@@ -58,13 +58,13 @@ def load(
     try:
         return make(acomm.read(path))
     except FileNotFoundError:
-        if not os.path.lexists(previous):
+        if not fsio.exists(previous):
             return None
         made = make(acomm.read(previous))
         warn(f"{path} is gone: the store is that of {previous}, {after}")
         return made
     except FormatError as exc:
-        if isinstance(exc, VersionError) or not os.path.lexists(previous):
+        if isinstance(exc, VersionError) or not fsio.exists(previous):
             raise
         made = _make_of_previous(path, previous, make, exc)
         said = f"{exc}; the store is that of {previous}, {after}"

@@ -100,13 +100,16 @@ def deliver(dirs: Dirs, message_id: str, recipient: str, *, again: bool = False)
     """Rename the staged file into the inbox; returns why it could not be done, or nothing.
 
     Committed at the rename. ``again``: after a crash, when a staged file that is gone was
-    delivered before; otherwise one that is gone is a fault like any other.
+    delivered before; otherwise one that is gone is a fault like any other. Errors: with ``again``
+    OSError for want of descriptors or memory: of a file delivered before it would say "not yet".
     """
     name = message_id + MSG_SUFFIX
     try:
         inbox = dirs.get("agents", recipient, "inbox")
         pending = dirs.get("agents", recipient, "inbox", PENDING)
     except (OSError, UnsafePath) as exc:
+        if again and isinstance(exc, OSError) and exc.errno in fsio.EXHAUSTED:
+            raise
         return f"inbox cannot be opened: {_reason(exc)}"
     try:
         fsio.rename(name, pending, name, inbox)

@@ -57,13 +57,23 @@ def render_again(dirs: Dirs, store: CommStore, row: Row, attempt: int) -> bytes:
 
 
 def original(dirs: Dirs, row: Row) -> MessageFile | None:
-    """The file itself, when it still says what was accepted."""
+    """The file itself, when it can be read and still says what was accepted."""
+    with contextlib.suppress(OSError, UnsafePath):
+        return read_original(dirs, row)
+    return None
+
+
+def read_original(dirs: Dirs, row: Row) -> MessageFile | None:
+    """The file itself; None when it is damaged, or says something else.
+
+    Errors: FileNotFoundError when it is gone; OSError, UnsafePath when it cannot be read.
+    """
     if row.agent_name == ORCHESTRATOR:
         return None
     *folder, name = row.file_path.split("/")
-    with contextlib.suppress(OSError, UnsafePath, MessageError):
-        limit = max_file_bytes(DEFAULT_MAX_BODY_BYTES)
-        data, _ = fsio.read_regular(name, dirs.get(*folder), limit, shared=True)
+    limit = max_file_bytes(DEFAULT_MAX_BODY_BYTES)
+    data, _ = fsio.read_regular(name, dirs.get(*folder), limit, shared=True)
+    with contextlib.suppress(MessageError):
         return _accepted(data, row)
     return None
 

@@ -180,8 +180,15 @@ def open_store(
 
 
 def _is_gone(folder: str) -> bool:
-    """True when there is no file of a stream: somebody removed it, or there never was one."""
-    return not any(files for _, _, files in os.walk(folder))
+    """True when there is no file of a stream: somebody removed it, or there never was one.
+
+    Errors: OSError when nobody can look.
+    """
+
+    def fail(exc: OSError) -> None:
+        raise exc
+
+    return not any(files for _, _, files in os.walk(folder, onerror=fail))
 
 
 def _go_on_from(
@@ -308,7 +315,7 @@ def _load(
     if os.path.islink(path):
         raise UnsafePath(f"{path} is a link")
     limits = DEFAULT_LIMITS._replace(active_messages=config.store.active_messages)
-    has_journal = os.path.isdir(stream_dir(home))
+    has_journal = fsio.exists(stream_dir(home))
     first = JournalReader(stream_dir(home)).first()
 
     def accept(store: CommStore) -> None:

@@ -82,6 +82,30 @@ def test_a_row_whose_file_disappeared_fails(box: Box, monkeypatch: pytest.Monkey
     assert box.row(sent)["last_error"] == "file_disappeared"
 
 
+def test_D1_a_row_whose_outbox_is_no_directory_now_waits_and_goes_on(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(self: EventLog) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as cut:
+        cut.setattr(EventLog, "commit", killed)
+        sent = box.drop("alice", "TO: bob\n\nhi")
+        with pytest.raises(KeyboardInterrupt):
+            box.tick()
+    outbox, elsewhere = box.path("agents", "alice", "outbox"), box.path("elsewhere")
+    outbox.rename(elsewhere)
+    outbox.symlink_to(elsewhere)
+    restart(box)
+    assert box.row(sent)["status"] == "pending"
+    assert [line.get("action") for line in box.log].count("look_failed") == 1
+
+    outbox.unlink()
+    elsewhere.rename(outbox)
+    restart(box)
+    assert box.bodies("bob") == ["hi"] and box.inbox("alice") == {}
+
+
 def test_what_was_accepted_is_delivered_though_its_file_is_gone(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
