@@ -85,10 +85,6 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-LEDGER_HINT = (
-    "`relay ledger check` says whether it is damaged; one that an earlier agent-relay made is"
-    " brought to the present schema by the next `relay up`"
-)
 EPILOG = """\b
 Examples:
   relay init && relay up
@@ -150,12 +146,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except OSError as exc:
         _complain(f"{exc.filename or 'system'}: {exc.strerror or exc}", _hint_of(exc))
-        return EXIT_FAILED
-    except Exception as exc:
-        sqlite3 = sys.modules.get("sqlite3")  # `relay --help` has no need of it
-        if sqlite3 is None or not isinstance(exc, sqlite3.Error):
-            raise
-        _complain(f"the ledger cannot be read: {exc}", LEDGER_HINT)
         return EXIT_FAILED
     return result if isinstance(result, int) else 0
 
