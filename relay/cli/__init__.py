@@ -53,7 +53,10 @@ COMMANDS = {
     "aof": ("relay.cli.aof", "Check a journal stream, print its records and its manifest."),
     "journal": ("relay.cli.journal", "Show where the journal's segments are, and move them."),
     "service": ("relay.cli.service", "Have the system start the relay: systemd or launchd."),
-    "ledger": ("relay.cli.ledger", "Keep a copy of the ledger, put one back, show what changed."),
+    "ledger": (
+        "relay.cli.ledger",
+        "Keep a copy of the ledger, put one back or make it again, show what changed.",
+    ),
     "prune": ("relay.cli.prune", "Remove what nobody waits for, as config.json says."),
     "archive": ("relay.cli.prune", "Pack days of the archive into one file each."),
     "key": ("relay.cli.key", "Make and confirm the keys that agents sign with."),

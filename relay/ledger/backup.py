@@ -72,9 +72,9 @@ def restore(home: Home, source: str, *, force: bool = False) -> Restored:
             raise VersionError(source, 60, expected, content.version)
         if not force:
             _check_home(path, temp, source)
-        _check_unused(path)
+        check_unused(path)
         _count_on(path, temp)
-        aside = _set_aside(path)
+        aside = set_aside(path, BEFORE)
         ledger_file.place(temp, path, replace=True)
     return Restored(content, aside)
 
@@ -97,8 +97,11 @@ def _home_id(path: str) -> str:
     return ""
 
 
-def _check_unused(path: str) -> None:
-    """Who has the old one open would remove the new one's WAL when he closes it."""
+def check_unused(path: str) -> None:
+    """Who has the old one open would remove the new one's WAL when he closes it.
+
+    Errors: LedgerBusy with their pids.
+    """
     users = ledger_file.holders(path)
     if users:
         who = ", ".join(f"pid {pid} ({name})" for pid, name in sorted(users.items()))
@@ -122,14 +125,14 @@ def _present(path: str) -> ledger_file.Connection:
     return ledger_file.connect_readonly(path)
 
 
-def _set_aside(path: str) -> str:
+def set_aside(path: str, suffix: str) -> str:
     """The second name of the ledger that is there; its WAL is folded into it, or goes along.
 
     A WAL that stayed would be taken for the new ledger's.
     """
     if not os.path.lexists(path):
         return ""
-    aside = fsio.free_name(path + BEFORE, *SIDE_FILES)
+    aside = fsio.free_name(path + suffix, *SIDE_FILES)
     with contextlib.suppress(LedgerError):  # one that is no database goes with its WAL
         with contextlib.closing(_present(path)) as reader:
             ledger_file.content(reader)

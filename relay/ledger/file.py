@@ -234,7 +234,7 @@ def copied(source: str, target: str) -> Iterator[tuple[str, Content]]:
     with _alone(temp) as held:
         try:
             os.ftruncate(held, 0)
-            _remove(temp, *LEFTOVERS)
+            remove(temp, *LEFTOVERS)
             expected = _copy(source, temp)
             found = verify(temp)
             if found != expected:
@@ -242,7 +242,7 @@ def copied(source: str, target: str) -> Iterator[tuple[str, Content]]:
             yield temp, found
         finally:
             if os.path.exists(temp) and os.fstat(held).st_ino == os.stat(temp).st_ino:
-                _remove(temp, "", *LEFTOVERS)
+                remove(temp, "", *LEFTOVERS)
 
 
 @contextlib.contextmanager
@@ -326,7 +326,8 @@ def holders(path: str) -> dict[int, str]:
     return found
 
 
-def _remove(path: str, *suffixes: str) -> None:
+def remove(path: str, *suffixes: str) -> None:
+    """Remove the files of these suffixes; what is gone already is fine."""
     for suffix in suffixes:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path + suffix)

@@ -363,6 +363,14 @@ class Ledger:
             (agent, shown(file_name), inode, mtime_ns, reason, nack_id, now_ns),
         )
 
+    def take_over(self, table: str, row: dict[str, object]) -> None:
+        """Add a row of another ledger's table, columns by name; one of its key is replaced."""
+        names = ", ".join(row)
+        self._db.execute(
+            f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({', '.join('?' * len(row))})",
+            list(row.values()),
+        )
+
     def get_state(self, key: str) -> str | None:
         """A value of ``orchestrator_state``."""
         row = self._db.execute(
