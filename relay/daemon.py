@@ -118,6 +118,7 @@ class Daemon:
             except Exception as exc:
                 # A fault nobody foresaw must not take the relay from everybody, either.
                 if not self._was_ready:
+                    self._log_refusal(exc)
                     raise
                 if self._former is not None:
                     self._take_back(exc)
@@ -126,6 +127,12 @@ class Daemon:
                 self._has_served = False
                 self._begin_again(pause_s, exc)
         self._notifier.say("STOPPING=1")
+
+    def _log_refusal(self, exc: Exception) -> None:
+        """Why no first session begins: who started the relay hears it, the log keeps it."""
+        if isinstance(exc, RelayError):
+            text = f"Did not start: {exc}" + (f"; {exc.hint}" if exc.hint else "")
+            self._log(text, action="not_started", level="error", error=type(exc).__name__)
 
     def _session_begins(self, ready: Callable[[], None]) -> None:
         """A session is open and recovered; who started the relay hears of the first one."""

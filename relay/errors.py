@@ -124,6 +124,18 @@ class LedgerBusy(LedgerError):
     hint = "end the other writer; readers never hold it"
 
 
+class LedgerDamaged(LedgerError):
+    """SQLite cannot read the ledger's file any more."""
+
+    hint = (
+        "`relay ledger rebuild` makes it again from the journal, `relay ledger restore FILE` puts"
+        " a backup back; stop the relay first"
+    )
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path} is damaged ({why})")
+
+
 class Timeout(RelayError):
     """Nothing arrived in the time given. ``message_id``: what was sent and waits for an answer."""
 

@@ -40,6 +40,9 @@ from relay.security import hardening
 from relay.store.opening import Opened, open_store, store_key
 from relay.store.upkeep import obey
 
+# A start looks through a ledger that is no larger, 5 ms a MiB; the keeper through any, once a day.
+CHECKED_BYTES = 4 << 20
+CHECKED_AFTER_CRASH_BYTES = 32 << 20
 TIER_POLL_NS = NS_PER_S  # a step that runs is looked at so often
 
 
@@ -139,10 +142,11 @@ class Session:
         incidents = hardening.secure(self._home)
         for one in incidents:
             self._log(one.detail, action=str(one.kind), file=one.path, level="warning")
-        self._ledger = Ledger.open(
-            self._home.path(LEDGER), busy_timeout_ms=self._config.ledger.busy_timeout_ms
-        )
+        path = self._home.path(LEDGER)
+        was_closed = not os.path.exists(path + "-wal")
+        self._ledger = Ledger.open(path, busy_timeout_ms=self._config.ledger.busy_timeout_ms)
         stack.callback(self._ledger.close)
+        self._ledger.check(most_bytes=CHECKED_BYTES if was_closed else CHECKED_AFTER_CRASH_BYTES)
         self.epoch = self._board.epoch = begin_epoch(self._ledger, self._clock)
         with self._ledger.transaction():
             self._ledger.registry.note_incidents(incidents, self._clock.now_ns(), again=True)

@@ -53,7 +53,10 @@ COMMANDS = {
     "aof": ("relay.cli.aof", "Check a journal stream, print its records and its manifest."),
     "journal": ("relay.cli.journal", "Show where the journal's segments are, and move them."),
     "service": ("relay.cli.service", "Have the system start the relay: systemd or launchd."),
-    "ledger": ("relay.cli.ledger", "Keep a copy of the ledger, put one back, show what changed."),
+    "ledger": (
+        "relay.cli.ledger",
+        "Keep a copy of the ledger, put one back or make it again, show what changed.",
+    ),
     "prune": ("relay.cli.prune", "Remove what nobody waits for, as config.json says."),
     "archive": ("relay.cli.prune", "Pack days of the archive into one file each."),
     "key": ("relay.cli.key", "Make and confirm the keys that agents sign with."),
@@ -85,10 +88,6 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-LEDGER_HINT = (
-    "`relay ledger check` says whether it is damaged; one that an earlier agent-relay made is"
-    " brought to the present schema by the next `relay up`"
-)
 EPILOG = """\b
 Examples:
   relay init && relay up
@@ -150,12 +149,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except OSError as exc:
         _complain(f"{exc.filename or 'system'}: {exc.strerror or exc}", _hint_of(exc))
-        return EXIT_FAILED
-    except Exception as exc:
-        sqlite3 = sys.modules.get("sqlite3")  # `relay --help` has no need of it
-        if sqlite3 is None or not isinstance(exc, sqlite3.Error):
-            raise
-        _complain(f"the ledger cannot be read: {exc}", LEDGER_HINT)
         return EXIT_FAILED
     return result if isinstance(result, int) else 0
 

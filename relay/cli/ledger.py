@@ -13,7 +13,7 @@ import click
 from relay.cli.common import echo_json, home_option, json_option, open_home, printable, when
 from relay.cli.history import parse_time
 from relay.errors import EXIT_FINDINGS, FormatError
-from relay.home import LEDGER
+from relay.home import CONFIG, LEDGER
 
 if TYPE_CHECKING:
     from relay.ledger.file import Content
@@ -50,10 +50,11 @@ Examples:
   relay ledger backup /backup/ledger-monday.db
   relay ledger check /backup/ledger-monday.db
   relay down && relay ledger restore /backup/ledger-monday.db && relay up
+  relay down; relay ledger rebuild && relay up
   relay ledger audit --security""",
 )
 def ledger() -> None:
-    """Keep a copy of the ledger, put one back, show what changed."""
+    """Keep a copy of the ledger, put one back or make it again, show what changed."""
 
 
 @ledger.command(epilog="\b\nExample:\n  relay ledger backup /backup/ledger-monday.db")
@@ -97,6 +98,33 @@ def restore(ctx: click.Context, home: str | None, file: str, force: bool, as_jso
     kept = f", the ledger before is {restored.aside}" if restored.aside else ""
     facts = {"file": os.path.abspath(file), "aside": restored.aside or None}
     _say(facts, restored.content, f"restored from {file}{kept}", as_json)
+
+
+@ledger.command(epilog="\b\nExample:\n  relay down; relay ledger rebuild && relay up")
+@home_option
+@json_option
+@click.pass_context
+def rebuild(ctx: click.Context, home: str | None, as_json: bool) -> None:
+    """Make the ledger again from the journal; no relay may run.
+
+    For one that is damaged, where no backup is at hand. The ledger that was there is kept as
+    ledger.db.before-rebuild; what the journal does not know is taken from it, as far as it can be
+    read. What is not in the new one is said, a line each.
+    """
+    from relay import config as configuration
+    from relay.clock import Clock
+    from relay.ledger import rebuild as ledger_rebuild
+
+    with open_home(ctx, home) as opened:
+        config = configuration.decode(opened.read_config(), opened.path(CONFIG))
+        done = ledger_rebuild.rebuild(opened, config, Clock(), lambda *_, **__: None)
+    text = "made again from the journal"
+    text += f", the ledger before is {done.aside}" if done.aside else ""
+    facts = {"aside": done.aside or None, "kept": done.kept, "lost": list(done.lost)}
+    _say(facts, done.content, text, as_json)
+    if not as_json:
+        for line in done.lost:
+            click.echo(printable(f"not made again: {line}"))
 
 
 @ledger.command(epilog="\b\nExample:\n  relay ledger check\n  relay ledger check FILE")

@@ -13,7 +13,7 @@ from relay.clock import iso_date
 from relay.comm.event_codec import EventCodec
 from relay.config import Retention
 from relay.doctor.finding import RESTORE, Finding, Place, Severity, names, several, twice
-from relay.errors import LedgerError, RelayError
+from relay.errors import LedgerDamaged, LedgerError, RelayError
 from relay.home import LEDGER
 from relay.housekeeping import archive_pack, prune
 from relay.ledger import SCHEMA_VERSION, open_readonly, schema_sql
@@ -30,8 +30,8 @@ def examine(place: Place, position: int) -> Iterator[Finding]:
     try:
         with contextlib.closing(open_readonly(place.home.path(LEDGER))) as db:
             yield from _soundness(db)
-    except (LedgerError, sqlite3.Error) as exc:
-        yield Finding("ledger", str(exc), RESTORE, where=LEDGER)
+    except LedgerError as exc:
+        yield Finding("ledger", str(exc), exc.hint, where=LEDGER)
         return
     yield from twice(place, lambda: {f.where: f for f in _files(place)})
     if place.is_running:  # else agents may have read since, and the next start notes it
@@ -42,7 +42,7 @@ def examine(place: Place, position: int) -> Iterator[Finding]:
 def _soundness(db: sqlite3.Connection) -> Iterator[Finding]:
     wrong = ledger_file.problems(db)
     if wrong:
-        yield Finding("ledger", f"damaged: {several(wrong)}", RESTORE, where=LEDGER)
+        yield Finding("ledger", f"damaged: {several(wrong)}", LedgerDamaged.hint, where=LEDGER)
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
         found = f"its schema is {version}, this agent-relay knows {SCHEMA_VERSION}"

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shlex
 import socket
-import sqlite3
 from collections.abc import Iterator
 
 import psutil
@@ -70,7 +69,7 @@ def _processes(place: Place) -> Iterator[Finding]:
     try:
         with contextlib.closing(open_readonly(place.home.path(LEDGER))) as db:
             rows = db.execute("SELECT name, state, pid FROM processes").fetchall()
-    except (LedgerError, sqlite3.Error):
+    except LedgerError:
         return  # the ledger's own checks say so
     for name, state, pid in rows:
         if pid is not None and not psutil.pid_exists(pid):

@@ -8,7 +8,6 @@ is gone on with by the next run.
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -138,7 +137,7 @@ class Housekeeper:
         try:
             for text, action, facts in job.result():
                 self._log(text, action=action, **facts)
-        except (RelayError, OSError, sqlite3.Error) as exc:  # the next run tries again
+        except (RelayError, OSError) as exc:  # the next run tries again
             self._next_disk_ns = self._clock.monotonic_ns() + AFTER_FAILURE_NS
             self._log(f"Could not prune or pack: {exc}", action="prune_failed", level="error")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sqlite3
 from typing import NamedTuple
 
 from relay import fsio
@@ -73,9 +72,9 @@ def restore(home: Home, source: str, *, force: bool = False) -> Restored:
             raise VersionError(source, 60, expected, content.version)
         if not force:
             _check_home(path, temp, source)
-        _check_unused(path)
+        check_unused(path)
         _count_on(path, temp)
-        aside = _set_aside(path)
+        aside = set_aside(path, BEFORE)
         ledger_file.place(temp, path, replace=True)
     return Restored(content, aside)
 
@@ -92,14 +91,17 @@ def _check_home(path: str, temp: str, source: str) -> None:
 
 def _home_id(path: str) -> str:
     """What the home's first start drew; empty where there is none, or no ledger."""
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(_present(path)) as db:
+    with contextlib.suppress(LedgerError), contextlib.closing(_present(path)) as db:
         row = db.execute("SELECT value FROM orchestrator_state WHERE key = 'home_id'").fetchone()
         return str(row[0]) if row else ""
     return ""
 
 
-def _check_unused(path: str) -> None:
-    """Who has the old one open would remove the new one's WAL when he closes it."""
+def check_unused(path: str) -> None:
+    """Who has the old one open would remove the new one's WAL when he closes it.
+
+    Errors: LedgerBusy with their pids.
+    """
     users = ledger_file.holders(path)
     if users:
         who = ", ".join(f"pid {pid} ({name})" for pid, name in sorted(users.items()))
@@ -109,9 +111,9 @@ def _check_unused(path: str) -> None:
 def _count_on(path: str, temp: str) -> None:
     """Starts are counted on from the newer of the two: no two of them have one number."""
     query = "SELECT CAST(value AS INTEGER) FROM orchestrator_state WHERE key = 'epoch'"
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(_present(path)) as db:
+    with contextlib.suppress(LedgerError), contextlib.closing(_present(path)) as db:
         (epoch,) = db.execute(query).fetchone() or (0,)
-        with contextlib.closing(sqlite3.connect(temp, isolation_level=None)) as copy:
+        with contextlib.closing(ledger_file.connect(temp)) as copy:
             copy.execute(
                 "UPDATE orchestrator_state SET value = ? "
                 "WHERE key = 'epoch' AND CAST(value AS INTEGER) < ?",
@@ -119,22 +121,22 @@ def _count_on(path: str, temp: str) -> None:
             )
 
 
-def _present(path: str) -> sqlite3.Connection:
+def _present(path: str) -> ledger_file.Connection:
     return ledger_file.connect_readonly(path)
 
 
-def _set_aside(path: str) -> str:
+def set_aside(path: str, suffix: str) -> str:
     """The second name of the ledger that is there; its WAL is folded into it, or goes along.
 
     A WAL that stayed would be taken for the new ledger's.
     """
     if not os.path.lexists(path):
         return ""
-    aside = fsio.free_name(path + BEFORE, *SIDE_FILES)
-    with contextlib.suppress(sqlite3.Error):  # one that is no database goes with its WAL
+    aside = fsio.free_name(path + suffix, *SIDE_FILES)
+    with contextlib.suppress(LedgerError):  # one that is no database goes with its WAL
         with contextlib.closing(_present(path)) as reader:
             ledger_file.content(reader)
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as db:
+        with contextlib.closing(ledger_file.connect(path, timeout_s=0)) as db:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     fsio.fault("link", aside)
     os.link(path, aside, follow_symlinks=False)

@@ -17,8 +17,8 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 
-from relay.errors import LedgerError, VersionError
-from relay.ledger.file import connect_readonly, translated
+from relay.errors import LedgerDamaged, LedgerError, VersionError
+from relay.ledger import file as ledger_file
 from relay.ledger.migrations import migrate
 from relay.ledger.registry import Registry
 from relay.ledger.values import Delivery, DeliveryFacts, FileFacts, Held, Row, Written
@@ -83,17 +83,20 @@ class Ledger:
 
         Errors: VersionError when a newer version wrote it; LedgerError when it is no database.
         """
-        with translated(path):
-            _restrict(path)
-            connection = sqlite3.connect(
-                path, isolation_level=None, timeout=busy_timeout_ms / 1000, cached_statements=256
-            )
-            try:
-                _set_up(connection, path, busy_timeout_ms)
-            except BaseException:
-                connection.close()
-                raise
+        _restrict(path)
+        connection = ledger_file.connect(path, timeout_s=busy_timeout_ms / 1000, cached=256)
+        try:
+            _set_up(connection, path, busy_timeout_ms)
+        except BaseException:
+            connection.close()
+            raise
         return cls(connection, path)
+
+    def check(self, *, most_bytes: int) -> None:
+        """Errors: LedgerDamaged for one whose pages are not what they must be. A larger one is not
+        looked through: 5 ms a MiB."""
+        if os.stat(self._path).st_size <= most_bytes and (why := ledger_file.damage(self._db)):
+            raise LedgerDamaged(self._path, why)
 
     def close(self) -> None:
         """Close the connection; the WAL is folded into the database."""
@@ -104,27 +107,25 @@ class Ledger:
 
         Waits for nobody. Errors: LedgerError.
         """
-        with translated(self._path):
-            (before,) = self._db.execute("PRAGMA busy_timeout").fetchone()
-            self._db.execute("PRAGMA busy_timeout = 0")
-            try:
-                busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            finally:
-                self._db.execute(f"PRAGMA busy_timeout = {before:d}")
+        (before,) = self._db.execute("PRAGMA busy_timeout").fetchone()
+        self._db.execute("PRAGMA busy_timeout = 0")
+        try:
+            busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            self._db.execute(f"PRAGMA busy_timeout = {before:d}")
         return not busy
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """One step: all of it is there after the block, or none of it."""
-        with translated("ledger.db"):
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            except BaseException:
-                if self._db.in_transaction:  # a full disk has rolled it back already
-                    self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            if self._db.in_transaction:  # a full disk has rolled it back already
+                self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
 
     # -- messages ----------------------------------------------------------------------
 
@@ -362,6 +363,14 @@ class Ledger:
             (agent, shown(file_name), inode, mtime_ns, reason, nack_id, now_ns),
         )
 
+    def take_over(self, table: str, row: dict[str, object]) -> None:
+        """Add a row of another ledger's table, columns by name; one of its key is replaced."""
+        names = ", ".join(row)
+        self._db.execute(
+            f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({', '.join('?' * len(row))})",
+            list(row.values()),
+        )
+
     def get_state(self, key: str) -> str | None:
         """A value of ``orchestrator_state``."""
         row = self._db.execute(
@@ -391,7 +400,7 @@ def schema_sql() -> str:
     return resources.files("relay").joinpath("schema.sql").read_text()
 
 
-def open_readonly(path: str) -> sqlite3.Connection:
+def open_readonly(path: str) -> ledger_file.Connection:
     """A reader's connection; it never blocks the relay and cannot write.
 
     Errors: LedgerError when there is none or it is damaged, LedgerBusy.
@@ -401,14 +410,13 @@ def open_readonly(path: str) -> sqlite3.Connection:
             "`relay up` makes it, of the journal where there is one; a relay that runs does so too"
         )
         raise LedgerError(f"there is no ledger at {path}", hint=hint)
-    with translated(path):
-        connection = connect_readonly(path)
-        connection.row_factory = sqlite3.Row
-        try:
-            connection.execute("SELECT 1 FROM messages LIMIT 1")
-        except BaseException:
-            connection.close()
-            raise
+    connection = ledger_file.connect_readonly(path)
+    connection.row_factory = sqlite3.Row
+    try:
+        connection.execute("SELECT 1 FROM messages LIMIT 1")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

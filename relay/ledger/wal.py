@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sqlite3
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from enum import StrEnum
@@ -134,7 +133,7 @@ class WalWatch:
         job, self._job = self._job, None
         try:
             complete, holders = job.result()
-        except (OSError, sqlite3.Error):
+        except (OSError, LedgerError):
             return  # the next look tries again
         if holders is not None:
             self.holders = holders or {UNSEEN: ""}
@@ -166,6 +165,6 @@ def _fold(path: str, ask: bool) -> tuple[bool, dict[int, str] | None]:
 
     A passive checkpoint waits for nobody and holds nobody up, the writer neither.
     """
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as db:
+    with contextlib.closing(ledger_file.connect(path, timeout_s=0)) as db:
         busy, frames, copied = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     return not busy and frames == copied, others(path) if ask else None

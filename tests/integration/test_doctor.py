@@ -234,7 +234,7 @@ def test_a_ledger_that_is_gone_or_is_none(box: Box) -> None:
     assert line.startswith("ledger: there is no ledger at ")
     box.path("ledger.db").write_bytes(b"no database" * 100)
     (line,) = doctor(box)
-    assert line.startswith("ledger: ") and "move it away with its -wal and -shm" in line
+    assert line.startswith("ledger: ") and "`relay ledger rebuild` makes it again" in line
     assert "`relay ledger restore FILE`" in line
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from relay import fsio
 from relay.comm.flush import Inline
 from relay.config import Config, Retention, encode
+from relay.errors import LedgerError
 from relay.housekeeping import prune
 from relay.housekeeping.housekeeper import Housekeeper, packable, whole_run
 from relay.housekeeping.prune import Gone
@@ -294,7 +294,7 @@ def test_younger_rows_stay_append_only(box: Box) -> None:
     )
     prune.prune_audit(box.ledger, Retention(audit_days=365), now)
     assert box.sql("SELECT what FROM audit_log") == [("young",)]
-    with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+    with pytest.raises(LedgerError, match="append-only"):
         box.ledger._db.execute("DELETE FROM audit_log")
 
 

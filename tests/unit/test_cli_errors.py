@@ -165,7 +165,7 @@ def test_a_ledger_of_an_earlier_version_waits_for_the_next_start(
         db.executescript(SCHEMA_1.read_text())
     assert run(["--home", str(home), *words.split()]) == EXIT_FAILED
     line = said(capsys)
-    assert line.startswith("relay: the ledger cannot be read: no such ")
+    assert line.startswith(f"relay: {home}/ledger.db: no such ")
     assert line.endswith("is brought to the present schema by the next `relay up`")
 
 

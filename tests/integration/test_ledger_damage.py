@@ -1,0 +1,209 @@
+"""A ledger.db that SQLite cannot read any more: named, with what to do, wherever it is met."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay import config as configuration
+from relay.clock import Clock
+from relay.errors import LedgerDamaged, LedgerError, RelayError
+from relay.home import LEDGER, Home
+from relay.ledger import Ledger, open_readonly
+from relay.session import CHECKED_BYTES, Session
+from tests.box import Box
+from tests.procs import Relay, relay, until
+from tests.unit.ledger_support import Look
+
+PAGE = 4096
+SAYS = "is damaged ("
+
+
+@pytest.fixture
+def stopped(home: Path) -> Path:
+    """A real home with some mail in it, whose relay was stopped."""
+    running = Relay(home)
+    running.start()
+    for number in range(3):
+        assert relay("send", "--as", "alice", "bob", f"number {number}", home=home).returncode == 0
+    sent = relay("send", "--as", "alice", "bob", "--kind", "command", "deploy", home=home).stdout
+    assert relay("ack", "--as", "bob", sent.strip(), "completed", home=home).returncode == 0
+    relay("send", "nobody", "hi", home=home)
+    look = Look(home / LEDGER)
+    until(lambda: look.one("SELECT count(*) FROM messages WHERE status = 'archived'") >= 5)
+    look.close()
+    running.stop()
+    return home
+
+
+def zero(path: Path, page: int) -> None:
+    """Overwrite one page, the first is 1, as a disk that lost it does."""
+    with open(path, "r+b") as file:
+        file.seek((page - 1) * PAGE)
+        file.write(bytes(PAGE))
+
+
+def pages(path: Path) -> range:
+    return range(1, path.stat().st_size // PAGE + 1)
+
+
+def begin(home: Path) -> str:
+    """Start a session and let it deliver a message; what it refuses to begin with, or nothing."""
+    lines: list[str] = []
+    with Home(str(home)) as opened:
+        config = configuration.decode(opened.read_config())
+        try:
+            with Session(opened, config, Clock(), lambda text, **_: lines.append(text)) as session:
+                name = f"{time.time_ns()}-aa.msg"
+                pending = home / "agents/alice/outbox/.pending" / name
+                pending.write_text("TO: bob\n\nafter the damage")
+                os.rename(pending, home / "agents/alice/outbox" / name)
+                inbox = home / "agents/bob/inbox" / name
+                ends = time.monotonic() + 5
+                session.serve(lambda: inbox.exists() or time.monotonic() > ends)
+                assert inbox.exists()
+        except RelayError as exc:
+            return f"{exc}; {exc.hint}"
+    return ""
+
+
+@pytest.mark.timeout(60)
+def test_D2_whichever_page_is_lost_a_start_serves_or_names_the_ledger(
+    stopped: Path, tmp_path: Path
+) -> None:
+    """Each page of ledger.db is zeroed in turn."""
+    kept = tmp_path / "kept"
+    shutil.copytree(stopped, kept)
+    refused = 0
+    for page in pages(kept / LEDGER):
+        shutil.rmtree(stopped)
+        shutil.copytree(kept, stopped)
+        zero(stopped / LEDGER, page)
+        before = (stopped / LEDGER).read_bytes()
+        said = begin(stopped)
+        if said:
+            refused += 1
+            assert said.startswith(f"{stopped}/{LEDGER} {SAYS}"), (page, said)
+            assert "`relay ledger rebuild` makes it again from the journal" in said
+            assert (stopped / LEDGER).read_bytes() == before, page  # left as it is
+    assert refused >= 20
+
+
+def test_D2_relay_up_says_it_in_one_line_and_the_log_keeps_it(stopped: Path) -> None:
+    zero(stopped / LEDGER, 5)
+    done = relay("up", home=stopped)
+    line = f"relay: {stopped}/{LEDGER} {SAYS}"
+    assert done.returncode == 1
+    assert done.stderr.startswith(line) and done.stderr.count("\n") == 1
+    assert "`relay ledger rebuild`" in done.stderr and "Traceback" not in done.stderr
+    assert (stopped / "logs/relay.err").read_text() == ""
+    last = json.loads((stopped / "logs/relay.log").read_text().splitlines()[-1])
+    assert last["event"].startswith(f"Did not start: {stopped}/{LEDGER} {SAYS}")
+    assert "exception" not in last
+
+
+@pytest.mark.timeout(60)
+def test_D2_while_it_runs_the_session_begins_again_with_a_line(stopped: Path) -> None:
+    running = Relay(stopped)
+    running.start()
+    log = stopped / "logs/relay.log"
+    lines: list[dict[str, Any]] = []
+
+    def begins_again() -> bool:
+        found = [json.loads(one) for one in log.read_text().splitlines()]
+        lines[:] = [one for one in found if one.get("action") == "begin_again"]
+        return len(lines) >= 2
+
+    try:
+        other = Look(stopped / LEDGER)  # a writer beside it: what the relay has in memory is stale
+        other.db.execute("UPDATE orchestrator_state SET updated_at = 0")
+        other.all("PRAGMA wal_checkpoint(TRUNCATE)")
+        for page in pages(stopped / LEDGER)[1:]:
+            zero(stopped / LEDGER, page)
+        other.close()
+        relay("send", "--as", "alice", "bob", "hi", home=stopped)
+        until(begins_again)
+        status = relay("status", "--json", home=stopped)
+    finally:
+        running.kill()
+    for one in lines:
+        assert f"{LEDGER} {SAYS}" in one["event"] and "exception" not in one
+    assert SAYS in status.stderr and "Traceback" not in status.stderr
+
+
+# -- every read and write ------------------------------------------------------------------
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    """A ledger that is open, and whose pages are then lost."""
+    box = Box(tmp_path / "home", "alice", "bob")
+    box.send("alice", "TO: bob\n\nhi")
+    box.close()
+    path = tmp_path / "home" / LEDGER
+    opened = Ledger.open(str(path))
+    for page in pages(path):
+        if page > 1:
+            zero(path, page)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda ledger: ledger.open_rows(),
+        lambda ledger: ledger.held_until(),
+        lambda ledger: ledger.held_due(0, 1),
+        lambda ledger: ledger.unread("bob"),
+        lambda ledger: ledger.rows(["1"]),
+        lambda ledger: ledger.deliveries(["1"]),
+        lambda ledger: ledger.get_state("epoch"),
+        lambda ledger: ledger.registry.standings(),
+        lambda ledger: ledger.registry.public_keys(),
+        lambda ledger: ledger.registry.last_references(),
+        lambda ledger: ledger.processes.rows(),
+        lambda ledger: ledger.processes.tended(),
+        lambda ledger: ledger.processes.intents(),
+        lambda ledger: ledger.claim(["1"]),
+        lambda ledger: ledger.check(most_bytes=1 << 30),
+    ],
+)
+def test_D2_every_read_of_a_damaged_ledger_says_so(ledger: Ledger, read: Any) -> None:
+    with pytest.raises(LedgerDamaged) as caught:
+        read(ledger)
+    assert SAYS in str(caught.value) and "rebuild" in caught.value.hint
+
+
+def test_D2_a_reader_beside_it_says_so_row_by_row(tmp_path: Path) -> None:
+    """The first rows are fetched, a later page is gone: whoever iterates hears it."""
+    path = tmp_path / LEDGER
+    with contextlib.closing(Ledger.open(str(path))) as made:
+        with made.transaction():
+            made._db.executemany(
+                "INSERT INTO security_events (at, kind, detail) VALUES (?, 'x', ?)",
+                [(number, "d" * 500) for number in range(2000)],
+            )
+    zero(path, pages(path)[-1])
+    with contextlib.closing(open_readonly(str(path))) as db, pytest.raises(LedgerDamaged):
+        assert len(list(db.execute("SELECT * FROM security_events"))) == 2000
+
+
+def test_D2_a_large_ledger_is_not_looked_through_at_a_start(tmp_path: Path) -> None:
+    path = tmp_path / LEDGER
+    with contextlib.closing(Ledger.open(str(path))) as made:
+        made._db.execute("CREATE TABLE filler AS SELECT zeroblob(6000000) AS b")
+    assert path.stat().st_size > CHECKED_BYTES
+    zero(path, pages(path)[-2])
+    with contextlib.closing(Ledger.open(str(path))) as opened:
+        opened.check(most_bytes=CHECKED_BYTES)
+        with pytest.raises(LedgerError, match="is damaged"):
+            opened.check(most_bytes=32 << 20)

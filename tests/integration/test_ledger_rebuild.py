@@ -1,0 +1,227 @@
+"""The ledger made again from the journal by `relay ledger rebuild`, whatever became of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_sdk import Agent
+from relay import fsio
+from relay.clock import Clock
+from relay.config import Config
+from relay.errors import AlreadyRunning
+from relay.home import LEDGER, LOCK, Home
+from relay.ledger import file as ledger_file
+from relay.ledger import rebuild as ledger_rebuild
+from relay.ledger.rebuild import Rebuilt
+from tests.box import Box
+from tests.procs import Relay, relay, until
+from tests.unit.ledger_support import Look
+
+PAGE = 4096
+REBUILD = """
+import os, signal, sys
+from relay import fsio
+from relay.clock import Clock
+from relay.config import Config
+from relay.ledger import rebuild as ledger_rebuild
+from relay.home import Home
+steps = int(sys.argv[2])
+def fault(operation, name):
+    global steps
+    steps -= 1
+    if steps == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+fsio.fault = fault
+ledger_rebuild.rebuild(Home(sys.argv[1]), Config(), Clock(), lambda *_, **__: None)
+"""
+DELIVERIES = "SELECT message_id, recipient, state, ack_status FROM deliveries ORDER BY 1, 2"
+MESSAGES = "SELECT message_id, agent_name, status, last_error, file_path FROM messages ORDER BY 1"
+AGENTS = "SELECT name, status, note, public_key FROM agents ORDER BY 1"
+
+
+def rebuild(root: Path) -> Rebuilt:
+    with Home(str(root)) as home:
+        return ledger_rebuild.rebuild(home, Config(), Clock(), lambda *_, **__: None)
+
+
+def rows(path: Path | str, query: str) -> list[Any]:
+    look = Look(path)
+    found = look.all(query)
+    look.close()
+    return found
+
+
+def a_home(root: Path) -> list[str]:
+    """A home of a relay that has stopped: read, acknowledged, unread, refused, held; the ids."""
+    box = Box(root, "alice", "bob", "carol")
+    read, acked = (
+        box.send("alice", "TO: bob\n\none"),
+        box.send("alice", "TO: bob\nKIND: command\n\ntwo"),
+    )
+    box.take("bob", read)
+    box.tick()
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {acked}\nSTATUS: completed\n\ndone")
+    sent = [read, acked, box.send("alice", "TO: *\n\nthree"), box.send("alice", "TO: nobody\n\nx")]
+    os.rename(box.path("agents/carol/inbox"), box.path("agents/carol/away"))
+    box.path("agents/carol/inbox").symlink_to(box.path("tmp"))
+    sent.append(box.send("alice", "TO: carol\n\nheld"))
+    box.ledger.registry.set_public_keys([("alice", "ab" * 32)], 1)
+    box.ledger.registry.security_event("hard_link", "bob", "x", "two names", 7)
+    box.flush()
+    box.close()
+    return sent
+
+
+def test_D2_it_is_made_again_as_it_was(tmp_path: Path) -> None:
+    sent = a_home(tmp_path / "home")
+    path = tmp_path / "home" / LEDGER
+    before = {query: rows(path, query) for query in (MESSAGES, DELIVERIES, AGENTS)}
+    incidents = rows(path, "SELECT at, kind, agent, path, detail FROM security_events")
+    old = path.read_bytes()
+    done = rebuild(tmp_path / "home")
+    assert {query: rows(path, query) for query in before} == before
+    assert rows(path, "SELECT at, kind, agent, path, detail FROM security_events") == incidents
+    assert done.aside == f"{path}.before-rebuild" and Path(done.aside).read_bytes() == old
+    assert done.lost == ("audit_log: what changed before now is in the ledger before alone",)
+    assert ledger_file.verify(str(path)) == done.content
+    box = Box(tmp_path / "home")
+    assert box.states(sent[4]) == {"carol": "held"} and box.bodies("bob") == ["two", "three"]
+    box.close()
+
+
+@pytest.mark.timeout(60)
+def test_D2_whichever_page_is_lost_all_that_the_journal_knows_is_there_again(
+    tmp_path: Path,
+) -> None:
+    a_home(tmp_path / "kept")
+    path = tmp_path / "home" / LEDGER
+    before = [rows(tmp_path / "kept" / LEDGER, query) for query in (MESSAGES, DELIVERIES)]
+    for page in range((tmp_path / "kept" / LEDGER).stat().st_size // PAGE):
+        shutil.rmtree(tmp_path / "home", ignore_errors=True)
+        shutil.copytree(tmp_path / "kept", tmp_path / "home", symlinks=True)
+        with open(path, "r+b") as file:
+            file.seek(page * PAGE)
+            file.write(bytes(PAGE))
+        done = rebuild(tmp_path / "home")
+        assert [rows(path, query) for query in (MESSAGES, DELIVERIES)] == before, page
+        whole = set(done.kept.values()) - {0}
+        assert whole or len(done.lost) > 1, page  # what could not be taken over is said
+
+
+def test_D2_a_ledger_that_is_gone_or_no_database(tmp_path: Path) -> None:
+    a_home(tmp_path / "home")
+    path = tmp_path / "home" / LEDGER
+    before = rows(path, MESSAGES)
+    path.write_bytes(b"no database" * 1000)
+    done = rebuild(tmp_path / "home")
+    assert rows(path, MESSAGES) == before
+    assert Path(done.aside).read_bytes() == b"no database" * 1000
+    assert any("agents after the first 0, and their keys" in line for line in done.lost)
+    path.unlink()
+    assert rebuild(tmp_path / "home").aside == "" and rows(path, MESSAGES) == before
+
+
+def test_D2_not_while_a_relay_runs(tmp_path: Path) -> None:
+    a_home(tmp_path / "home")
+    before = (tmp_path / "home" / LEDGER).read_bytes()
+    with fsio.locked(str(tmp_path / "home" / LOCK)), pytest.raises(AlreadyRunning):
+        rebuild(tmp_path / "home")
+    assert (tmp_path / "home" / LEDGER).read_bytes() == before
+
+
+def test_D2_what_the_journal_no_longer_has_is_said(tmp_path: Path) -> None:
+    """The journal is gone altogether: rows of what is underway are made from the store."""
+    sent = a_home(tmp_path / "home")
+    shutil.rmtree(tmp_path / "home/journal")
+    done = rebuild(tmp_path / "home")
+    assert any("the journal" in line for line in done.lost), done.lost
+    ids = {row[0] for row in rows(tmp_path / "home" / LEDGER, MESSAGES)}
+    assert sent[4] in ids and sent[0] not in ids
+
+
+@pytest.mark.timeout(60)
+def test_D2_killed_at_any_step_it_is_the_old_one_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_home(tmp_path / "kept")
+    path = tmp_path / "home" / LEDGER
+    before = rows(tmp_path / "kept" / LEDGER, MESSAGES)
+
+    def fresh() -> bytes:
+        shutil.rmtree(tmp_path / "home", ignore_errors=True)
+        shutil.copytree(tmp_path / "kept", tmp_path / "home", symlinks=True)
+        with open(path, "r+b") as file:
+            file.seek(4 * PAGE)
+            file.write(bytes(PAGE))
+        return path.read_bytes()
+
+    damaged = fresh()
+    steps: list[tuple[str, str]] = []
+    monkeypatch.setattr(fsio, "fault", lambda *step: steps.append(step))
+    rebuild(tmp_path / "home")
+    monkeypatch.undo()
+    assert len(steps) > 8
+    for number in range(1, len(steps) + 1):
+        fresh()
+        done = subprocess.run(
+            [sys.executable, "-c", REBUILD, str(tmp_path / "home"), str(number)],
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        if path.read_bytes() != damaged:
+            ledger_file.verify(str(path))  # the new one, whole
+        rebuild(tmp_path / "home")
+        assert rows(path, MESSAGES) == before, steps[number - 1]
+        assert not path.with_name("ledger.db.rebuilt").exists()
+
+
+@pytest.mark.timeout(60)
+def test_D2_a_real_relay_goes_on_after_it(home: Path) -> None:
+    running = Relay(home)
+    running.start()
+    with Agent("alice", str(home)) as alice:
+        sent = [alice.send("bob", f"number {number}") for number in range(20)]
+    until(lambda: len(list((home / "agents/bob/inbox").glob("*.msg"))) == 20)
+    refused = relay("ledger", "rebuild", home=home)
+    assert refused.returncode == 5 and "a relay runs" in refused.stderr
+    running.kill()
+    with open(home / LEDGER, "r+b") as file:
+        file.seek(PAGE)
+        file.write(bytes(10 * PAGE))
+    (home / "ledger.db-wal").unlink()
+    assert "`relay ledger rebuild`" in relay("up", home=home).stderr
+    done = relay("ledger", "rebuild", "--json", home=home)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["aside"] == f"{home}/ledger.db.before-rebuild"
+    assert facts["rows"]["messages"] == 20
+    running.start()
+    assert relay("send", "--as", "alice", "bob", "after", home=home).returncode == 0
+    inbox = home / "agents/bob/inbox"
+    until(lambda: len(list(inbox.glob("*.msg"))) == 21)
+    look = Look(home / LEDGER)
+    until(lambda: look.one("SELECT count(*) FROM messages WHERE status = 'archived'") == 21)
+    look.close()
+    assert {path.stem for path in inbox.glob("*.msg")} > set(sent)
+    doctor = relay("doctor", home=home)
+    assert doctor.returncode == 0, doctor.stdout
+    running.stop()
+
+
+def test_D2_in_words(tmp_path: Path) -> None:
+    a_home(tmp_path / "home")
+    (tmp_path / "home" / LEDGER).write_bytes(b"no database")
+    done = relay("ledger", "rebuild", home=tmp_path / "home")
+    first, *more = done.stdout.splitlines()
+    assert first.startswith("made again from the journal, the ledger before is ")
+    assert all(line.startswith("not made again: ") for line in more) and len(more) == 6
