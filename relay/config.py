@@ -57,7 +57,9 @@ class Detection(Section, frozen=True):
     poll_interval_ms: Positive = 100  # the scanning watcher's pace
     settle_ms: NotNegative = 100  # a file written in place is not read before this
     malformed_after_s: NotNegative = 5  # one that does not parse may still be growing
-    orphan_after_s: Positive = 30  # a file in .pending this old has lost its writer
+    pending_warn_s: Positive = 30  # untouched in .pending for so long: somebody forgot to rename it
+    # Then a message there is refused: who asks a person first needs minutes. Temp files go.
+    orphan_after_s: Positive = 3600
 
 
 class Limits(Section, frozen=True):

@@ -25,6 +25,7 @@ from relay.flow.carry import Carrier
 from relay.flow.decide import Decider
 from relay.flow.door import ASK_AGAIN_NS, Door
 from relay.flow.finish import Finisher
+from relay.flow.found import OUTBOX
 from relay.flow.hearing import Hearing
 from relay.flow.held import Ended, HeldMail
 from relay.flow.intake import Accepted, Intake, Look
@@ -233,7 +234,7 @@ class Dispatcher:
         """Who writes is there; so may be, by now, who is written to and was away."""
         written: dict[str, int] = {}
         for work, look in admitted:
-            if not work.again:
+            if not work.again and look.found.place == OUTBOX:
                 written[work.agent] = max(written.get(work.agent, 0), look.found.ctime_ns)
         self._lives.heard(written)
         wanted = {look.message.to for _, look in admitted if isinstance(look, Accepted)}
@@ -293,7 +294,8 @@ class Dispatcher:
         pause_s = self._config.retry.pause_s(attempts)
         due = self._clock.monotonic_ns() + pause_s * NS_PER_S
         waited_ns = max(0, self._clock.now_ns() - work.discovered_at)
-        self._intake.retry(work.agent, work.found.file_name, due, waited_ns)
+        if work.found.place == OUTBOX:  # else the next scan finds it
+            self._intake.retry(work.agent, work.found.file_name, due, waited_ns)
         self._log(
             f"Left a message in its outbox, to be tried again in {pause_s} s: {reason}",
             action="postpone",
