@@ -67,6 +67,8 @@ class Limits(Section, frozen=True):
 
     # The engine takes no more than its own limit for content, so neither may this be.
     max_body_bytes: Annotated[int, msgspec.Meta(gt=0, le=1_048_576)] = 1_048_576
+    # A gigabyte is read in a second or two; what is larger is a disk image, not a message.
+    max_attachment_mib: Positive = 1024
     batch_files: Positive = 256  # one ledger transaction; larger ones gain nothing
     batch_deliveries: Positive = 2000  # a broadcast to 1,000 agents must not starve the others
 

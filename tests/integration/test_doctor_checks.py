@@ -119,18 +119,6 @@ def test_a_link_that_was_refused_and_kept_is_no_alarm(box: Box, tmp_path: Path) 
     assert found(box) == []
 
 
-def test_B1_a_message_left_in_pending_is_named_and_not_removed(box: Box) -> None:
-    pending = box.path("agents/alice/outbox/.pending/1700000000000000099-99.msg")
-    pending.write_text("TO: bob\n\nhal")
-    os.utime(pending, (time.time() - 40, time.time() - 40))
-    assert f"not sent, in .pending for more than 30 s: {pending.relative_to(box.root)}; " in str(
-        one(box)
-    )
-    os.utime(pending, (time.time() - 4000, time.time() - 4000))
-    assert "rename it into the outbox" in str(one(box)) and not one(box).repairable
-    assert mend(box) == [] and pending.exists()
-
-
 def test_a_file_that_lost_its_writer(box: Box) -> None:
     pending = box.path("agents/alice/outbox/.pending/draft.tmp")
     pending.write_text("TO: bob\n\nhal")
