@@ -57,7 +57,9 @@ class Detection(Section, frozen=True):
     poll_interval_ms: Positive = 100  # the scanning watcher's pace
     settle_ms: NotNegative = 100  # a file written in place is not read before this
     malformed_after_s: NotNegative = 5  # one that does not parse may still be growing
-    orphan_after_s: Positive = 30  # a file in .pending this old has lost its writer
+    pending_warn_s: Positive = 30  # untouched in .pending for so long: somebody forgot to rename it
+    # Then a message there is refused: who asks a person first needs minutes. Temp files go.
+    orphan_after_s: Positive = 3600
 
 
 class Limits(Section, frozen=True):
@@ -65,6 +67,8 @@ class Limits(Section, frozen=True):
 
     # The engine takes no more than its own limit for content, so neither may this be.
     max_body_bytes: Annotated[int, msgspec.Meta(gt=0, le=1_048_576)] = 1_048_576
+    # A gigabyte is read in a second or two; what is larger is a disk image, not a message.
+    max_attachment_mib: Positive = 1024
     batch_files: Positive = 256  # one ledger transaction; larger ones gain nothing
     batch_deliveries: Positive = 2000  # a broadcast to 1,000 agents must not starve the others
 

@@ -42,6 +42,7 @@ LOCK = ".lock"
 META = "meta.json"
 KEY = "key"
 PENDING = ".pending"
+REJECTED = "rejected"  # below an agent's day in the archive: what was refused
 READ = ".read"
 STORE = "store/relay.acomm"
 ARCHIVES = "store/archive"

@@ -206,12 +206,20 @@ class Journal:
     def has_room(self, n_bytes: int) -> None:
         """Make sure that the disk takes ``n_bytes`` more before anything is promised.
 
-        Errors: OSError (ENOSPC …), harmless: the journal is as it was.
+        At most ``ahead_bytes`` are written ahead; who has more to say says it in parts.
+        Errors: OSError (ENOSPC …), harmless: the journal is as it was, and takes no more disk.
         """
         self._check()
-        wanted = self._active.position + (self._end - self._durable) + n_bytes
-        if wanted > self._active.zeroed:
-            self._active.extend(wanted + self._stream.policy.slice_bytes)
+        active, policy = self._active, self._stream.policy
+        end = active.position + (self._end - self._durable)
+        before = active.zeroed
+        if end + n_bytes > before:
+            try:
+                active.extend(end + min(n_bytes + policy.slice_bytes, policy.ahead_bytes))
+            except OSError:
+                with contextlib.suppress(OSError):
+                    active.cut(before)
+                raise
 
     def prepare(self) -> bool:
         """Write a slice of zeros ahead when less than one is left; True when it did.

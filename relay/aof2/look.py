@@ -28,7 +28,7 @@ from relay.aof2.format import (
     crc64,
     decode_segment_header,
 )
-from relay.aof2.records import Record, Starts, decode, wanted
+from relay.aof2.records import Record, Starts, decode, used, wanted
 from relay.aof2.segment import FIRST, FileSource, read_records
 from relay.errors import FormatError, IntegrityError, RelayError
 
@@ -155,7 +155,7 @@ class SegmentLook:
         elif _seals(rest, at):
             self.warnings.append(f"{self.path} at {at}: sealed, and not cut off yet")
         else:
-            length = len(rest.rstrip(b"\0"))
+            length = used(rest)
             self.problems.append(f"{why}: a torn tail of {length} bytes")
 
     def _read_footer(self) -> Footer | None:

@@ -23,6 +23,7 @@ assert _START.size + _REST.size == RECORD.size
 _CRC_FROM = 8  # the crc goes over payload_len, four zeros, and everything from here
 _JOINED = int(RecordFlag.JOINED)
 _SOMETHING = re.compile(rb"[^\0]")
+_ZEROS = bytes(1 << 16)
 _BLOCK_BITS = 16
 _NO_OFFSET = 2**64 - (1 << _BLOCK_BITS)  # no stream is that long
 _FILLED_LENGTHS = 4096  # a stream of ever new lengths must not fill the memory
@@ -152,6 +153,14 @@ def begins_commit(data: bytes, at: int, after: int) -> bool:
     return False
 
 
+def used(data: bytes) -> int:
+    """Its length without the zeros at its end; of megabytes of them, too, in no time."""
+    end = len(data)
+    while data.endswith(_ZEROS, 0, end):
+        end -= len(_ZEROS)
+    return len(data[:end].rstrip(b"\0"))
+
+
 def find(data: bytes, start: int, shift: int, starts: Starts, end: int = -1) -> int:
     """The position of the first good record at ``start`` or behind it; -1 when there is none.
 
@@ -160,7 +169,7 @@ def find(data: bytes, start: int, shift: int, starts: Starts, end: int = -1) -> 
     searched for, and the lower ones looked at where they stand.
     """
     if end < 0:
-        end = len(data.rstrip(b"\0"))  # a crc or an offset in it is not zero
+        end = used(data)  # a crc or an offset in it is not zero
     at = start
     end = min(end, _NO_OFFSET - shift)
     while at < end:
@@ -176,7 +185,7 @@ def find_unplaced(data: bytes, least: int, starts: Starts) -> tuple[int, int] | 
     """Position and offset of the first good record in ``data``, whatever its offset, from
     ``least`` on: for a segment of which nothing is known. Slow: each position is looked at."""
     view = memoryview(data)
-    for at in range(len(data.rstrip(b"\0")) - RECORD.size + 1):
+    for at in range(used(data) - RECORD.size + 1):
         length, crc, offset = _HEAD.unpack_from(data, at)
         after = at + RECORD.size + length
         if after > len(data) or offset < least + at:

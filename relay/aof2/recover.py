@@ -155,6 +155,9 @@ class Recovery:
         active.position, active.count, active.crc, active.first_ms = walk
         active.zeroed = max(os.fstat(fd).st_size, walk.position)
         active.ext_id = self._ext_id  # a record does not say; ids only grow
+        slice_bytes = self._stream.policy.slice_bytes
+        if active.zeroed > walk.position + 2 * slice_bytes:  # of a burst, or of a full disk
+            active.cut(walk.position + slice_bytes)
         self._dirty_again(active)
         active.sync()
         return active
@@ -219,7 +222,7 @@ class Recovery:
 
     def _is_blank(self, fd: int) -> bool:
         """Nothing was ever written behind the header."""
-        return not os.pread(fd, os.fstat(fd).st_size, 0)[FIRST:].strip(b"\0")
+        return tail.is_zero(fd, FIRST)
 
     def _at(self, path: str, found: tail.Tail) -> str:
         return f"{path} at {found.walk.position}: {found.why}"

@@ -178,6 +178,12 @@ class ActiveSegment:
             fsio.write_at(self._fd, piece, self.zeroed, self.path)
             self.zeroed += len(piece)
 
+    def cut(self, upto: int) -> None:
+        """Cut off zeros that are ahead of a position. Errors: OSError, harmless."""
+        if upto >= self.position:
+            fsio.truncate(self._fd, upto, self.path)
+            self.zeroed = upto
+
     def write(self, data: bytes, count: int) -> None:
         """Append ``count`` encoded records; durable after ``sync``."""
         fsio.write_at(self._fd, data, self.position, self.path)

@@ -26,6 +26,7 @@ class Policy(NamedTuple):
     segment_bytes: int = 64 << 20  # header and footer included; one longer record has its own
     segment_age_s: float = 86_400  # since its first record: a quiet day reaches the tiers, too
     slice_bytes: int = 1 << 20  # zeros at a time: some ms of writing, beside the acks
+    ahead_bytes: int = 64 << 20  # zeros ahead at most, whatever room is asked for
 
 
 class Stream(NamedTuple):

@@ -32,7 +32,7 @@ from relay.aof2.format import (
     decode_segment_header,
     encode_record,
 )
-from relay.aof2.records import Starts, begins_commit, fault, find, scan, wanted
+from relay.aof2.records import Starts, begins_commit, fault, find, scan, used, wanted
 from relay.aof2.segment import FIRST
 from relay.errors import FormatError, VersionError
 
@@ -97,20 +97,29 @@ def inspect(fd: int, path: str, base: int, head: bytes, covered: int) -> Tail:
     ``covered``: the stream was there up to this offset once; less than that is damage.
     """
     found = walk(fd, base, head)
-    rest = _read(fd, found.position)
     is_short = base + found.position - FIRST < covered
-    if (footer := _footer(rest, found)) is not None:
+    if (footer := _footer(os.pread(fd, FOOTER.size, found.position), found)) is not None:
         wrong = footer.segment_crc64 != found.crc64
         why = f"expected segment_crc64 {footer.segment_crc64:016x}, found {found.crc64:016x}"
         return Tail(found, Kind.FOOTER, why if wrong else "", footer)
-    if not rest.strip(b"\0"):
+    if is_zero(fd, found.position):
         return Tail(found, Kind.CLEAN)
+    rest = _read(fd, found.position)
     shift = base + found.position - FIRST
     expected, seen = fault(rest, shift, Starts())
     why = f"expected {expected}, found {seen}"
     if is_short or any(begins_commit(rest, at, to) for at, to, _ in _good_runs(rest, 0, shift)):
         return Tail(found, Kind.DAMAGE, why)
     return Tail(found, Kind.TORN, why)
+
+
+def is_zero(fd: int, at: int) -> bool:
+    """True when nothing but zeros stands from ``at`` on; read in pieces, for there may be many."""
+    while piece := os.pread(fd, _PIECE_BYTES, at):
+        if used(piece):
+            return False
+        at += len(piece)
+    return True
 
 
 def _footer(rest: bytes, found: Walk) -> Footer | None:
@@ -193,7 +202,7 @@ def _without_torn(data: bytes, shift: int, covered: int) -> list[tuple[int, int,
 def _good_runs(data: bytes, start: int, shift: int) -> Iterator[tuple[int, int, int]]:
     """Runs of good records: from, to, how many. A gap between them holds a header at least."""
     starts, view = Starts(), memoryview(data)
-    last = len(data.rstrip(b"\0"))
+    last = used(data)
     end = at = start
     while True:
         piece = view[at:]

@@ -1,21 +1,26 @@
 """What lies in outboxes and no relay has recorded: sent, and known to its file alone.
 
-The ledger cannot tell of it. Nothing is opened here, and nothing is changed: names are listed.
+The ledger cannot tell of it. Nothing is opened here, and nothing is changed: names are listed, and
+of one that is asked for it is seen how long nobody has touched it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
+from relay.clock import NS_PER_S
 from relay.errors import NotFound, UnsafePath
+from relay.flow.found import untouched_since
 from relay.home import PENDING, Home
 from relay.names import MSG_SUFFIX, message_id_of
 
 WORDS = {
     "waiting": "waits in the outbox of {}, and no relay has seen it yet",
-    "unsent": "lies in the outbox/.pending of {}, and is not sent yet",
+    "unsent": "lies in the outbox/.pending of {}, untouched for {} s, and is not sent yet",
 }
 IS_RUNNING = "one runs now, `relay status` says whether it takes messages in"
 
@@ -41,6 +46,7 @@ def find(home: Home, beginning: str) -> dict[str, Any] | None:
                 "from": agent,
                 "status": status,
                 "file": f"agents/{agent}/{place}/{message_id}{MSG_SUFFIX}",
+                "untouched_s": _untouched_s(home, agent, place, message_id + MSG_SUFFIX),
                 "error": None,
                 "deliveries": [],
                 "hops": [],
@@ -54,7 +60,17 @@ def told(facts: dict[str, Any], is_running: bool) -> str:
         hint = IS_RUNNING if is_running else "no relay runs; start one with `relay up`"
     else:
         hint = "rename it into the outbox"
-    return f"{WORDS[facts['status']].format(facts['from'])}: {hint}"
+    return f"{WORDS[facts['status']].format(facts['from'], facts['untouched_s'])}: {hint}"
+
+
+def _untouched_s(home: Home, agent: str, place: str, name: str) -> int:
+    """Seconds since a file was written or renamed; 0 for one that has just gone."""
+    now = time.time_ns()
+    with home.dirs() as dirs, contextlib.suppress(OSError, UnsafePath):
+        folder = dirs.get("agents", agent, *place.split("/"))
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return (now - untouched_since(status, now)) // NS_PER_S
+    return 0
 
 
 def _messages(home: Home, place: str) -> Iterator[tuple[str, str]]:

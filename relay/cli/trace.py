@@ -131,7 +131,9 @@ def _hop(hop: Hop) -> dict[str, Any]:
 
 def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
     name = message_id if message_id.endswith(".msg") else f"{message_id}.msg"
-    row = db.execute("SELECT * FROM rejections WHERE file_name = ?", (name,)).fetchone()
+    row = db.execute(
+        "SELECT * FROM rejections WHERE file_name = ? ORDER BY at DESC", (name,)
+    ).fetchone()
     if row is None:
         raise Unrecorded(
             f"no message {message_id}: the ledger does not know it, and it is in no outbox"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 
@@ -10,10 +11,12 @@ from relay.aof2.catalog import Catalog, Residency
 from relay.aof2.format import ManifestType, Reason
 from relay.aof2.manifest import read_manifest
 from relay.aof2.reader import JournalReader
+from relay.aof2.segment import segment_path
+from relay.aof2.segments import Policy
 from relay.comm import acomm
 from relay.comm.store_file import PREVIOUS
 from relay.config import Config
-from relay.doctor.finding import RESTORE, Finding, Place, names, said
+from relay.doctor.finding import RESTORE, Finding, Place, Severity, names, said
 from relay.errors import LedgerError, RelayError
 from relay.home import BASE, LEDGER, STORE, Home
 from relay.ledger import open_readonly
@@ -116,6 +119,7 @@ def _journal(home: Home, covered: int) -> Iterator[Finding]:
                 if suffix in name:
                     yield Finding("journal", f"{os.path.join(folder, sub, name)}: {what}", remedy)
     first, end = reach(folder)
+    yield from _surplus(folder, end)
     base = covers(home.path(BASE))
     if max(covered, base) < first:
         yield Finding(
@@ -135,6 +139,26 @@ def _journal(home: Home, covered: int) -> Iterator[Finding]:
             f"it ends at {end}, and the store covers it up to {covered}: files were removed",
             "put them back, or go on: the relay begins a new segment behind the gap",
         )
+
+
+def _surplus(folder: str, end: int | None) -> Iterator[Finding]:
+    """An active segment with more zeros ahead than a relay writes."""
+    entries = read_manifest(folder, _ignore).catalog.entries
+    active = [entry for entry in entries.values() if not entry.sealed]
+    if end is None or not active:
+        return
+    newest = max(active, key=lambda entry: entry.segment_id)
+    path = segment_path(folder, newest.segment_id)
+    with contextlib.suppress(FileNotFoundError):  # sealed, and moved on
+        ahead = os.stat(path).st_size - (end - newest.base_offset)
+        if ahead > 2 * Policy().ahead_bytes:
+            yield Finding(
+                "journal",
+                f"{path} has {ahead >> 20} MiB of zeros behind its last record",
+                "restart the relay: each start cuts them off",
+                Severity.WARNING,
+                path,
+            )
 
 
 def _remedy_of(problem: str) -> str:

@@ -21,8 +21,10 @@ from relay.flow.delivery import REJECTED
 from relay.home import AGENT_DIRS, META, PENDING
 from relay.housekeeping import archive_pack
 from relay.housekeeping.archive_pack import SUFFIX
+from relay.names import MSG_SUFFIX, shown
 
 MOST_LOOKED = 50_000  # entries: half a second
+STAGED_S = 30  # a delivery that is underway takes milliseconds
 TEMP_AGE_S = 3600  # a backup or a pack of a large home takes minutes
 TEMPS = ("", "store", "archive", "tmp")  # folders in which ours have temporary files
 UNTOUCHED = ("outbox",)  # the agents': what is there is narrowed when it is read
@@ -157,28 +159,50 @@ def _is_meta(place: Place, agent: str) -> bool:
 
 
 def _pending(place: Place) -> Iterator[Finding]:
-    """Files that lost their writer. A relay removes them itself, with its next scan."""
+    """What writers left in ``.pending``; a relay that runs finishes what it staged itself."""
     detection = place.config.detection
-    age_s = detection.orphan_after_s
-    if place.is_running:
-        age_s += 2 * detection.scan_interval_s
     for agent in sorted(place.home.agent_names()):
-        for box in ("outbox", "inbox"):
-            if box == "inbox" and not place.is_running:
-                continue  # staged: the next start knows which were committed
-            folder = f"agents/{agent}/{box}/{PENDING}"
-            old = [f"{folder}/{name}" for name in _older(place.home.path(folder), age_s)]
-            if not old:
-                continue
-            safe = box == "outbox" and not place.is_running
+        folder = f"agents/{agent}/outbox/{PENDING}"
+        yield from _unsent(place, folder, detection.pending_warn_s, detection.orphan_after_s)
+        if not place.is_running:
+            continue  # staged: the next start knows which were committed
+        folder, age_s = f"agents/{agent}/inbox/{PENDING}", STAGED_S + 2 * detection.scan_interval_s
+        staged = [f"{folder}/{name}" for name in _older(place.home.path(folder), age_s)]
+        if staged:
             yield Finding(
                 "files",
-                f"untouched for more than {age_s} s, its writer is gone: {several(old)}",
-                "the next start removes it" if safe else "look into logs/relay.log",
+                f"untouched for more than {age_s} s, and not delivered: {several(staged)}",
+                "look into logs/relay.log",
                 Severity.WARNING,
                 folder,
-                tuple(Repair("remove", path) for path in old) if safe else (),
             )
+
+
+def _unsent(place: Place, folder: str, warn_s: int, over_s: int) -> Iterator[Finding]:
+    """Messages that nobody renamed into the outbox, and temporary files that lost their writer."""
+    path = place.home.path(folder)
+    messages = [name for name in _older(path, warn_s) if name.endswith(MSG_SUFFIX)]
+    if messages:
+        yield Finding(
+            "files",
+            f"not sent, in .pending for more than {warn_s} s: "
+            f"{several([f'{folder}/{shown(name)}' for name in messages])}",
+            "rename it into the outbox to send it; after "
+            f"{over_s} s a relay puts it into the archive, and tells its sender",
+            Severity.WARNING,
+            folder,
+        )
+    others = [name for name in _older(path, over_s) if not name.endswith(MSG_SUFFIX)]
+    if others and not place.is_running:
+        left = [f"{folder}/{name}" for name in others]
+        yield Finding(
+            "files",
+            f"untouched for more than {over_s} s, its writer is gone: {several(left)}",
+            "the next start removes it",
+            Severity.WARNING,
+            folder + "/*",
+            tuple(Repair("remove", path) for path in left),
+        )
 
 
 def _temps(place: Place) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from relay.clock import Clock
 from relay.comm.model import Origin
 from relay.errors import UnsafePath
 from relay.flow import delivery
+from relay.flow.found import OUTBOX
 from relay.flow.intake import Accepted, Look, Malformed
 from relay.flow.work import Work
 from relay.home import Dirs
@@ -81,6 +82,10 @@ class Admission:
         # A name that is no message's may be no text, either; what an event says is.
         path = found.path if message_id else shown(found.path)
         work.origin = Origin(facts.agent_name, path, *facts[3:])
+        if found.place != OUTBOX:  # never sent: its id stays free
+            work.has_row = False
+            work.discovered_at = found.mtime_ns
+            return work, None
         if not message_id or message_id in fresh or (row and row.agent_name != found.agent):
             work.has_row = False
             work.failure = work.failure or "its id is taken: every message needs a name of its own"

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from relay import fsio
 from relay.checksums import SHA256_PREFIX
+from relay.config import Limits
 from relay.errors import UnsafePath
 from relay.home import Dirs, Home
 from relay.ledger import Ledger
@@ -31,12 +32,15 @@ FOLDER = "attachments"
 BAD = ".bad"
 AT_ONCE_BYTES = 1 << 20  # hashed within a batch: under a millisecond
 PIECE_BYTES = 1 << 20
+TURN_PIECES = 8  # then it is the next agent's turn: some ten milliseconds
+MOST_OPEN = 4  # of one agent, being read
 SLICE = 200  # files looked at: a millisecond of the interpreter, which the loop may wait for
 REMOVAL = 12  # and a removal counts for so many: ext4 avoids inodes freed just now
 MOST_KNOWN = 10_000  # results that are remembered
 _PREFIX = re.compile(r"[0-9a-f]{2}")
 
 Version = tuple[int, int, int]  # inode, size, mtime: another file, or changed, is read again
+Key = tuple[str, Version]  # its name, and which file of that name
 
 
 class Wrong(NamedTuple):
@@ -46,18 +50,43 @@ class Wrong(NamedTuple):
     kind: IncidentKind | None = None  # None: it is missing, which is no incident
 
 
+class _Reading:
+    """A large file that is read piece by piece."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.total = hashlib.sha256()
+        self.offset = 0
+
+    def go_on(self) -> bool:
+        """Read on for one turn; True at the end. The lock of the interpreter is free meanwhile."""
+        for _ in range(TURN_PIECES):
+            piece = os.pread(self.fd, PIECE_BYTES, self.offset)
+            if not piece:
+                return True
+            self.total.update(piece)
+            self.offset += len(piece)
+        return False
+
+
 class Verifier:
     """Reads attachments and remembers what they are. Owned by the loop; large ones are read by a
-    thread of its own, which ends when nothing is left to read."""
+    thread of its own, which ends when nothing is left to read. There the agents that wait take
+    turns: one that names many gigabytes does not hold up the others."""
 
-    def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, Version], str] = OrderedDict()  # -> the SHA-256 found
-        self._reading: dict[tuple[str, Version], int] = {}  # -> the descriptor that is read
+    def __init__(self, limits: Limits) -> None:
+        self._most_mib = limits.max_attachment_mib
+        self._known: OrderedDict[Key, str] = OrderedDict()  # -> the SHA-256 found
+        self._reading: dict[Key, _Reading] = {}
+        self._turns: dict[str, dict[Key, None]] = {}  # agent -> what it waits for, oldest first
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def check(self, dirs: Dirs, reference: str) -> Wrong | bool:
-        """True: it is what its name says. False: a large one is being read, ask again."""
+    def check(self, dirs: Dirs, reference: str, agent: str) -> Wrong | bool:
+        """True: it is what its name says. False: a large one is being read, ask again.
+
+        ``agent``: who named it, and waits.
+        """
         digest = reference.removeprefix(SHA256_PREFIX)
         try:
             fd = fsio.open_own(digest, dirs.get(FOLDER, digest[:2]))
@@ -68,10 +97,17 @@ class Verifier:
         except UnsafePath as exc:
             return Wrong(f"ATTACHMENT {reference}: {exc}", IncidentKind.ATTACHMENT_UNSAFE)
         key = (digest, _version(fd))
+        size = key[1][1]
+        if size > self._most_mib << 20:
+            os.close(fd)
+            return Wrong(
+                f"ATTACHMENT {reference} is {size >> 20} MiB, at most {self._most_mib} "
+                "(limits.max_attachment_mib): send it in parts, or say where it is"
+            )
         with self._lock:
             found = self._known.get(key)
-            if found is None and key[1][1] > AT_ONCE_BYTES:
-                self._begin(key, fd)
+            if found is None and size > AT_ONCE_BYTES:
+                self._begin(key, fd, agent)
                 return False
         try:
             if found is None:
@@ -87,34 +123,56 @@ class Verifier:
             IncidentKind.ATTACHMENT_MISMATCH,
         )
 
-    def _begin(self, key: tuple[str, Version], fd: int) -> None:
-        """Have the thread read it; the lock is held."""
-        if key in self._reading:
+    def _begin(self, key: Key, fd: int, agent: str) -> None:
+        """Have the thread read it, in the turns of this agent; the lock is held.
+
+        An agent that has enough open asks again: descriptors are everybody's.
+        """
+        mine = self._turns.setdefault(agent, {})
+        if key in self._reading or len(mine) >= MOST_OPEN:
             os.close(fd)
-            return
-        self._reading[key] = fd
+        else:
+            self._reading[key] = _Reading(fd)
+        if key in self._reading:
+            mine[key] = None
         if self._thread is None:
             self._thread = threading.Thread(target=self._read_all, name="attachments", daemon=True)
             self._thread.start()
 
+    def _next(self) -> Key | None:
+        """What is read next; its agent goes to the end. The lock is held."""
+        while self._turns:
+            agent = next(iter(self._turns))
+            waiting = self._turns.pop(agent)
+            for key in [key for key in waiting if key not in self._reading]:
+                del waiting[key]  # it was read in the turns of another
+            if waiting:
+                self._turns[agent] = waiting
+                return next(iter(waiting))
+        return None
+
     def _read_all(self) -> None:
-        """The thread: one after the other, until none is left."""
+        """The thread: a turn after the other, until nothing is left."""
         while True:
             with self._lock:
-                key = next(iter(self._reading), None)
+                key = self._next()
                 if key is None:
                     self._thread = None
                     return
-                fd = self._reading[key]
+                reading = self._reading[key]
             found = ""
-            with contextlib.suppress(OSError):  # a disk that fails: it is asked for again
-                found = _hash(fd)
+            try:
+                if not reading.go_on():
+                    continue
+                found = reading.total.hexdigest()
+            except OSError:
+                pass  # a disk that fails: it is asked for again
             with self._lock:
-                os.close(self._reading.pop(key))
+                os.close(self._reading.pop(key).fd)
             if found:
                 self._keep(key, found)
 
-    def _keep(self, key: tuple[str, Version], found: str) -> None:
+    def _keep(self, key: Key, found: str) -> None:
         with self._lock:
             self._known[key] = found
             while len(self._known) > MOST_KNOWN:

@@ -18,12 +18,12 @@ from relay import fsio
 from relay.checksums import SHA256_PREFIX, sha256_hex
 from relay.clock import iso_date, iso_time
 from relay.errors import RelayError, UnsafePath
-from relay.flow.found import Found, found_of
+from relay.flow.found import OUTBOX, Found, found_of
 from relay.home import PENDING, Dirs
+from relay.home import REJECTED as REJECTED
 from relay.message import MessageFile, render
 from relay.names import MSG_SUFFIX
 
-REJECTED = "rejected"
 DUPLICATES = "duplicates"
 MOST_NAME_BYTES = 240  # a number goes behind, and 255 is the most there can be
 
@@ -132,8 +132,9 @@ def archive(
     kind: str = "",
     *,
     redacted: bytes | None = None,
+    place: tuple[str, ...] = OUTBOX,
 ) -> str | None:
-    """Move an original out of the outbox; returns its new path, or None when it is gone.
+    """Move an original out of ``place``; returns its new path, or None when it is gone.
 
     ``kind``: REJECTED or DUPLICATES for a folder of its own, where a name that is taken gets a
     number: nothing is written over. ``redacted``: what is kept in the place of a file that has
@@ -141,7 +142,7 @@ def archive(
     """
     parts = ["archive", iso_date(at_ns), agent] + ([kind] if kind else [])
     target = dirs.ensure(*parts)
-    outbox = dirs.get("agents", agent, "outbox")
+    outbox = dirs.get("agents", agent, *place)
     if redacted is not None:
         name = _keep_redacted(file_name, redacted, target, is_numbered=bool(kind))
         fsio.remove(file_name, outbox)
@@ -169,12 +170,12 @@ def _keep_redacted(file_name: str, data: bytes, target: int, *, is_numbered: boo
 
 def is_same_file(dirs: Dirs, found: Found) -> bool:
     """False when another file was put in the place of the one read, it changed, or it is gone."""
-    outbox = dirs.get("agents", found.agent, "outbox")
+    outbox = dirs.get("agents", found.agent, *found.place)
     try:
         status = os.stat(found.file_name, dir_fd=outbox, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return found_of(found.agent, found.file_name, status) == found
+    return found_of(found.agent, found.file_name, status, found.place) == found
 
 
 def _free_name(file_name: str, directory: int) -> str:

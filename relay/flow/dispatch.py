@@ -25,6 +25,7 @@ from relay.flow.carry import Carrier
 from relay.flow.decide import Decider
 from relay.flow.door import ASK_AGAIN_NS, Door
 from relay.flow.finish import Finisher
+from relay.flow.found import OUTBOX
 from relay.flow.hearing import Hearing
 from relay.flow.held import Ended, HeldMail
 from relay.flow.intake import Accepted, Intake, Look
@@ -39,6 +40,8 @@ from relay.orchestrator.telling import Teller
 from relay.security import hardening
 from relay.security.signing import Keys
 
+PART_BYTES = 32 << 20  # of the journal: room for so much is made at once
+LOOK_BYTES = 2 << 10  # a refusal and its nack, or the events about a message
 PASSING = (StoreFull, StoreCapacity, delivery.DiskFull)  # its file waits in the outbox
 
 
@@ -72,7 +75,7 @@ class Dispatcher:
         roster = self._roster
         self._intake = Intake(config.detection, config.limits, clock, log, config.security)
         keys = Keys(ledger, store, config.security.require_signatures, clock, log)
-        self._door = Door(keys, roster, clock, log)
+        self._door = Door(keys, roster, config.limits, clock, log)
         self._guard = hardening.Guard(home)
         self._admission = Admission(ledger, clock, log)
         saves = Saves(home, config.continuity)
@@ -198,15 +201,28 @@ class Dispatcher:
         return let_in.looks
 
     def _process(self, dirs: Dirs, looks: list[Look]) -> None:
-        """Take a batch of files through every step up to finish."""
+        """Take a batch of files through every step up to finish, so many bytes at once."""
         self.tally.begin("record")
         admitted = self._admission.admit(dirs, looks)
         self._meet(admitted)
+        part: list[tuple[Work, Look]] = []
+        part_bytes = 0
+        for one in admitted:
+            needed = _journal_bytes(one[1])
+            if part and part_bytes + needed > PART_BYTES:
+                self._process_part(dirs, part, part_bytes)
+                part, part_bytes = [], 0
+            part.append(one)
+            part_bytes += needed
+        self._process_part(dirs, part, part_bytes)
+
+    def _process_part(self, dirs: Dirs, part: list[tuple[Work, Look]], part_bytes: int) -> None:
+        """Decide on what was admitted and carry it out, once the journal has room for it."""
         self.tally.begin("decide")
-        room = self._room_for(looks)
+        room = self._room_for(part_bytes)
         batch: list[Work] = []
         deliveries = 0
-        for work, look in admitted:
+        for work, look in part:
             if room:
                 self._postpone(work, room)
                 continue
@@ -233,17 +249,17 @@ class Dispatcher:
         """Who writes is there; so may be, by now, who is written to and was away."""
         written: dict[str, int] = {}
         for work, look in admitted:
-            if not work.again:
+            if not work.again and look.found.place == OUTBOX:
                 written[work.agent] = max(written.get(work.agent, 0), look.found.ctime_ns)
         self._lives.heard(written)
         wanted = {look.message.to for _, look in admitted if isinstance(look, Accepted)}
         if wanted & self._lives.away.keys():
             self._hearing.review(wanted & self._lives.away.keys())
 
-    def _room_for(self, looks: list[Look]) -> str:
-        """Why the journal has no room for these, or nothing."""
+    def _room_for(self, n_bytes: int) -> str:
+        """Why the journal has no room for so many bytes, or nothing."""
         try:
-            self._events.has_room(sum(2 * look.found.size for look in looks))
+            self._events.has_room(n_bytes)
         except OSError as exc:
             return f"journal: {exc.strerror or exc}"
         return ""
@@ -293,7 +309,8 @@ class Dispatcher:
         pause_s = self._config.retry.pause_s(attempts)
         due = self._clock.monotonic_ns() + pause_s * NS_PER_S
         waited_ns = max(0, self._clock.now_ns() - work.discovered_at)
-        self._intake.retry(work.agent, work.found.file_name, due, waited_ns)
+        if work.found.place == OUTBOX:  # else the next scan finds it
+            self._intake.retry(work.agent, work.found.file_name, due, waited_ns)
         self._log(
             f"Left a message in its outbox, to be tried again in {pause_s} s: {reason}",
             action="postpone",
@@ -362,3 +379,8 @@ class Dispatcher:
         if not self._finisher.is_idle:
             due.append(0)
         return min(due)
+
+
+def _journal_bytes(look: Look) -> int:
+    """What a file may take up in the journal; of what is refused it keeps no content."""
+    return LOOK_BYTES + (2 * look.found.size if isinstance(look, Accepted) else 0)

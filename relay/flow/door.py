@@ -13,6 +13,7 @@ from typing import NamedTuple
 from relay.agents.roster import Roster
 from relay.checksums import SHA256_PREFIX
 from relay.clock import NS_PER_MS, Clock
+from relay.config import Limits
 from relay.errors import UnsafePath
 from relay.flow.attachments import Verifier, Wrong, set_aside
 from relay.flow.found import FileKey
@@ -36,13 +37,18 @@ class Door:
     """Asks it of every message. Owned by the loop."""
 
     def __init__(
-        self, keys: Keys, roster: Roster, clock: Clock, log: Callable[..., object]
+        self,
+        keys: Keys,
+        roster: Roster,
+        limits: Limits,
+        clock: Clock,
+        log: Callable[..., object],
     ) -> None:
         self._keys = keys
         self._roster = roster
         self._clock = clock
         self._log = log
-        self._verifier = Verifier()
+        self._verifier = Verifier(limits)
         self._wrong: dict[FileKey, tuple[str, Wrong]] = {}  # of this batch: reference, what it is
         self._aside: list[str] = []  # what is to be set aside, once its senders are told
 
@@ -62,7 +68,7 @@ class Door:
             return True
         try:
             for reference in dict.fromkeys(look.message.attachments):
-                found = self._verifier.check(dirs, reference)
+                found = self._verifier.check(dirs, reference, look.found.agent)
                 if isinstance(found, Wrong):
                     self._wrong[look.found.key] = (reference, found)
                     return True

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from relay.clock import Clock
 from relay.errors import UnsafePath
 from relay.flow import delivery
-from relay.flow.found import FileKey, Found
+from relay.flow.found import OUTBOX, FileKey, Found
 from relay.flow.work import Work
 from relay.home import Dirs
 from relay.ledger import Ledger
@@ -80,9 +80,16 @@ class Finisher:
             if delivery.is_same_file(dirs, found):
                 day = work.archive_day_ns
                 return True, delivery.archive(
-                    dirs, found.agent, found.file_name, day, kind, redacted=work.redacted
+                    dirs,
+                    found.agent,
+                    found.file_name,
+                    day,
+                    kind,
+                    redacted=work.redacted,
+                    place=found.place,
                 )
-            replaced.append(found)
+            if found.place == OUTBOX:
+                replaced.append(found)
         except (OSError, UnsafePath) as exc:
             self._log(
                 f"Could not archive {found.path}, the next scan tries again: {exc}",

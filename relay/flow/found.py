@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from relay.home import PENDING
 from relay.names import message_id_of
 
 FileKey = tuple[str, str]  # agent, file name
+OUTBOX = ("outbox",)
+IN_PENDING = ("outbox", PENDING)  # where a writer left it
 LATEST_NS = 9 * 10**18  # the year 2255
 
 
@@ -21,19 +24,22 @@ class Found(NamedTuple):
     mtime_ns: int
     inode: int
     ctime_ns: int = 0  # last changed or renamed: no writer can set it
+    place: tuple[str, ...] = OUTBOX  # below the agent's directory
 
     @property
     def path(self) -> str:
         """Relative to the home."""
-        return f"agents/{self.agent}/outbox/{self.file_name}"
+        return "/".join(("agents", self.agent, *self.place, self.file_name))
 
     @property
     def key(self) -> tuple[str, str]:
         """What stands for the file while it waits or is worked on."""
-        return (self.agent, self.file_name)
+        return (self.agent, "/".join((*self.place[1:], self.file_name)))
 
 
-def found_of(agent: str, name: str, status: os.stat_result) -> Found:
+def found_of(
+    agent: str, name: str, status: os.stat_result, place: tuple[str, ...] = OUTBOX
+) -> Found:
     """The facts of a file; its writer may have set any mtime, SQLite takes 63 bits."""
     mtime_ns = min(max(status.st_mtime_ns, 0), LATEST_NS)
     return Found(
@@ -44,4 +50,11 @@ def found_of(agent: str, name: str, status: os.stat_result) -> Found:
         mtime_ns,
         status.st_ino,
         status.st_ctime_ns,
+        place,
     )
+
+
+def untouched_since(status: os.stat_result, now_ns: int) -> int:
+    """When a file was last written or renamed (Unix ns); a time to come says nothing."""
+    times = [at for at in (status.st_mtime_ns, status.st_ctime_ns) if at <= now_ns]
+    return max(times, default=now_ns)

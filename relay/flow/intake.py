@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Callable, Container
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ from relay.config import Detection, Limits, Security
 from relay.errors import ForeignOwner, HardLink, MessageError, RelayError, UnsafePath
 from relay.flow.found import FileKey, Found, found_of
 from relay.flow.ratelimit import RateLimit
+from relay.flow.unsent import Unsent
 from relay.flow.waiting import Hint, Limited, Quota, Waiting
 from relay.home import PENDING, Dirs
 from relay.message import Kind, MessageFile, max_file_bytes, parse
@@ -78,7 +78,6 @@ class Intake:
     ) -> None:
         self._settle_ns = detection.settle_ms * NS_PER_MS
         self._malformed_ns = detection.malformed_after_s * NS_PER_S
-        self._orphan_ns = detection.orphan_after_s * NS_PER_S
         self._max_body = limits.max_body_bytes
         self._max_file = max_file_bytes(limits.max_body_bytes)
         self._clock = clock
@@ -87,6 +86,7 @@ class Intake:
         self.limit = RateLimit(security.rate_per_s, security.rate_burst, clock)
         self._waiting = Waiting(self.limit, security.outbox_files, clock)
         self._quota = Quota(security, self._max_file)
+        self._unsent = Unsent(detection, clock, log)
 
     @property
     def backlog(self) -> int:
@@ -96,7 +96,7 @@ class Intake:
     @property
     def is_busy(self) -> bool:
         """True while files wait that can be looked at now."""
-        return self._waiting.is_busy
+        return self._waiting.is_busy or self._unsent.is_busy
 
     @property
     def limited(self) -> Limited:
@@ -120,13 +120,13 @@ class Intake:
         self._waiting.later(Hint(agent, file_name, True, True, due_ns, found_ns=found_ns))
 
     def scan(self, dirs: Dirs, agent: str) -> None:
-        """List an agent's outbox; remove what lost its writer in ``.pending``."""
+        """List an agent's outbox, and what its writers left in ``.pending``."""
         outbox = dirs.get("agents", agent, "outbox")
         names = sorted(os.listdir(outbox))
         for name in names:
             self.add(agent, name, renamed=False)
         self._quota.look(agent, outbox, names)
-        self._remove_orphans(dirs.ensure("agents", agent, "outbox", PENDING), agent)
+        self._unsent.look(dirs, agent)
 
     def take_incidents(self) -> list[Incident]:
         """Limits that agents ran into since the last time; each is to be told once."""
@@ -172,7 +172,14 @@ class Intake:
             else:
                 looks.append(look)
         self._list_again(dirs)
-        return looks
+        left = self._unsent.take(dirs, limit - len(looks), self._max_file, in_hand)
+        return looks + [self._refused(found, data) for found, data in left]
+
+    def _refused(self, found: Found, data: bytes) -> Malformed:
+        """A message that its writer left in ``.pending``."""
+        clean = redact(data, loose=True)
+        reason = self._unsent.reason(found.agent)
+        return Malformed(found, reason, redacted=clean.data if clean else None)
 
     def oldest_ns(self) -> int | None:
         """When the file was heard of that waits longest (monotonic); None when none waits."""
@@ -186,7 +193,7 @@ class Intake:
 
     def due_ns(self) -> int | None:
         """When the next file is to be looked at (monotonic); 0: now."""
-        return self._waiting.due_ns()
+        return 0 if self._unsent.is_busy else self._waiting.due_ns()
 
     def _look(self, dirs: Dirs, hint: Hint) -> Look | Hint:
         agent, name = hint.agent, hint.file_name
@@ -248,25 +255,6 @@ class Intake:
             return "", parse(data, file=found.file_name, max_body_bytes=self._max_body)
         except MessageError as exc:
             return str(exc), None
-
-    def _remove_orphans(self, pending: int, agent: str) -> None:
-        """A file in ``.pending`` untouched for 30 s has lost its writer. Source: 6.1."""
-        oldest_ns = self._clock.now_ns() - self._orphan_ns
-        with os.scandir(pending) as entries:
-            for entry in entries:
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue  # its writer has renamed it
-                if not stat.S_ISDIR(status.st_mode) and status.st_mtime_ns < oldest_ns:
-                    fsio.remove(entry.name, pending)
-                    self._log(
-                        "Removed a file that its writer left in .pending",
-                        action="remove_orphan",
-                        level="warning",
-                        agent=agent,
-                        file=entry.name,
-                    )
 
 
 def _is_pending(dirs: Dirs, agent: str, name: str) -> bool:

@@ -11,6 +11,8 @@ from relay.config import Config, Detection
 from relay.flow.watcher import InotifyWatcher, Wake
 from tests.box import Box
 
+PENDING_ACTIONS = ("left_in_pending", "remove_orphan")
+
 
 @pytest.fixture(params=["inotify", "scan"])
 def any_box(request: pytest.FixtureRequest, tmp_path: Path) -> Box:
@@ -110,14 +112,83 @@ def test_a_file_still_in_pending_under_the_same_name_is_not_taken(box: Box) -> N
     assert box.bodies("bob") == ["hi"]
 
 
-def test_a_file_its_writer_left_in_pending_is_removed_after_30_s(box: Box) -> None:
-    pending = box.path("agents", "alice", "outbox", ".pending", box.name())
-    pending.write_text("TO: bob\n\nhalf a mess")
+def left(box: Box, name: str, text: str = "TO: bob\n\na long report") -> Path:
+    """Write a file into .pending of alice, and do not rename it."""
+    path = box.path("agents", "alice", "outbox", ".pending", name)
+    path.write_text(text)
+    return path
+
+
+def actions(box: Box) -> list[str]:
+    """What the log says was done about files in .pending."""
+    return [line["action"] for line in box.log if line.get("action") in PENDING_ACTIONS]
+
+
+def test_B1_a_message_left_in_pending_is_kept_and_its_writer_told(box: Box) -> None:
+    name = box.name()
+    pending = left(box, name)
     settle(box, 29)
-    assert pending.exists()
+    assert actions(box) == []
     settle(box, 31)
-    assert not pending.exists()
-    assert [line["action"] for line in box.log if line["action"] == "remove_orphan"]
+    settle(box, 31)
+    assert pending.exists() and actions(box) == ["left_in_pending"]  # once a file
+
+    settle(box, 3600)
+    assert not pending.exists() and not box.bodies("bob")
+    (kept,) = box.path("archive").glob(f"*/alice/rejected/{name}")
+    assert kept.read_text() == "TO: bob\n\na long report"
+    (nack,) = box.nacks("alice")
+    assert f"{name}: found in .pending, untouched for an hour" in nack
+    assert f"{kept.parent.relative_to(box.root)}/" in nack
+    (refused,) = box.sql("SELECT agent, file_name, reason FROM rejections")
+    assert refused[:2] == ("alice", name) and "untouched for an hour" in refused[2]
+    assert box.sql("SELECT count(*) FROM messages WHERE agent_name = 'alice'") == [(0,)]
+
+    kept.rename(box.path("agents", "alice", "outbox", name))  # as the nack says
+    box.tick()
+    assert box.bodies("bob") == ["a long report"]
+
+
+def test_B1_one_that_is_renamed_in_time_is_sent(box: Box) -> None:
+    name = box.name()
+    pending = left(box, name)
+    settle(box, 3000)
+    pending.rename(box.path("agents", "alice", "outbox", name))
+    box.tick()
+    settle(box, 3600)
+    assert box.bodies("bob") == ["a long report"] and box.nacks("alice") == []
+
+
+def test_B1_other_names_are_removed_after_an_hour(box: Box) -> None:
+    pending = left(box, "draft.tmp")
+    settle(box, 3500)
+    assert pending.exists()
+    settle(box, 200)
+    assert not pending.exists() and actions(box) == ["left_in_pending", "remove_orphan"]
+    assert box.inbox("alice") == {}
+
+
+def test_B1_a_name_that_is_none_and_a_link_are_kept_too(box: Box) -> None:
+    left(box, "report.msg")
+    link = box.path("agents", "alice", "outbox", ".pending", "link.msg")
+    link.symlink_to(box.path("config.json"))
+    settle(box, 3700)
+    kept = sorted(path.name for path in box.path("archive").glob("*/alice/rejected/*"))
+    assert kept == ["link.msg", "report.msg"] and len(box.nacks("alice")) == 2
+    assert box.path("config.json").exists()
+
+
+def test_B1_many_of_them_hold_up_nobody(tmp_path: Path) -> None:
+    box = Box(tmp_path / "home", "alice", "bob")
+    for number in range(300):
+        left(box, f"1700000000{number:09d}-.msg")
+    box.clock.advance(3700)
+    box.drop("bob", "TO: alice\n\nhi")
+    box.tick()
+    assert "hi" in box.bodies("alice") and box.deadline == 0
+    box.tick(2)
+    assert len(box.nacks("alice")) == 300 and len(box.sql("SELECT 1 FROM rejections")) == 300
+    box.close()
 
 
 def test_what_inotify_missed_the_next_scan_finds(box: Box) -> None:

@@ -120,10 +120,12 @@ def test_a_link_that_was_refused_and_kept_is_no_alarm(box: Box, tmp_path: Path) 
 
 
 def test_a_file_that_lost_its_writer(box: Box) -> None:
-    pending = box.path("agents/alice/outbox/.pending/1700000000000000099-99.msg")
+    pending = box.path("agents/alice/outbox/.pending/draft.tmp")
     pending.write_text("TO: bob\n\nhal")
     os.utime(pending, (time.time() - 40, time.time() - 40))
-    assert "untouched for more than 30 s" in str(one(box))
+    assert found(box) == []
+    os.utime(pending, (time.time() - 4000, time.time() - 4000))
+    assert "untouched for more than 3600 s" in str(one(box))
     assert mend(box) == [f"remove agents/alice/outbox/.pending/{pending.name}"]
     assert found(box) == [] and not pending.exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 from pathlib import Path
@@ -177,6 +178,34 @@ def test_zeros_are_written_ahead_and_off_the_path_of_commits(stream: Stream) -> 
     assert stream.path().stat().st_size == size + 1_024
     journal.has_room(3_000)
     assert stream.path().stat().st_size >= FIRST + 528 + 3_000
+
+
+def test_of_the_room_that_is_asked_for_so_much_is_made_ahead(stream: Stream) -> None:
+    stream.policy = stream.policy._replace(ahead_bytes=5_000)
+    journal = stream.open()
+    journal.has_room(1 << 40)
+    assert stream.path().stat().st_size == FIRST + 5_000
+
+
+def test_a_disk_that_is_full_on_the_way_gets_its_room_back(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = stream.open()
+    size = stream.path().stat().st_size
+    write_at, written = fsio.write_at, []
+
+    def filling(fd: int, data: bytes, offset: int, name: str) -> None:
+        if written:
+            raise OSError(errno.ENOSPC, "no space left")
+        written.append(write_at(fd, data, offset, name))
+
+    monkeypatch.setattr(fsio, "write_at", filling)
+    with pytest.raises(OSError):
+        journal.has_room(3 << 20)
+    assert written and stream.path().stat().st_size == size
+    monkeypatch.undo()
+    put(journal, b"x" * 2_000)
+    assert payloads(journal) == [b"x" * 2_000]
 
 
 # --- following from elsewhere

@@ -40,6 +40,7 @@ def test_a_renamed_file_is_complete_when_seen(desk: Desk) -> None:
         status.st_mtime_ns,
         status.st_ino,
         status.st_ctime_ns,
+        ("outbox",),
     )
     assert look.found.path == f"agents/alice/outbox/{NAME}"
     assert look.found.key == ("alice", NAME)

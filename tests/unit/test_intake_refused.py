@@ -252,19 +252,25 @@ def test_a_scan_goes_by_name(desk: Desk) -> None:
     assert [look.found.file_name for look in looks] == sorted(names)
 
 
-def test_what_its_writer_left_in_pending_is_removed_after_30_s(desk: Desk) -> None:
+def test_what_its_writer_left_in_pending_is_removed_after_an_hour(desk: Desk) -> None:
     pending = desk.outbox / ".pending"
-    for name, age_s in (("new", 0), ("young", -29.9), ("just", -30), ("old", -30.1), ("x", -9999)):
+    ages = (("new", 0), ("young", -29.9), ("warned", -31), ("just", -3600), ("old", -3600.1))
+    for name, age_s in (*ages, ("x", -9999), ("1000000001-01.msg", -9999)):
         desk.write(b"half", f".pending/{name}", mtime_s=age_s)
     (pending / "folder").mkdir()
     os.utime(pending / "folder", (0, 0))
     (pending / "link").symlink_to(desk.outbox)
     os.utime(pending / "link", (0, 0), follow_symlinks=False)
     desk.scan()
-    assert sorted(os.listdir(pending)) == ["folder", "just", "new", "young"]
-    assert sorted(entry["file"] for entry in desk.log) == ["link", "old", "x"]
-    assert {(entry["action"], entry["level"]) for entry in desk.log} == {
-        ("remove_orphan", "warning")
+    kept = ["1000000001-01.msg", "folder", "just", "new", "warned", "young"]
+    assert sorted(os.listdir(pending)) == kept
+    said = {(entry["file"], entry["action"], entry["level"]) for entry in desk.log}
+    assert said == {
+        ("link", "remove_orphan", "warning"),
+        ("old", "remove_orphan", "warning"),
+        ("x", "remove_orphan", "warning"),
+        ("just", "left_in_pending", "warning"),
+        ("warned", "left_in_pending", "warning"),
     }
     assert desk.outbox.is_dir()
 
@@ -272,7 +278,7 @@ def test_what_its_writer_left_in_pending_is_removed_after_30_s(desk: Desk) -> No
 def test_an_orphan_that_its_writer_renames_meanwhile_is_no_fault(desk: Desk) -> None:
     pending = desk.outbox / ".pending"
     for name in ("one", "two"):
-        desk.write(b"half", f".pending/{name}", mtime_s=-60)
+        desk.write(b"half", f".pending/{name}", mtime_s=-4000)
 
     removed: list[object] = []
 
@@ -281,7 +287,7 @@ def test_an_orphan_that_its_writer_renames_meanwhile_is_no_fault(desk: Desk) -> 
         for name in os.listdir(pending):
             (pending / name).rename(desk.outbox / name)
 
-    desk.intake._log = renamed
+    desk.intake._unsent._log = renamed
     desk.scan()
     assert os.listdir(pending) == []
     assert len(removed) == 1
