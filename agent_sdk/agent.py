@@ -193,7 +193,8 @@ class Agent:
     # -- receiving ---------------------------------------------------------------------------
 
     def receive(self, timeout_s: float | None = None) -> Received | None:
-        """Take the oldest message of the inbox, by file name; None when none came in time.
+        """Take the first message of the inbox, by priority, then by file name, which is its age;
+        None when none came in time.
 
         ``timeout_s`` None waits forever, 0 looks once. The file is moved to ``inbox/.read``
         first and read then: that is what the relay counts as read, and of two processes one
@@ -202,7 +203,7 @@ class Agent:
         Errors: MessageError for a file that is no message or damaged: it names the file, which
         is in ``.read`` by then, so that the next call goes on with the next message.
         """
-        return self._inbox.until(self._inbox.take_oldest, timeout_s)
+        return self._inbox.until(self._inbox.take_next, timeout_s)
 
     def messages(self, timeout_s: float | None = None) -> Iterator[Received]:
         """Messages as they come, until none came for ``timeout_s`` (None: without end)."""

@@ -1,4 +1,4 @@
-"""An agent's inbox: the oldest message first, each to one taker.
+"""An agent's inbox: by priority, the oldest first, each message to one taker.
 
     inbox/{id}.msg → rename → inbox/.read/{id}.msg → read, parsed, given out
                      ^ the evidence that it was read; of two processes one succeeds
@@ -9,8 +9,8 @@ What is not asked for stays where it is. Source: DESIGN, "Read".
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Collection
+from time import monotonic
 from typing import NamedTuple, TypeVar
 
 from agent_sdk.wait import Wake, open_wake
@@ -23,9 +23,16 @@ from relay.names import MSG_SUFFIX
 
 MAX_FILE_BYTES = 1 << 30  # the relay's own limit is far below; what it delivers is taken
 # Of a listing one name in 64 is used before the next: taking one of 100,000 must not cost a
-# listing of them all, and one of a few is always the oldest that there is.
+# listing of them all, and one of a few is always the first that there is. And none is used that
+# is older than 16 times what it took to make: who takes its time finds what is urgent by now.
 NAMES_PER_LISTING = 64
+LISTING_LIVES = 16
+HEAD_BYTES = 16_384  # more than the header of any delivered message
+NORMAL = 2
 
+# What is put there may be anything: no link is followed, and a FIFO must not wait for its writer.
+_OPEN_HEAD = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_PRIORITIES = frozenset((b"0", b"1", b"2", b"3", b"4"))
 _Found = TypeVar("_Found")
 
 
@@ -58,7 +65,9 @@ class Inbox:
     def __init__(self, home: Home, agent: str) -> None:
         self._home = home
         self._agent = agent
-        self._listed: list[str] = []  # of the last listing, the oldest last
+        self._listed: list[str] = []  # of the last listing, the first to be taken last
+        self._listed_until = 0.0  # monotonic: it is too old then
+        self._priorities: dict[str, int] = {}  # of the names in the last listing
         self._wake: Wake | None = None
 
     def close(self) -> None:
@@ -72,18 +81,20 @@ class Inbox:
         with self._home.dirs() as dirs:
             return set(self._list(dirs))
 
-    def take_oldest(self) -> Received | None:
-        """The first message by name, now in ``.read``; None when there is none.
+    def take_next(self) -> Received | None:
+        """The first message by priority, then by name, now in ``.read``; None when there is none.
 
         Errors: MessageError for a file that is no message; it is in ``.read`` all the same.
         """
         with self._home.dirs() as dirs:
             while True:
-                if not self._listed:
-                    names = sorted(self._list(dirs))
+                if not self._listed or monotonic() > self._listed_until:
+                    began = monotonic()
+                    names = self._in_order(dirs)
                     if not names:
                         return None
                     self._listed = names[: 1 + len(names) // NAMES_PER_LISTING][::-1]
+                    self._listed_until = monotonic() + LISTING_LIVES * (monotonic() - began)
                 taken = self._take(dirs, self._listed.pop())
                 if taken is not None:
                     return taken
@@ -110,14 +121,14 @@ class Inbox:
         found = look()
         if found is not None or (timeout_s is not None and timeout_s <= 0):
             return found
-        ends_at = None if timeout_s is None else time.monotonic() + timeout_s
+        ends_at = None if timeout_s is None else monotonic() + timeout_s
         if self._wake is None:
             self._wake = open_wake(self._home.path("agents", self._agent, "inbox"))
         while True:
             found = look()  # after the watch was made: nothing falls between the two
             if found is not None:
                 return found
-            left_s = 3600.0 if ends_at is None else ends_at - time.monotonic()
+            left_s = 3600.0 if ends_at is None else ends_at - monotonic()
             if left_s <= 0:
                 return None
             self._wake.wait(left_s)
@@ -128,6 +139,15 @@ class Inbox:
         except FileNotFoundError as exc:
             raise RelayError(f"agent {self._agent} has no inbox any more") from exc
         return [name for name in names if name.endswith(MSG_SUFFIX) and name[0] != "."]
+
+    def _in_order(self, dirs: Dirs) -> list[str]:
+        """Every name, by priority, then age. A file is looked into when it is first seen."""
+        inbox, known = dirs.get("agents", self._agent, "inbox"), self._priorities
+        self._priorities = {
+            name: known[name] if name in known else priority_in(name, inbox)
+            for name in self._list(dirs)
+        }
+        return sorted(self._priorities, key=lambda name: (self._priorities[name], name))
 
     def _take(self, dirs: Dirs, name: str) -> Received | None:
         """Move a file to ``.read`` and read it; None when another process was faster."""
@@ -152,6 +172,29 @@ class Inbox:
         except (FileNotFoundError, UnsafePath, MessageError):
             return False  # taken by another, or for receive() to complain of
         return message.headers.get("RE") == re and message.kind in kinds
+
+
+def priority_in(name: str, dir_fd: int) -> int:
+    """The PRIORITY in a delivered message's header; of what cannot be read as one: normal.
+
+    Only the order goes by it: what is wrong with a file is said when it is taken.
+    """
+    try:
+        fd = os.open(name, _OPEN_HEAD, dir_fd=dir_fd)
+        try:
+            head = os.read(fd, HEAD_BYTES)
+        finally:
+            os.close(fd)
+    except OSError:
+        return NORMAL
+    for line in head.splitlines():
+        field, _, value = line.partition(b":")
+        if not field.strip():
+            break
+        if field.upper() == b"PRIORITY":
+            value = value.strip()
+            return int(value) if value in _PRIORITIES else NORMAL
+    return NORMAL
 
 
 def _received(data: bytes, path: str, stem: str) -> Received:

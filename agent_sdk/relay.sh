@@ -5,7 +5,7 @@
 #   . relay.sh                                  or run it: relay.sh send bob "hello"
 #
 #   relay_send [OPTIONS] TO [BODY|-]            send; prints the message id
-#   relay_recv [-t SECONDS]                     take the oldest message and print it whole
+#   relay_recv [-t SECONDS]                     take the first by priority, then age; print it
 #   relay_ack  ID|FILE [received|in_progress|completed] [TEXT]
 #   relay_nack ID|FILE ERROR                    answer a command or query
 #   relay_header NAME [FILE]                    one header of a message on stdin or in FILE
@@ -73,7 +73,10 @@ relay_recv() (
     looks=$((seconds * 10))
     mkdir -p -- "$inbox/.read" || exit 1
     while :; do
-        for file in "$inbox"/*.msg; do # in the order of names: the oldest first
+        for file in $(_relay_order); do
+            _relay_take "$inbox/$file" && exit
+        done
+        for file in "$inbox"/*.msg; do # what has no header, or a name of its own
             _relay_take "$file" && exit
         done
         [ "$looks" -gt 0 ] || exit 1
@@ -329,6 +332,18 @@ _relay_sync() {
 
 _relay_pause() {
     sleep "$1" 2>/dev/null || sleep 1 # no fractions here
+}
+
+# Names by priority, then age; nothing where the order is that of the names, as of one or none.
+# grep prints of each file its PRIORITY, or the blank line behind the header where there is none.
+_relay_order() {
+    set -- "$inbox"/*.msg
+    [ $# -gt 1 ] || return 0
+    find "$inbox/." ! -name . -prune -type f -name '*.msg' -exec \
+        grep -asHm1 -e '^PRIORITY: [0-4]$' -e '^$' {} + 2>/dev/null |
+        sed -n 's|.*/\([0-9]*-[0-9a-f]*\.msg\):PRIORITY: \([0-4]\)$|\2 \1|p
+            s|.*/\([0-9]*-[0-9a-f]*\.msg\):$|2 \1|p' |
+        sort | sed 's/^..//'
 }
 
 _relay_take() { # prints the message; fails when there is none, or another process was faster

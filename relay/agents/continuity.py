@@ -19,7 +19,7 @@ from relay import fsio
 from relay.agents.saves import Save, Saves
 from relay.clock import iso_time
 from relay.comm.engine import CommStore
-from relay.comm.model import ChannelType, Message, MessageType, Metadata
+from relay.comm.model import ChannelType, Message, MessageType, Metadata, Priority
 from relay.errors import MessageError, Refused, UnsafePath
 from relay.flow.delivery import DiskFull, inbox_files, render_delivered
 from relay.flow.work import Posting, Work, notice_of_message, own_facts
@@ -165,9 +165,9 @@ def welcome(saves: Saves, store: CommStore, name: str, key: str, now_ns: int) ->
     """The message that an agent finds first when it begins again: its last save, and a list of
     what waits unread. None where there is neither, or where it has this message already.
 
-    ``key`` tells this beginning from every other one. The message's name sorts before every
-    other in the inbox. To be carried out before the agent's process starts, or as soon as it is
-    found; killed before that, the same call gives the same message.
+    ``key`` tells this beginning from every other one. It is of the highest priority, and its
+    name sorts before every other in the inbox. To be carried out before the agent's process
+    starts, or as soon as it is found; killed before that, the same call gives the same message.
     Errors: StoreFull, StoreCapacity; OSError, UnsafePath when the home cannot be read.
     """
     versions = saves.versions(name)
@@ -181,7 +181,9 @@ def welcome(saves: Saves, store: CommStore, name: str, key: str, now_ns: int) ->
             return None
         body = _welcome_body(saves, dirs, name, versions[-1:], unread)
     message_id = f"{_before(unread[0]) if unread else now_ns}-{mark}"
-    headers = {"VERSION": str(versions[-1].version)} if versions else {}
+    headers = {"PRIORITY": str(int(Priority.CRITICAL))}
+    if versions:
+        headers["VERSION"] = str(versions[-1].version)
     message = MessageFile(name, Kind.NOTIFICATION, headers, body)
     stored = store.by_relay_id(message_id) or _keep(store, name, message_id, body, now_ns)
     facts = own_facts(message_id, body, str(message.kind), name, now_ns)
@@ -249,5 +251,6 @@ def _keep(store: CommStore, name: str, message_id: str, body: bytes, now_ns: int
         MessageType.NOTIFICATION,
         body,
         recipients=(name,),
+        priority=Priority.CRITICAL,
         metadata=metadata,
     )

@@ -93,7 +93,10 @@ def show(ctx: click.Context, home: str | None, message_id: str, as_json: bool) -
 @control_options
 @click.argument("message_id", metavar="ID")
 def replay(ctx: click.Context, /, message_id: str, **caller: Any) -> None:
-    """Send a dead letter again, to those for whom it is dead; its attempts begin anew."""
+    """Send a dead letter again, to those for whom it is dead; its attempts begin anew.
+
+    While its channel is paused it is held; a draining or closed channel refuses it.
+    """
     order(ctx, "dead.replay", {"ID": message_id}, **caller)
 
 

@@ -80,7 +80,7 @@ def history(ctx: click.Context, /, home: str | None, as_json: bool, **options: A
     with open_home(ctx, home) as opened:
         store = read_store(opened)
     wanted = Wanted(**options)
-    result = store.query_messages(_filter(store, wanted))
+    result = store.query_messages(_filter(store, wanted), grouped=False)
     _show(store, result.messages, as_json)
     if result.has_more and not as_json:
         shown = wanted.offset + len(result.messages)

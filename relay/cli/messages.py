@@ -96,12 +96,12 @@ def send(
     epilog="""\b
 Examples:
   relay inbox                 # what waits, taking nothing
-  relay inbox --take          # the oldest, whole; it counts as read
+  relay inbox --take          # the first, whole; it counts as read
   relay inbox --follow --as bob""",
 )
 @home_option
 @as_option
-@click.option("--take", is_flag=True, help="Take the oldest message: it counts as read.")
+@click.option("--take", is_flag=True, help="Take the first message: it counts as read.")
 @click.option("--follow", is_flag=True, help="Take messages as they come, until ^C.")
 @click.option(
     "--timeout",
@@ -120,7 +120,7 @@ def inbox(
     timeout_s: int | None,
     as_json: bool,
 ) -> int:
-    """Show what waits in an inbox, or take it."""
+    """Show what waits in an inbox, or take it: by priority, then age."""
     from relay.errors import EXIT_OK, EXIT_TIMEOUT
 
     root = root_of(ctx, home)
@@ -199,14 +199,14 @@ def _print_id(sent: str, re: str, as_json: bool) -> None:
 
 
 def _list(root: str, agent: str, as_json: bool) -> None:
-    """What stands in the inbox, oldest first, untouched."""
+    """What stands in the inbox, by priority, then age, untouched."""
     from relay import fsio
     from relay.errors import MessageError, UnsafePath
     from relay.home import Home
     from relay.message import DEFAULT_MAX_BODY_BYTES, parse_delivered
 
     require_mailbox(root, agent)
-    rows = []
+    found = []
     with Home(root) as home, home.dirs() as dirs:
         folder = dirs.get("agents", agent, "inbox")
         for name in sorted(os.listdir(folder)):
@@ -220,7 +220,9 @@ def _list(root: str, agent: str, as_json: bool) -> None:
                 click.echo(f"relay: {exc}", err=True)
                 continue
             first = message.body.decode().split("\n", 1)[0]
-            rows.append((name[:-4], message.headers.get("FROM"), str(message.kind), first))
+            row = (name[:-4], message.headers.get("FROM"), str(message.kind), first)
+            found.append((message.priority, row))
+    rows = [row for _, row in sorted(found, key=lambda one: one[0])]
     if as_json:
         for row in rows:
             echo_json(dict(zip(("id", "from", "kind", "first_line"), row, strict=True)))

@@ -21,7 +21,10 @@ import msgspec
 
 from relay.clock import NS_PER_MS, NS_PER_S
 from relay.comm import events
+from relay.comm.duties import is_replayed
 from relay.comm.model import (
+    Channel,
+    ChannelState,
     DeadLetter,
     Delivery,
     DeliveryState,
@@ -30,7 +33,7 @@ from relay.comm.model import (
 from relay.comm.receiving import LONGEST_MS, SYSTEM
 from relay.comm.sending import SendCommands
 from relay.comm.validation import check_number
-from relay.errors import MessageNotFound, ValidationFailed
+from relay.errors import ChannelUnavailable, MessageNotFound, ValidationFailed
 
 DEAD_LETTER_TOPIC = f"{SYSTEM}.message.deadletter"
 NO_ACK = "no acknowledgment within {timeout_s} s, {attempts} attempts"
@@ -184,16 +187,36 @@ class DueCommands(SendCommands):
     def replay_dead_letter(self, message_id: int) -> Message:
         """Try a dead letter again, for those alone for whom it was given up.
 
-        It has as many attempts as at first, and the exactly-once set does not stop it.
-        Errors: MessageNotFound.
+        It has as many attempts as at first, and the exactly-once set does not stop it. A paused
+        channel holds it until it is resumed.
+        Errors: MessageNotFound; ChannelUnavailable when the channel is draining or closed.
         """
-        recipients = self._dead_letter(message_id).recipients
+        letter = self._dead_letter(message_id)
+        channel = self.state.channels[letter.message.channel_id]
+        if channel.state not in (ChannelState.ACTIVE, ChannelState.PAUSED):
+            raise ChannelUnavailable(f"channel {channel.name} is {channel.state.label}")
         self.apply(events.DeadLetterReplayed(message_id, self._now_s()))
-        if self.delivers_itself:
-            for recipient in recipients:
-                attempt = self.state.deliveries[message_id][recipient].attempt + 1
-                self.deliver(message_id, [recipient], attempt)
+        if channel.state is ChannelState.ACTIVE:
+            self._deliver_replay(message_id)
         return self.state.messages[message_id]
+
+    def set_channel_state(self, channel_id: int, state: ChannelState) -> Channel:
+        """As ``ChannelCommands``; what was replayed while it was paused goes on with the end of it.
+
+        Errors: as there.
+        """
+        was_paused = self.get_channel(channel_id).state is ChannelState.PAUSED
+        channel = super().set_channel_state(channel_id, state)
+        if was_paused and channel.state is not ChannelState.PAUSED:
+            for number in list(self.state.index.channel(channel_id)):
+                self._deliver_replay(number)
+        return channel
+
+    def _deliver_replay(self, message_id: int) -> None:
+        """The first attempt of a replay, where the store delivers itself; else it is due."""
+        for recipient, one in self.state.deliveries.get(message_id, {}).items():
+            if self.delivers_itself and is_replayed(one):
+                self.deliver(message_id, [recipient], one.attempt + 1)
 
     def discard_dead_letter(self, message_id: int) -> None:
         """Let a dead letter go for good; its number is not used again. Errors: MessageNotFound."""

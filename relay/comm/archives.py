@@ -32,11 +32,12 @@ from relay.comm.model import (
     Delivery,
     Message,
     MessageFilter,
+    Priority,
     SortField,
     SortOrder,
     StoreFile,
 )
-from relay.comm.query import REGEX_LIMIT_S, QueryResult, find, page
+from relay.comm.query import REGEX_LIMIT_S, QueryResult, Rank, find, page
 from relay.comm.seal import seal, unseal
 from relay.errors import FormatError
 
@@ -136,19 +137,20 @@ class Archives:
         wanted: MessageFilter,
         leaving: ArchiveNote | None,
         still_here: Container[int],
+        rank: Rank | None = None,
     ) -> QueryResult:
         """The page of what the store has (``here``) and its archives that a filter asks for.
 
         By time, an archive whose messages cannot be on the page is counted by its indexes alone.
-        ``leaving``: the archive of which some messages are ``still_here``.
+        ``leaving``: the archive of which some messages are ``still_here``. ``rank``: of ``page``.
         Errors: as ``query.find``, and as ``messages``.
         """
         began = time.monotonic()
         found = find(here, wanted)
         total = len(found)
-        last_first = wanted.sort_order is SortOrder.DESCENDING
+        last_first = wanted.order[1] is SortOrder.DESCENDING
         for note in sorted(notes, key=lambda note: note.last_at, reverse=last_first):
-            if note is not leaving and _is_full(found, note, wanted):
+            if note is not leaving and _is_full(found, note, wanted, rank):
                 count = self.count(note, wanted)
                 if count is not None:
                     total += count
@@ -162,7 +164,7 @@ class Archives:
             more = find(rolled, wanted, left_s)
             found += more
             total += len(more)
-        return page(found, wanted, total)
+        return page(found, wanted, total, rank)
 
     def thread(self, notes: Iterable[ArchiveNote], correlation_id: str) -> list[Message]:
         """Every archived message of a thread. Errors: as ``messages``."""
@@ -246,14 +248,18 @@ class Archives:
         return _Aids(indexes, table[:count], table[count:])
 
 
-def _is_full(found: list[Message], note: ArchiveNote, wanted: MessageFilter) -> bool:
+def _is_full(
+    found: list[Message], note: ArchiveNote, wanted: MessageFilter, rank: Rank | None
+) -> bool:
     """True when the page is full of messages that come before all of an archive's."""
-    if wanted.sort_by is not SortField.CREATED_AT:
+    field, order = wanted.order
+    if field is not SortField.CREATED_AT:
         return False
-    last_first = wanted.sort_order is SortOrder.DESCENDING
+    last_first = order is SortOrder.DESCENDING
     before = sum(
         message.created_at > note.last_at if last_first else message.created_at < note.first_at
         for message in found
+        if rank is None or rank(message) == Priority.CRITICAL  # none is grouped before it
     )
     return before >= wanted.offset + wanted.limit
 

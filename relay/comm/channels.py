@@ -175,6 +175,8 @@ class ChannelCommands(PressureCommands):
                 return known
         if filter is not None:
             filter = check_filter(filter)
+            sort_by, sort_order = filter.order  # a file has no filter without them
+            filter = msgspec.structs.replace(filter, sort_by=sort_by, sort_order=sort_order)
         count = len(self.state.subscriptions)
         self._check_room("subscriptions", count, self.limits.subscriptions)
         self.join_channel(channel_id, subscriber)

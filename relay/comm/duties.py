@@ -62,6 +62,11 @@ def is_open(
     return any(one.state in before for one in deliveries)
 
 
+def is_replayed(delivery: Delivery) -> bool:
+    """True between a dead letter's replay and the first attempt that it gives."""
+    return delivery.state is DeliveryState.WAITING and 0 < delivery.spent == delivery.attempt
+
+
 def is_pending(channel: Channel, message: Message, deliveries: Iterable[Delivery]) -> bool:
     """True for a message that counts against its channel's ``max_pending``."""
     return message.message_type not in ANSWERS and is_open(channel, message, deliveries)

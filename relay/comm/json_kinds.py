@@ -91,8 +91,8 @@ def record(cls: type[msgspec.Struct], **kinds: Kind) -> Kind:
     return Kind(dump, load)
 
 
-def label(enum: type[Labelled]) -> Kind:
-    """A member by the document's word for it."""
+def label(enum: type[Labelled], absent: Labelled | None = None) -> Kind:
+    """A member by the document's word for it; ``absent`` stands for one that is not given."""
     members = {member.label: member for member in enum}
 
     def load(value: Any) -> Labelled:
@@ -100,7 +100,9 @@ def label(enum: type[Labelled]) -> Kind:
             raise _unexpected(f"one of {', '.join(members)}", value)
         return members[value]
 
-    return Kind(lambda member: member.label, load)
+    return Kind(
+        lambda member: (member if absent is None or member is not None else absent).label, load
+    )
 
 
 def integer(most: int, least: int = 0) -> Kind:
@@ -326,8 +328,8 @@ FILTER = record(
     content_pattern=opt(TEXT),
     limit=U64,
     offset=U64,
-    sort_by=label(SortField),
-    sort_order=label(SortOrder),
+    sort_by=label(SortField, SortField.CREATED_AT),
+    sort_order=label(SortOrder, SortOrder.DESCENDING),
     include_archived=BOOL,
 )
 SUBSCRIPTION = record(

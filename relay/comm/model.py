@@ -290,9 +290,18 @@ class MessageFilter(msgspec.Struct, frozen=True):
     content_pattern: str | None = None  # regular expression
     limit: int = 100
     offset: int = 0
-    sort_by: SortField = SortField.CREATED_AT
-    sort_order: SortOrder = SortOrder.DESCENDING
+    # None is CreatedAt, Descending; of receiving, where neither is given, first come, first served
+    sort_by: SortField | None = None
+    sort_order: SortOrder | None = None
     include_archived: bool = False
+
+    @property
+    def order(self) -> tuple[SortField, SortOrder]:
+        """What is sorted by, and which end comes first."""
+        return (
+            SortField.CREATED_AT if self.sort_by is None else self.sort_by,
+            SortOrder.DESCENDING if self.sort_order is None else self.sort_order,
+        )
 
 
 class Subscription(msgspec.Struct, frozen=True):

@@ -25,6 +25,9 @@ REGEX_LIMIT_S = 2.0  # for one query, however many messages it looks at
 FILTER_LIMIT_S = 0.1  # for one message and one subscriber's filter: a publisher waits for it
 
 
+Rank = Callable[[Message], int]  # the group of a message: its priority, where that is heeded
+
+
 class QueryResult(NamedTuple):
     """One page of what matched."""
 
@@ -100,20 +103,38 @@ def find(
     return found
 
 
-def select(messages: Iterable[Message], wanted: MessageFilter) -> QueryResult:
+def select(
+    messages: Iterable[Message], wanted: MessageFilter, rank: Rank | None = None
+) -> QueryResult:
     """The page of ``messages`` that a filter asks for, one that ``check_filter`` takes.
 
-    Errors: those of ``find``.
+    ``rank``: of ``page``. Errors: those of ``find``.
     """
     found = find(messages, wanted)
-    return page(found, wanted, len(found))
+    return page(found, wanted, len(found), rank)
 
 
-def page(found: list[Message], wanted: MessageFilter, total: int) -> QueryResult:
-    """The page of what matched, ``total`` in all; ``found`` has at least those that are on it."""
-    found.sort(key=_SORT_KEYS[wanted.sort_by], reverse=wanted.sort_order is SortOrder.DESCENDING)
+def page(
+    found: list[Message], wanted: MessageFilter, total: int, rank: Rank | None = None
+) -> QueryResult:
+    """The page of what matched, ``total`` in all; ``found`` has at least those that are on it.
+
+    ``rank``: what is grouped by before the filter's order.
+    """
+    sort(found, wanted, rank)
     end = wanted.offset + wanted.limit
     return QueryResult(found[wanted.offset : end], total, total > end)
+
+
+def sort(found: list[Message], wanted: MessageFilter, rank: Rank | None) -> None:
+    """Put messages into the filter's order, inside each ``rank`` where there is one.
+
+    A filter that asks for an order by priority has that order, whatever their ranks.
+    """
+    field, order = wanted.order
+    found.sort(key=_SORT_KEYS[field], reverse=order is SortOrder.DESCENDING)
+    if rank is not None and field is not SortField.PRIORITY:
+        found.sort(key=rank)
 
 
 def _with_content(messages: Iterable[Message], pattern: str, limit_s: float) -> Iterator[Message]:

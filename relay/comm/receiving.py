@@ -22,7 +22,7 @@ from relay.comm.model import (
     MessageFilter,
     Priority,
 )
-from relay.comm.query import QueryResult, check_filter, find, select
+from relay.comm.query import QueryResult, check_filter, find, select, sort
 from relay.comm.validation import check_number, check_text
 from relay.errors import NotParticipant
 
@@ -271,7 +271,8 @@ class ReceiveCommands(StoreBase):
 
         ``channel_id`` None: of every channel it takes part in, and what the system told it. What
         is returned counts as received, unless ``peek``. A message past its ttl is not returned,
-        and expires. A filter's offset and limit count in this order, whatever its own.
+        and expires. A filter that asks for an order has it inside each priority; its offset and
+        limit count in the order that results.
         Errors: ChannelNotFound; NotParticipant; those of ``query_messages``.
         """
         check_text("participant", participant)
@@ -294,7 +295,10 @@ class ReceiveCommands(StoreBase):
         fresh = [message for message in waiting if not self._expire(message, participant)]
         fresh.sort(key=self._delivery_order)
         if filter is not None:
-            fresh = find(fresh, filter)[filter.offset : filter.offset + filter.limit]
+            fresh = find(fresh, filter)
+            if filter.sort_by is not None or filter.sort_order is not None:
+                sort(fresh, filter, self._rank)
+            fresh = fresh[filter.offset : filter.offset + filter.limit]
         if not peek:
             for message in fresh:
                 self.receive(message.id, participant)
@@ -320,33 +324,40 @@ class ReceiveCommands(StoreBase):
 
     def _delivery_order(self, message: Message) -> tuple[int, int]:
         """Priority where the channel heeds it, then first come, first served, by no clock."""
-        heeds = self.state.channels[message.channel_id].config.priority_ordering
-        priority = message.priority if heeds else Priority.NORMAL
-        return (priority, message.id)
+        return (self._rank(message), message.id)
 
-    def query_messages(self, filter: MessageFilter | None = None) -> QueryResult:
+    def _rank(self, message: Message) -> int:
+        """The message's priority where its channel heeds that, as normal elsewhere."""
+        heeds = self.state.channels[message.channel_id].config.priority_ordering
+        return message.priority if heeds else Priority.NORMAL
+
+    def query_messages(
+        self, filter: MessageFilter | None = None, *, grouped: bool = True
+    ) -> QueryResult:
         """Messages by every given criterion, newest first by default; dead letters included.
 
+        Where channels heed priority, in groups of one priority each, unless ``grouped`` is False.
         Archives are looked into as far as their indexes say that it is worth it.
         Errors: ValidationFailed for a pattern that is none; QueryTimeout; FormatError, OSError
         for an archive that is damaged or gone.
         """
         wanted = check_filter(MessageFilter() if filter is None else filter)
+        rank = self._rank if grouped else None
         state = self.state
         found = [state.messages[number] for number in state.index.candidates(wanted)]
         found += [state.dead_letters[number] for number in state.dead_index.candidates(wanted)]
         if wanted.include_archived:
             found += [state.archive[number] for number in state.archive_index.candidates(wanted)]
         if self.archives is None or not state.archives:
-            return select(found, wanted)
+            return select(found, wanted, rank)
         leaving = state.archives[-1] if state.leaving else None
         here = state.messages.keys() | state.archive.keys() if leaving else ()
-        return self.archives.select(state.archives, found, wanted, leaving, here)
+        return self.archives.select(state.archives, found, wanted, leaving, here, rank)
 
     def search(self, pattern: str, limit: int = 100) -> list[Message]:
         """Messages whose content matches a regular expression, newest first."""
         wanted = MessageFilter(content_pattern=pattern, limit=limit, include_archived=True)
-        return self.query_messages(wanted).messages
+        return self.query_messages(wanted, grouped=False).messages
 
     def get_thread(self, correlation_id: str) -> list[Message]:
         """The messages of a thread, oldest first, archived ones included.

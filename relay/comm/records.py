@@ -189,7 +189,7 @@ def encode_filter(wanted: MessageFilter) -> bytes:
             opt(wanted.content_pattern, lambda value: text("content_pattern", value)),
             u64("limit", wanted.limit),
             u64("offset", wanted.offset),
-            bytes((wanted.sort_by, wanted.sort_order, wanted.include_archived)),
+            bytes((*wanted.order, wanted.include_archived)),
         )
     )
 

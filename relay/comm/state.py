@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from relay.comm import events
+from relay.comm import duties, events
 from relay.comm.engine_state import DeadNote
 from relay.comm.model import (
+    ChannelState,
     Delivery,
     DeliveryState,
     MessageStatus,
@@ -57,7 +58,21 @@ class State(Tables):
         )
         self._note_retention(event.channel_id)
         self._set_settings(event.channel_id, event.settings)
+        if channel.state is ChannelState.PAUSED and event.state is not ChannelState.PAUSED:
+            self._let_replays_go(event.channel_id, event.at)
         self.modified_at = event.at
+
+    def _let_replays_go(self, channel_id: int, at: int) -> None:
+        """What was replayed while the channel was paused is due now."""
+        for message_id in self.index.channel(channel_id):
+            known = self.deliveries.get(message_id, {})
+            held = {
+                recipient: msgspec.structs.replace(one, due_ms=at * 1000)
+                for recipient, one in known.items()
+                if duties.is_replayed(one) and not one.due_ms
+            }
+            if held:
+                self._set_deliveries(message_id, known, held)
 
     def _participant_joined(self, event: events.ParticipantJoined) -> None:
         channel = self.channels[event.channel_id]
@@ -193,10 +208,12 @@ class State(Tables):
             message, status=MessageStatus.SENT, retry_count=0, acknowledged_at=None
         )
         known = self.deliveries.get(event.message_id, {})
+        is_paused = self.channels[message.channel_id].state is ChannelState.PAUSED
+        due_ms = 0 if is_paused else event.at * 1000  # 0: until the channel is resumed
         due = {}
         for recipient in note.recipients:
             tried = known.get(recipient, _SENT).attempt
-            due[recipient] = Delivery(DeliveryState.WAITING, tried, event.at * 1000, False, tried)
+            due[recipient] = Delivery(DeliveryState.WAITING, tried, due_ms, False, tried)
         self._set_deliveries(event.message_id, known, due)
         for recipient in note.recipients:  # a replay is meant to be delivered again
             self.duplicates.pop((message.correlation_id or "", message.id, recipient), None)

@@ -314,7 +314,14 @@ def _retention(text: str) -> Retention:
 def _replay(command: Command, store: CommStore) -> str:
     letter = _dead_letter(command, store)
     store.replay_dead_letter(letter.message.id)
-    return f"dead letter {command.fields['ID']} is sent again to {', '.join(letter.recipients)}"
+    name, recipients = command.fields["ID"], ", ".join(letter.recipients)
+    channel = store.get_channel(letter.message.channel_id)
+    if channel.state is ChannelState.PAUSED:
+        return (
+            f"dead letter {name} is held: channel {channel.name} is Paused; "
+            f"it is sent again to {recipients} when the channel is resumed"
+        )
+    return f"dead letter {name} is sent again to {recipients}"
 
 
 def _discard(command: Command, store: CommStore) -> str:

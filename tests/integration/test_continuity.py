@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_sdk import Agent
 from relay import fsio
 from relay.agents.roster import META
 from relay.config import Agents, Config, Continuity
@@ -231,6 +232,16 @@ def test_its_name_sorts_before_whatever_waits(box: Box, oldest: str) -> None:
     box.send("alice", "TO: bob\n\nhi", oldest)
     box.dispatcher.teller.greet("bob", "start 1")
     assert list(box.inbox("bob"))[1] == oldest.removesuffix(".msg")
+
+
+def test_it_is_taken_before_what_is_urgent(box: Box) -> None:
+    urgent = box.send("alice", "TO: bob\nPRIORITY: 0\n\nnow")
+    box.dispatcher.teller.greet("bob", "start 1")
+    with Agent("bob", box.root, registers=False) as bob:
+        taken = [message.body.split("\n")[0] for message in bob.messages(timeout_s=0)]
+    assert taken == ["You begin again.", "now"]
+    box.tick()
+    assert box.states(urgent) == {"bob": "read"}
 
 
 def test_a_damaged_file_in_the_inbox_is_named_as_it_is(box: Box) -> None:

@@ -285,3 +285,40 @@ def test_after_a_crash_the_schedule_goes_on(box: Box, flushed: bool) -> None:
     after(box, 60)
     after(box, 2)
     assert attempt(box, "bob", sent) == "3"
+
+
+def ask_operator(box: Box, *lines: str) -> str:
+    """A command of the operator's to the orchestrator; what it answers."""
+    sent = box.send("operator", "TO: __orchestrator__\nKIND: command\n\n" + "\n".join(lines))
+    (answer,) = (m for m in box.inbox("operator").values() if m.headers.get("RE") == sent)
+    return answer.body.decode().strip()
+
+
+def test_a_paused_channel_holds_a_replay_and_a_closed_one_refuses_it(box: Box) -> None:
+    ask_operator(box, "ACTION: channel.create", "CHANNEL: ci", "TYPE: group")
+    for agent in ("alice", "bob"):
+        ask_operator(box, "ACTION: channel.join", "CHANNEL: ci", f"AGENT: {agent}")
+    ask_operator(
+        box, "ACTION: channel.config", "CHANNEL: ci", "delivery: at-least-once", "max_retries: 0"
+    )
+    sent = box.send("alice", "TO: #ci\n\nbuild")
+    box.take("bob", sent)
+    after(box, 61)
+    assert box.states(sent)["bob"] == "dead"
+    ask_operator(box, "ACTION: channel.pause", "CHANNEL: ci")
+    assert "channel ci is Paused" in ask_operator(box, "ACTION: dead.replay", f"ID: {sent}")
+    after(box, 300)
+    assert sent not in box.inbox("bob")
+    box.kill()  # what is held outlives a crash
+    box.open()
+    after(box, 300)
+    assert sent not in box.inbox("bob")
+    ask_operator(box, "ACTION: channel.resume", "CHANNEL: ci")
+    after(box, 0)
+    assert attempt(box, "bob", sent) == "2"
+    after(box, 61)
+    assert box.states(sent)["bob"] == "dead"
+    ask_operator(box, "ACTION: channel.close", "CHANNEL: ci")
+    assert "channel ci is Closed" in ask_operator(box, "ACTION: dead.replay", f"ID: {sent}")
+    after(box, 300)
+    assert box.states(sent)["bob"] == "dead"

@@ -406,3 +406,14 @@ def test_a_home_that_is_a_file_is_said_once(sh: Shell) -> None:
     done = sh.run("relay_send bob hello", AGENT_RELAY_DIR=str(sh.folder / "a file"))
     assert done.returncode == 1 and done.stderr.count(b"mkdir") == 1
     assert done.stderr.startswith(b"relay: not sent: ") and done.stderr.count(b"\n") == 1
+
+
+def test_what_waits_is_taken_by_priority_then_age(sh: Shell) -> None:
+    for body, priority in (("low", "3"), ("a", ""), ("urgent", "0"), ("b", "2"), ("also", "0")):
+        sh.relay.deliver("sh-1", body, **({"PRIORITY": priority} if priority else {}))
+    sh.relay.deliver("sh-1", "text\n\nPRIORITY: 0\n")
+    sh.relay.put_bytes("sh-1", "no message.msg", b"nothing")
+    taken = [sh.ok("relay_recv | relay_body").rstrip() for _ in range(6)]
+    assert taken == ["urgent", "also", "a", "b", "text\n\nPRIORITY: 0", "low"]
+    assert sh.ok("relay_recv") == "nothing"
+    assert sh.run("relay_recv").returncode == 1

@@ -172,7 +172,13 @@ def small_store() -> model.StoreFile:
     metadata = {"f": 0.5, "i": -1, "n": None, "s": "text", "t": True}
     first = message(1, metadata=metadata, topic="a.b", correlation_id="c-1", ttl=60)
     second = message(2, delivered_at=3, acknowledged_at=4, signature=b"\1" * 8)
-    wanted = model.MessageFilter(channel_ids=(1, 2), status=(model.MessageStatus.SENT,), after=7)
+    wanted = model.MessageFilter(
+        channel_ids=(1, 2),
+        status=(model.MessageStatus.SENT,),
+        after=7,
+        sort_by=model.SortField.CREATED_AT,
+        sort_order=model.SortOrder.DESCENDING,
+    )
     channel = model.Channel(
         1,
         "team",

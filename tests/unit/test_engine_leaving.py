@@ -18,7 +18,6 @@ from relay.comm.model import (
     MessageStatus,
     MessageType,
     Priority,
-    SortOrder,
 )
 from relay.errors import ChannelUnavailable, ValidationFailed
 from tests.fakes import FakeClock
@@ -63,7 +62,7 @@ def test_a_limit_takes_the_first_to_be_delivered_and_leaves_the_rest(store: Comm
     for number in range(5):
         priority = Priority.HIGH if number == 3 else Priority.NORMAL
         send(store, channel, "a", content=f"{number}", priority=priority)
-    two = MessageFilter(limit=2, sort_order=SortOrder.DESCENDING)
+    two = MessageFilter(limit=2)
     came = []
     while got := store.receive_messages(channel.id, "b", two):
         came.append([m.content.decode() for m in got])

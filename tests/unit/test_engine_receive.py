@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -13,6 +15,8 @@ from relay.comm.model import (
     MessageFilter,
     MessageType,
     Priority,
+    SortField,
+    SortOrder,
 )
 from relay.errors import ChannelNotFound, NotParticipant, ValidationFailed
 from tests.fakes import FakeClock
@@ -73,6 +77,67 @@ def test_the_sender_does_not_receive_its_own(store: CommStore) -> None:
 
 
 # -- a filter ------------------------------------------------------------------------------
+
+ORDERS = [
+    ({}, "b d a c e"),
+    ({"sort_by": SortField.CREATED_AT}, "d b e c a"),
+    ({"sort_order": SortOrder.DESCENDING}, "d b e c a"),
+    ({"sort_order": SortOrder.ASCENDING}, "b d a c e"),
+    ({"sort_by": SortField.SENDER, "sort_order": SortOrder.ASCENDING}, "d b a e c"),
+    ({"sort_by": SortField.MESSAGE_TYPE, "sort_order": SortOrder.DESCENDING}, "d b e c a"),
+    ({"sort_by": SortField.PRIORITY, "sort_order": SortOrder.DESCENDING}, "e c a d b"),
+    ({"sort_by": SortField.PRIORITY, "sort_order": SortOrder.ASCENDING}, "b d a c e"),
+]
+
+
+def five(store: CommStore, **config: object) -> Channel:
+    """a to e, one a second, of two senders; b and d are of high priority."""
+    channel = group(store, **config)
+    store.join_channel(channel.id, "boss")
+    for text, sender, kind, priority in (
+        ("a", "boss", MessageType.TEXT, Priority.NORMAL),
+        ("b", "lead", MessageType.TEXT, Priority.HIGH),
+        ("c", "lead", MessageType.TEXT, Priority.NORMAL),
+        ("d", "boss", MessageType.NOTIFICATION, Priority.HIGH),
+        ("e", "boss", MessageType.NOTIFICATION, Priority.NORMAL),
+    ):
+        send(store, channel, sender, kind, text, priority=priority)
+        store._clock.advance(1)  # type: ignore[attr-defined]
+    return channel
+
+
+@pytest.mark.parametrize(("order", "came"), ORDERS)
+def test_a_filters_order_holds_inside_each_priority(
+    store: CommStore, order: dict[str, Any], came: str
+) -> None:
+    five(store)
+    wanted = MessageFilter(limit=2, **order)
+    assert texts(store, filter=wanted) == came.split()[:2]
+    assert texts(store, filter=MessageFilter(**order)) == came.split()[2:]
+
+
+@pytest.mark.parametrize(("order", "came"), ORDERS[1:])
+def test_a_query_has_the_same_order_and_newest_first_where_none_is_asked_for(
+    store: CommStore, order: dict[str, Any], came: str
+) -> None:
+    five(store)
+    found = store.query_messages(MessageFilter(**order)).messages
+    assert [m.content.decode() for m in found] == came.split()
+    found = store.query_messages(MessageFilter(limit=3)).messages
+    assert [m.content.decode() for m in found] == ["d", "b", "e"]
+    found = store.query_messages(MessageFilter(limit=3), grouped=False).messages
+    assert [m.content.decode() for m in found] == ["e", "d", "c"]
+
+
+def test_where_a_channel_heeds_no_priority_nothing_is_grouped(store: CommStore) -> None:
+    five(store, priority_ordering=False)
+    found = store.query_messages(MessageFilter()).messages
+    assert [m.content.decode() for m in found] == ["e", "d", "c", "b", "a"]
+    assert texts(store, filter=MessageFilter(sort_order=SortOrder.DESCENDING, limit=2)) == [
+        "e",
+        "d",
+    ]
+    assert texts(store) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
