@@ -24,6 +24,7 @@ from relay.config import Config
 from relay.errors import AlreadyRunning, LedgerError, RelayError
 from relay.home import FEW_DESCRIPTORS, LOCK, Home
 from relay.operations.admin import Admin
+from relay.operations.asking import ask, silence
 from relay.operations.logs import Log, make_log
 from relay.operations.notify import Notifier, Watchdog
 from relay.operations.published import Board
@@ -69,10 +70,7 @@ class Daemon:
             try:
                 lock_fd = held.enter_context(fsio.locked(self._home.path(LOCK)))
             except BlockingIOError as exc:
-                raise AlreadyRunning(
-                    f"a relay runs for {self._home.root} already, "
-                    f"its pid is {lock_holder(self._home) or 'not known'}"
-                ) from exc
+                raise self._runs_already() from exc
             self._lock_fd = lock_fd
             self._note_trouble("")
             watchdog = Watchdog(self._notifier, lambda: self.board.health().is_healthy)
@@ -82,6 +80,15 @@ class Daemon:
             watchdog.begin()
             self._serve(ready)
             os.ftruncate(lock_fd, 0)
+
+    def _runs_already(self) -> AlreadyRunning:
+        """Another one has the lock: who it is, and whether it answers."""
+        pid = lock_holder(self._home)
+        text = f"a relay runs for {self._home.root} already, its pid is {pid or 'not known'}"
+        if pid is None or not ask(self._home).is_silent:
+            return AlreadyRunning(text)
+        what, remedy = silence(pid)
+        return AlreadyRunning(f"{text}, and {what}", hint=remedy)
 
     def _note_trouble(self, text: str) -> None:
         """Leave word beside the pid of why there is no session now: no ledger may be at hand."""
