@@ -22,6 +22,7 @@ from relay.cli.common import (
     echo_json,
     home_option,
     json_option,
+    no_relay,
     open_home,
     printable,
     root_of,
@@ -162,20 +163,22 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
     """
     with open_home(ctx, home) as opened:
         facts = _facts(opened)
+        none = no_relay(opened)
     if as_json:
         echo_json(facts)
     else:
-        _show(facts)
+        _show(facts, none)
     is_there = facts["running"] and facts["answers"] is not False
     return 0 if is_there else EXIT_STATE
 
 
 def _facts(home: Home) -> dict[str, Any]:
     """What status says, of the ledger, the process, and the relay itself."""
-    from relay.daemon import lock_holder, trouble
+    from relay.daemon import left, lock_holder, trouble
     from relay.ledger import open_readonly
 
     pid = lock_holder(home) if os.path.exists(home.path(LOCK)) else None
+    gone = left(home)
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
         counts, last_errors = _counts(db), _last_errors(db)
         state = dict(db.execute("SELECT key, value FROM orchestrator_state").fetchall())
@@ -191,6 +194,7 @@ def _facts(home: Home) -> dict[str, Any]:
         "in_outboxes": outboxes.waiting(home) if pid is None else None,  # else `pending` counts
         **_said(home, pid),
         "socket": socket_path(home.root),
+        "left": gone and {"pid": gone.pid, "last_sign_at": when(gone.last_sign_ns)},
         "last_errors": last_errors,
     }
 
@@ -250,7 +254,7 @@ def _memory(pid: int | None) -> int | None:
         return None
 
 
-def _show(facts: dict[str, Any]) -> None:
+def _show(facts: dict[str, Any], none: str) -> None:
     if facts["answers"] is False:
         what, remedy = silence(facts["pid"])
         click.echo(f"the relay, pid {facts['pid']}, {what}; {remedy}")
@@ -264,7 +268,7 @@ def _show(facts: dict[str, Any]) -> None:
             click.echo(f"it serves nobody now, and begins again and again: {facts['trouble']}")
         _show_health(facts)
     else:
-        click.echo("no relay runs; start one with `relay up`")
+        click.echo(none)
     click.echo(f"home {facts['home']}")
     header = ("messages", "pending", "processing", "failed", "held", "unread", "agents")
     columns(header, [[facts[name] for name in header]])

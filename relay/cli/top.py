@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from relay.cli.common import Amount, ago, home_option, open_home, printable
+from relay.cli.common import Amount, ago, home_option, no_relay, open_home, printable
 from relay.home import LEDGER, Home
 from relay.operations.asking import SOCKET, ask, silence
 
@@ -147,7 +147,7 @@ def _silence(home: Home, *, is_silent: bool) -> str:
 
     pid = lock_holder(home)
     if pid is None:
-        return "no relay runs; start one with `relay up`"
+        return no_relay(home)
     if is_silent:
         return f"the relay, pid {pid}, {'; '.join(silence(pid))}"
     return f"the relay runs, pid {pid}; there is no {SOCKET} that answers: logs/relay.log says why"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import psutil
 
 from relay.aof2.tiers import FOR_OPERATOR
-from relay.daemon import lock_holder, trouble
+from relay.daemon import left, lock_holder, trouble
 from relay.doctor.finding import Finding, Place, Repair, Severity, names, twice
 from relay.errors import LedgerError
 from relay.home import LEDGER, LOCK
@@ -28,6 +28,9 @@ def examine(place: Place) -> Iterator[Finding]:
     if place.is_running and (why := trouble(home)):
         remedy = "mend what the line says; it begins again by itself"
         yield Finding("process", f"the relay serves nobody now: {why}", remedy, where=LOCK)
+    if (gone := left(home)) is not None:
+        remedy = "logs/relay.err may say why; the next start recovers what it had in hand"
+        yield Finding("process", f"the last relay, {gone}", remedy, Severity.NOTE, LOCK)
     yield from _socket(place)
     answer = ask(home) if place.is_running else Answer(None)
     yield from _silence(place, answer)

@@ -13,11 +13,14 @@ import signal
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from relay.clock import NS_PER_S
 from relay.doctor import examine
 from relay.home import Home
 from relay.operations.asking import ask, socket_path
@@ -184,3 +187,50 @@ def test_M06_without_a_runtime_directory_one_line_says_so(
     assert "there is no admin.sock that answers" in done.stdout
     log = (long_home / "logs" / "relay.log").read_text() if (long_home / "logs").exists() else ""
     assert "Traceback" not in log
+
+
+# -- one that did not stop by itself ----------------------------------------------------------
+
+
+def test_m12_after_a_kill_it_is_said_who_did_not_stop_by_itself(running: Relay, home: Path) -> None:
+    assert running.process is not None
+    pid = running.process.pid
+    before = time.time_ns()
+    running.kill()
+    done = relay("status", home=home)
+    assert done.returncode == 5
+    first = done.stdout.splitlines()[0]
+    said = f"no relay runs: the last one, pid {pid}, did not stop by itself; its last sign of life"
+    assert first.startswith(said) and first.endswith("; start one with `relay up`")
+    left = json.loads(relay("status", "--json", home=home).stdout)["left"]
+    assert left["pid"] == pid
+    at_ns = datetime.fromisoformat(left["last_sign_at"]).timestamp() * NS_PER_S
+    assert before - 60 * NS_PER_S < at_ns < time.time_ns()
+    assert said in relay("top", home=home).stdout
+
+    with Home(str(home)) as opened:
+        (found,) = [f for f in examine(opened) if f.where == ".lock"]
+    assert found.severity.value == "note"
+    assert found.finding.startswith(f"the last relay, pid {pid}, did not stop by itself")
+    assert relay("doctor", home=home).returncode in (0, 3)
+
+
+def test_m12_after_a_stop_nothing_of_the_kind_is_said(running: Relay, home: Path) -> None:
+    running.kill()
+    running.start()
+    assert running.stop() == 0
+    done = relay("status", home=home)
+    assert done.stdout.startswith("no relay runs; start one with `relay up`\n")
+    assert json.loads(relay("status", "--json", home=home).stdout)["left"] is None
+
+
+def test_m12_a_start_that_failed_and_said_why_leaves_no_such_word(home: Path) -> None:
+    (home / "ledger.db").write_bytes(b"this is no database, whatever it is called" * 100)
+    assert relay("up", home=home).returncode != 0
+    assert (home / ".lock").read_bytes() == b""
+
+
+def test_m12_words_of_the_lock_that_are_none_say_nothing(home: Path) -> None:
+    (home / ".lock").write_bytes(b"\x1b]0;owned\x07\n")
+    done = relay("status", home=home)
+    assert done.stdout.startswith("no relay runs; start one with `relay up`\n")
