@@ -16,14 +16,16 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from relay import config as configuration
 from relay import fsio
-from relay.clock import NS_PER_S, Clock
+from relay.clock import NS_PER_S, Clock, iso_time
 from relay.config import Config
-from relay.errors import AlreadyRunning, LedgerError, RelayError
-from relay.home import FEW_DESCRIPTORS, LOCK, Home
+from relay.errors import AlreadyRunning, LedgerError, RelayError, UnsafePath
+from relay.home import FEW_DESCRIPTORS, LEDGER, LOCK, Home
 from relay.operations.admin import Admin
+from relay.operations.asking import ask, silence
 from relay.operations.logs import Log, make_log
 from relay.operations.notify import Notifier, Watchdog
 from relay.operations.published import Board
@@ -37,6 +39,7 @@ READY = b"ready\n"
 MOST_PAUSE_S = 60
 PATIENCE_S = 2  # with a step beside the loop, at the end: all of it is to take less than five
 TROUBLE_CHARACTERS = 500
+LAST_WRITTEN = (LOCK, LOG, LEDGER + "-wal")  # by a relay alone, while it runs
 
 
 class Daemon:
@@ -69,10 +72,7 @@ class Daemon:
             try:
                 lock_fd = held.enter_context(fsio.locked(self._home.path(LOCK)))
             except BlockingIOError as exc:
-                raise AlreadyRunning(
-                    f"a relay runs for {self._home.root} already, "
-                    f"its pid is {lock_holder(self._home) or 'not known'}"
-                ) from exc
+                raise self._runs_already() from exc
             self._lock_fd = lock_fd
             self._note_trouble("")
             watchdog = Watchdog(self._notifier, lambda: self.board.health().is_healthy)
@@ -80,8 +80,20 @@ class Daemon:
             held.callback(watchdog.end)
             self._admin.begin(self._config.admin.listen)
             watchdog.begin()
-            self._serve(ready)
-            os.ftruncate(lock_fd, 0)
+            try:
+                self._serve(ready)
+            finally:  # its pid stays where it is not the end that somebody asked for, or was told
+                if self._stopping or not self._was_ready:
+                    os.ftruncate(lock_fd, 0)
+
+    def _runs_already(self) -> AlreadyRunning:
+        """Another one has the lock: who it is, and whether it answers."""
+        pid = lock_holder(self._home)
+        text = f"a relay runs for {self._home.root} already, its pid is {pid or 'not known'}"
+        if pid is None or not ask(self._home).is_silent:
+            return AlreadyRunning(text)
+        what, remedy = silence(pid)
+        return AlreadyRunning(f"{text}, and {what}", hint=remedy)
 
     def _note_trouble(self, text: str) -> None:
         """Leave word beside the pid of why there is no session now: no ledger may be at hand."""
@@ -262,6 +274,38 @@ def trouble(home: Home) -> str:
         data, _ = fsio.read_regular(home.path(LOCK), None, 4 * TROUBLE_CHARACTERS, shared=True)
         return "".join(data.decode(errors="replace").splitlines()[1:2])
     return ""
+
+
+class Left(NamedTuple):
+    """A relay that did not stop by itself: killed, crashed, or the machine went down."""
+
+    pid: int
+    last_sign_ns: int  # Unix time of the last that it is known to have written
+
+    def __str__(self) -> str:
+        at = iso_time(self.last_sign_ns)[:19]
+        return f"pid {self.pid}, did not stop by itself; its last sign of life was at {at}Z"
+
+
+def left(home: Home) -> Left | None:
+    """The relay that ended otherwise than by being told to; None where one runs, or all did.
+
+    Evidence: its pid in the lock's file, which a stop empties.
+    """
+    if lock_holder(home) is not None:
+        return None
+    try:
+        data, _ = fsio.read_regular(home.path(LOCK), None, 4 * TROUBLE_CHARACTERS, shared=True)
+    except (OSError, UnsafePath):
+        return None
+    word = data.partition(b"\n")[0]
+    if not word.isdigit():
+        return None
+    seen = [0]
+    for name in LAST_WRITTEN:
+        with contextlib.suppress(OSError):
+            seen.append(os.lstat(home.path(name)).st_mtime_ns)
+    return Left(int(word), max(seen))
 
 
 def tune_process() -> int:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import resource
 from collections.abc import Iterator
@@ -71,6 +72,11 @@ def default_root(given: str | None = None) -> str:
     """The home to use: as given, else ``$AGENT_RELAY_DIR``, else ``~/.agent-relay``."""
     chosen = given or os.environ.get(HOME_VARIABLE) or os.path.expanduser(DEFAULT_HOME)
     return os.path.abspath(chosen)
+
+
+def tag_of(root: str) -> str:
+    """A short name for what a home has outside of itself, always the same; 12 hex digits."""
+    return hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:12]
 
 
 class Home:

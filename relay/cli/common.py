@@ -62,6 +62,15 @@ def open_home(ctx: click.Context, home: str | None) -> Home:
     return Home(root_of(ctx, home))
 
 
+def no_relay(home: Home) -> str:
+    """What is said where no relay runs: what became of the last one, and what to do."""
+    from relay.daemon import left
+
+    gone = left(home)
+    told = f": the last one, {gone}" if gone is not None else ""
+    return f"no relay runs{told}; start one with `relay up`"
+
+
 def echo_json(value: object) -> None:
     """One JSON object on one line."""
     click.echo(json.dumps(value, ensure_ascii=False))

@@ -22,6 +22,7 @@ from relay.cli.common import (
     echo_json,
     home_option,
     json_option,
+    no_relay,
     open_home,
     printable,
     root_of,
@@ -29,7 +30,8 @@ from relay.cli.common import (
 )
 from relay.errors import EXIT_STATE, NotRunning, RelayError
 from relay.home import LEDGER, LOCK, Home
-from relay.operations.asking import ask_status
+from relay.operations.asking import SOCKET, Answer, ask, silence, socket_path
+from relay.processes import pids
 
 START_TIMEOUT_S = 60
 POLL_S = 0.02
@@ -133,15 +135,21 @@ def down(ctx: click.Context, home: str | None, timeout_s: float, as_json: bool) 
         deadline = time.monotonic() + timeout_s
         while lock_holder(opened) == pid:
             if time.monotonic() > deadline:
-                raise RelayError(
-                    f"the relay, pid {pid}, has not stopped within {timeout_s:g} s",
-                    hint=f"it may still be writing its store; `kill -9 {pid}` loses nothing",
-                )
+                raise _still_there(pid, timeout_s)
             time.sleep(POLL_S)
     if as_json:
         echo_json({"home": opened.root, "pid": pid})
     else:
         click.echo(f"the relay, pid {pid}, is down")
+
+
+def _still_there(pid: int, timeout_s: float) -> RelayError:
+    text = f"the relay, pid {pid}, has not stopped within {timeout_s:g} s"
+    if pids.is_stopped(pid):
+        hint = f"`kill -CONT {pid}` lets it go on, and end"
+        return RelayError(f"{text}: it is stopped by a signal", hint=hint)
+    hint = f"it may still be writing its store; `kill -9 {pid}` loses nothing"
+    return RelayError(text, hint=hint)
 
 
 @click.command(epilog="\b\nExamples:\n  relay status\n  relay status --json")
@@ -151,23 +159,26 @@ def down(ctx: click.Context, home: str | None, timeout_s: float, as_json: bool) 
 def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
     """Show whether the relay runs and what it has in hand.
 
-    Exit code 5 when it does not run.
+    Exit code 5 when it does not run, or does not answer.
     """
     with open_home(ctx, home) as opened:
         facts = _facts(opened)
+        none = no_relay(opened)
     if as_json:
         echo_json(facts)
     else:
-        _show(facts)
-    return 0 if facts["running"] else EXIT_STATE
+        _show(facts, none)
+    is_there = facts["running"] and facts["answers"] is not False
+    return 0 if is_there else EXIT_STATE
 
 
 def _facts(home: Home) -> dict[str, Any]:
     """What status says, of the ledger, the process, and the relay itself."""
-    from relay.daemon import lock_holder, trouble
+    from relay.daemon import left, lock_holder, trouble
     from relay.ledger import open_readonly
 
     pid = lock_holder(home) if os.path.exists(home.path(LOCK)) else None
+    gone = left(home)
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
         counts, last_errors = _counts(db), _last_errors(db)
         state = dict(db.execute("SELECT key, value FROM orchestrator_state").fetchall())
@@ -182,6 +193,8 @@ def _facts(home: Home) -> dict[str, Any]:
         **counts,
         "in_outboxes": outboxes.waiting(home) if pid is None else None,  # else `pending` counts
         **_said(home, pid),
+        "socket": socket_path(home.root),
+        "left": gone and {"pid": gone.pid, "last_sign_at": when(gone.last_sign_ns)},
         "last_errors": last_errors,
     }
 
@@ -221,9 +234,12 @@ def _last_errors(db: sqlite3.Connection) -> list[dict[str, str]]:
 
 
 def _said(home: Home, pid: int | None) -> dict[str, Any]:
-    """What the relay says of itself; nulls where nothing answers."""
-    said = (ask_status(home) if pid is not None else None) or {}
-    return {name: said.get(name) for name in SAID}
+    """What the relay says of itself; nulls where nothing answers. ``answers``: false where it is
+    there and says nothing, null where nobody can be asked."""
+    answer = ask(home) if pid is not None else Answer(None)
+    said = answer.status or {}
+    answers = True if answer.status is not None else False if answer.is_silent else None
+    return {name: said.get(name) for name in SAID} | {"answers": answers}
 
 
 def _memory(pid: int | None) -> int | None:
@@ -238,8 +254,11 @@ def _memory(pid: int | None) -> int | None:
         return None
 
 
-def _show(facts: dict[str, Any]) -> None:
-    if facts["running"]:
+def _show(facts: dict[str, Any], none: str) -> None:
+    if facts["answers"] is False:
+        what, remedy = silence(facts["pid"])
+        click.echo(f"the relay, pid {facts['pid']}, {what}; {remedy}")
+    elif facts["running"]:
         rss = facts["rss_bytes"]
         memory = f", {rss // 1_000_000} MB" if rss else ""
         click.echo(
@@ -249,7 +268,7 @@ def _show(facts: dict[str, Any]) -> None:
             click.echo(f"it serves nobody now, and begins again and again: {facts['trouble']}")
         _show_health(facts)
     else:
-        click.echo("no relay runs; start one with `relay up`")
+        click.echo(none)
     click.echo(f"home {facts['home']}")
     header = ("messages", "pending", "processing", "failed", "held", "unread", "agents")
     columns(header, [[facts[name] for name in header]])
@@ -262,9 +281,8 @@ def _show(facts: dict[str, Any]) -> None:
 def _show_health(facts: dict[str, Any]) -> None:
     """What is not as it should be, and the disk."""
     if facts["healthy"] is None:
-        click.echo(
-            "nothing answers on its admin.sock: logs/relay.log says why; mail is not held up"
-        )
+        text = f"there is no {SOCKET} that answers: logs/relay.log says why"
+        click.echo(f"{text}; mail is not held up by that")
     for reason in facts["reasons"] or ():
         if not facts["trouble"] or facts["trouble"] not in reason:
             click.echo(printable(reason))
@@ -278,6 +296,8 @@ def _show_health(facts: dict[str, Any]) -> None:
     if facts["wal_state"] == "alert":  # a full one is among the reasons
         text = f"ledger.db-wal has {facts['wal_bytes'] >> 20} MiB, for somebody reads the ledger"
         click.echo(f"{text} and does not end: `relay doctor` says who")
+    if os.path.dirname(facts["socket"]) != facts["home"]:
+        click.echo(f"health and metrics: {facts['socket']}")
     disk, age_s = facts["disk"], facts["snapshot_age_s"]
     if disk:
         free, used = disk["free_bytes"] >> 20, disk["used_percent"]

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from relay.cli.common import Amount, ago, home_option, open_home, printable
+from relay.cli.common import Amount, ago, home_option, no_relay, open_home, printable
 from relay.home import LEDGER, Home
-from relay.operations.asking import ask_status
+from relay.operations.asking import SOCKET, ask, silence
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -48,6 +48,7 @@ class Frame(NamedTuple):
     now_ns: int
     status: dict[str, Any] | None  # None: no relay answers
     rows: list[Row]
+    silence: str  # why none does
 
 
 @click.command(epilog="\b\nExamples:\n  relay top\n  relay top --every 5\n  relay top | cat")
@@ -114,7 +115,8 @@ def _keys() -> Iterator[Any]:
 
 def look(home: Home, db: sqlite3.Connection) -> Frame:
     """What there is to see now."""
-    status = ask_status(home)
+    answer = ask(home)
+    status = answer.status
     owed = (status or {}).get("owed") or {}
     is_known = status is not None and len(owed) >= bool(status.get("owed_acks"))
     unread = dict(
@@ -135,7 +137,20 @@ def look(home: Home, db: sqlite3.Connection) -> Frame:
         for one in db.execute("SELECT name, status, last_seen_at, note FROM agents ORDER BY name")
     ]
     rows.sort(key=lambda row: (-(row.outbox or 0), -row.unread, row.name))
-    return Frame(time.monotonic(), time.time_ns(), status, rows)
+    why = "" if status is not None else _silence(home, is_silent=answer.is_silent)
+    return Frame(time.monotonic(), time.time_ns(), status, rows, why)
+
+
+def _silence(home: Home, *, is_silent: bool) -> str:
+    """Why no relay answers, and what to do."""
+    from relay.daemon import lock_holder
+
+    pid = lock_holder(home)
+    if pid is None:
+        return no_relay(home)
+    if is_silent:
+        return f"the relay, pid {pid}, {'; '.join(silence(pid))}"
+    return f"the relay runs, pid {pid}; there is no {SOCKET} that answers: logs/relay.log says why"
 
 
 def _waiting(home: Home, agent: str) -> int | None:
@@ -174,7 +189,7 @@ def head_lines(frame: Frame, before: Frame | None) -> list[str]:
     """The lines above the table."""
     status = frame.status
     if status is None:
-        return ["no relay answers: what follows is the ledger's; start one with `relay up`"]
+        return [frame.silence, "what follows is the ledger's"]
     word = "ready" if status["ready"] else "NOT READY"
     memory = (status.get("rss_bytes") or 0) // 1_000_000
     age = status.get("snapshot_age_s")

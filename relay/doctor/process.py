@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import psutil
 
 from relay.aof2.tiers import FOR_OPERATOR
-from relay.daemon import trouble
+from relay.daemon import left, lock_holder, trouble
 from relay.doctor.finding import Finding, Place, Repair, Severity, names, twice
 from relay.errors import LedgerError
-from relay.home import LEDGER
+from relay.home import LEDGER, LOCK
 from relay.ledger import open_readonly
-from relay.operations.asking import SOCKET, ask_status
+from relay.operations.asking import SOCKET, Answer, ask, silence, socket_path
 
 _MIB = 1 << 20
 
@@ -26,39 +26,53 @@ def examine(place: Place) -> Iterator[Finding]:
     home = place.home
     if place.is_running and (why := trouble(home)):
         remedy = "mend what the line says; it begins again by itself"
-        yield Finding("process", f"the relay serves nobody now: {why}", remedy, where=".lock")
+        yield Finding("process", f"the relay serves nobody now: {why}", remedy, where=LOCK)
+    if (gone := left(home)) is not None:
+        remedy = "logs/relay.err may say why; the next start recovers what it had in hand"
+        yield Finding("process", f"the last relay, {gone}", remedy, Severity.NOTE, LOCK)
     yield from _socket(place)
-    yield from _waiting(place)
+    answer = ask(home) if place.is_running else Answer(None)
+    yield from _silence(place, answer)
+    yield from _waiting(answer)
     yield from twice(place, lambda: {f.where: f for f in _processes(place)})
     yield from _logs(place)
     yield from _units(place)
 
 
 def _socket(place: Place) -> Iterator[Finding]:
-    path = place.home.path(SOCKET)
+    path = socket_path(place.home.root)
     if not os.path.lexists(path) or place.is_running:
         return
+    is_inside = os.path.dirname(path) == place.home.root
+    where = SOCKET if is_inside else path
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as client:
         try:
             client.connect(path)
         except OSError:
             yield Finding(
                 "process",
-                f"{SOCKET}: no relay runs, and nobody listens there",
+                f"{where}: no relay runs, and nobody listens there",
                 "the next start replaces it",
                 Severity.WARNING,
-                SOCKET,
-                (Repair("remove", SOCKET),),
+                where,
+                (Repair("remove", SOCKET),) if is_inside else (),
             )
 
 
-def _waiting(place: Place) -> Iterator[Finding]:
+def _silence(place: Place, answer: Answer) -> Iterator[Finding]:
+    """A relay that has the lock and the socket, and says nothing: nobody is served."""
+    pid = lock_holder(place.home)
+    if answer.is_silent and pid is not None:
+        what, remedy = silence(pid)
+        yield Finding("process", f"the relay, pid {pid}, {what}", remedy, where=LOCK)
+
+
+def _waiting(answer: Answer) -> Iterator[Finding]:
     """What a running relay's tiers could not do, and try again: only it knows.
 
     What waits for the operator is in the manifest, and found there.
     """
-    status = (ask_status(place.home) if place.is_running else None) or {}
-    for line in status.get("tiers_waiting") or ():
+    for line in (answer.status or {}).get("tiers_waiting") or ():
         if not line.startswith(FOR_OPERATOR):
             remedy = "the relay goes on trying; meanwhile nothing is lost, and the disk fills"
             yield Finding("tiers", line, remedy, Severity.WARNING, "journal")

@@ -1,5 +1,7 @@
 """Health, metrics and status over HTTP: on ``admin.sock`` in the home, and on loopback.
 
+A home whose path is too long for a socket has it in ``$XDG_RUNTIME_DIR``: ``asking.socket_path``.
+
     /healthz   200 while the loop goes on; 503 with the step that it is stuck in
     /readyz    200 while a session serves and takes messages in; 503 with why not
     /metrics   for Prometheus and its like
@@ -23,16 +25,17 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+from relay import fsio
 from relay.clock import NS_PER_S, iso_time
 from relay.config import listen_address
+from relay.errors import UnsafePath
 from relay.home import LEDGER
 from relay.ledger import wal
 from relay.operations import metrics
-from relay.operations.asking import SOCKET
+from relay.operations.asking import MOST_PATH_BYTES, RUNTIME_VARIABLE, SOCKET, socket_path
 from relay.operations.disk import Reading
 from relay.operations.published import Board, Snapshot
 
-MOST_PATH_BYTES = 107  # of an AF_UNIX address, on Linux; elsewhere 103
 REQUEST_TIMEOUT_S = 5  # who asks in drops, or not at all, holds a thread no longer
 MOST_CONNECTIONS = 32  # at once, of each server: a descriptor each, and the loop needs some
 STOP_POLL_S = 0.1  # so long the end of the process may wait for a server
@@ -70,7 +73,7 @@ class Admin:
     def _start(self, name: str, make: Callable[[], socketserver.BaseServer]) -> None:
         try:
             server = make()
-        except (OSError, ValueError) as exc:
+        except (OSError, ValueError, UnsafePath) as exc:
             self.trouble = f"nothing answers on {name}: {exc}"
             self._log(f"Health and metrics: {self.trouble}", action="admin", level="warning")
             return
@@ -80,12 +83,15 @@ class Admin:
         ).start()
 
     def _socket_path(self) -> str:
-        path = os.path.join(self._board.home, SOCKET)
+        path = socket_path(self._board.home)
         if len(os.fsencode(path)) > MOST_PATH_BYTES:
             raise ValueError(
                 f"the path {path} is {len(os.fsencode(path))} bytes, a socket's may be "
-                f"{MOST_PATH_BYTES}: a home nearer to / has one, or set admin.listen"
+                f"{MOST_PATH_BYTES}: set {RUNTIME_VARIABLE} to a directory of yours, or "
+                "admin.listen, or move the home nearer to /"
             )
+        if os.path.dirname(path) != self._board.home:
+            fsio.ensure_dir(os.path.dirname(path))
         return path
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 PROC = "/proc"
 START_FIELD = 22  # of /proc/PID/stat: clock ticks after boot
+STOPPED = (b"T", b"t")  # by SIGSTOP or the terminal; by a debugger
 ENDED = (b"Z", b"X", b"x")  # a zombie has ended, though nobody has asked for its exit code yet
 
 
@@ -19,9 +20,23 @@ def runs(pid: int, start_ticks: int | None) -> bool:
         return False
     except FileNotFoundError:
         return _runs_elsewhere(pid, start_ticks)
-    # The command's name stands in brackets and may hold anything; field 3 follows the last one.
-    fields = stat[stat.rindex(b")") + 2 :].split()
+    fields = _fields(stat)
     return fields[0] not in ENDED and start_ticks in (None, int(fields[START_FIELD - 3]))
+
+
+def is_stopped(pid: int) -> bool:
+    """True for a process that a signal holds until SIGCONT; False where that is not known."""
+    try:
+        with open(f"{PROC}/{pid:d}/stat", "rb") as file:
+            return _fields(file.read())[0] in STOPPED
+    except (OSError, ValueError):
+        return False
+
+
+def _fields(stat: bytes) -> list[bytes]:
+    """Those of /proc/PID/stat from the third on: the second, a command's name in brackets, may
+    hold anything."""
+    return stat[stat.rindex(b")") + 2 :].split()
 
 
 def _runs_elsewhere(pid: int, start_ticks: int | None) -> bool:

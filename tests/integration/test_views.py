@@ -150,7 +150,8 @@ def test_top_goes_on_when_the_relay_goes(running: Relay) -> None:
     view = terminal(running.home, "top", "--every", "0.2")
     view.expect("relay ready")
     assert running.stop() == 0
-    view.expect("no relay answers: what follows is the ledger's")
+    view.expect("no relay runs")
+    view.expect("what follows is the ledger's")
     running.start()
     view.expect("relay ready")
     view.send("q")
@@ -171,7 +172,9 @@ def test_without_a_terminal_top_is_one_plain_look(running: Relay) -> None:
     assert re.search(r"^bob +active +0 +1 +0 +", table, re.M)
     assert running.stop() == 0
     down = relay("top", home=home).stdout
-    assert down.startswith("no relay answers")
+    assert down.startswith(
+        "no relay runs; start one with `relay up`\nwhat follows is the ledger's\n"
+    )
     assert re.search(r"^bob +active +0 +1 +- +", down, re.M)
 
 

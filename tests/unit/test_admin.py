@@ -243,7 +243,7 @@ def test_a_path_too_long_for_a_socket_is_said_and_gone_without(tmp_path: Path) -
     long = Asked(root)
     long.admin.begin("")
     (line,) = long.log
-    assert "bytes, a socket's may be 107: a home nearer to / has one" in line
+    assert "bytes, a socket's may be 107: set XDG_RUNTIME_DIR to a directory of yours" in line
     assert list(root.iterdir()) == []
 
 

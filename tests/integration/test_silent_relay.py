@@ -1,0 +1,236 @@
+"""A relay that hangs or is stopped does not answer; one that has no socket is another thing.
+
+A real relay, stopped with SIGSTOP and let go on with SIGCONT; a home whose path is too long for a
+socket; a relay that was killed, and what is said of it until the next one starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from relay.clock import NS_PER_S
+from relay.doctor import examine
+from relay.home import Home
+from relay.operations.asking import ask, socket_path
+from tests.procs import Relay, home_of, relay, until
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def stopped(running: Relay) -> Iterator[int]:
+    """The pid of a relay that SIGSTOP holds; it goes on afterwards."""
+    assert running.process is not None
+    pid = running.process.pid
+    os.kill(pid, signal.SIGSTOP)
+    yield pid
+    os.kill(pid, signal.SIGCONT)
+
+
+def test_M06_a_relay_that_is_stopped_does_not_answer(stopped: int, home: Path) -> None:
+    done = relay("status", home=home)
+    assert done.returncode == 5
+    first = done.stdout.splitlines()[0]
+    assert first == (
+        f"the relay, pid {stopped}, does not answer within 3 s: it is stopped; "
+        f"`kill -CONT {stopped}` lets it go on"
+    )
+    assert "mail is not held up" not in done.stdout
+
+    facts = relay("status", "--json", home=home)
+    assert facts.returncode == 5
+    assert json.loads(facts.stdout)["answers"] is False
+
+    top = relay("top", home=home)
+    assert f"the relay, pid {stopped}, does not answer within 3 s: it is stopped" in top.stdout
+    assert "relay up" not in top.stdout
+
+
+def test_M06_the_doctor_names_a_relay_that_does_not_answer(stopped: int, home: Path) -> None:
+    with Home(str(home)) as opened:
+        (finding,) = examine(opened)
+    assert (finding.check, finding.severity.value, finding.where) == ("process", "error", ".lock")
+    assert finding.finding == f"the relay, pid {stopped}, does not answer within 3 s: it is stopped"
+    assert finding.remedy == f"`kill -CONT {stopped}` lets it go on"
+
+
+def test_M06_up_and_down_say_that_the_one_there_is_stopped(stopped: int, home: Path) -> None:
+    up = relay("up", home=home)
+    assert up.returncode == 5
+    assert up.stderr.count("\n") == 1
+    assert f"its pid is {stopped}, and does not answer within 3 s: it is stopped" in up.stderr
+    assert f"`kill -CONT {stopped}` lets it go on" in up.stderr
+    down = relay("down", "--timeout", "0.1", home=home)
+    assert down.returncode == 1
+    assert "it is stopped" in down.stderr and f"kill -CONT {stopped}" in down.stderr
+
+
+def test_M06_a_relay_that_goes_on_answers_again(running: Relay, home: Path) -> None:
+    assert running.process is not None
+    os.kill(running.process.pid, signal.SIGSTOP)
+    with Home(str(home)) as opened:
+        assert ask(opened, 0.2).is_silent
+        os.kill(running.process.pid, signal.SIGCONT)
+        until(lambda: ask(opened).status)
+    done = relay("status", "--json", home=home)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["answers"] is True
+
+
+def test_M06_who_accepts_nobody_does_not_answer_either(running: Relay, home: Path) -> None:
+    """Its queue of connections is full: to connect is refused at once, and says nothing."""
+    assert running.process is not None
+    os.kill(running.process.pid, signal.SIGSTOP)
+    waiting = []
+    with Home(str(home)) as opened:
+        while True:
+            client = socket.socket(socket.AF_UNIX)
+            client.setblocking(False)
+            waiting.append(client)
+            try:
+                client.connect(socket_path(opened.root))
+            except BlockingIOError:
+                break
+        assert ask(opened, 0.2).is_silent
+        os.kill(running.process.pid, signal.SIGCONT)
+        for client in waiting:
+            client.close()
+        until(lambda: ask(opened).status)
+
+
+def test_M06_no_socket_is_not_the_same_as_no_answer(running: Relay, home: Path) -> None:
+    (home / "admin.sock").unlink()
+    done = relay("status", home=home)
+    assert done.returncode == 0
+    assert "there is no admin.sock that answers: logs/relay.log says why" in done.stdout
+    assert "does not answer" not in done.stdout
+    assert json.loads(relay("status", "--json", home=home).stdout)["answers"] is None
+    assert "there is no admin.sock" in relay("top", home=home).stdout
+
+
+# -- a home whose path is too long for a socket -----------------------------------------------
+
+
+@pytest.fixture
+def long_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """And $XDG_RUNTIME_DIR, as a session has it."""
+    root = Path(tempfile.mkdtemp(prefix="relay-", dir="/tmp"))
+    (root / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(root / "run"))
+    yield home_of(root / ("long" * 30), "bob")
+    shutil.rmtree(root)
+
+
+def test_M06_a_home_with_a_long_path_answers_elsewhere(long_home: Path) -> None:
+    path = Path(socket_path(str(long_home)))
+    assert path.parent == long_home.parent / "run" / "agent-relay"
+    running = Relay(long_home)
+    running.start()
+    try:
+        assert stat.S_ISSOCK(path.lstat().st_mode)
+        assert stat.S_IMODE(path.lstat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        done = relay("status", home=long_home)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "ready, seen" in done.stdout
+        assert f"health and metrics: {path}" in done.stdout
+        assert json.loads(relay("status", "--json", home=long_home).stdout)["socket"] == str(path)
+        assert "relay ready" in relay("top", home=long_home).stdout
+        assert relay("doctor", home=long_home).returncode == 0
+    finally:
+        assert running.stop() == 0
+    assert not path.exists()
+
+
+def test_M06_a_socket_that_a_killed_relay_left_elsewhere_is_found(long_home: Path) -> None:
+    running = Relay(long_home)
+    running.start()
+    running.kill()
+    path = socket_path(str(long_home))
+    assert os.path.exists(path)
+    with Home(str(long_home)) as opened:
+        found = [str(f) for f in examine(opened) if path in f.finding]
+    assert found == [
+        f"process: {path}: no relay runs, and nobody listens there; the next start replaces it"
+    ]
+
+
+def test_M06_two_long_homes_have_two_sockets_and_a_link_to_one_has_its(long_home: Path) -> None:
+    other = long_home.parent / ("other" * 30)
+    link = long_home.parent / ("link" * 30)
+    link.symlink_to(long_home)
+    assert socket_path(str(other)) != socket_path(str(long_home))
+    assert socket_path(str(link)) == socket_path(str(long_home))
+
+
+def test_M06_without_a_runtime_directory_one_line_says_so(
+    long_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/nonexistent/runtime")
+    running = Relay(long_home)
+    running.start()
+    done = relay("status", home=long_home)
+    assert running.stop() == 0
+    assert done.returncode == 0
+    assert "there is no admin.sock that answers" in done.stdout
+    log = (long_home / "logs" / "relay.log").read_text() if (long_home / "logs").exists() else ""
+    assert "Traceback" not in log
+
+
+# -- one that did not stop by itself ----------------------------------------------------------
+
+
+def test_m12_after_a_kill_it_is_said_who_did_not_stop_by_itself(running: Relay, home: Path) -> None:
+    assert running.process is not None
+    pid = running.process.pid
+    before = time.time_ns()
+    running.kill()
+    done = relay("status", home=home)
+    assert done.returncode == 5
+    first = done.stdout.splitlines()[0]
+    said = f"no relay runs: the last one, pid {pid}, did not stop by itself; its last sign of life"
+    assert first.startswith(said) and first.endswith("; start one with `relay up`")
+    left = json.loads(relay("status", "--json", home=home).stdout)["left"]
+    assert left["pid"] == pid
+    at_ns = datetime.fromisoformat(left["last_sign_at"]).timestamp() * NS_PER_S
+    assert before - 60 * NS_PER_S < at_ns < time.time_ns()
+    assert said in relay("top", home=home).stdout
+
+    with Home(str(home)) as opened:
+        (found,) = [f for f in examine(opened) if f.where == ".lock"]
+    assert found.severity.value == "note"
+    assert found.finding.startswith(f"the last relay, pid {pid}, did not stop by itself")
+    assert relay("doctor", home=home).returncode in (0, 3)
+
+
+def test_m12_after_a_stop_nothing_of_the_kind_is_said(running: Relay, home: Path) -> None:
+    running.kill()
+    running.start()
+    assert running.stop() == 0
+    done = relay("status", home=home)
+    assert done.stdout.startswith("no relay runs; start one with `relay up`\n")
+    assert json.loads(relay("status", "--json", home=home).stdout)["left"] is None
+
+
+def test_m12_a_start_that_failed_and_said_why_leaves_no_such_word(home: Path) -> None:
+    (home / "ledger.db").write_bytes(b"this is no database, whatever it is called" * 100)
+    assert relay("up", home=home).returncode != 0
+    assert (home / ".lock").read_bytes() == b""
+
+
+def test_m12_words_of_the_lock_that_are_none_say_nothing(home: Path) -> None:
+    (home / ".lock").write_bytes(b"\x1b]0;owned\x07\n")
+    done = relay("status", home=home)
+    assert done.stdout.startswith("no relay runs; start one with `relay up`\n")
