@@ -47,7 +47,8 @@ CREATE TABLE deliveries (
     ack_status TEXT,                           -- received, in_progress, completed, failed
     due_at INTEGER,                            -- when it is tried again
     last_error TEXT,
-    read_how TEXT,                             -- 'taken': in inbox/.read; 'removed': gone otherwise
+    read_how TEXT,                             -- 'taken': in inbox/.read; 'removed': gone otherwise;
+                                               -- NULL: not known
     answer_id TEXT,                            -- message id of the last ack, nack or response
     answer_text TEXT,                          -- the first line of what it says
     obligation TEXT,                           -- 'open' | 'answered' | 'given_up'; NULL: none
@@ -57,6 +58,7 @@ CREATE TABLE deliveries (
 CREATE INDEX deliveries_open ON deliveries (message_id) WHERE state IN ('held', 'staged');
 CREATE INDEX deliveries_unread ON deliveries (recipient, message_id) WHERE state = 'written';
 CREATE INDEX deliveries_owed ON deliveries (recipient, message_id) WHERE obligation = 'open';
+CREATE INDEX deliveries_dead ON deliveries (recipient, message_id) WHERE state = 'dead';
 
 -- Files refused without a row of their own: the id is taken, or the name is none.
 CREATE TABLE rejections (
@@ -79,7 +81,8 @@ CREATE TABLE agents (
     note TEXT,                                 -- what it last said of itself (KIND: status)
     reason TEXT,                               -- why it is not active, for who writes to it
     changed_at INTEGER,                        -- when the status last changed
-    public_key TEXT                            -- Ed25519, 64 hex digits: its messages are checked
+    public_key TEXT,                           -- Ed25519, 64 hex digits: its messages are checked
+    mailbox TEXT                               -- inode and birth of its inbox: another is a new one
 );
 
 -- The processes that the relay started, one a name; relay/processes/supervisor.py.
@@ -175,6 +178,15 @@ WHEN OLD.state <> NEW.state OR OLD.attempt <> NEW.attempt BEGIN
         (SELECT value FROM orchestrator_state WHERE key = 'writer'), NEW.attempt,
         CASE WHEN OLD.attempt <> NEW.attempt THEN OLD.staged_at END,
         CASE WHEN OLD.attempt <> NEW.attempt THEN OLD.written_at END);
+END;
+-- What was given up, and its file left the inbox all the same: the state stays.
+CREATE TRIGGER deliveries_read_late AFTER UPDATE OF read_at ON deliveries
+WHEN OLD.state = NEW.state AND NEW.state IN ('dead', 'expired', 'bounced')
+AND NEW.read_at IS NOT OLD.read_at BEGIN
+    INSERT INTO audit_log (at, what, old_status, new_status, who, attempt) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id || ' > ' || NEW.recipient, NEW.state, 'read',
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'), NEW.attempt);
 END;
 
 -- Append-only. What retention removes is older than audit_kept_from, and goes with a row in

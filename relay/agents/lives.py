@@ -75,6 +75,11 @@ class Lives:
             else:
                 self.silent.add(one.name)
 
+    @property
+    def retired(self) -> list[str]:
+        """Who was taken out of service."""
+        return [name for name, status in self._statuses.items() if status == Status.RETIRED]
+
     def heard(self, when: Mapping[str, int], *, by_reading: bool = False) -> None:
         """These agents wrote something, or read it, at these times (Unix ns): that makes them
         active again.

@@ -101,6 +101,8 @@ class DeliveriesMoved(_Event, frozen=True):
     due_ms: int = 0  # when the acknowledgment is overdue
     attempt: int = 0  # of a delivery that was made again; 0: as it was
     said: str = ""  # the status that an acknowledgment gives
+    answer_id: str = ""  # of an acknowledgment: the relay's id of it
+    answer_text: str = ""  # and the first line of what it says
 
 
 class DeliveriesStaged(_Event, frozen=True):
@@ -130,6 +132,20 @@ class MessageReceived(_Event, frozen=True):
 
     message_id: int
     participant: str
+    at: int
+    how: str = ""  # of an owner that delivers: taken or removed; empty: not known
+
+
+class LateRead(_Event, frozen=True):
+    """The file of a delivery that was over, or answered where it stood, left the inbox after all.
+
+    Nothing in the store changes by it.
+    """
+
+    message_id: int
+    recipient: str
+    state: DeliveryState  # of the delivery, then and afterwards
+    how: str
     at: int
 
 
@@ -220,6 +236,7 @@ Event = (
     | DeliveriesStaged
     | FileRefused
     | MessageReceived
+    | LateRead
     | DeliveryTimed
     | DeadLettered
     | DeadLetterReplayed

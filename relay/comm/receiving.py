@@ -87,10 +87,12 @@ class ReceiveCommands(StoreBase):
         due_ms: int = 0,
         attempt: int = 0,
         said: str = "",
+        answer: tuple[str, str] = ("", ""),
     ) -> tuple[str, ...]:
         """Note what became of these recipients' deliveries; whose moved.
 
-        ``said``: the status of an acknowledgment, for the record.
+        ``said``: the status of an acknowledgment, ``answer``: its relay id and the first line of
+        what it says, for the record; so is that of a later one.
         The same again changes nothing, and nothing moves back: what is acknowledged was
         delivered, whatever is noted later. What was given up can still be acknowledged.
         """
@@ -99,12 +101,17 @@ class ReceiveCommands(StoreBase):
             [
                 recipient
                 for recipient in dict.fromkeys(recipients)
-                if (one := known.get(recipient)) is not None and _may_move(one, state, attempt)
+                if (one := known.get(recipient)) is not None
+                and (_may_move(one, state, attempt) or (said and one.state is state))
             ]
         )
         if moved:
             now = self._now_s()
-            self.apply(events.DeliveriesMoved(message_id, moved, state, now, due_ms, attempt, said))
+            self.apply(
+                events.DeliveriesMoved(
+                    message_id, moved, state, now, due_ms, attempt, said, *answer
+                )
+            )
             if self.state.pending.held and state is not DeliveryState.DELIVERED:
                 self.resume()
         return moved
@@ -251,14 +258,20 @@ class ReceiveCommands(StoreBase):
             )
         }
 
-    def receive(self, message_id: int, participant: str) -> None:
-        """``participant`` took one message; what it has acknowledged stays acknowledged."""
+    def receive(self, message_id: int, participant: str, how: str = "") -> None:
+        """``participant`` took one message; what it has acknowledged stays acknowledged.
+
+        ``how``: of an owner that delivers, for the record: what shows that it was taken.
+        """
         deliveries = self.state.deliveries.get(check_number("message_id", message_id), {})
         delivery = deliveries.get(check_text("participant", participant))
         if delivery is not None and delivery.queued:
-            self.apply(events.MessageReceived(message_id, participant, self._now_s()))
+            self.apply(events.MessageReceived(message_id, participant, self._now_s(), how))
             if self.state.pending.held:
                 self.resume()
+        elif delivery is not None and how and delivery.state >= DeliveryState.ACKNOWLEDGED:
+            state = delivery.state
+            self.apply(events.LateRead(message_id, participant, state, how, self._now_s()))
 
     def receive_messages(
         self,

@@ -168,6 +168,9 @@ class State(Tables):
     def _file_refused(self, event: events.FileRefused) -> None:
         """It is on record; the store has nothing of it."""
 
+    def _late_read(self, event: events.LateRead) -> None:
+        """It is on record; what the delivery came to stays."""
+
     def _message_received(self, event: events.MessageReceived) -> None:
         known = self.deliveries.get(event.message_id, {})
         before = known.get(event.participant, _SENT)
@@ -326,6 +329,7 @@ _APPLY: dict[type, Callable[..., None]] = {
     events.DeliveriesStaged: State._deliveries_staged,
     events.FileRefused: State._file_refused,
     events.MessageReceived: State._message_received,
+    events.LateRead: State._late_read,
     events.DeliveryTimed: State._delivery_timed,
     events.DeadLettered: State._dead_lettered,
     events.DeadLetterReplayed: State._dead_letter_replayed,

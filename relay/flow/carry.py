@@ -302,7 +302,8 @@ class Carrier:
                 registry.set_public_keys([work.trust], now)
             answer = work.acknowledged
             if answer is not None:
-                self._ledger.acknowledge(answer.message_id, answer.recipient, answer.status, now)
+                said = (answer.answer_id or None, answer.text or None)
+                self._ledger.acknowledge(*answer[:3], now, *said)
             if work.status_note is not None:
                 registry.note_status(work.agent, work.status_note, now)
             if work.life is not None:

@@ -53,6 +53,7 @@ HELD_BACK_NS = 60 * NS_PER_S  # it is let go as soon as it may, and looked at th
 CARRIED_OUT_LATER = frozenset({Kind.SPAWN, Kind.RELEASE})
 STICKY = "sent before it joined"
 MAX_NOTE = 500  # characters of a status that the agents table keeps
+MAX_ANSWER = 200  # characters of an answer that the ledger keeps with what it answers
 NO_AGENT = "no longer an agent"
 NOBODY: Mapping[str, str] = {}
 DEFAULT_SPAWN = Spawn()
@@ -101,7 +102,7 @@ class Decider:
         route = self._route(message, work.agent, stored, agents)
         if isinstance(route, Bounce):
             if route.answers is not None:  # who answered owes nothing, whoever is there to hear it
-                work.acknowledged = self._acknowledge(message, work.agent, route.answers)
+                work.acknowledged = self._acknowledge(message, work, route.answers)
             self.refuse(work, route.reason)
             return
         try:
@@ -112,7 +113,7 @@ class Decider:
             self.refuse(work, str(exc))
             return
         if route.answers is not None:
-            work.acknowledged = self._acknowledge(message, work.agent, route.answers)
+            work.acknowledged = self._acknowledge(message, work, route.answers)
         if stored.id in self._store.state.deliveries:  # else it is long done, and rolled out
             self._hand_over(work, accepted, stored, route, agents)
 
@@ -250,18 +251,21 @@ class Decider:
             self._obey(work, accepted.original or accepted.message, stored, agents)
         self._post(work, accepted, stored, route, recipients, agents)
 
-    def _acknowledge(self, message: MessageFile, sender: str, original: Message) -> Acknowledged:
+    def _acknowledge(self, message: MessageFile, work: Work, original: Message) -> Acknowledged:
         """What this answer says of the delivery that it answers."""
         word = ACK_WORD.match(message.content.decode())
+        text, sender = message.body.decode().lstrip(), work.agent
         if message.kind is Kind.NACK:
             status = "failed"
         elif message.kind is Kind.RESPONSE:
             status = "completed"
         else:
             status = word[1] if word else "received"
-        acked = DeliveryState.ACKNOWLEDGED
-        self._store.move_deliveries(original.id, [sender], acked, said=status)
-        return Acknowledged(original.relay_id or "", sender, status)
+            text = text.removeprefix(status).lstrip(" :,\t\r\n") if word else text
+        text = text.partition("\n")[0].rstrip()[:MAX_ANSWER]
+        acked, answer = DeliveryState.ACKNOWLEDGED, (work.message_id, text)
+        self._store.move_deliveries(original.id, [sender], acked, said=status, answer=answer)
+        return Acknowledged(original.relay_id or "", sender, status, *answer)
 
     def _obey(self, work: Work, message: MessageFile, stored: Message, agents: Set[str]) -> None:
         """The message is for the orchestrator: do it, once, and answer."""

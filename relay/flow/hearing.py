@@ -1,7 +1,7 @@
 """Step 1: what the watcher tells and scans find becomes hints, reads and agents.
 
 A scan lists what inotify may have missed; it is made at a start, after an overflow, for a new agent
-and every ``detection.scan_interval_s``. A file that left an inbox is the evidence of reading.
+and every ``detection.scan_interval_s``. What a file that left an inbox shows: ``readings``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from relay.agents.roster import Roster
 from relay.basis import Basis
 from relay.clock import NS_PER_MS, NS_PER_S
 from relay.errors import UnsafePath
-from relay.flow import delivery
 from relay.flow.intake import Intake
+from relay.flow.readings import GRACE_NS, Readings
 from relay.flow.watcher import Wake
 from relay.home import READ
-from relay.names import MSG_SUFFIX, message_id_of
+from relay.names import MSG_SUFFIX
 from relay.orchestrator.telling import Teller
 from relay.security import hardening
 from relay.security.incidents import Incident, IncidentKind, Told
@@ -34,20 +34,18 @@ class Hearing:
         self._detection = basis.config.detection
         self._home = basis.home
         self._ledger = basis.ledger
-        self._store = basis.store
-        self._events = basis.events
+        self._readings = Readings(basis)
         self._intake = intake
         self._roster = roster
         self._lives = lives
         self._teller = teller
-        self._tally = basis.tally
         self._clock = basis.clock
         self._log = basis.log
         self._told = Told()
         self._next_scan_ns = 0
         self._next_poll_ns = 0
         self._recheck_ns: int | None = None
-        self._taken: list[tuple[str, str, int]] = []  # read, not yet in the ledger
+        self._broken: dict[str, int] = {}  # agents without an inbox, since when (monotonic)
 
     def hear(self, wake: Wake) -> None:
         """Take what the watcher tells, and scan when that is due."""
@@ -60,7 +58,7 @@ class Hearing:
         for touched in wake.touched:
             if touched.agent in self._roster.agents:
                 self._intake.add(touched.agent, touched.file_name, renamed=touched.renamed)
-        self.note_reads(wake.left)
+        self._readings.left(wake.left)
         if scan:
             self._ledger.check_file()
             self._intake.limit.sweep()
@@ -72,8 +70,10 @@ class Hearing:
             self._scan(self._roster.unwatched | set(appeared))
         elif appeared:
             self._scan(appeared)
+            self.review(appeared)  # before what vanished with a mailbox is delivered again
         if self._roster.unwatched:
             self._next_poll_ns = now + self._detection.poll_interval_ms * NS_PER_MS
+        self._readings.settle()
 
     def _refresh_agents(self, *, complete: bool) -> list[str]:
         changes = self._roster.refresh(complete=complete)
@@ -97,6 +97,9 @@ class Hearing:
             due.append(self._recheck_ns)
         if self._roster.unwatched:
             due.append(self._next_poll_ns)
+        missing_ns = self._readings.due_ns()
+        if missing_ns is not None:
+            due.append(missing_ns)
         return min(due)
 
     def review(self, names: Iterable[str] | None) -> None:
@@ -107,14 +110,14 @@ class Hearing:
 
     def _scan(self, agents: Iterable[str]) -> None:
         """List outboxes for what inotify missed, and inboxes for what was read unseen."""
-        left: list[tuple[str, str]] = []
         for agent in sorted(agents):
             try:
                 with self._home.dirs() as dirs:  # closed again: a thousand agents are many
                     self._note(hardening.agent_incidents(dirs, agent))
                     self._intake.scan(dirs, agent)
-                    gone = self._ledger.unread(agent) - delivery.inbox_files(dirs, agent)
+                    self._readings.scan(dirs, agent)
             except FileNotFoundError:  # it has just gone: the roster's next refresh says so
+                self._mend(agent)
                 continue
             except (OSError, UnsafePath) as exc:
                 self._log(
@@ -123,40 +126,27 @@ class Hearing:
                     level="warning",
                     agent=agent,
                 )
-                continue
-            left.extend((agent, message_id + MSG_SUFFIX) for message_id in gone)
-        self.note_reads(left)
+            self._broken.pop(agent, None)
+        for agent in self._lives.retired:
+            if agent not in self._roster.agents:
+                self._readings.give_back(agent)
 
-    def note_reads(self, left: Iterable[tuple[str, str]]) -> None:
-        """The file left the inbox: that is the evidence of reading."""
-        for agent, name in left:
-            message_id = message_id_of(name)
-            if message_id is None:
-                continue
-            stored = self._store.by_relay_id(message_id)
-            known = self._store.state.deliveries.get(stored.id, {}) if stored else {}
-            attempt = known[agent].attempt if agent in known else 1 << 31
-            if stored is not None:
-                self._store.receive(stored.id, agent)
-            self._taken.append((message_id, agent, attempt))
+    def _mend(self, agent: str) -> None:
+        """Where an inbox alone went, and no watch says so, it is made again after a while."""
+        now = self._clock.monotonic_ns()
+        if now - self._broken.setdefault(agent, now) >= GRACE_NS and agent in self._roster.agents:
+            del self._broken[agent]
+            with contextlib.suppress(OSError, UnsafePath):
+                self._home.complete_agent(agent)
 
     def note_taken(self) -> None:
         """What was read goes into the ledger, once the journal has it."""
-        if not self._taken:
-            return
-        self._events.commit()
-        taken, self._taken = self._taken, []
-        self._tally.read += len(taken)
-        now = self._clock.now_ns()
-        with self._ledger.transaction():
-            self._ledger.read(taken, now)
-            self._ledger.registry.seen({agent for _, agent, _ in taken}, now)
-            self._ledger.note_position(self._events.journal.durable, now)
         read: dict[str, int] = {}
-        for message_id, agent, _ in taken:
+        for message_id, agent, *_ in self._readings.note():
             if agent in self._lives.away or agent in self._lives.silent:
                 read[agent] = max(read.get(agent, 0), self._read_at(agent, message_id))
-        self._lives.heard(read, by_reading=True)
+        if read:
+            self._lives.heard(read, by_reading=True)
 
     def _read_at(self, agent: str, message_id: str) -> int:
         """When a file left the inbox, or a time that is not before it (Unix ns)."""

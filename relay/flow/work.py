@@ -55,6 +55,8 @@ class Acknowledged(NamedTuple):
     message_id: str  # the relay's id of the original
     recipient: str  # who answered
     status: str  # received, in_progress, completed, failed
+    answer_id: str = ""  # of the answer itself
+    text: str = ""  # the first line of what it says
 
 
 class Work:

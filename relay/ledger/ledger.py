@@ -21,7 +21,15 @@ from relay.errors import LedgerDamaged, LedgerError, VersionError
 from relay.ledger import file as ledger_file
 from relay.ledger.migrations import migrate
 from relay.ledger.registry import Registry
-from relay.ledger.values import Delivery, DeliveryFacts, FileFacts, Held, Row, Written
+from relay.ledger.values import (
+    Delivery,
+    DeliveryFacts,
+    FileFacts,
+    Held,
+    Read,
+    Row,
+    Written,
+)
 from relay.names import shown
 from relay.processes.table import Processes
 
@@ -31,6 +39,7 @@ __all__ = [
     "FileFacts",
     "Held",
     "Ledger",
+    "Read",
     "Row",
     "Written",
     "open_readonly",
@@ -250,16 +259,23 @@ class Ledger:
         """Rows as the journal has them, where they are missing or behind."""
         self._db.executemany(
             "INSERT INTO deliveries (message_id, recipient, state, attempt, staged_at, written_at, "
-            "read_at, acked_at, ack_status, last_error, due_at) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (message_id, recipient) "
+            "read_at, acked_at, ack_status, last_error, due_at, read_how, answer_id, answer_text) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (message_id, recipient) "
             "DO UPDATE SET state = excluded.state, attempt = max(attempt, excluded.attempt), "
-            "staged_at = coalesce(staged_at, excluded.staged_at), "
+            "staged_at = CASE WHEN attempt < excluded.attempt "  # its age is that of its attempt
+            "THEN coalesce(excluded.staged_at, staged_at) "
+            "ELSE coalesce(staged_at, excluded.staged_at) END, "
             "written_at = coalesce(written_at, excluded.written_at), "
             "read_at = coalesce(read_at, excluded.read_at), "
             "acked_at = coalesce(acked_at, excluded.acked_at), "
             "ack_status = coalesce(excluded.ack_status, ack_status), "
-            "last_error = coalesce(excluded.last_error, last_error), due_at = excluded.due_at "
-            "WHERE state <> excluded.state OR attempt < excluded.attempt",
+            "last_error = coalesce(excluded.last_error, last_error), due_at = excluded.due_at, "
+            "read_how = coalesce(excluded.read_how, read_how), "
+            "answer_id = coalesce(excluded.answer_id, answer_id), "
+            "answer_text = coalesce(excluded.answer_text, answer_text) "
+            "WHERE state <> excluded.state OR attempt < excluded.attempt "
+            "OR (read_how IS NULL AND excluded.read_how IS NOT NULL) "
+            "OR answer_id IS NOT coalesce(excluded.answer_id, answer_id)",
             deliveries,
         )
 
@@ -289,21 +305,45 @@ class Ledger:
             (state, reason, message_id, recipient, state),
         )
 
-    def read(self, taken: Iterable[tuple[str, str, int]], now_ns: int) -> None:
-        """(message id, recipient, attempt): the file left the inbox; no later attempt's did."""
+    def again(self, vanished: Iterable[tuple[str, str, int]], reason: str, now_ns: int) -> None:
+        """(message id, recipient, next attempt): it vanished unread, and is due again now."""
         self._db.executemany(
-            f"UPDATE deliveries SET state = 'read', read_at = {now_ns:d} "
-            "WHERE message_id = ? AND recipient = ? AND attempt <= ? AND state = 'written'",
-            taken,
+            "UPDATE deliveries SET state = 'held', attempt = ?, "
+            f"staged_at = {now_ns:d}, due_at = {now_ns:d}, last_error = ? "
+            "WHERE message_id = ? AND recipient = ? AND state = 'written'",
+            [(attempt, reason, message_id, name) for message_id, name, attempt in vanished],
         )
 
-    def acknowledge(self, message_id: str, recipient: str, status: str, now_ns: int) -> None:
+    def read(self, taken: Iterable[Read | tuple[str, str, int]], now_ns: int) -> None:
+        """The file left the inbox; no later attempt's did.
+
+        What was given up, or acknowledged where it stood, keeps its state.
+        """
+        self._db.executemany(
+            "UPDATE deliveries SET state = CASE state WHEN 'written' THEN 'read' ELSE state END, "
+            f"read_at = CASE state WHEN 'acked' THEN coalesce(read_at, {now_ns:d}) "
+            f"ELSE {now_ns:d} END, read_how = ? "
+            "WHERE message_id = ? AND recipient = ? AND attempt <= ? AND (state = 'written' "
+            "OR (state = 'acked' AND read_how IS NULL) "
+            "OR (state IN ('dead', 'expired', 'bounced') AND coalesce(read_at, 0) < written_at))",
+            [(one.how, *one[:3]) for one in (Read(*each) for each in taken)],
+        )
+
+    def acknowledge(
+        self,
+        message_id: str,
+        recipient: str,
+        status: str,
+        now_ns: int,
+        answer_id: str | None = None,
+        text: str | None = None,
+    ) -> None:
         """An ack arrived, late or not; a later one replaces the status of an earlier one."""
         self._db.execute(
             "UPDATE deliveries SET state = 'acked', acked_at = ?, ack_status = ?, "
-            "read_at = coalesce(read_at, ?) WHERE message_id = ? AND recipient = ? "
-            "AND state <> 'staged'",
-            (now_ns, status, now_ns, message_id, recipient),
+            "read_at = coalesce(read_at, ?), answer_id = ?, answer_text = ? "
+            "WHERE message_id = ? AND recipient = ? AND state <> 'staged'",
+            (now_ns, status, now_ns, answer_id, text, message_id, recipient),
         )
 
     def deliveries(self, message_ids: Iterable[str]) -> dict[str, dict[str, Delivery]]:
@@ -335,15 +375,18 @@ class Ledger:
             )
         ]
 
-    def unread(self, recipient: str) -> set[str]:
-        """Message ids that stand in this agent's inbox, as far as the ledger knows."""
-        return {
-            row[0]
-            for row in self._db.execute(
-                "SELECT message_id FROM deliveries WHERE recipient = ? AND state = 'written'",
-                (recipient,),
-            )
-        }
+    def unread(self, recipient: str) -> dict[str, int]:
+        """Message id -> when it was written, of what stands in this agent's inbox as far as the
+        ledger knows: what was given up, and is still there, too."""
+        return dict(
+            self._db.execute(
+                "SELECT message_id, coalesce(written_at, 0) FROM deliveries "
+                "WHERE recipient = ? AND state = 'written' UNION ALL "
+                "SELECT message_id, written_at FROM deliveries "
+                "WHERE recipient = ? AND state = 'dead' AND coalesce(read_at, 0) < written_at",
+                (recipient, recipient),
+            ).fetchall()
+        )
 
     # -- the rest ----------------------------------------------------------------------
 

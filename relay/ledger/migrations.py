@@ -87,6 +87,16 @@ ALTER TABLE deliveries ADD COLUMN answer_text TEXT;
 ALTER TABLE deliveries ADD COLUMN obligation TEXT;
 ALTER TABLE deliveries ADD COLUMN reminders INTEGER NOT NULL DEFAULT 0;
 CREATE INDEX deliveries_owed ON deliveries (recipient, message_id) WHERE obligation = 'open';
+CREATE INDEX deliveries_dead ON deliveries (recipient, message_id) WHERE state = 'dead';
+ALTER TABLE agents ADD COLUMN mailbox TEXT;
+CREATE TRIGGER deliveries_read_late AFTER UPDATE OF read_at ON deliveries
+WHEN OLD.state = NEW.state AND NEW.state IN ('dead', 'expired', 'bounced')
+AND NEW.read_at IS NOT OLD.read_at BEGIN
+    INSERT INTO audit_log (at, what, old_status, new_status, who, attempt) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id || ' > ' || NEW.recipient, NEW.state, 'read',
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'), NEW.attempt);
+END;
 """
 
 STEPS = {1: _TO_2, 2: _TO_3}  # from this version to the next

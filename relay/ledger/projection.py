@@ -75,7 +75,15 @@ class Projection:
             self._move(number, recipient, "staged", event.at, attempt)
 
     def _received(self, event: events.MessageReceived) -> None:
-        self._move(event.message_id, event.participant, "read", event.at)
+        self._move(event.message_id, event.participant, "read", event.at, how=event.how)
+
+    def _late_read(self, event: events.LateRead) -> None:
+        key = (event.message_id, event.recipient)
+        before = self.moved.get(key) or DeliveryFacts("", event.recipient, _STATES[event.state], 1)
+        read_at = event.at * NS_PER_S
+        if event.state is DeliveryState.ACKNOWLEDGED:
+            read_at = before.read_at or read_at
+        self.moved[key] = before._replace(read_at=read_at, read_how=event.how)
 
     def _dead_lettered(self, event: events.DeadLettered) -> None:
         for recipient in event.recipients:
@@ -118,6 +126,12 @@ class Projection:
         for recipient in event.recipients:
             number = event.message_id
             self._move(number, recipient, state, event.at, event.attempt, said=event.said)
+            if event.answer_id:
+                moved = self.moved[number, recipient]
+                answer_id, text = event.answer_id, event.answer_text or None
+                self.moved[number, recipient] = moved._replace(
+                    answer_id=answer_id, answer_text=text
+                )
             if state == "written" and self._is_recent:
                 self.written.add((number, recipient))
 
@@ -131,6 +145,7 @@ class Projection:
         *,
         said: str = "",
         why: str = "",
+        how: str = "",
     ) -> None:
         if recipient == ORCHESTRATOR and state in ("written", "acked"):
             state = "read"  # it has been carried out
@@ -144,6 +159,8 @@ class Projection:
             changed["ack_status"] = said
         if why:
             changed["last_error"] = why
+        if how:
+            changed["read_how"] = how
         self.moved[number, recipient] = before._replace(**changed)
 
 
@@ -194,6 +211,7 @@ _FOLD: dict[type, Callable[..., None]] = {
     events.DeliveriesStaged: Projection._staged,
     events.DeliveriesMoved: Projection._deliveries_moved,
     events.MessageReceived: Projection._received,
+    events.LateRead: Projection._late_read,
     events.DeadLettered: Projection._dead_lettered,
     events.DeliveryTimed: Projection._timed,
 }

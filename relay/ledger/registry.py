@@ -110,6 +110,21 @@ class Registry:
             (now_ns, name),
         )
 
+    def mailboxes(self) -> dict[str, str]:
+        """What tells an agent's inbox from any other one, by agent; as last seen."""
+        return dict(
+            self._db.execute(
+                "SELECT name, mailbox FROM agents WHERE mailbox IS NOT NULL"
+            ).fetchall()
+        )
+
+    def set_mailboxes(self, mailboxes: Iterable[tuple[str, str]]) -> None:
+        """(agent, what tells its inbox from any other one): that one is delivered to now."""
+        self._db.executemany(
+            "UPDATE agents SET mailbox = ? WHERE name = ?",
+            [(mailbox, name) for name, mailbox in mailboxes],
+        )
+
     # -- keys --------------------------------------------------------------------------
 
     def public_keys(self) -> dict[str, str]:

@@ -48,6 +48,19 @@ class Written(NamedTuple):
     written_at: int
 
 
+TAKEN = "taken"  # read_how: the file is in inbox/.read
+REMOVED = "removed"  # gone otherwise, from an inbox that stands
+
+
+class Read(NamedTuple):
+    """A file that left an inbox."""
+
+    message_id: str
+    recipient: str
+    attempt: int  # it was of this one, or of one before
+    how: str | None = None  # TAKEN or REMOVED; None: not known
+
+
 class Held(NamedTuple):
     """A delivery whose attempt is made at ``due_at`` (Unix ns)."""
 
@@ -72,6 +85,9 @@ class DeliveryFacts(NamedTuple):
     ack_status: str | None = None
     last_error: str | None = None
     due_at: int | None = None
+    read_how: str | None = None
+    answer_id: str | None = None
+    answer_text: str | None = None
 
 
 class Delivery(NamedTuple):

@@ -192,17 +192,19 @@ def test_reading_what_it_still_has_does_not_bring_a_retired_agent_back(box: Box)
     assert life(box, "bob")[0] == "retired"
 
 
-def test_who_reads_and_is_removed_at_once_is_gone(box: Box) -> None:
-    sent = box.send("alice", "TO: bob\n\nread, and then bob was removed")
+def test_M02_whose_mailbox_goes_with_its_mail_has_read_nothing(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\n\nread, and then bob was removed?")
     shutil.rmtree(box.path("agents", "bob"))
     # what inotify tells where both happened before it was asked
     box.dispatcher.tick(Wake(left=(("bob", f"{sent}.msg"),), agents_changed=True))
-    assert box.states(sent) == {"bob": "read"}
     assert life(box, "bob") == ("inactive", "its directory is gone")
+    later(box, 31)
+    assert box.states(sent) == {"bob": "written"}
 
     box.path("agents", "bob", "outbox").mkdir(parents=True)
-    box.tick()
+    box.tick(2)
     assert life(box, "bob") == ("active", None)
+    assert box.bodies("bob") == ["read, and then bob was removed?"]
 
 
 def test_retired_and_gone_still_says_why(box: Box) -> None:

@@ -92,6 +92,8 @@ def test_what_it_did_before_its_end_and_is_found_later_brings_nobody_back(
     if when == "after it":
         do()
     box.tick(3)
+    box.clock.advance(1)  # what is not in .read is given a second
+    box.tick()
     assert life(box)[0] == ("terminated" if when == "before its end" else "active")
     if how == "writes":
         assert box.bodies("alice") == ["my last words"]

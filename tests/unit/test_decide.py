@@ -305,26 +305,26 @@ def test_a_way_that_is_gone_since_bounces_for_those_alone_who_have_not_got_it(
 
 
 @pytest.mark.parametrize(
-    ("kind", "body", "status"),
+    ("kind", "body", "status", "said"),
     [
-        ("ack", "", "received"),
-        ("ack", "\n", "received"),
-        ("ack", " \t\r\n", "received"),
-        ("ack", "received", "received"),
-        ("ack", "in_progress half way", "in_progress"),
-        ("ack", "completed\nall green", "completed"),
-        ("ack", "  completed: all green", "completed"),
-        ("ack", "completedly", "received"),
-        ("ack", "Done!", "received"),
-        ("nack", "", "failed"),
-        ("nack", "completed nothing", "failed"),
+        ("ack", "", "received", ""),
+        ("ack", "\n", "received", ""),
+        ("ack", " \t\r\n", "received", ""),
+        ("ack", "received", "received", ""),
+        ("ack", "in_progress half way", "in_progress", "half way"),
+        ("ack", "completed\nall green", "completed", "all green"),
+        ("ack", "  completed: all green", "completed", "all green"),
+        ("ack", "completedly", "received", "completedly"),
+        ("ack", "Done!", "received", "Done!"),
+        ("nack", "", "failed", ""),
+        ("nack", "completed nothing", "failed", "completed nothing"),
     ],
 )
-def test_what_an_ack_says(table: Table, kind: str, body: str, status: str) -> None:
+def test_what_an_ack_says(table: Table, kind: str, body: str, status: str, said: str) -> None:
     asked = table.decide("TO: bob\nKIND: command\n\ngo")
     work = table.decide(f"TO: alice\nKIND: {kind}\nRE: {asked.message_id}\n\n{body}", "bob")
     assert work.failure == ""
-    assert work.acknowledged == Acknowledged(asked.message_id, "bob", status)
+    assert work.acknowledged == Acknowledged(asked.message_id, "bob", status, work.message_id, said)
     (posting,) = work.postings
     assert posting.recipients == ("alice",)
     stored = table.store.by_relay_id(asked.message_id)
@@ -334,7 +334,9 @@ def test_what_an_ack_says(table: Table, kind: str, body: str, status: str) -> No
 def test_a_response_completes_its_query(table: Table) -> None:
     asked = table.decide("TO: bob\nKIND: query\n\nhow many?")
     work = table.decide(f"TO: *\nKIND: response\nRE: {asked.message_id}\n\n20", "bob")
-    assert work.acknowledged == Acknowledged(asked.message_id, "bob", "completed")
+    assert work.acknowledged == Acknowledged(
+        asked.message_id, "bob", "completed", work.message_id, "20"
+    )
     assert work.postings[0].recipients == ("alice",)
 
 

@@ -81,6 +81,12 @@ def replay_all(store: CommStore) -> object:
     return [store.replay_dead_letter(letter.message.id).id for letter in store.dead_letters()]
 
 
+def take_all(store: CommStore) -> object:
+    """Every file leaves its inbox, of what was given up, too."""
+    every = [(number, who) for number, known in store.state.deliveries.items() for who in known]
+    return [store.receive(number, who, "taken") for number, who in every]
+
+
 def tidy(store: CommStore) -> object:
     """What waits is received, and what nobody waits for is archived."""
     received = [len(store.receive_messages(None, one)) for one in "abcd"]
@@ -208,6 +214,7 @@ def on_deliveries(drawn: Drawn) -> list[Operation]:
         lambda store: store.deliver(number, store.recipients(number)),
         lambda store: store.stage((number, one, 2) for one in store.recipients(number)),
         lambda store: [store.receive_messages(None, one) for one in "abcd"],
+        lambda store: take_all(store),
         lambda store: store.note(refused),
     ]
 

@@ -203,11 +203,14 @@ def test_a_writer_in_a_transaction_never_blocks_a_reader(
 
 Query = Callable[[Ledger], object]
 
-QUERIES: dict[str, tuple[Query, str]] = {
+QUERIES: dict[str, tuple[Query, str | tuple[str, str]]] = {
     "open rows": (lambda db: db.open_rows(), "messages_open"),
     "when held mail is due": (lambda db: db.held_until(), "deliveries_open"),
     "held mail that is due": (lambda db: db.held_due(NOW, 256), "deliveries_open"),
-    "unread of one agent": (lambda db: db.unread("bob"), "deliveries_unread"),
+    "unread of one agent": (
+        lambda db: db.unread("bob"),
+        ("deliveries_unread", "deliveries_dead"),
+    ),
     "rows by id": (lambda db: db.rows([message_id(1)]), "sqlite_autoindex_messages_1"),
     "claim": (lambda db: db.claim([message_id(1)]), "sqlite_autoindex_messages_1"),
     "complete": (lambda db: db.complete([message_id(1)], NOW), "sqlite_autoindex_messages_1"),
@@ -230,7 +233,8 @@ def check_plan(ledger: Ledger, name: str) -> None:
     assert sql
     for text in sql:
         steps = [step for step in plan(ledger, text) if "messages" in step or "deliveries" in step]
-        assert steps and all(index in step for step in steps), (text, steps)
+        used = (index,) if isinstance(index, str) else index
+        assert steps and all(any(one in step for one in used) for step in steps), (text, steps)
 
 
 @pytest.mark.parametrize("name", QUERIES)

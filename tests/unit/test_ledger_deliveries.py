@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from relay.ledger import Delivery, Held, Ledger, Written
+from relay.ledger import Delivery, Held, Ledger, Read, Written
 from tests.unit.ledger_support import NOW, Look, facts, message_id, record, stage
 
 STATES = ["held", "staged", "written", "read", "acked", "expired", "bounced", "dead"]
@@ -43,11 +43,40 @@ MOVES: dict[str, tuple[Move, dict[str, str]]] = {
         dict.fromkeys(ENDS, "bounced"),
     ),
     "read": (lambda db, one: db.read([(one, KEY, 1)], NOW), {"written": "read"}),
+    "again": (lambda db, one: db.again([(one, KEY, 2)], "vanished", NOW), {"written": "held"}),
     "acknowledge": (
         lambda db, one: db.acknowledge(one, KEY, "completed", NOW),
         dict.fromkeys([state for state in STATES if state != "staged"], "acked"),  # late or not
     ),
 }
+
+
+@pytest.mark.parametrize("state", ["dead", "expired", "bounced"])
+def test_M01_what_was_given_up_and_is_read_later_keeps_its_state(
+    ledger: Ledger, look: Look, state: str
+) -> None:
+    (one,) = record(ledger, 1)
+    ledger.written([Written(one, KEY, 1, NOW, NOW + 1)])
+    ledger.end(one, KEY, state, "why")
+    ledger.read([Read(one, KEY, 1, "taken")], NOW + 2)
+    ledger.read([Read(one, KEY, 1, "removed")], NOW + 3)  # once is enough
+    columns = "state, read_at, read_how, last_error"
+    assert look.all(f"SELECT {columns} FROM deliveries") == [(state, NOW + 2, "taken", "why")]
+    log = "SELECT old_status, new_status FROM audit_log WHERE what LIKE '% > bob' ORDER BY id"
+    assert look.all(log) == [("written", state), (state, "read")]
+
+
+def test_M02_what_was_answered_before_its_file_left_keeps_its_times(
+    ledger: Ledger, look: Look
+) -> None:
+    (one,) = record(ledger, 1)
+    ledger.written([Written(one, KEY, 1, NOW, NOW + 1)])
+    ledger.acknowledge(one, KEY, "failed", NOW + 2, "9-ab", "no such branch")
+    ledger.read([Read(one, KEY, 1, "removed")], NOW + 3)
+    columns = "state, read_at, read_how, ack_status, answer_id, answer_text"
+    assert look.all(f"SELECT {columns} FROM deliveries") == [
+        ("acked", NOW + 2, "removed", "failed", "9-ab", "no such branch")
+    ]
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -166,9 +195,13 @@ def test_what_stands_in_an_inbox(ledger: Ledger) -> None:
     standing = [(one, "bob"), (two, "bob"), (two, "carol")]
     ledger.written(Written(*key, 1, NOW, NOW) for key in standing)
     ledger.read([(two, "bob", 1)], NOW)
-    assert ledger.unread("bob") == {one}
-    assert ledger.unread("carol") == {two}
-    assert ledger.unread("nobody") == set()
+    assert ledger.unread("bob") == {one: NOW}
+    assert ledger.unread("carol") == {two: NOW}
+    assert ledger.unread("nobody") == {}
+    ledger.end(one, "bob", "dead", "no acknowledgment")
+    assert ledger.unread("bob") == {one: NOW}  # it stands there all the same
+    ledger.read([Read(one, "bob", 1, "taken")], NOW + 1)
+    assert ledger.unread("bob") == {}
 
 
 def test_all_messages_shows_what_was_sent_and_what_was_delivered(

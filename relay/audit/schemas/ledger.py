@@ -76,6 +76,7 @@ LEDGER = {
             maybe("reason", TEXT, "why it is not active"),
             maybe("changed_at", TIME, "when the status last changed"),
             maybe("public_key", TEXT, "Ed25519, 64 hex"),
+            maybe("mailbox", TEXT, "inode and birth of its inbox"),
         ]
     ),
     "processes": StructType(

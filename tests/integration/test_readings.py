@@ -1,0 +1,335 @@
+"""What is called read, and on what evidence: a file in .read was taken, one that is gone otherwise
+was removed, and what vanished with its mailbox was read by nobody and is delivered again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from relay import fsio
+from relay.config import Config, Detection
+from relay.flow.watcher import Wake
+from relay.ledger import Ledger
+from tests.box import Box
+
+HI = "TO: bob\n\nhi"
+
+
+@pytest.fixture(params=["inotify", "scan"])
+def any_box(request: pytest.FixtureRequest, tmp_path: Path) -> Box:
+    """The same rules hold whether the kernel tells or a scan finds."""
+    config = Config(detection=Detection(watcher=request.param))
+    return Box(tmp_path / "home", "alice", "bob", config=config)
+
+
+def after(box: Box, seconds: float = 1.1) -> None:
+    """Time goes on, and the loop turns until nothing is due now."""
+    box.clock.advance(seconds)
+    box.tick(3)
+
+
+def read(box: Box, message_id: str) -> tuple[str, str | None]:
+    """State and read_how of bob's delivery."""
+    query = "SELECT state, read_how FROM deliveries WHERE message_id = ? AND recipient = 'bob'"
+    ((state, how),) = box.sql(query, message_id)
+    return state, how
+
+
+def attempts(box: Box) -> dict[str, str]:
+    """Body -> ATTEMPT of what stands in bob's inbox."""
+    return {m.body.decode(): m.headers["ATTEMPT"] for m in box.inbox("bob").values()}
+
+
+def said(box: Box) -> list[str]:
+    return [line["event"] for line in box.log if line.get("action") == "mailbox_vanished"]
+
+
+def inbox(box: Box, *parts: str) -> Path:
+    return box.path("agents", "bob", "inbox", *parts)
+
+
+def remove(box: Box, message_id: str) -> None:
+    """Somebody removes a file from bob's inbox, at the time of the box."""
+    inbox(box, f"{message_id}.msg").unlink()
+    os.utime(inbox(box), ns=(box.clock.now_ns(), box.clock.now_ns()))
+
+
+def test_M02_taken_and_removed_are_two_things(any_box: Box) -> None:
+    taken, removed = (any_box.send("alice", HI) for _ in range(2))
+    after(any_box)
+    any_box.take("bob", taken)
+    remove(any_box, removed)
+    any_box.tick()
+    assert read(any_box, taken) == ("read", "taken")  # at once
+    assert read(any_box, removed) == ("written", None)  # its mailbox may be going, too
+    after(any_box)
+    assert read(any_box, removed) == ("read", "removed")
+    any_box.kill()
+
+    os.unlink(any_box.home.path("ledger.db"))  # the journal knows it as well
+    any_box.open()
+    assert (read(any_box, taken), read(any_box, removed)) == (
+        ("read", "taken"),
+        ("read", "removed"),
+    )
+    any_box.close()
+
+
+def test_M02_taken_and_answered_in_one_batch_it_was_taken(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nKIND: command\n\ngo")
+    box.take("bob", sent)
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted")
+    assert read(box, sent) == ("acked", "taken")
+
+
+def test_M02_a_mailbox_that_vanished_has_read_nothing(any_box: Box) -> None:
+    old = any_box.send("alice", "TO: bob\n\nold")
+    after(any_box)
+    any_box.take("bob", old)
+    any_box.tick()
+    sent = [any_box.send("alice", f"TO: bob\n\n{n}") for n in range(3)]
+    after(any_box)
+    shutil.rmtree(any_box.path("agents", "bob"))
+    after(any_box)
+    after(any_box)
+    assert {read(any_box, one) for one in sent} == {("written", None)}
+
+    any_box.home.make_agent("bob")
+    after(any_box)
+    assert attempts(any_box) == {"0": "2", "1": "2", "2": "2"}
+    assert said(any_box) == [
+        "3 unread messages vanished with the mailbox of bob: "
+        "delivered again, or back to their senders where it is retired"
+    ]
+    after(any_box, 31)
+    assert len(said(any_box)) == 1
+    assert read(any_box, old) == ("read", "taken")
+    any_box.take("bob", sent[0])
+    any_box.tick()
+    assert read(any_box, sent[0]) == ("read", "taken")
+    any_box.close()
+
+
+def test_M02_so_has_one_whose_inbox_alone_went(any_box: Box) -> None:
+    any_box.send("alice", HI)
+    after(any_box)
+    shutil.rmtree(inbox(any_box))
+    for _ in range(4):
+        after(any_box)
+    assert attempts(any_box) == {"hi": "2"}
+    any_box.close()
+
+
+def test_M02_files_that_go_one_by_one_before_their_mailbox_were_not_read(box: Box) -> None:
+    """As `rm -r` does it, and the relay looks in between."""
+    sent = box.send("alice", HI)
+    inbox(box, f"{sent}.msg").unlink()
+    box.tick()
+    box.clock.advance(0.5)
+    shutil.rmtree(box.path("agents", "bob"))
+    after(box)
+    assert read(box, sent) == ("written", None)
+    box.home.make_agent("bob")
+    after(box)
+    assert attempts(box) == {"hi": "2"}
+
+
+def test_M02_made_again_at_once_it_is_another_mailbox(box: Box) -> None:
+    """With the inode of the one before, as file systems like to give it."""
+    box.send("alice", HI)
+    shutil.rmtree(box.path("agents", "bob"))
+    box.home.make_agent("bob")
+    after(box)
+    after(box)
+    assert attempts(box) == {"hi": "2"}
+
+
+def test_M02_of_a_retired_agent_it_goes_back_to_its_sender(box: Box) -> None:
+    sent = box.send("alice", HI)
+    retire = "ACTION: agent.retire\nNAME: bob\nREASON: done here"
+    box.send("operator", f"TO: __orchestrator__\nKIND: command\n\n{retire}")
+    shutil.rmtree(box.path("agents", "bob"))
+    after(box)
+    after(box, 31)
+    assert box.states(sent) == {"bob": "bounced"}
+    assert "done here" in box.nacks("alice")[0]
+
+
+def test_M02_it_counts_whatever_was_promised(box: Box) -> None:
+    """Exactly-once, too: what stood in a mailbox that is gone happened to nobody."""
+    box.send("alice", "TO: bob\nDELIVERY: exactly-once\n\nonce")
+    shutil.rmtree(box.path("agents", "bob"))
+    after(box)
+    box.home.make_agent("bob")
+    after(box)
+    assert attempts(box) == {"once": "2"}
+
+
+def test_M02_long_done_in_the_store_it_is_made_again_from_its_original(box: Box) -> None:
+    sent = box.send("alice", HI)
+    box.flush()
+    box.clock.advance(90_000)
+    for _ in range(3):
+        box.flush()
+    assert box.store.by_relay_id(sent) is None
+    shutil.rmtree(box.path("agents", "bob"))
+    after(box)
+    box.home.make_agent("bob")
+    after(box)
+    assert attempts(box) == {"hi": "2"}
+
+
+@pytest.mark.parametrize("what", ["agents", "home"])
+def test_D4_an_inbox_put_back_from_an_older_copy_has_read_nothing(
+    tmp_path: Path, what: str
+) -> None:
+    box = Box(tmp_path / "home", "alice", "bob")
+    before = [box.send("alice", f"TO: bob\n\nbefore {n}") for n in range(2)]
+    box.take("bob", before[0])
+    box.tick()
+    old = tmp_path / "old"
+    shutil.copytree(box.path("agents"), old, symlinks=True)
+    later = [box.send("alice", f"TO: bob\n\nlater {n}") for n in range(3)]
+    box.take("bob", later[0])
+    box.tick()
+    box.kill()
+    shutil.rmtree(box.path("agents"))
+    if what == "home":  # `cp -a` of it all, and the inboxes were copied first
+        shutil.copytree(box.root, tmp_path / "copy", symlinks=True)
+        box.root = tmp_path / "copy"
+    shutil.copytree(old, box.root / "agents", symlinks=True)
+    if what == "home":
+        again = Box(box.root)
+    else:
+        box.open()
+        again = box
+    after(again, 2)
+    after(again, 2)
+    assert attempts(again) == {"before 1": "1", "later 1": "2", "later 2": "2"}
+    assert len(said(again)) == 1 and said(again)[0].startswith("2 unread")
+    again.close()
+
+
+def test_D4_so_has_one_that_was_put_back_in_place(box: Box) -> None:
+    """As rsync does it: the same directory, its content and times of before."""
+    box.send("alice", HI)
+    status = os.stat(inbox(box))
+    sent = box.send("alice", "TO: bob\n\nlater")
+    inbox(box, f"{sent}.msg").unlink()
+    hour_ns = 3600 * 10**9
+    os.utime(inbox(box), ns=(status.st_atime_ns, status.st_mtime_ns - hour_ns))
+    after(box)
+    after(box)
+    assert attempts(box) == {"hi": "1", "later": "2"}
+
+
+def test_D4_the_copy_of_a_stopped_home_is_as_the_home_was(tmp_path: Path) -> None:
+    box = Box(tmp_path / "home", "alice", "bob")
+    sent = [box.send("alice", f"TO: bob\n\n{n}") for n in range(2)]
+    box.take("bob", sent[0])
+    box.close()
+    shutil.copytree(tmp_path / "home", tmp_path / "copy", symlinks=True)
+    copy = Box(tmp_path / "copy")
+    after(copy, 31)
+    assert attempts(copy) == {"1": "1"} and said(copy) == []
+    assert copy.states(sent[0]) == {"bob": "read"}
+    copy.close()
+
+
+def test_D4_what_is_read_while_no_relay_runs_is_read(box: Box) -> None:
+    taken, removed = (box.send("alice", HI) for _ in range(2))
+    box.kill()
+    box.take("bob", taken)
+    remove(box, removed)
+    box.open()
+    after(box)
+    assert (read(box, taken), read(box, removed)) == (("read", "taken"), ("read", "removed"))
+
+
+def test_M01_a_dead_letter_that_is_read_says_so(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy")
+    for pause_s in (60, 1, 60, 2, 60, 4, 60):
+        after(box, pause_s)
+    assert read(box, sent) == ("dead", None)
+    box.take("bob", sent)
+    box.tick()
+    assert read(box, sent) == ("dead", "taken")
+    log = "SELECT new_status FROM audit_log WHERE what LIKE '% > bob' ORDER BY id DESC LIMIT 2"
+    assert box.sql(log) == [("read",), ("dead",)]
+
+    box.kill()
+    os.unlink(box.home.path("ledger.db"))
+    box.open()
+    assert read(box, sent) == ("dead", "taken")
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted late, but done")
+    assert read(box, sent) == ("acked", "taken")
+
+
+def test_M01_so_does_one_that_was_read_while_no_relay_ran(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy")
+    for pause_s in (60, 1, 60, 2, 60, 4, 60):
+        after(box, pause_s)
+    box.kill()
+    box.take("bob", sent)
+    box.open()
+    assert read(box, sent) == ("dead", "taken")
+
+
+class Killed(BaseException):
+    """SIGKILL: nothing catches it."""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("ending", ["back", "retired"])
+def test_M02_killed_at_any_step_what_vanished_comes_again_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """Before each effect of the turns in which a mailbox is found to be another one."""
+    count = falls_at = 0
+
+    def step(*_: object) -> None:
+        nonlocal count
+        count += 1
+        if count == falls_at:
+            raise Killed
+
+    transaction = Ledger.transaction
+
+    def counted(ledger: Ledger):  # type: ignore[no-untyped-def]
+        step()
+        return transaction(ledger)
+
+    number = 0
+    while number == falls_at:
+        falls_at = number = number + 1
+        box = Box(tmp_path / str(number), "alice", "bob")
+        sent = box.send("alice", HI)
+        if ending == "retired":
+            body = "ACTION: agent.retire\nNAME: bob\nREASON: done here"
+            box.send("operator", f"TO: __orchestrator__\nKIND: command\n\n{body}")
+        shutil.rmtree(box.path("agents", "bob"))
+        box.dispatcher.tick(Wake(agents_changed=True))
+        box.home.make_agent("bob")
+        count = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(fsio, "fault", step)
+            patch.setattr(Ledger, "transaction", counted)
+            try:
+                after(box)
+                falls_at = 0  # every step has been tried
+            except Killed:
+                pass
+        box.kill()
+        box.open()
+        after(box)
+        after(box, 31)
+        if ending == "back":
+            assert attempts(box) == {"hi": "2"}, number
+        else:
+            assert box.states(sent) == {"bob": "bounced"}, number
+            assert len(box.nacks("alice")) == 1, number
+        box.kill()
+    assert number > 5
