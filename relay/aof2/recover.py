@@ -27,7 +27,7 @@ from relay.aof2.format import (
     SegmentHeader,
 )
 from relay.aof2.records import Starts, decode, find_unplaced, wanted
-from relay.aof2.segment import FIRST, UNSYNCED, ActiveSegment, segment_ids, segment_path
+from relay.aof2.segment import FIRST, UNSYNCED, ActiveSegment, rewrite, segment_ids, segment_path
 from relay.aof2.segments import Stream, opened_record, seal_record
 from relay.clock import NS_PER_MS
 from relay.errors import FormatError
@@ -138,7 +138,7 @@ class Recovery:
             return None, end
         end = base + found.walk.position - FIRST
         if found.footer is not None:
-            self._finish(fd, path, header, found, end)
+            self._finish(fd, path, header, found, base)
             os.close(fd)
             return None, end
         if found.kind is tail.Kind.TORN:
@@ -150,7 +150,7 @@ class Recovery:
         self, fd: int, path: str, header: SegmentHeader, base: int, walk: tail.Walk
     ) -> ActiveSegment:
         """The segment goes on. What was found in it is durable when this returns: a process that
-        was killed may have written it without syncing."""
+        was killed may have written it without syncing, or its sync may have failed."""
         active = ActiveSegment(path, fd, header, base)
         active.position, active.count, active.crc, active.first_ms = walk
         active.zeroed = max(os.fstat(fd).st_size, walk.position)
@@ -158,23 +158,34 @@ class Recovery:
         slice_bytes = self._stream.policy.slice_bytes
         if active.zeroed > walk.position + 2 * slice_bytes:  # of a burst, or of a full disk
             active.cut(walk.position + slice_bytes)
-        self._dirty_again(active)
+        unknown = self._unsynced(path)
+        active.flush_failure = unknown is not None
+        active.rewrite_from(
+            min(self._uncovered(base), walk.position if unknown is None else unknown)
+        )
         active.sync()
         return active
 
-    def _dirty_again(self, active: ActiveSegment) -> None:
-        """After a failed sync: what it left unknown is written once more, for the next sync."""
+    def _uncovered(self, base: int) -> int:
+        """The position from which on no checkpoint covers a segment: nothing, after a clean end.
+
+        Whoever wrote it may have met a failed sync, been killed, and left no word of it: the disk
+        took that no more, either. So it is written once more before it is synced and trusted.
+        """
+        return FIRST + max(0, self._covered - base)
+
+    def _unsynced(self, path: str) -> int | None:
+        """The position from which on a failed sync left the segment unknown; None: none did."""
         try:
-            fd = fsio.open_read(active.path + UNSYNCED)
+            fd = fsio.open_read(path + UNSYNCED)
         except FileNotFoundError:
-            return
+            return None
         with os.fdopen(fd, "rb") as file:
             text = file.read(32)
-        active.flush_failure = True
-        active.rewrite_from(int(text) if text.isdigit() else FIRST)
+        return int(text) if text.isdigit() else FIRST
 
     def _finish(
-        self, fd: int, path: str, header: SegmentHeader, found: tail.Tail, end: int
+        self, fd: int, path: str, header: SegmentHeader, found: tail.Tail, base: int
     ) -> None:
         """A footer is there: cut the file behind it, and let the manifest know."""
         assert found.footer is not None
@@ -183,7 +194,9 @@ class Recovery:
         size = found.walk.position + FOOTER.size
         if os.fstat(fd).st_size > size:
             fsio.truncate(fd, size, path)
+        rewrite(fd, path, self._uncovered(base), size)
         fsio.sync_data(fd, path)
+        end = base + found.walk.position - FIRST
         footer = found.footer._replace(segment_crc64=found.walk.crc64)
         self._sealed(header.segment_id, end, footer)
 

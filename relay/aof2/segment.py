@@ -124,6 +124,16 @@ def _behind_damage(
     return behind
 
 
+def rewrite(fd: int, path: str, position: int, end: int) -> None:
+    """Write what a file has from ``position`` to ``end`` once more; durable after a sync.
+
+    After a failed sync the kernel may hold pages for clean that the disk has not.
+    """
+    while position < end and (piece := os.pread(fd, min(_PIECE_BYTES, end - position), position)):
+        fsio.write_at(fd, piece, position, path)
+        position += len(piece)
+
+
 class ActiveSegment:
     """The segment that records are appended to. One writer, one thread.
 
@@ -204,14 +214,8 @@ class ActiveSegment:
             fsio.write_atomic(self.path + UNSYNCED, str(position).encode())
 
     def rewrite_from(self, position: int) -> None:
-        """Write what the file has from ``position`` on once more; durable after ``sync``.
-
-        After a failed sync the kernel may hold pages for clean that the disk has not.
-        """
-        while position < self.position:
-            piece = os.pread(self._fd, min(_PIECE_BYTES, self.position - position), position)
-            fsio.write_at(self._fd, piece, position, self.path)
-            position += len(piece)
+        """Write what the file has from ``position`` on once more; durable after ``sync``."""
+        rewrite(self._fd, self.path, position, self.position)
 
     def seal(self, flags: SegmentFlag = SegmentFlag.SEALED) -> Footer:
         """Put the footer behind the last record, cut the zeros off, sync. The file is done."""

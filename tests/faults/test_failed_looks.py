@@ -26,11 +26,11 @@ SICK = {
 }
 
 
-def drop(home: Path, agent: str, *names: str) -> None:
+def drop(home: Path, agent: str, *names: str, text: str = "hi") -> None:
     """All of them at one time, as far as the relay can see."""
     outbox = home / "agents" / agent / "outbox"
     for name in names:
-        (outbox / ".pending" / name).write_text("TO: alice\n\nhi")
+        (outbox / ".pending" / name).write_text(f"TO: alice\n\n{text}")
     for name in names:
         os.rename(outbox / ".pending" / name, outbox / name)
 
@@ -55,7 +55,7 @@ def killed_with_three_in_hand(relay: Relay, folder: Path) -> None:
     killing = Tracing(folder, [segment], "pwrite64:signal=SIGKILL:when=1")
     with killing.attached(relay.process.pid):
         drop(relay.home, "bob", *NAMES)
-        assert relay.process.wait(60) == -9
+        assert relay.process.wait(20) == -9
     relay.process = None
     assert set(statuses(relay.home)) <= {"pending", "processing"} and statuses(relay.home)
 
@@ -124,14 +124,14 @@ def test_D1_a_start_that_cannot_look_into_an_inbox_doubles_nothing(
     killing = Tracing(tmp_path, [home / "agents/bob/outbox"], "renameat:signal=SIGKILL:when=1")
     with killing.attached(relay.process.pid):
         drop(home, "bob", NAMES[0])
-        assert relay.process.wait(60) == -9
+        assert relay.process.wait(20) == -9
     relay.process = None
     folder = home / "agents/alice/inbox"
     os.rename(folder / NAMES[0], folder / ".read" / NAMES[0])
 
     sick = Tracing(tmp_path, ["inbox"], "openat:error=EMFILE")
     relay.start(*sick.command, wait=False)
-    assert relay.process.wait(60) == 1  # it says why, and whoever looks after it starts it again
+    assert relay.process.wait(20) == 1  # it says why, and whoever looks after it starts it again
     relay.process = None
     assert sick.injected()
 

@@ -69,14 +69,18 @@ class Tracing:
             tracer.wait(PATIENCE_S)
             tracer.stderr.close()
 
+    def text(self) -> str:
+        """What was seen so far."""
+        return self._file.read_text(errors="replace")
+
     def lines(self) -> list[str]:
         """The calls that were seen, once the process has ended."""
         until(self._is_whole, "the end of the trace")
-        return self._file.read_text(errors="replace").splitlines()
+        return self.text().splitlines()
 
     def _is_whole(self) -> bool:
         """Every thread of which something was seen has ended."""
-        lines = self._file.read_text(errors="replace").splitlines()
+        lines = self.text().splitlines()
         ended = {line.split()[0] for line in lines if any(word in line for word in ENDED)}
         return bool(ended) and {line.split()[0] for line in lines} <= ended
 

@@ -320,12 +320,41 @@ def test_a_failed_sync_is_remembered_until_the_segment_is_sealed(
 
     monkeypatch.setattr(fsio, "write_at", write_at)
     journal = stream.open()
-    (rewritten,) = [data for at, data in written if at == FIRST + 35]
+    (rewritten,) = [data for at, data in written if at <= FIRST + 35 < at + len(data)]
     assert rewritten.endswith(b"who knows")  # the page cache alone may have had it
     journal.seal()
     seal = read_manifest(stream.folder, pytest.fail).records[-2]
     assert seal.type == ManifestType.SealSegment and seal.fields["flush_failure"] == 1
     assert not marker.exists()
+
+
+def test_D5_what_no_checkpoint_covers_is_written_again_in_a_sealed_segment_too(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its footer was written, its last sync failed, and so did the word about that."""
+    journal = stream.open()
+    put(journal, b"covered")
+    covered = journal.end
+    put(journal, b"who knows")
+    fail(monkeypatch, "truncate", "0.seg")
+    with pytest.raises(OSError):
+        journal.seal()
+    monkeypatch.undo()
+    stream.crash()
+    Path(f"{stream.path()}{UNSYNCED}").unlink(missing_ok=True)
+    written: list[tuple[int, bytes]] = []
+    real = fsio.write_at
+
+    def write_at(fd: int, data: bytes, at: int, name: str) -> None:
+        if name == str(stream.path()):
+            written.append((at, bytes(data)))
+        real(fd, data, at, name)
+
+    monkeypatch.setattr(fsio, "write_at", write_at)
+    journal = stream.open(covered=covered)
+    ((at, data),) = written
+    assert at == FIRST + covered and b"who knows" in data and b"covered" not in data
+    assert payloads(journal) == [b"covered", b"who knows"]
 
 
 @pytest.mark.parametrize("operation", ["create", "write", "sync"])
