@@ -232,6 +232,7 @@ class Session:
             is_low=disk is not None and disk.state.is_low,
         )
         self._dispatcher.pauses["wal"] = self._keeper.paused
+        self._board.ledger_damage = self._keeper.damage
         return min(due_ns, self._poll_tiers())
 
     def _carry_out_orders(self) -> None:

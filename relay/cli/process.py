@@ -38,7 +38,7 @@ POLL_S = 0.02
 MOST_CRASH_LOG_BYTES = 1 << 20  # some hundred tracebacks
 SAID = (
     *("healthy", "ready", "reasons", "paused", "config_error", "snapshot_age_s", "disk"),
-    *("wal_bytes", "wal_state", "tiers_waiting", "admin_trouble"),
+    *("wal_bytes", "wal_state", "tiers_waiting", "admin_trouble", "ledger_damage"),
 )
 
 
@@ -293,6 +293,8 @@ def _show_health(facts: dict[str, Any]) -> None:
         click.echo(printable(f"the journal's tiers: {line}"))
     if facts["admin_trouble"]:
         click.echo(printable(facts["admin_trouble"]))
+    if facts["ledger_damage"]:
+        click.echo(printable(facts["ledger_damage"]))
     if facts["wal_state"] == "alert":  # a full one is among the reasons
         text = f"ledger.db-wal has {facts['wal_bytes'] >> 20} MiB, for somebody reads the ledger"
         click.echo(f"{text} and does not end: `relay doctor` says who")

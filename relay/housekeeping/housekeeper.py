@@ -1,4 +1,4 @@
-"""What is done beside the loop so that the disk does not fill: retention, packing, the WAL's watch.
+"""What is done beside the loop: retention, packing, the WAL's watch, a look through the ledger.
 
 Files are removed and packed in a thread, in small slices with a longer pause after each;
 rows of the ledger by the loop, which alone writes it, a few hundred at a time. What is cut short
@@ -16,18 +16,20 @@ from typing import TypeVar
 
 from relay.clock import NS_PER_S, Clock
 from relay.config import Config
-from relay.errors import RelayError
+from relay.errors import LedgerDamaged, RelayError
 from relay.home import LEDGER, Home
 from relay.housekeeping import archive_pack, prune
 from relay.housekeeping.archive_pack import Packed
 from relay.housekeeping.prune import Gone
 from relay.ledger import Ledger, open_readonly
+from relay.ledger import file as ledger_file
 from relay.ledger.wal import WalWatch
 from relay.orchestrator.asked import Pack, Prune
 
 PAUSE_S = 0.01  # after each slice, at least: the disk is the loop's
 PAUSE_FACTOR = 4  # and so many times as long as the slice took, so is the interpreter
 LOOK_NS = NS_PER_S  # what the thread does is looked at so often
+CHECK_NS = 86_400 * NS_PER_S  # the ledger is looked through once a day, 5 ms a MiB
 AFTER_FAILURE_NS = 600 * NS_PER_S  # a disk that is low stays so
 SLICE_NS = 50_000_000  # between two slices of rows
 T = TypeVar("T")
@@ -62,8 +64,10 @@ class Housekeeper:
         self._forgotten = 0
         # A start has other things to do; and one that is started again and again prunes, too.
         self._next_prune_ns = clock.monotonic_ns() + min(60, config.retention.every_s) * NS_PER_S
+        self._next_check_ns = self._next_prune_ns
         self._next_disk_ns = clock.monotonic_ns()
         self._next_row_ns = 0
+        self.damage = ""  # what the last look through the ledger found
         self.wal = WalWatch(ledger, home.path(LEDGER), config.ledger, clock, executor, log)
 
     @property
@@ -97,7 +101,7 @@ class Housekeeper:
             due = min(due, self._next_row_ns)
         if self._job is not None:
             due = min(due, now + LOOK_NS)
-        return min(due, self._next_prune_ns, self._next_disk_ns)
+        return min(due, self._next_prune_ns, self._next_check_ns, self._next_disk_ns)
 
     def _begin(self, now: int, is_low: bool) -> None:
         """The next thing for the thread: what was asked, what is due, what the disk needs."""
@@ -115,6 +119,9 @@ class Housekeeper:
                 self._job = self._executor.submit(self._prune)
             else:
                 self._job = self._executor.submit(self._pack, order.before)
+        elif now >= self._next_check_ns:
+            self._next_check_ns = now + CHECK_NS
+            self._job = self._executor.submit(self._check)
 
     def _forget(self) -> None:
         gone = prune.prune_audit(self._ledger, self._config.retention, self._clock.now_ns())
@@ -139,7 +146,9 @@ class Housekeeper:
                 self._log(text, action=action, **facts)
         except (RelayError, OSError) as exc:  # the next run tries again
             self._next_disk_ns = self._clock.monotonic_ns() + AFTER_FAILURE_NS
-            self._log(f"Could not prune or pack: {exc}", action="prune_failed", level="error")
+            self._log(
+                f"Could not prune, pack or check: {exc}", action="prune_failed", level="error"
+            )
 
     # -- in the thread -----------------------------------------------------------------
 
@@ -155,6 +164,18 @@ class Housekeeper:
             for gone in found or ()
             if gone.number
         ]
+
+    def _check(self) -> list[Said]:
+        """Look through the ledger's pages: SQLite itself notices a damaged one when it is used."""
+        path = self._home.path(LEDGER)
+        try:
+            with contextlib.closing(open_readonly(path)) as db:
+                why = ledger_file.damage(db, lambda: not self._stopping.is_set())
+            found = LedgerDamaged(path, why) if why else None
+        except LedgerDamaged as exc:
+            found = exc
+        self.damage = f"{found}; {found.hint}" if found else ""
+        return [(self.damage, "ledger_damaged", {"level": "warning"})] if found else []
 
     def _pack(self, before: str) -> list[Said]:
         said: list[Said] = []

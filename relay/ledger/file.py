@@ -10,7 +10,7 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from relay import fsio
@@ -176,11 +176,20 @@ def content(db: sqlite3.Connection) -> Content:
     return Content(db.execute("PRAGMA user_version").fetchone()[0], counts)
 
 
-def damage(db: sqlite3.Connection) -> str:
-    """What SQLite finds wrong first with the pages of a database; empty when nothing is. Faster
-    than ``problems``, which looks into every index, too: 5 ms a MiB."""
-    found = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
-    return "" if found == "ok" else " ".join(found.split())
+def damage(db: sqlite3.Connection, goes_on: Callable[[], bool] = lambda: True) -> str:
+    """What SQLite finds wrong first with the pages of a database; empty when nothing is.
+
+    Faster than ``problems``, which looks into every index, too: 5 ms a MiB. ``goes_on`` is asked
+    before each table.
+    """
+    tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    for table in ("sqlite_master", *tables):
+        if not goes_on():
+            break
+        found = str(db.execute(f'PRAGMA quick_check("{table}")').fetchone()[0])
+        if found != "ok":
+            return " ".join(found.split())
+    return ""
 
 
 def problems(db: sqlite3.Connection) -> list[str]:

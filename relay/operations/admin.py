@@ -289,6 +289,7 @@ def status_of(board: Board) -> dict[str, Any]:
         "trouble": board.trouble,
         "config_error": board.config_error,
         "tiers_waiting": list(board.tiers_waiting),
+        "ledger_damage": board.ledger_damage,
         "rss_bytes": metrics.resident_bytes(),
         "wal_bytes": metrics.wal_bytes(board.home),
         "wal_state": wal.look(os.path.join(board.home, LEDGER), board.config.ledger).state.value,

@@ -147,6 +147,7 @@ class Board:
         self.trouble = ""  # why no session serves
         self.config_error = ""  # config.json was read again, and is not what is followed
         self.tiers_waiting: tuple[str, ...] = ()  # steps of the journal's tiers that failed
+        self.ledger_damage = ""  # what the last look through the ledger found
         self.is_serving = False
 
     @property

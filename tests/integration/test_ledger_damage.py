@@ -15,9 +15,14 @@ import pytest
 
 from relay import config as configuration
 from relay.clock import Clock
+from relay.comm.flush import Inline
+from relay.config import Config
 from relay.errors import LedgerDamaged, LedgerError, RelayError
 from relay.home import LEDGER, Home
+from relay.housekeeping.housekeeper import Housekeeper
 from relay.ledger import Ledger, open_readonly
+from relay.operations.admin import status_of
+from relay.operations.published import Board
 from relay.session import CHECKED_BYTES, Session
 from tests.box import Box
 from tests.procs import Relay, relay, until
@@ -207,3 +212,60 @@ def test_D2_a_large_ledger_is_not_looked_through_at_a_start(tmp_path: Path) -> N
         opened.check(most_bytes=CHECKED_BYTES)
         with pytest.raises(LedgerError, match="is damaged"):
             opened.check(most_bytes=32 << 20)
+
+
+# -- once a day ----------------------------------------------------------------------------
+
+
+def test_D2_the_keeper_looks_through_the_ledger_once_a_day(tmp_path: Path) -> None:
+    """A page that nobody reads is lost while the relay runs: it is said within a day, and again
+    the day after; once the ledger is sound, no more."""
+    box = Box(tmp_path / "home", "alice", "bob")
+    for number in range(40):
+        box.send("alice", f"TO: bob\n\n{number}")
+    keeper = Housekeeper(box.home, box.ledger, Config(), box.clock, Inline(), box._log, pause_s=0)
+
+    def said() -> list[str]:
+        return [one["event"] for one in box.log if one.get("action") == "ledger_damaged"]
+
+    def days(number: int) -> None:
+        for _ in range(number):
+            box.clock.advance(86_400)
+            keeper.poll(idle=True)  # retention comes first, both are due
+            keeper.poll(idle=True)
+            keeper.poll(idle=True)
+
+    days(1)
+    assert said() == [] and keeper.damage == ""
+    box.ledger.fold()
+    path = tmp_path / "home" / LEDGER
+    sound = path.read_bytes()
+    root = box.sql("SELECT rootpage FROM sqlite_master WHERE name = 'messages_failed'")[0][0]
+    zero(path, root)
+    days(2)
+    (line, again) = said()
+    assert line == again == keeper.damage and f"{path} {SAYS}" in line and "rebuild" in line
+    path.write_bytes(sound)
+    days(1)
+    assert keeper.damage == "" and len(said()) == 2
+    keeper.stop()
+    box.close()
+
+
+def test_D2_what_it_found_is_in_status_and_doctor(stopped: Path) -> None:
+    with Home(str(stopped)) as home:
+        board = Board(home.root, configuration.decode(home.read_config()), Clock())
+    board.ledger_damage = "ledger.db is damaged (x); do this"
+    assert status_of(board)["ledger_damage"] == board.ledger_damage
+    running = Relay(stopped)
+    running.start()
+    try:
+        assert json.loads(relay("status", "--json", home=stopped).stdout)["ledger_damage"] == ""
+    finally:
+        running.stop()
+    look = Look(stopped / LEDGER)
+    root = look.one("SELECT rootpage FROM sqlite_master WHERE name = 'messages_failed'")
+    look.close()
+    zero(stopped / LEDGER, root)
+    done = relay("doctor", home=stopped)
+    assert done.returncode == 3 and "rebuild" in done.stdout and "damaged" in done.stdout
