@@ -1,9 +1,12 @@
 """Intake: from hints to messages. It decides which files are complete, and reads them.
 
-A file renamed into an outbox is complete when seen. One written in place (closed after
-writing, or found by a scan with a fresh mtime) waits until it has been still for
+A file renamed into an outbox is complete when seen: a watcher tells of the rename, or its ctime is
+later than its mtime and it parses. One written in place waits until it has been still for
 ``settle_ms``; one that does not parse may still be growing and is malformed only when it has
 been still for ``malformed_after_s``. Source: relay-file-system.txt 2.2, 2.3, 6.1; FORMATS 1.
+
+Of one sender's files the order is PRIORITY, then the name, within a batch. None overtakes one of
+its own that is still settling; for ``malformed_after_s``, then it has had its time.
 
 Time still: the larger of the file's age by its mtime and the time since we first saw it with this
 size and mtime, so that a clock that jumps holds nothing up.
@@ -24,7 +27,7 @@ from relay.errors import ForeignOwner, HardLink, MessageError, RelayError, Unsaf
 from relay.flow.found import FileKey, Found, found_of
 from relay.flow.ratelimit import RateLimit
 from relay.flow.unsent import Unsent
-from relay.flow.waiting import Hint, Limited, Quota, Waiting
+from relay.flow.waiting import Hint, Limited, Quota, Waiting, in_turn
 from relay.home import PENDING, Dirs
 from relay.message import Kind, MessageFile, max_file_bytes, parse
 from relay.names import MSG_SUFFIX, shown
@@ -149,9 +152,13 @@ class Intake:
         A file ``in_hand`` is being worked on already, and is not looked at.
         """
         looks: list[Look] = []
+        settling: set[str] = set()  # agents that are still writing one
         for hint in self._waiting.pick(limit):
             if hint.key in in_hand:
                 self._waiting.give_back(hint)
+                continue
+            if hint.agent in settling:
+                self._waiting.put_back(hint)
                 continue
             look: Look | Hint
             try:
@@ -168,10 +175,16 @@ class Intake:
                     file=hint.file_name,
                 )
             if isinstance(look, Hint):
-                self._waiting.later(look._replace(paid=True))
+                known_ns = self._clock.monotonic_ns() - hint.found_ns
+                if look.settling and known_ns < self._malformed_ns:
+                    self._waiting.hold(look._replace(paid=True, settling=False))
+                    settling.add(look.agent)
+                else:
+                    self._waiting.later(look._replace(paid=True, settling=False))
             else:
                 looks.append(look)
         self._list_again(dirs)
+        looks = in_turn(looks, lambda look: look.found.agent, _rank)
         left = self._unsent.take(dirs, limit - len(looks), self._max_file, in_hand)
         return looks + [self._refused(found, data) for found, data in left]
 
@@ -199,7 +212,7 @@ class Intake:
         agent, name = hint.agent, hint.file_name
         outbox = dirs.get("agents", agent, "outbox")
         try:
-            data, status = fsio.read_regular(name, outbox, self._max_file)
+            data, status = fsio.read_regular(name, outbox, self._max_file, narrow=hint.renamed)
         except UnsafePath as exc:
             status = os.stat(name, dir_fd=outbox, follow_symlinks=False)
             kind = _KIND_OF.get(type(exc), IncidentKind.NOT_A_REGULAR_FILE)
@@ -210,14 +223,22 @@ class Intake:
         if hint.seen != seen:
             hint = hint._replace(seen=seen, seen_at_ns=now)
         still_ns = max(self._clock.now_ns() - status.st_mtime_ns, now - hint.seen_at_ns)
+        again = hint._replace(due_ns=now + max(self._settle_ns, NS_PER_MS), settling=True)
         changing = len(data) != found.size and found.size <= self._max_file
-        if changing or not hint.renamed:
-            if changing or still_ns < self._settle_ns or _is_pending(dirs, agent, name):
-                return hint._replace(due_ns=now + max(self._settle_ns, NS_PER_MS))
+        is_moving = changing or still_ns < self._settle_ns
+        if hint.renamed and not changing:
+            return self._read(found, data)
+        was_renamed = status.st_mtime_ns < status.st_ctime_ns <= self._clock.now_ns()
+        if changing or (is_moving and not was_renamed) or _is_pending(dirs, agent, name):
+            return again
         look = self._read(found, data)
-        if isinstance(look, Malformed) and not hint.renamed and still_ns < self._malformed_ns:
-            return hint._replace(due_ns=now + max(self._settle_ns, NS_PER_MS))
-        return look
+        if isinstance(look, Malformed) and (is_moving or still_ns < self._malformed_ns):
+            return again._replace(settling=is_moving)
+        # Only now its mode is narrowed: that changes its ctime, which would look like a rename.
+        data, status = fsio.read_regular(name, outbox, self._max_file)
+        if seen != (status.st_size, status.st_mtime_ns):
+            return again
+        return self._read(found_of(agent, name, status), data)
 
     def _read(self, found: Found, data: bytes) -> Look:
         """Parse what was read; every rule that it breaks is a reason."""
@@ -255,6 +276,12 @@ class Intake:
             return "", parse(data, file=found.file_name, max_body_bytes=self._max_body)
         except MessageError as exc:
             return str(exc), None
+
+
+def _rank(look: Look) -> tuple[int, str]:
+    """What of an agent's files is decided first."""
+    priority = look.message.priority if isinstance(look, Accepted) else 2
+    return priority, look.found.file_name
 
 
 def _is_pending(dirs: Dirs, agent: str, name: str) -> bool:

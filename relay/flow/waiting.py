@@ -1,7 +1,8 @@
-"""Files that wait to be looked at: each agent's in the order of discovery, the agents in turn.
+"""Files that wait to be looked at: each agent's in the order of their names, the agents in turn.
 
     ready     may be looked at now; a batch takes the same share of each agent whose turn it is
     blocked   an agent over its rate: its files stay until tokens come
+    held      an agent that is still writing one: no other of its files overtakes that
     later     a file that is still being written, or is tried again
 
 A large backlog of one agent holds up nobody else, and who has nothing waiting comes before those
@@ -13,9 +14,10 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable, Sequence
 from itertools import islice
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from relay.clock import Clock
 from relay.config import Security
@@ -23,6 +25,8 @@ from relay.flow.found import FileKey
 from relay.flow.ratelimit import RateLimit
 from relay.names import MSG_SUFFIX
 from relay.security.incidents import Incident, IncidentKind
+
+Item = TypeVar("Item")
 
 
 class Hint(NamedTuple):
@@ -37,6 +41,7 @@ class Hint(NamedTuple):
     seen_at_ns: int = 0  # monotonic
     number: int = 0  # in the order of discovery
     found_ns: int = 0  # monotonic: when it was first heard of
+    settling: bool = False  # of a look: it is still being written
 
     @property
     def key(self) -> FileKey:
@@ -59,6 +64,9 @@ class Waiting:
         self._clock = clock
         self._ready: dict[str, dict[str, Hint]] = {}  # agents in the order of their turns
         self._blocked: dict[str, int] = {}  # agent -> when it may send again (monotonic ns)
+        self._held: dict[str, Hint] = {}  # agent -> what it is still writing
+        self._last: dict[str, str] = {}  # agent -> the last name of its ready ones
+        self._unsorted: set[str] = set()  # agents whose ready ones are not in that order
         self._later: dict[FileKey, Hint] = {}
         self._new: set[str] = set()  # of the ready ones: nothing of theirs has been taken yet
         self._left_out: set[str] = set()  # agents with files that nobody remembers
@@ -71,7 +79,7 @@ class Waiting:
     @property
     def is_busy(self) -> bool:
         """True while files wait that may be looked at now."""
-        return len(self._ready) > len(self._blocked)
+        return any(self._is_free(agent) for agent in self._ready)
 
     def add(self, agent: str, file_name: str, *, renamed: bool, paid: bool) -> None:
         """Remember a file; a rename outranks an earlier hint that it is being written."""
@@ -92,14 +100,36 @@ class Waiting:
             hint = Hint(agent, file_name, renamed, paid, number=self._number, found_ns=now)
         else:
             hint = known._replace(renamed=renamed or known.renamed, due_ns=0)
+            if agent in self._held and self._held[agent].file_name == file_name:
+                del self._held[agent]
         if files is None:
             self._new.add(agent)
-            files = self._ready.setdefault(agent, {})
-        files[file_name] = hint
+        self._put(hint)
+
+    def _put(self, hint: Hint) -> None:
+        """Among the ready ones of its agent; whether these are in order is seen to when picked."""
+        agent, name = hint.key
+        files = self._ready.setdefault(agent, {})
+        if name < self._last.get(agent, ""):
+            self._unsorted.add(agent)
+        else:
+            self._last[agent] = name
+        files[name] = hint
 
     def later(self, hint: Hint) -> None:
         """Look at it when it is due."""
         self._later[hint.key] = hint
+
+    def hold(self, hint: Hint) -> None:
+        """Look at it when it is due, and at nothing else of its agent before."""
+        self._held[hint.agent] = hint
+        self.later(hint)
+
+    def put_back(self, hint: Hint) -> None:
+        """It was picked, and waits for one before it; it has counted for its rate."""
+        if hint.file_name not in self._ready.get(hint.agent, ()):
+            self._count += 1
+            self._put(hint._replace(paid=True))
 
     def give_back(self, hint: Hint) -> None:
         """It was picked for nothing, and counts for no rate."""
@@ -107,7 +137,8 @@ class Waiting:
             self._limit.spend(hint.agent, -1)
 
     def pick(self, most: int) -> list[Hint]:
-        """Up to ``most`` files that are due, as many of each agent, in the order of discovery."""
+        """Up to ``most`` files that are due, as many of each agent: whose turn it is in the order
+        of discovery, an agent's own by name."""
         self._wake_due()
         least = max(1, most // AGENTS_A_BATCH)
         turns = self._turns()
@@ -120,15 +151,18 @@ class Waiting:
                 if len(picked) < most and self._pick_of(agent, share, most, picked)
             ]
         picked.sort(key=_BY_DISCOVERY)
-        return picked
+        return in_turn(picked, lambda hint: hint.agent, lambda hint: hint.file_name)
 
     def _turns(self) -> list[str]:
         """Agents that may be served: who had nothing waiting and one with a backlog, in turn."""
-        free = [agent for agent in self._ready if agent not in self._blocked]
+        free = [agent for agent in self._ready if self._is_free(agent)]
         new = [agent for agent in free if agent in self._new]
         old = [agent for agent in free if agent not in self._new]
         both = [agent for pair in zip(new, old, strict=False) for agent in pair]
         return both + new[len(old) :] + old[len(new) :]
+
+    def _is_free(self, agent: str) -> bool:
+        return agent not in self._blocked and agent not in self._held
 
     def take_roomy(self) -> list[str]:
         """Agents whose outbox has files that nobody remembers, now that half of them are done."""
@@ -149,12 +183,17 @@ class Waiting:
         """When the next one may be looked at (monotonic); 0: now."""
         if self.is_busy:
             return 0
-        times = [*self._blocked.values(), *(hint.due_ns for hint in self._later.values())]
-        return min(times, default=None)
+        held = [hint.due_ns for agent, hint in self._held.items() if agent in self._ready]
+        later = [hint.due_ns for hint in self._later.values()]
+        return min([*self._blocked.values(), *held, *later], default=None)
 
     def _pick_of(self, agent: str, share: int, most: int, picked: list[Hint]) -> bool:
         """Take an agent's share; True while it has more that may be taken. It goes to the end."""
         files = self._ready.pop(agent)
+        if agent in self._unsorted:
+            self._unsorted.discard(agent)
+            files = dict(sorted(files.items()))
+            self._last[agent] = next(reversed(files))
         self._new.discard(agent)
         share = min(share, most - len(picked))
         tokens = self._limit.allowance(agent)
@@ -170,6 +209,7 @@ class Waiting:
         if free != tokens:
             self._limit.spend(agent, free - tokens)
         if not files:
+            self._last.pop(agent, None)
             return False
         self._ready[agent] = files
         if not tokens and not next(iter(files.values())).paid:
@@ -181,12 +221,24 @@ class Waiting:
         now = self._clock.monotonic_ns()
         for agent in [agent for agent, due in self._blocked.items() if due <= now]:
             del self._blocked[agent]
+        for agent in [agent for agent, hint in self._held.items() if hint.due_ns <= now]:
+            del self._held[agent]
         for key in [key for key, hint in self._later.items() if hint.due_ns <= now]:
-            files = self._ready.setdefault(key[0], {})
             hint = self._later.pop(key)._replace(due_ns=0)
-            if key[1] not in files:
-                files[key[1]] = hint
+            if key[1] not in self._ready.get(key[0], ()):
+                self._put(hint)
                 self._count += 1
+
+
+def in_turn(
+    items: Sequence[Item], agent_of: Callable[[Item], str], rank: Callable[[Item], Any]
+) -> list[Item]:
+    """Each agent's by ``rank``, in the places that are this agent's."""
+    places: dict[str, list[Item]] = {}
+    for item in items:
+        places.setdefault(agent_of(item), []).append(item)
+    sorted_ = {agent: iter(sorted(mine, key=rank)) for agent, mine in places.items()}
+    return [next(sorted_[agent_of(item)]) for item in items]
 
 
 class Limited(NamedTuple):

@@ -1,4 +1,4 @@
-"""Who is looked at next: each agent in the order of discovery, the agents in turn."""
+"""Who is looked at next: each agent in the order of names, the agents in turn."""
 
 from __future__ import annotations
 
@@ -138,6 +138,21 @@ def test_a_later_one_has_its_place_again() -> None:
     assert desk.pick(10) == ["a1", "a3"]
 
 
+def test_what_is_held_waits_for_the_one_that_is_being_written() -> None:
+    desk = Desk()
+    desk.add("a", 1, 2)
+    desk.add("b", 1)
+    first, other, second = desk.waiting.pick(10)
+    assert (first.file_name, other.agent) == ("0001.msg", "a")
+    desk.waiting.hold(first._replace(due_ns=desk.clock.monotonic_ns() + 10**8))
+    desk.waiting.put_back(other)
+    desk.waiting.put_back(second)
+    assert desk.pick(10) == ["b1"] and not desk.waiting.is_busy
+    assert desk.waiting.due_ns() == desk.clock.monotonic_ns() + 10**8
+    desk.clock.advance(0.1)
+    assert desk.pick(10) == ["a1", "a2"]
+
+
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 20)), max_size=60),
     st.integers(1, 7),
@@ -160,5 +175,5 @@ def test_every_file_is_picked_once_and_each_agents_in_order(
     assert sorted({hint.key for hint in picked}) == sorted(hint.key for hint in picked)
     assert len(picked) == len(set(added))
     for agent in "abc":
-        numbers = [hint.number for hint in picked if hint.agent == agent]
+        numbers = [hint.file_name for hint in picked if hint.agent == agent]
         assert all(one < other for one, other in pairwise(numbers))

@@ -1,0 +1,145 @@
+"""The order of one sender: by priority, then by name, and nothing overtakes a file of its own that
+is still being written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from relay.config import Config, Detection
+from relay.flow.watcher import InotifyWatcher
+from tests.box import Box
+
+
+def decided(box: Box, *agents: str) -> list[str]:
+    """The message ids of these agents, in the order in which they were taken."""
+    rows = box.sql("SELECT agent_name, message_id FROM messages ORDER BY id")
+    return [message_id for agent, message_id in rows if agent in agents]
+
+
+def in_place(box: Box, agent: str, text: str = "TO: bob\n\nin place") -> Path:
+    """Write straight into an outbox, as no agent should."""
+    path = box.path("agents", agent, "outbox", box.name())
+    path.write_text(text)
+    at = box.clock.now_ns()
+    os.utime(path, ns=(at, at))
+    return path
+
+
+def set_clock(box: Box, at_ns: int) -> None:
+    """A little later than a time that a file has."""
+    box.clock.jump((at_ns - box.clock.now_ns()) / 1e9 + 0.01)
+
+
+def test_a_new_agents_first_burst_is_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some are renamed in before the watch stands, and some behind it."""
+    box = Box(tmp_path / "home", "alice", "bob")
+    outbox = box.path("agents", "dora", "outbox")
+    sent: list[str] = []
+
+    def burst(count: int) -> None:
+        for _ in range(count):
+            sent.append(box.drop("dora", f"TO: bob\n\n{len(sent)}"))
+
+    add_agent = InotifyWatcher.add_agent
+
+    def watched(watcher: InotifyWatcher, agent: str) -> bool:
+        done = add_agent(watcher, agent)
+        if agent == "dora":
+            burst(20)
+        return done
+
+    monkeypatch.setattr(InotifyWatcher, "add_agent", watched)
+    (outbox / ".pending").mkdir(parents=True)
+    burst(20)
+    for _ in range(4):
+        box.tick()
+    box.clock.advance(10)  # the real one went on meanwhile
+    box.tick(3)
+    assert decided(box, "dora") == sent and len(sent) == 40
+    box.close()
+
+
+def test_what_was_renamed_after_its_last_write_is_complete(tmp_path: Path) -> None:
+    config = Config(detection=Detection(watcher="scan"))
+    box = Box(tmp_path / "home", "alice", "bob", config=config)
+    path = box.path("agents", "alice", "outbox", box.name())
+    path.write_text("TO: bob\n\nhi")
+    while path.stat().st_ctime_ns <= path.stat().st_mtime_ns:  # the kernel's clock has ticks
+        path.rename(path.with_suffix(".tmp"))
+        path.with_suffix(".tmp").rename(path)
+    set_clock(box, path.stat().st_ctime_ns)
+    box.tick()
+    assert box.bodies("bob") == ["hi"]
+    box.close()
+
+
+def test_that_the_relay_narrows_a_mode_makes_nothing_complete(box: Box) -> None:
+    path = box.path("agents", "alice", "outbox", box.name())
+    with path.open("w") as file:
+        os.fchmod(file.fileno(), 0o644)
+        file.write("TO: bob\n\nhalf")
+        file.flush()
+        status = os.fstat(file.fileno())
+        assert status.st_ctime_ns == status.st_mtime_ns
+        set_clock(box, status.st_ctime_ns)
+        box.dispatcher._intake.add("alice", path.name, renamed=False)
+        box.tick(3)
+        assert box.bodies("bob") == []
+        file.write(" and half")
+    box.clock.advance(0.3)
+    box.tick(2)
+    assert box.bodies("bob") == ["half and half"]
+    (kept,) = box.path("archive").glob("*/alice/*.msg")
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_nothing_overtakes_one_that_is_still_being_written(box: Box) -> None:
+    first = in_place(box, "alice")
+    second = box.drop("alice", "TO: bob\n\nrenamed")
+    third = box.send("carol", "TO: bob\n\nof another")
+    assert decided(box, "alice", "carol") == [third]
+    box.tick(3)
+    assert decided(box, "alice", "carol") == [third]
+    box.clock.advance(0.11)
+    box.tick(2)
+    assert decided(box, "alice") == [first.stem, second]
+
+
+def test_one_that_never_ends_holds_its_sender_up_for_five_seconds(box: Box) -> None:
+    growing = in_place(box, "alice")
+    sent = box.drop("alice", "TO: bob\n\nrenamed")
+    for _ in range(60):
+        box.tick()
+        box.clock.advance(0.09)
+        with growing.open("a") as file:
+            file.write("more")
+        at = box.clock.now_ns()
+        os.utime(growing, ns=(at, at))
+    assert decided(box, "alice") == [sent]
+    box.clock.advance(0.2)
+    box.tick(2)
+    assert decided(box, "alice") == [sent, growing.stem]
+
+
+def test_a_backlog_larger_than_a_batch_goes_by_name(box: Box) -> None:
+    names = [f"1700000000{number:09d}-.msg" for number in range(600)]
+    for name in reversed(names):
+        box.drop("alice", "TO: bob\n\nhi", name)
+    box.tick(4)
+    assert decided(box, "alice") == [name.removesuffix(".msg") for name in names]
+
+
+def test_what_waits_is_decided_by_priority_then_by_name(box: Box) -> None:
+    sent = [
+        box.drop("alice", f"TO: bob\n{header}\nhi")
+        for header in ("PRIORITY: 4\n", "", "PRIORITY: 0\n", "PRIORITY: 2\n", "PRIORITY: 0\n")
+    ]
+    other = box.drop("carol", "TO: bob\n\nof another")
+    box.tick()
+    assert decided(box, "alice") == [sent[number] for number in (2, 4, 1, 3, 0)]
+    assert decided(box, "alice", "carol")[-1] == other  # whose turn it is, is as it was
