@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from relay.clock import NS_PER_S, Clock
-from relay.comm import events, lock, store_file
+from relay.comm import acomm, events, excess, lock, store_file
 from relay.comm.acks import DueCommands, Redelivery
 from relay.comm.derive import derive_deliveries
 from relay.comm.flush import Flusher, FlushPolicy, Inline
@@ -28,7 +28,7 @@ from relay.comm.limits import DEFAULT_LIMITS, Limits
 from relay.comm.model import DeliveryState, StoreFile
 from relay.comm.seal import unseal
 from relay.comm.state import State
-from relay.errors import RelayError, StoreClosed
+from relay.errors import FormatError, RelayError, StoreClosed, StoreReadOnly
 
 _BATCH = FlushPolicy()
 _MANUAL = FlushPolicy(None, None)
@@ -48,6 +48,7 @@ class CommStore(DueCommands):
         self._policy = FlushPolicy()
         self._is_gathering = False  # in ``as_one``
         self._is_closed = False
+        self._refusal = ""  # why nothing is changed: its file would lose something
         self._held = contextlib.ExitStack()
 
     @classmethod
@@ -75,13 +76,21 @@ class CommStore(DueCommands):
         A damaged file is set aside, or left where it is with ``keep``, and the one before it
         taken; ``warn`` (default: the log) hears of it, and of ``after``: what came after it.
         ``accept`` looks at a store before anything is set aside for it, and raises where it is
-        of no use. Errors: FormatError when neither is of use, SealedStore for one that ``key``
-        does not open; nothing was touched then.
+        of no use. Errors: FormatError when neither is of use, and unless ``keep`` LimitError for
+        one that could not be written again; SealedStore for one that ``key`` does not open;
+        nothing was touched then.
         """
         warn = warn or logging.getLogger("relay.comm").warning
 
-        def made(file: StoreFile) -> CommStore:
-            store = cls.load(clock, unseal(file, key, path), limits)
+        def made(file: StoreFile, name: str) -> CommStore:
+            try:
+                if not keep:
+                    excess.check(file, name)
+                store = cls.load(clock, unseal(file, key, name), limits)
+            except FormatError as exc:
+                if exc.path == name:
+                    raise
+                raise FormatError(name, exc.offset, exc.expected, exc.found) from None
             accept(store)
             return store
 
@@ -125,14 +134,19 @@ class CommStore(DueCommands):
         and what it had accepted and not delivered is delivered. With a ``key`` of 32 bytes every
         content is sealed in the file; a plain one is from the next flush on. A damaged file:
         ``load_path``.
-        Errors: StoreLocked; FormatError for a damaged file, SealedStore for an encrypted one
-        that is not this key's; either is left as it is.
+        A file of a later version, or with sections that are not known here, is for reading
+        alone, which ``warn`` hears: whatever would change it is StoreReadOnly.
+        Errors: StoreLocked; FormatError for a damaged file, LimitError for one that could not be
+        written again, SealedStore for an encrypted one that is not this key's; each names the
+        file, which is left as it is.
         """
         clock = clock or Clock()
         with contextlib.ExitStack() as held:
             held.enter_context(lock.locked(path, clock.now_ns() // NS_PER_S))
             store = cls._of_file(path, clock, limits, warn, key)
             store._held = held.pop_all()
+        if store._refusal:
+            return store
         store._policy = policy or FlushPolicy()
         store._flusher = Flusher(store, path, store._policy, clock, Inline(), key=key)
         store._hand_over_rest()
@@ -149,6 +163,12 @@ class CommStore(DueCommands):
     ) -> CommStore:
         """The store at ``path``, whose lock is held; there is a file now, if there was none."""
         store = cls.load_path(path, clock, limits, warn, key)
+        if store is not None:
+            read = path if os.path.lexists(path) else path + store_file.PREVIOUS
+            if lost := acomm.unwritable(read):
+                store._refusal = f"{path} is opened for reading only: a flush would lose {lost}"
+                store.warn(store._refusal)
+                return store
         for name in (path, path + store_file.PREVIOUS):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name + ".tmp")
@@ -164,8 +184,10 @@ class CommStore(DueCommands):
         """Change the store as the event says, and write it when the policy says so.
 
         A flush that is due and fails is tried again with backoff; ``flush`` says why.
-        Errors: StoreClosed, and nothing has changed.
+        Errors: StoreClosed, StoreReadOnly, and nothing has changed.
         """
+        if self._refusal:
+            raise StoreReadOnly(self._refusal)
         if self._is_closed:
             raise StoreClosed("the store is closed")
         super().apply(event)
@@ -185,6 +207,8 @@ class CommStore(DueCommands):
 
     def tick(self, now_ns: int | None = None) -> list[Redelivery]:
         """What is due: see DueCommands; then retention, what was held back, and the flush."""
+        if self._refusal:
+            return []
         again = super().tick(now_ns)
         self.retain()
         self.resume()
