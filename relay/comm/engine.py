@@ -8,7 +8,9 @@
 
 A store is changed by events alone (``relay.comm.state``). The commands validate, make the event,
 apply it and return the new value; a refusal is an error that names the field, and leaves the
-store as it was. Not thread-safe: one owner. Source: message-engine.txt, data-structures.txt.
+store as it was. Not thread-safe: one owner, beside whom a thread writes the file when its time
+is up and nothing more happens. It takes a snapshot between two events, under the lock under which
+each is applied. Source: message-engine.txt, data-structures.txt.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
@@ -23,7 +26,7 @@ from relay.clock import NS_PER_S, Clock
 from relay.comm import acomm, events, excess, lock, store_file
 from relay.comm.acks import DueCommands, Redelivery
 from relay.comm.derive import derive_deliveries
-from relay.comm.flush import Flusher, FlushPolicy, Inline
+from relay.comm.flush import Alarm, Flusher, FlushPolicy, Inline
 from relay.comm.limits import DEFAULT_LIMITS, Limits
 from relay.comm.model import DeliveryState, StoreFile
 from relay.comm.seal import unseal
@@ -50,6 +53,8 @@ class CommStore(DueCommands):
         self._is_closed = False
         self._refusal = ""  # why nothing is changed: its file would lose something
         self._held = contextlib.ExitStack()
+        self._lock = threading.RLock()  # around each event, and around each flush
+        self._alarm = Alarm(self._flush_when_due)
 
     @classmethod
     def load(cls, clock: Clock, file: StoreFile, limits: Limits = DEFAULT_LIMITS) -> CommStore:
@@ -129,8 +134,8 @@ class CommStore(DueCommands):
     ) -> CommStore:
         """The store at ``path`` for writing, a new one when there is no file; ``close`` it.
 
-        It is flushed as ``policy`` says (a batch of 100 messages or 5 s), looked at with each
-        change, with ``tick``, and by ``close``. A temp file that a killed writer left is removed,
+        It is flushed as ``policy`` says (a batch of 100 messages or 5 s), whether or not anything
+        more happens, and by ``close``. A temp file that a killed writer left is removed,
         and what it had accepted and not delivered is delivered. With a ``key`` of 32 bytes every
         content is sealed in the file; a plain one is from the next flush on. A damaged file:
         ``load_path``.
@@ -190,20 +195,39 @@ class CommStore(DueCommands):
             raise StoreReadOnly(self._refusal)
         if self._is_closed:
             raise StoreClosed("the store is closed")
-        super().apply(event)
-        if self._flusher is not None and not self._is_gathering:
-            self._flusher.commit(self._policy_of(event) if self.state.settings else None)
+        if self._flusher is None:
+            super().apply(event)
+            return
+        with self._lock:
+            super().apply(event)
+            if not self._is_gathering:
+                self._commit(self._policy_of(event) if self.state.settings else None)
+
+    def _commit(self, policy: FlushPolicy | None) -> None:
+        """Flush where that is due, and have it looked at again when it will be."""
+        if self._flusher is None:
+            return
+        self._flusher.commit(policy)
+        due_ns = self._flusher.next_ns
+        if due_ns is not None and not self._alarm.is_set:
+            self._alarm.set(max(0, due_ns - self._clock.monotonic_ns()))
+
+    def _flush_when_due(self) -> None:
+        """In the alarm's thread: the time that some policy gives is up."""
+        with self._lock:
+            self._alarm.is_set = False
+            self._commit(_MANUAL)
 
     @contextlib.contextmanager
     def as_one(self, channel_id: int) -> Iterator[None]:
         """A block whose events go into the file with one flush, as the channel's policy says."""
-        self._is_gathering = True
-        try:
-            yield
-        finally:
-            self._is_gathering = False
-            if self._flusher is not None:
-                self._flusher.commit(self._policy_in(channel_id))
+        with self._lock:
+            self._is_gathering = True
+            try:
+                yield
+            finally:
+                self._is_gathering = False
+                self._commit(self._policy_in(channel_id))
 
     def tick(self, now_ns: int | None = None) -> list[Redelivery]:
         """What is due: see DueCommands; then retention, what was held back, and the flush."""
@@ -213,14 +237,15 @@ class CommStore(DueCommands):
         self.retain()
         self.resume()
         self._next_relief = 0
-        if self._flusher is not None:
-            self._flusher.commit(_MANUAL)
+        with self._lock:
+            self._commit(_MANUAL)
         return again
 
     def flush(self) -> None:
         """Write everything now. Errors: OSError, StoreCapacity; the file is as it was then."""
-        if self._flusher is not None:
-            self._flusher.flush()
+        with self._lock:
+            if self._flusher is not None:
+                self._flusher.flush()
 
     def _hand_over_rest(self) -> None:
         """Deliver what was accepted before, and not delivered."""
@@ -254,8 +279,10 @@ class CommStore(DueCommands):
         try:
             self.flush()
         finally:
-            self._is_closed = self._is_closed or self._flusher is not None
-            self._flusher = None
+            with self._lock:
+                self._is_closed = self._is_closed or self._flusher is not None
+                self._flusher = None
+            self._alarm.cancel()
             self._held.close()
 
     def __enter__(self) -> CommStore:
