@@ -196,6 +196,12 @@ class VersionError(FormatError):
     hint = "use a newer agent-relay; the file was left as it is"
 
 
+class LimitError(FormatError):
+    """A whole file holds a value beyond its limit, and could not be written again."""
+
+    hint = "`relay acomm dump` reads it; the file was left as it is"
+
+
 class IntegrityError(FormatError):
     """The file's checksum differs from its bytes."""
 
@@ -262,6 +268,12 @@ class StoreLocked(CommError):
 
     exit_code = EXIT_STATE
     hint = "readers need no lock; a second writer waits for the first to end"
+
+
+class StoreReadOnly(CommError):
+    """The store's file has what this version would lose by writing it."""
+
+    hint = "use the agent-relay that wrote it; the file was left as it is"
 
 
 class StoreClosed(CommError):

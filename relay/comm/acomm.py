@@ -139,6 +139,24 @@ def peek_header(path: str) -> Header:
     return container.parse_header(head, path, size)
 
 
+def unwritable(path: str) -> str:
+    """What a whole file has that would be gone once it is written again; empty: nothing.
+
+    Errors: as ``read``, for the header and the section table.
+    """
+    with _open(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        head = file.read(HEADER.size)
+        header = container.parse_header(head, path, size)
+        head += file.read(header.section_count * SECTION.size)
+    table = container.parse_sections(head, path, header)
+    unknown = [str(entry.kind) for entry in table if entry.kind not in _KNOWN]
+    lost = [f"version {header.version}"] if header.version > VERSION else []
+    if unknown:
+        lost.append(f"the unknown section{'s' * (len(unknown) > 1)} {', '.join(unknown)}")
+    return " and ".join(lost)
+
+
 def read_aids(path: str) -> tuple[Indexes, dict[int, bytes]]:
     """The indexes and the blocks of section 256 of a file that was verified; no message is read.
 

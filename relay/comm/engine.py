@@ -8,7 +8,9 @@
 
 A store is changed by events alone (``relay.comm.state``). The commands validate, make the event,
 apply it and return the new value; a refusal is an error that names the field, and leaves the
-store as it was. Not thread-safe: one owner. Source: message-engine.txt, data-structures.txt.
+store as it was. Not thread-safe: one owner, beside whom a thread writes the file when its time
+is up and nothing more happens. It takes a snapshot between two events, under the lock under which
+each is applied. Source: message-engine.txt, data-structures.txt.
 """
 
 from __future__ import annotations
@@ -16,19 +18,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from relay.clock import NS_PER_S, Clock
-from relay.comm import events, lock, store_file
+from relay.comm import acomm, events, excess, lock, store_file
 from relay.comm.acks import DueCommands, Redelivery
 from relay.comm.derive import derive_deliveries
-from relay.comm.flush import Flusher, FlushPolicy, Inline
+from relay.comm.flush import Alarm, Flusher, FlushPolicy, Inline
 from relay.comm.limits import DEFAULT_LIMITS, Limits
 from relay.comm.model import DeliveryState, StoreFile
 from relay.comm.seal import unseal
 from relay.comm.state import State
-from relay.errors import RelayError, StoreClosed
+from relay.errors import FormatError, RelayError, StoreClosed, StoreReadOnly
 
 _BATCH = FlushPolicy()
 _MANUAL = FlushPolicy(None, None)
@@ -48,7 +51,10 @@ class CommStore(DueCommands):
         self._policy = FlushPolicy()
         self._is_gathering = False  # in ``as_one``
         self._is_closed = False
+        self._refusal = ""  # why nothing is changed: its file would lose something
         self._held = contextlib.ExitStack()
+        self._lock = threading.RLock()  # around each event, and around each flush
+        self._alarm = Alarm(self._flush_when_due)
 
     @classmethod
     def load(cls, clock: Clock, file: StoreFile, limits: Limits = DEFAULT_LIMITS) -> CommStore:
@@ -75,13 +81,21 @@ class CommStore(DueCommands):
         A damaged file is set aside, or left where it is with ``keep``, and the one before it
         taken; ``warn`` (default: the log) hears of it, and of ``after``: what came after it.
         ``accept`` looks at a store before anything is set aside for it, and raises where it is
-        of no use. Errors: FormatError when neither is of use, SealedStore for one that ``key``
-        does not open; nothing was touched then.
+        of no use. Errors: FormatError when neither is of use, and unless ``keep`` LimitError for
+        one that could not be written again; SealedStore for one that ``key`` does not open;
+        nothing was touched then.
         """
         warn = warn or logging.getLogger("relay.comm").warning
 
-        def made(file: StoreFile) -> CommStore:
-            store = cls.load(clock, unseal(file, key, path), limits)
+        def made(file: StoreFile, name: str) -> CommStore:
+            try:
+                if not keep:
+                    excess.check(file, name)
+                store = cls.load(clock, unseal(file, key, name), limits)
+            except FormatError as exc:
+                if exc.path == name:
+                    raise
+                raise FormatError(name, exc.offset, exc.expected, exc.found) from None
             accept(store)
             return store
 
@@ -120,19 +134,24 @@ class CommStore(DueCommands):
     ) -> CommStore:
         """The store at ``path`` for writing, a new one when there is no file; ``close`` it.
 
-        It is flushed as ``policy`` says (a batch of 100 messages or 5 s), looked at with each
-        change, with ``tick``, and by ``close``. A temp file that a killed writer left is removed,
+        It is flushed as ``policy`` says (a batch of 100 messages or 5 s), whether or not anything
+        more happens, and by ``close``. A temp file that a killed writer left is removed,
         and what it had accepted and not delivered is delivered. With a ``key`` of 32 bytes every
         content is sealed in the file; a plain one is from the next flush on. A damaged file:
         ``load_path``.
-        Errors: StoreLocked; FormatError for a damaged file, SealedStore for an encrypted one
-        that is not this key's; either is left as it is.
+        A file of a later version, or with sections that are not known here, is for reading
+        alone, which ``warn`` hears: whatever would change it is StoreReadOnly.
+        Errors: StoreLocked; FormatError for a damaged file, LimitError for one that could not be
+        written again, SealedStore for an encrypted one that is not this key's; each names the
+        file, which is left as it is.
         """
         clock = clock or Clock()
         with contextlib.ExitStack() as held:
             held.enter_context(lock.locked(path, clock.now_ns() // NS_PER_S))
             store = cls._of_file(path, clock, limits, warn, key)
             store._held = held.pop_all()
+        if store._refusal:
+            return store
         store._policy = policy or FlushPolicy()
         store._flusher = Flusher(store, path, store._policy, clock, Inline(), key=key)
         store._hand_over_rest()
@@ -149,6 +168,12 @@ class CommStore(DueCommands):
     ) -> CommStore:
         """The store at ``path``, whose lock is held; there is a file now, if there was none."""
         store = cls.load_path(path, clock, limits, warn, key)
+        if store is not None:
+            read = path if os.path.lexists(path) else path + store_file.PREVIOUS
+            if lost := acomm.unwritable(read):
+                store._refusal = f"{path} is opened for reading only: a flush would lose {lost}"
+                store.warn(store._refusal)
+                return store
         for name in (path, path + store_file.PREVIOUS):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name + ".tmp")
@@ -164,39 +189,63 @@ class CommStore(DueCommands):
         """Change the store as the event says, and write it when the policy says so.
 
         A flush that is due and fails is tried again with backoff; ``flush`` says why.
-        Errors: StoreClosed, and nothing has changed.
+        Errors: StoreClosed, StoreReadOnly, and nothing has changed.
         """
+        if self._refusal:
+            raise StoreReadOnly(self._refusal)
         if self._is_closed:
             raise StoreClosed("the store is closed")
-        super().apply(event)
-        if self._flusher is not None and not self._is_gathering:
-            self._flusher.commit(self._policy_of(event) if self.state.settings else None)
+        if self._flusher is None:
+            super().apply(event)
+            return
+        with self._lock:
+            super().apply(event)
+            if not self._is_gathering:
+                self._commit(self._policy_of(event) if self.state.settings else None)
+
+    def _commit(self, policy: FlushPolicy | None) -> None:
+        """Flush where that is due, and have it looked at again when it will be."""
+        if self._flusher is None:
+            return
+        self._flusher.commit(policy)
+        due_ns = self._flusher.next_ns
+        if due_ns is not None and not self._alarm.is_set:
+            self._alarm.set(max(0, due_ns - self._clock.monotonic_ns()))
+
+    def _flush_when_due(self) -> None:
+        """In the alarm's thread: the time that some policy gives is up."""
+        with self._lock:
+            self._alarm.is_set = False
+            self._commit(_MANUAL)
 
     @contextlib.contextmanager
     def as_one(self, channel_id: int) -> Iterator[None]:
         """A block whose events go into the file with one flush, as the channel's policy says."""
-        self._is_gathering = True
-        try:
-            yield
-        finally:
-            self._is_gathering = False
-            if self._flusher is not None:
-                self._flusher.commit(self._policy_in(channel_id))
+        with self._lock:
+            self._is_gathering = True
+            try:
+                yield
+            finally:
+                self._is_gathering = False
+                self._commit(self._policy_in(channel_id))
 
     def tick(self, now_ns: int | None = None) -> list[Redelivery]:
         """What is due: see DueCommands; then retention, what was held back, and the flush."""
+        if self._refusal:
+            return []
         again = super().tick(now_ns)
         self.retain()
         self.resume()
         self._next_relief = 0
-        if self._flusher is not None:
-            self._flusher.commit(_MANUAL)
+        with self._lock:
+            self._commit(_MANUAL)
         return again
 
     def flush(self) -> None:
         """Write everything now. Errors: OSError, StoreCapacity; the file is as it was then."""
-        if self._flusher is not None:
-            self._flusher.flush()
+        with self._lock:
+            if self._flusher is not None:
+                self._flusher.flush()
 
     def _hand_over_rest(self) -> None:
         """Deliver what was accepted before, and not delivered."""
@@ -230,8 +279,10 @@ class CommStore(DueCommands):
         try:
             self.flush()
         finally:
-            self._is_closed = self._is_closed or self._flusher is not None
-            self._flusher = None
+            with self._lock:
+                self._is_closed = self._is_closed or self._flusher is not None
+                self._flusher = None
+            self._alarm.cancel()
             self._held.close()
 
     def __enter__(self) -> CommStore:

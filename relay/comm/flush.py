@@ -8,12 +8,14 @@ a flush that began at sequence >= n is renamed into place. Source: message-engin
 from __future__ import annotations
 
 import os
+import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 from relay import fsio
-from relay.clock import NS_PER_MS, Clock
+from relay.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.comm import store_file
 from relay.comm.engine_state import Position, Snapshot
 from relay.errors import RelayError
@@ -84,6 +86,41 @@ class Inline(Executor):
         return future
 
 
+class Alarm:
+    """Calls a method back in a thread of its own, once what is set is over.
+
+    One daemon thread at most, and none while nothing is waited for. Its owner is not kept by it:
+    of one that was let go nothing is called any more.
+    """
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = weakref.WeakMethod(call)
+        self._timer: threading.Timer | None = None
+        self.is_set = False  # whoever is called says so again
+
+    def set(self, wait_ns: int) -> None:
+        """Call after so long."""
+        self.is_set = True
+        self._timer = threading.Timer(wait_ns / NS_PER_S, _call_back, (weakref.ref(self),))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def cancel(self) -> None:
+        """No call any more; waits for one that has begun, so no lock that it needs may be held."""
+        self.is_set, timer = False, self._timer
+        if timer is not None and timer is not threading.current_thread():
+            timer.cancel()
+            timer.join()
+
+
+def _call_back(alarm: weakref.ref[Alarm]) -> None:
+    """In the timer's thread."""
+    known = alarm()
+    call = None if known is None else known._call()
+    if known is not None and call is not None:
+        call()
+
+
 class _Unwritten(NamedTuple):
     """What a policy has waiting."""
 
@@ -130,6 +167,7 @@ class Flusher:
         self._not_before = 0
         self._running: _Running | None = None
         self._retry_ns = RETRY_FIRST_NS
+        self.next_ns: int | None = None  # ``due_ns`` as the last commit left it
         self.error = ""  # why the last flush failed; empty when it did not
 
     @property
@@ -153,10 +191,11 @@ class Flusher:
             fresh = self._store.messages_sent - self._seen
             self._dirty[policy] = known._replace(messages=known.messages + fresh)
         self._seen = self._store.messages_sent
-        due = self.due_ns()
-        if due is not None and due <= now:
+        self.next_ns = self.due_ns()
+        if self.next_ns is not None and self.next_ns <= now:
             self._start(now)
             self._collect()
+            self.next_ns = self.due_ns()
         return self._durable
 
     def due_ns(self) -> int | None:

@@ -19,7 +19,7 @@ from relay.comm import acomm, container
 from relay.comm.engine_state import Snapshot
 from relay.comm.model import StoreFile
 from relay.comm.seal import seal
-from relay.errors import FormatError, VersionError
+from relay.errors import FormatError, LimitError, VersionError
 
 WITHOUT = "without what came after"  # said where no journal has it
 PREVIOUS = ".prev"
@@ -41,30 +41,31 @@ def write(path: str, snapshot: Snapshot, compress: bool = True, key: bytes | Non
 
 def load(
     path: str,
-    make: Callable[[StoreFile], T],
+    make: Callable[[StoreFile, str], T],
     warn: Callable[[str], object],
     *,
     keep: bool = False,
     after: str = WITHOUT,
 ) -> T | None:
     """What ``make`` makes of the file, or of the one before it; None when neither is there.
+    It is given the name as well.
 
     ``warn`` hears it when the file was damaged or gone, and what was lost with it. ``keep``:
     who only looks leaves a damaged file where it is. ``after``: what became of what came after.
-    Errors: FormatError of the file when both are damaged, or it is of another version or format:
-    then nothing is touched; OSError, UnsafePath.
+    Errors: FormatError of the file when both are damaged, or it is of another version or format,
+    or whole and beyond a limit: then nothing is touched; OSError, UnsafePath.
     """
     previous = path + PREVIOUS
     try:
-        return make(acomm.read(path))
+        return make(acomm.read(path), path)
     except FileNotFoundError:
         if not fsio.exists(previous):
             return None
-        made = make(acomm.read(previous))
+        made = make(acomm.read(previous), previous)
         warn(f"{path} is gone: the store is that of {previous}, {after}")
         return made
     except FormatError as exc:
-        if isinstance(exc, VersionError) or not fsio.exists(previous):
+        if isinstance(exc, VersionError | LimitError) or not fsio.exists(previous):
             raise
         made = _make_of_previous(path, previous, make, exc)
         said = f"{exc}; the store is that of {previous}, {after}"
@@ -73,13 +74,13 @@ def load(
 
 
 def _make_of_previous(
-    path: str, previous: str, make: Callable[[StoreFile], T], fault: FormatError
+    path: str, previous: str, make: Callable[[StoreFile, str], T], fault: FormatError
 ) -> T:
     """The store of the file before. Errors: the fault of the file itself when that is no use."""
     with open(path, "rb") as file:
         container.refuse_other_format(file.read(container.HEADER.size), path)
     try:
-        return make(acomm.read(previous))
+        return make(acomm.read(previous), previous)
     except FormatError as exc:
         fault.hint = f"{previous} is damaged as well ({exc}); both were left as they are"
         raise fault from None

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import msgspec
 
-from relay.comm import acomm, columns, container, indexes, invariants
+from relay.comm import acomm, columns, container, excess, indexes, invariants
 from relay.comm.container import Flag, SectionType
 from relay.comm.model import Message, MessageStatus, StoreFile
 from relay.comm.reader import Reader
@@ -37,13 +37,15 @@ def verify(data: bytes, path: str) -> Findings:
         store = acomm.decode(data, path, warn=warnings.append)
     except FormatError as exc:
         return Findings((str(exc),), tuple(warnings))
+    beyond = excess.faults(data, path) if excess.has_any(store) else ()
     problems = (
         *_order(store),
         *_flags(store, data, path),
         *_indexes(store, data, path),
         *_columns(store, data, path),
     ) or tuple(_invariants(store))  # what stands there twice has been told
-    return Findings(tuple(f"{path}: {problem}" for problem in problems), tuple(warnings))
+    found = (*map(str, beyond), *(f"{path}: {problem}" for problem in problems))
+    return Findings(found, tuple(warnings))
 
 
 def _order(store: StoreFile) -> Iterator[str]:

@@ -27,7 +27,7 @@ from relay.aof2.tiers import Tiers
 from relay.clock import Clock, boot_id
 from relay.comm import acomm, store_file
 from relay.comm.archives import Archives
-from relay.comm.container import Flag
+from relay.comm.container import VERSION, VERSION_AT, Flag
 from relay.comm.engine import CommStore
 from relay.comm.engine_state import Position
 from relay.comm.event_codec import EventCodec, Frame
@@ -140,11 +140,15 @@ def open_store(
     """The store for its daemon; files that are damaged are set aside, and ``warn`` hears of it.
 
     ``ledger_position``: up to where the ledger follows the journal. ``boot``: of the machine.
-    Errors: FormatError when neither checkpoint nor journal can be read, JournalPruned when what
-    the store lacks was pruned, SealedStore: nothing was changed then; OSError.
+    Errors: FormatError when neither checkpoint nor journal can be read, VersionError when the
+    store file has what a checkpoint would lose, JournalPruned when what the store lacks was
+    pruned, SealedStore: nothing was changed then; OSError.
     """
     boot = boot or boot_id()
     store = _load(home, clock, config, key, warn)
+    if os.path.lexists(home.path(STORE)) and (lost := acomm.unwritable(home.path(STORE))):
+        expected = f"a store file of version {VERSION} (a flush would lose {lost})"
+        raise VersionError(home.path(STORE), VERSION_AT, expected, lost)
     assert store.archives is not None
     for folder in (os.path.dirname(home.path(STORE)), home.path(JOURNAL), stream_dir(home)):
         fsio.ensure_dir(folder)

@@ -1,0 +1,240 @@
+"""Files that could not be written again: beyond a limit, of a later version, with more sections."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from relay.cli import cli
+from relay.comm import CommStore, acomm, message_record, writer
+from relay.comm.model import (
+    Channel,
+    ChannelType,
+    MatchMode,
+    Message,
+    MessageFilter,
+    MessageStatus,
+    MessageType,
+    Participant,
+    ParticipantRole,
+    StoreFile,
+    Subscription,
+)
+from relay.config import Config
+from relay.errors import FormatError, StoreReadOnly, VersionError
+from relay.home import STORE, Home
+from relay.store.opening import look, open_store
+from tests.fakes import FakeClock
+from tests.unit.acomm_support import FIXTURES
+
+MEMBERS = (Participant("a", ParticipantRole.OWNER), Participant("b"))
+CHANNEL = Channel(1, "c", ChannelType.PUB_SUB, "a", MEMBERS)
+MESSAGE = Message(1, MessageType.TEXT, "a", 1, b"hi", "t", created_at=5, status=MessageStatus.SENT)
+SUBSCRIPTION = Subscription(1, 1, "b", "t", MatchMode.EXACT)
+SOUND = StoreFile(1, 2, (CHANNEL,), (MESSAGE,), (SUBSCRIPTION,))
+
+
+def with_channel(**changes: Any) -> StoreFile:
+    return msgspec.structs.replace(SOUND, channels=(msgspec.structs.replace(CHANNEL, **changes),))
+
+
+def with_message(**changes: Any) -> StoreFile:
+    return msgspec.structs.replace(SOUND, messages=(msgspec.structs.replace(MESSAGE, **changes),))
+
+
+def with_subscription(**changes: Any) -> StoreFile:
+    one = msgspec.structs.replace(SUBSCRIPTION, **changes)
+    return msgspec.structs.replace(SOUND, subscriptions=(one,))
+
+
+BEYOND = {
+    "content": (
+        with_message(content=b"x" * 1_048_577),
+        "content of message 1 of at most 1048576 bytes",
+        "1048577 bytes",
+    ),
+    "sender": (
+        with_message(sender="s" * 129),
+        "sender of message 1 of at most 128 bytes",
+        "129 bytes",
+    ),
+    "topic": (
+        with_message(topic="é" * 128 + "t"),
+        "topic of message 1 of at most 256 bytes",
+        "257 bytes",
+    ),
+    "channel": (
+        with_channel(name="n" * 129),
+        "name of channel 1 of at most 128 bytes",
+        "129 bytes",
+    ),
+    "pattern": (
+        with_subscription(topic_pattern="p" * 257),
+        "topic_pattern of subscription 1 of at most 256 bytes",
+        "257 bytes",
+    ),
+    "broadcast": (
+        msgspec.structs.replace(
+            SOUND,
+            channels=(
+                msgspec.structs.replace(
+                    CHANNEL, channel_type=ChannelType.BROADCAST, participants=MEMBERS[1:]
+                ),
+            ),
+            subscriptions=(),
+        ),
+        "one owner in broadcast channel 1",
+        "none",
+    ),
+}
+
+
+@pytest.fixture(params=BEYOND)
+def beyond(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, str, str]:
+    """A whole file, by a writer that keeps no limits; what is expected and found in it."""
+    store, expected, found = BEYOND[request.param]
+    path = tmp_path / "beyond.acomm"
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, "MAX_NAME_BYTES", 10**9)
+        patched.setattr(writer, "MAX_TOPIC_BYTES", 10**9)
+        patched.setattr("relay.comm.sections.MAX_CONTENT_BYTES", 10**9)
+        writer.name.cache_clear()
+        writer.topic.cache_clear()
+        acomm.write(str(path), store, compress=False)
+    writer.name.cache_clear()
+    writer.topic.cache_clear()
+    return path, expected, found
+
+
+def run(*args: object) -> tuple[int, str]:
+    done = CliRunner().invoke(cli, [str(one) for one in args])
+    return done.exit_code, done.output
+
+
+def test_a_value_beyond_its_limit_is_refused_for_writing(beyond: tuple[Path, str, str]) -> None:
+    path, expected, found = beyond
+    data = path.read_bytes()
+    with pytest.raises(FormatError) as refused:
+        CommStore.open(str(path))
+    error = refused.value
+    assert (error.path, error.expected, error.found) == (str(path), expected, found)
+    assert 96 < error.offset < len(data)
+    assert path.read_bytes() == data
+    assert sorted(one.name for one in path.parent.iterdir()) == [path.name, f"{path.name}.lock"]
+
+
+def test_it_is_not_given_up_for_the_file_before(beyond: tuple[Path, str, str]) -> None:
+    path, expected, _ = beyond
+    acomm.write(f"{path}.prev", SOUND)
+    with pytest.raises(FormatError, match=expected):
+        CommStore.open(str(path))
+    assert path.exists()
+
+
+def test_check_names_each_and_dump_reads(beyond: tuple[Path, str, str]) -> None:
+    path, expected, found = beyond
+    code, said = run("acomm", "check", path)
+    assert code == 3
+    assert f"expected {expected}, found {found}" in said
+    assert said.startswith(f"{path} at ")
+    assert said.endswith("1 error found\n")
+    code, said = run("acomm", "dump", path)
+    assert code == 0
+    assert len(said.splitlines()) >= 3
+
+
+def test_each_is_named_with_the_offset_of_its_record(tmp_path: Path) -> None:
+    path = tmp_path / "two.acomm"
+    long = msgspec.structs.replace(MESSAGE, id=2, content=b"y" * 1_048_600, created_at=6)
+    longer = msgspec.structs.replace(MESSAGE, id=3, content=b"z" * 1_048_601, created_at=7)
+    most = message_record.MAX_CONTENT_BYTES
+    try:
+        acomm_sections = acomm.encode_sections.__globals__
+        acomm_sections["MAX_CONTENT_BYTES"] = 10**9
+        store = msgspec.structs.replace(SOUND, messages=(MESSAGE, long, longer))
+        acomm.write(str(path), store, compress=False)
+    finally:
+        acomm_sections["MAX_CONTENT_BYTES"] = most
+    _, said = run("acomm", "check", path)
+    data, lines = path.read_bytes(), said.splitlines()
+    assert len(lines) == 3
+    for line, number in zip(lines, (2, 3), strict=False):
+        offset = int(line.split(" at ")[1].split(":")[0])
+        assert int.from_bytes(data[offset : offset + 8], "little") == number
+        assert f"content of message {number}" in line
+
+
+# -- of a later version, or with sections that are not known ---------------------------------
+
+
+@pytest.fixture(params=["version-2", "unknown-section"])
+def foreign(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / f"{request.param}.acomm"
+    shutil.copy(FIXTURES / path.name, path)
+    return path
+
+
+REASON = {
+    "version-2": "a flush would lose version 2",
+    "unknown-section": "a flush would lose the unknown sections 77, 9001",
+}
+
+
+def test_what_a_flush_would_lose_is_opened_to_be_read_alone(foreign: Path) -> None:
+    data = foreign.read_bytes()
+    said: list[str] = []
+    store = CommStore.open(str(foreign), warn=said.append)
+    reason = REASON[foreign.stem]
+    assert said == [f"{foreign} is opened for reading only: {reason}"]
+    found = store.query_messages(MessageFilter(limit=1000, include_archived=True))
+    assert found.total_count > 3
+    channel = store.list_channels()[0]
+    with pytest.raises(StoreReadOnly, match=reason):
+        store.send_message(channel.id, channel.owner, MessageType.TEXT, "hi")
+    with pytest.raises(StoreReadOnly, match=reason):
+        store.create_channel("new", ChannelType.GROUP, "a")
+    store.flush()
+    store.tick()
+    store.close()
+    assert foreign.read_bytes() == data
+
+
+def test_a_relay_does_not_start_on_what_it_would_lose(foreign: Path, tmp_path: Path) -> None:
+    with Home.create(str(tmp_path / "home"), b"{}\n") as home:
+        shutil.copy(foreign, home.path(STORE))
+        with pytest.raises(
+            VersionError, match=REASON[foreign.stem].removeprefix("a flush ")
+        ) as refused:
+            open_store(home, FakeClock(), Config(), None, lambda _: None)
+        assert refused.value.path == home.path(STORE)
+        assert Path(home.path(STORE)).read_bytes() == foreign.read_bytes()
+        assert look(home, FakeClock(), Config()).list_channels()  # looking is not writing
+
+
+# -- errors name the file --------------------------------------------------------------------
+
+
+def test_every_error_of_open_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "it.acomm"
+    twice = msgspec.structs.replace(SOUND, messages=(MESSAGE, MESSAGE))
+    lost = msgspec.structs.replace(
+        SOUND, messages=(msgspec.structs.replace(MESSAGE, channel_id=9),)
+    )
+    torn = msgspec.structs.replace(SOUND, engine_state={1: b"\1"})
+    for store in (twice, lost, torn):
+        acomm.write(str(path), store)
+        with pytest.raises(FormatError) as refused:
+            CommStore.open(str(path))
+        assert refused.value.path == str(path)
+        assert str(refused.value).startswith(f"{path} at ")
+    (tmp_path / "json").write_text(json.dumps([]))
+    with pytest.raises(FormatError, match=str(tmp_path / "json")):
+        CommStore.open(str(tmp_path / "json"))
