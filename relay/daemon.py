@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import gc
 import os
 import resource
@@ -22,7 +23,7 @@ from relay import config as configuration
 from relay import fsio
 from relay.clock import NS_PER_S, Clock, iso_time
 from relay.config import Config
-from relay.errors import AlreadyRunning, LedgerError, RelayError, UnsafePath
+from relay.errors import EXIT_FAILED, AlreadyRunning, HomeMissing, RelayError, UnsafePath
 from relay.home import FEW_DESCRIPTORS, LEDGER, LOCK, Home
 from relay.operations.admin import Admin
 from relay.operations.asking import ask, silence
@@ -66,7 +67,8 @@ class Daemon:
     def run(self, ready: Callable[[], None]) -> None:
         """Serve until a signal says stop.
 
-        Errors: AlreadyRunning; LedgerError, FormatError when a file cannot be used.
+        Errors: AlreadyRunning; LedgerError, FormatError when a file cannot be used; HomeMissing
+        when the home was removed meanwhile.
         """
         with contextlib.ExitStack() as held:
             try:
@@ -131,6 +133,7 @@ class Daemon:
                 # A fault nobody foresaw must not take the relay from everybody, either.
                 if not self._was_ready:
                     self._log_refusal(exc)
+                if not self._was_ready or isinstance(exc, HomeMissing):
                     raise
                 if self._former is not None:
                     self._take_back(exc)
@@ -157,14 +160,19 @@ class Daemon:
         self._notifier.say("READY=1", f"STATUS=serving {self._home.root}")
 
     def _begin_again(self, pause_s: int, exc: Exception) -> None:
-        """Say what ended a session, or kept one from beginning, and wait for the next."""
-        self._note_trouble(str(exc) or repr(exc))
+        """Say what ended a session, or kept one from beginning, and wait for the next.
+
+        Errors: HomeMissing when it was that there is no home any more.
+        """
+        self._home.check_is_there()
+        said, hint = str(exc) or type(exc).__name__, remedy(exc)
+        self._note_trouble(said)
         self._log(
-            f"Beginning again in {pause_s} s: {exc}",
+            f"Beginning again in {pause_s} s: {said}{f'; {hint}' if hint else ''}",
             action="begin_again",
             level="error",
             error=type(exc).__name__,
-            exc_info=not isinstance(exc, LedgerError | OSError),
+            exc_info=hint is None,
         )
         self._pause(pause_s)
 
@@ -172,10 +180,12 @@ class Daemon:
         """Wait, unless told to stop; a new configuration may be what was waited for."""
         deadline = self._clock.monotonic_ns() + seconds * NS_PER_S
         while not self._must_end() and self._clock.monotonic_ns() < deadline:
+            self._home.check_is_there()
             time.sleep(0.1)
 
     def _session(self, ready: Callable[[], None]) -> None:
         """Open everything, recover, serve until told to end, close everything."""
+        self._home.check_place()
         with Session(self._home, self._config, self._clock, self._log, self.board) as session:
             self._session_now = session
             try:
@@ -308,6 +318,21 @@ def left(home: Home) -> Left | None:
     return Left(int(word), max(seen))
 
 
+def remedy(exc: BaseException) -> str | None:
+    """What to do about a fault that was foreseen; None for one that nobody expected."""
+    if isinstance(exc, RelayError):
+        return exc.hint
+    if isinstance(exc, MemoryError) or getattr(exc, "errno", 0) == errno.ENOMEM:
+        return "free memory, or raise the limit of this process (`ulimit -v`, MemoryMax)"
+    if isinstance(exc, RuntimeError) and "can't start new thread" in str(exc):
+        return "raise the limit of processes and threads (`ulimit -u`, TasksMax)"
+    if isinstance(exc, OSError):
+        if exc.errno in (errno.EMFILE, errno.ENFILE):
+            return "raise the limit of open files (`ulimit -Hn`, LimitNOFILE)"
+        return "the disk, or its rights, take nothing of the relay's now"
+    return None
+
+
 def tune_process() -> int:
     """Set what the loop needs of its process: short switches, descriptors, rare collections.
 
@@ -329,6 +354,7 @@ def run_daemon(root: str, *, log_path: str | None, ready: Callable[[], None]) ->
     """
     descriptors = tune_process()
     with Home(root) as home:
+        fsio.ensure_dir(home.path(os.path.dirname(LOG)))
         config = configuration.decode(home.read_config(), home.path("config.json"))
         settings = config.log
         log = make_log(
@@ -375,17 +401,16 @@ def main() -> int:
 
     try:
         run_daemon(arguments.home, log_path=os.path.join(arguments.home, LOG), ready=ready)
-    except RelayError as exc:
-        if told:
+    except Exception as exc:
+        hint = remedy(exc)
+        if hint is None:
             raise
-        say(f"{exc.exit_code}\n{exc}\n{exc.hint}\n")
-        return exc.exit_code
-    except OSError as exc:
-        if told:
-            raise
-        hint = "the disk, or its rights, take nothing of the relay's now; then start it again"
-        say(f"1\n{exc}\n{hint}\n")
-        return 1
+        code = exc.exit_code if isinstance(exc, RelayError) else EXIT_FAILED
+        if told:  # nobody waits for an answer: it goes to whoever keeps what is said here
+            print(f"relay: {exc}; {hint}", file=sys.stderr)
+        else:
+            say(f"{code}\n{exc or type(exc).__name__}\n{hint}\n")
+        return code
     return 0
 
 

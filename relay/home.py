@@ -134,6 +134,31 @@ class Home:
     ) -> None:
         self.close()
 
+    def check_is_there(self) -> None:
+        """Errors: HomeMissing when the directory was removed; one that was moved still is one."""
+        if os.fstat(self._fd).st_nlink == 0:
+            raise HomeMissing(
+                f"{self.root} was removed while the relay ran, which ends with it",
+                hint="`relay init` makes a new one",
+            )
+
+    def check_place(self) -> None:
+        """Errors: HomeMissing; UnsafePath when another directory, or none, stands at its path, and
+        when what makes it a home is gone: so nothing is made in one that is being removed."""
+        self.check_is_there()
+        if not fsio.exists(self.root) or not os.path.samestat(
+            os.stat(self.root, follow_symlinks=False), os.fstat(self._fd)
+        ):
+            raise UnsafePath(
+                f"{self.root} was moved away while the relay ran",
+                hint="put it back, and the relay goes on; or end it, and start one where it is now",
+            )
+        if not fsio.exists("agents", self._fd):
+            raise UnsafePath(
+                f"{self.path('agents')} was moved away or removed while the relay ran",
+                hint="put it back, and the relay goes on",
+            )
+
     def path(self, *parts: str) -> str:
         """The absolute path of something below the home, for messages and for SQLite."""
         return os.path.join(self.root, *parts)

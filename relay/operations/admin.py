@@ -38,6 +38,7 @@ from relay.operations.published import Board, Snapshot
 
 REQUEST_TIMEOUT_S = 5  # who asks in drops, or not at all, holds a thread no longer
 MOST_CONNECTIONS = 32  # at once, of each server: a descriptor each, and the loop needs some
+QUIET_S = 60  # an error that comes back sooner is the same one
 STOP_POLL_S = 0.1  # so long the end of the process may wait for a server
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
@@ -48,7 +49,7 @@ class Admin:
     def __init__(self, board: Board, log: Callable[..., object]) -> None:
         self._board = board
         self._log = log
-        self._servers: list[socketserver.BaseServer] = []
+        self._servers: list[_Threads] = []
         self.trouble = ""  # why one of them is not there
 
     def begin(self, listen: str) -> None:
@@ -70,7 +71,7 @@ class Admin:
             server.server_close()
         self._servers = []
 
-    def _start(self, name: str, make: Callable[[], socketserver.BaseServer]) -> None:
+    def _start(self, name: str, make: Callable[[], _Threads]) -> None:
         try:
             server = make()
         except (OSError, ValueError, UnsafePath) as exc:
@@ -79,8 +80,21 @@ class Admin:
             return
         self._servers.append(server)
         threading.Thread(
-            target=server.serve_forever, args=(STOP_POLL_S,), name=f"admin {name}", daemon=True
+            target=self._serve, args=(name, server), name=f"admin {name}", daemon=True
         ).start()
+
+    def _serve(self, name: str, server: _Threads) -> None:
+        """Answer until the end, whatever the system refuses meanwhile; that is logged once."""
+        said_at = float(-QUIET_S)
+        while not server.is_ended.is_set():
+            try:
+                server.serve_forever(STOP_POLL_S)
+            except Exception as exc:
+                if time.monotonic() - said_at > QUIET_S:
+                    text = f"Health and metrics: {name} could not be served, and goes on: {exc}"
+                    self._log(text, action="admin", level="warning")
+                said_at = time.monotonic()
+                server.is_ended.wait(STOP_POLL_S)
 
     def _socket_path(self) -> str:
         path = socket_path(self._board.home)
@@ -186,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Who scrapes every few seconds would be most of the log."""
 
 
-class _Threads(socketserver.ThreadingMixIn):
+class _Threads(socketserver.ThreadingMixIn, socketserver.TCPServer):
     """A thread a request; those that linger are cut off: after their time, or the oldest for who
     comes when there are too many."""
 
@@ -197,7 +211,13 @@ class _Threads(socketserver.ThreadingMixIn):
     def __init__(self, *arguments: Any) -> None:
         self._since: dict[socket.socket, float] = {}  # the oldest first
         self._lock = threading.Lock()
+        self.is_ended = threading.Event()
         super().__init__(*arguments)
+
+    def shutdown(self) -> None:
+        """Stop serving; it is not begun again."""
+        self.is_ended.set()
+        super().shutdown()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread."""
@@ -219,7 +239,7 @@ class _Threads(socketserver.ThreadingMixIn):
         """It is answered, or cut off: its thread ends."""
         with self._lock:  # closed within: a number that is free again is not cut off
             self._since.pop(request, None)
-            super().shutdown_request(request)  # type: ignore[misc]
+            super().shutdown_request(request)
 
     def _cut(self, request: socket.socket) -> None:
         """Its thread finds the end of what is said; the lock is held."""
@@ -230,7 +250,7 @@ class _Threads(socketserver.ThreadingMixIn):
     def get_request(self) -> Any:
         """One that cannot be had for want of a descriptor is waited for, not spun upon."""
         try:
-            return super().get_request()  # type: ignore[misc]
+            return super().get_request()
         except OSError:
             time.sleep(0.2)
             raise
@@ -239,10 +259,11 @@ class _Threads(socketserver.ThreadingMixIn):
         """Who asked went away in the middle, or is no HTTP client: nobody's trouble."""
 
 
-class _UnixServer(_Threads, socketserver.UnixStreamServer):
+class _UnixServer(_Threads):
     """On a path; one that a killed relay left is replaced: the lock is ours."""
 
-    _is_bound = False
+    address_family = socket.AF_UNIX
+    _bound: os.stat_result | None = None
 
     def server_bind(self) -> None:
         path = str(self.server_address)
@@ -251,17 +272,19 @@ class _UnixServer(_Threads, socketserver.UnixStreamServer):
                 raise ValueError(f"{path} is there, and is no socket")
             os.unlink(path)
         super().server_bind()
-        self._is_bound = True
         os.chmod(path, 0o600)
+        self._bound = os.lstat(path)
 
     def server_close(self) -> None:
         super().server_close()
-        if self._is_bound:  # what else may stand there is not ours
+        path = str(self.server_address)
+        if self._bound is not None:  # what else may stand there is not ours
             with contextlib.suppress(OSError):
-                os.unlink(str(self.server_address))
+                if os.path.samestat(os.lstat(path), self._bound):
+                    os.unlink(path)
 
 
-class _TcpServer(_Threads, socketserver.TCPServer):
+class _TcpServer(_Threads):
     allow_reuse_address = True
 
 

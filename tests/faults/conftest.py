@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +14,13 @@ from tests.procs import Relay, home_of
 
 
 @pytest.fixture
-def relay(tmp_path: Path) -> Iterator[Relay]:
-    """A relay for alice and bob that is not started yet; it ends with the test."""
+def relay() -> Iterator[Relay]:
+    """A relay for alice and bob that is not started yet; it ends with the test. Its home has a
+    short path, and so a socket."""
     need_strace()
-    one = Relay(home_of(tmp_path / "home", "alice", "bob"))
+    root = Path(tempfile.mkdtemp(prefix="relay-", dir="/tmp"))
+    one = Relay(home_of(root / "home", "alice", "bob"))
     yield one
     if one.process is not None:
         one.kill()
+    shutil.rmtree(root)

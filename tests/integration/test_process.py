@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -226,3 +227,73 @@ def test_help_is_light() -> None:
     for module in ("pyspark", "pyarrow", "sqlite3", "structlog", "msgspec", "relay.daemon"):
         assert module not in loaded
     assert len(loaded) < 250
+
+
+def start_by(how: str, home: Path) -> subprocess.Popen[str]:
+    """A relay as systemd starts it, or in the foreground of a terminal; ready when this returns."""
+    module, *rest = {
+        "the unit": ["relay.daemon", "--home", str(home)],
+        "foreground": ["relay.cli", "--home", str(home), "up", "--foreground"],
+    }[how]
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *rest],
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert any("ready" in line for line in process.stderr)
+    return process
+
+
+@pytest.mark.parametrize("how", ["the unit", "foreground"])
+def test_D6_every_start_makes_the_folder_of_the_logs(home: Path, how: str) -> None:
+    (home / "logs").rmdir()
+    process = start_by(how, home)
+    try:
+        assert (home / "logs").stat().st_mode & 0o777 == 0o700
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def test_m07_a_relay_whose_home_is_removed_ends_and_a_new_one_has_it_alone(home: Path) -> None:
+    process = start_by("the unit", home)
+    shutil.rmtree(home)
+    _, said = process.communicate(timeout=10)
+    assert process.returncode == 5  # systemd does not start it again
+    assert said.splitlines()[-1] == (
+        f"relay: {home} was removed while the relay ran, which ends with it; "
+        "`relay init` makes a new one"
+    )
+    assert "Traceback" not in said
+
+    assert relay("init", home=home).returncode == 0
+    pid = json.loads(relay("up", "--json", home=home).stdout)["pid"]
+    assert json.loads(relay("status", "--json", home=home).stdout)["pid"] == pid
+
+
+def test_m07_one_whose_home_is_elsewhere_leaves_another_in_its_place_alone(
+    home: Path, tmp_path: Path
+) -> None:
+    """And goes on when its own is back."""
+    process = start_by("the unit", home)
+    try:
+        home.rename(tmp_path / "elsewhere")
+        assert relay("init", home=home).returncode == 0
+        files = sorted(str(path) for path in home.rglob("*"))
+        log = tmp_path / "elsewhere/logs/relay.log"
+        until(lambda: log.read_text().count("was moved away while the relay ran") > 1)
+        assert sorted(str(path) for path in home.rglob("*")) == files
+        assert "Traceback" not in log.read_text()
+
+        shutil.rmtree(home)
+        (tmp_path / "elsewhere").rename(home)
+        relay("register", "bob", home=home)
+        assert relay("send", "bob", "hi", home=home).returncode == 0
+        until(lambda: list((home / "agents/bob/inbox").glob("*.msg")))
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+    assert process.returncode == 0

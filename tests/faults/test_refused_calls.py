@@ -1,0 +1,75 @@
+"""What the system refuses for a while: the relay says so in a line, and serves on."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.home import Home
+from relay.operations.asking import ask_status
+from tests.faults.test_failed_looks import NAMES, drop, inbox
+from tests.faults.tracing import Tracing
+from tests.procs import Relay, until
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def logged(home: Path, action: str) -> list[dict[str, Any]]:
+    lines = (home / "logs/relay.log").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if line["action"] == action]
+
+
+def answers(home: Path) -> bool:
+    with Home(str(home)) as opened:
+        return ask_status(opened) is not None
+
+
+def listening(home: Path) -> str:
+    """The socket of admin.sock as a descriptor's name has it."""
+    for line in Path("/proc/net/unix").read_text().splitlines():
+        fields = line.split(maxsplit=7)
+        if fields[-1] == f"{home}/admin.sock" and fields[3] == "00010000":  # it accepts connections
+            return f"socket:[{fields[6]}]"
+    raise AssertionError("nobody listens there")
+
+
+def test_D8_the_admin_thread_outlives_an_error_of_its_selector(
+    relay: Relay, tmp_path: Path
+) -> None:
+    home = relay.home
+    relay.start()
+    assert relay.process is not None and answers(home)
+    refusing = Tracing(tmp_path, [listening(home)], "poll:error=ENOMEM:when=1..3")
+    with refusing.attached(relay.process.pid):
+        until(lambda: refusing.text().count("(INJECTED)") == 3, "three errors", 20)
+        until(lambda: answers(home), "an answer", 20)
+    (said,) = logged(home, "admin")
+    assert "admin.sock could not be served, and goes on" in said["event"]
+    assert "Cannot allocate memory" in said["event"] and "exception" not in said
+    begin = time.monotonic()
+    assert relay.stop() == 0
+    assert time.monotonic() - begin < 5
+
+
+def test_D9_a_foreseen_fault_is_a_line_and_says_what_to_do(relay: Relay, tmp_path: Path) -> None:
+    home = relay.home
+    relay.start()
+    assert relay.process is not None
+    without_threads = Tracing(tmp_path, [], "clone3:error=EAGAIN", "clone:error=EAGAIN")
+    with without_threads.attached(relay.process.pid):
+        os.rename(home / "store", home / "elsewhere")
+        drop(home, "bob", NAMES[0])
+        until(lambda: logged(home, "begin_again"), "the first", 20)
+        os.rename(home / "elsewhere", home / "store")
+        until(lambda: logged(home, "begin_again")[-1]["error"] == "RuntimeError", "no thread", 20)
+    until(lambda: inbox(home, "alice") == NAMES[:1], "the message", 20)
+    first, *_, last = logged(home, "begin_again")
+    assert first["error"] == "UnsafePath" and "put the directory back" in first["event"]
+    assert "can't start new thread; raise the limit of processes" in last["event"]
+    assert not [line for line in logged(home, "begin_again") if "exception" in line]
+    relay.stop()
