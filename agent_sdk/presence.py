@@ -4,10 +4,12 @@
     pid_start_ticks  when it started, clock ticks after boot (field 22 of /proc/PID/stat);
                      null where there is no /proc
     started_at       Unix nanoseconds at which it became this agent
+    unregisters      false: it cannot take itself out when it ends (a shell with relay.sh)
 
 Who leaves in good order takes pid and pid_start_ticks out again: a process that is registered and
-gone has died, and the relay says so to who writes to it. Other keys (``role``, ``public_key``)
-belong to others and stay. And the one setting of the relay that a sender must know.
+gone has died, and the relay says so to who writes to it; but for one that cannot take itself out.
+Other keys (``role``, ``public_key``) belong to others and stay. And the one setting of the relay
+that a sender must know.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from relay import fsio
 from relay.errors import RelayError
 from relay.home import META, Home
 from relay.message import DEFAULT_MAX_BODY_BYTES
+
+NO_LEAVING = "unregisters"
 
 
 def register(home: Home, agent: str, now_ns: int) -> None:
@@ -39,6 +43,7 @@ def register(home: Home, agent: str, now_ns: int) -> None:
         if not isinstance(meta, dict):
             fsio.rename(META, folder, META + ".bad", folder)
             meta = {}
+        meta.pop(NO_LEAVING, None)
         meta |= {"pid": os.getpid(), "pid_start_ticks": start_ticks(), "started_at": now_ns}
         _replace(meta, folder)
 

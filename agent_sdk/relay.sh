@@ -14,6 +14,8 @@
 #   OPTIONS  -k KIND  -t THREAD  -r RE  -p PRIORITY  -T TOPIC  -H 'NAME: value' (any number)
 #   BODY     one argument, or - for standard input, byte for byte
 #
+# The shell that sources this is registered in meta.json with its first call, so that its end can be
+# seen (`relay agents`); one that runs a single command (sh -c) is not, nor is relay.sh when run.
 # A message is written to outbox/.pending, synced, and renamed into the outbox: after the rename
 # it is sent. Taking one renames it into inbox/.read: that is the evidence of reading.
 # Exit status: 0 done, 1 could not be done (recv: nothing came), 2 wrong use. Each says why in
@@ -159,6 +161,77 @@ _relay_begin() {
     esac
     outbox=$home/agents/$name/outbox
     inbox=$home/agents/$name/inbox
+    _relay_register 2>/dev/null || : # evidence for people: nothing depends on it
+}
+
+# Write this shell ($$, in its subshells too) and when it started into meta.json, like
+# agent_sdk/presence.py; what else is there stays. A shell cannot take itself out when it ends:
+# "unregisters": false says so, and its end bounces no mail. What is not flat JSON is left alone.
+_relay_register() {
+    [ -z "${_relay_command-}" ] && [ -d "$home/agents/$name" ] || return 0
+    meta=$home/agents/$name/meta.json
+    [ ! -h "$meta" ] || return 0
+    ticks=null # field 22 of /proc/PID/stat; the name in brackets may hold anything
+    if IFS= read -r line <"/proc/$$/stat"; then
+        # shellcheck disable=SC2086 # in words
+        set -- ${line##*) }
+        ticks=${20-null}
+    fi
+    known='{}'
+    if [ -e "$meta" ]; then
+        known=''
+        while IFS= read -r line || [ -n "$line" ]; do known="$known$line "; done <"$meta"
+    fi
+    case $known in
+    *"\"pid\": $$, \"pid_start_ticks\": $ticks, "*) return 0 ;;
+    esac
+    _relay_is_one_command && return 0
+    known=$(printf '%s\n' "$known" | _relay_unregistered)
+    case $known in
+    '{'*[\{\[]*) return 0 ;;
+    '{'*'}') known=${known%\}} ;;
+    *) return 0 ;;
+    esac
+    for key in pid pid_start_ticks started_at unregisters; do
+        case $known in
+        *"\"$key\""*) return 0 ;;
+        esac
+    done
+    [ "$known" = '{' ] || known="$known, "
+    temp=$home/agents/$name/.meta.json.$$.tmp
+    id=$(_relay_new_id)
+    printf '%s"pid": %s, "pid_start_ticks": %s, "started_at": %s, "unregisters": false}\n' \
+        "$known" "$$" "$ticks" "${id%%-*}" >"$temp" && mv -f -- "$temp" "$meta"
+}
+
+_relay_unregistered() { # stdin: a line of JSON; without the four keys, and without space around it
+    token='[[:space:]]*:[[:space:]]*[0-9a-z-][0-9a-zE+.-]*[[:space:]]*'
+    script='s/^[[:space:]]*//; s/[[:space:]]*$//; s/^{[[:space:]]*/{/; s/[[:space:]]*}$/}/'
+    for key in pid pid_start_ticks started_at unregisters; do
+        script="$script; s/\\([{,]\\)[[:space:]]*\"$key\"$token,[[:space:]]*/\\1/"
+        script="$script; s/,[[:space:]]*\"$key\"$token}\$/}/; s/^{\"$key\"$token}\$/{}/"
+    done
+    sed "$script"
+}
+
+_relay_is_one_command() { # sh -c: who calls it has a new shell for each command, and lives on
+    case $- in
+    *c*) return 0 ;;
+    esac
+    [ -r "/proc/$$/cmdline" ] || return 1
+    tr '\0' '\n' <"/proc/$$/cmdline" | (
+        IFS= read -r word
+        [ "${word##*/}" != busybox ] || IFS= read -r word
+        while IFS= read -r word; do
+            case $word in
+            --*) ;;
+            -*c*) exit 0 ;;
+            [-+]*) ;;
+            *) exit 1 ;;
+            esac
+        done
+        exit 1
+    )
 }
 
 _relay_misuse() {

@@ -161,6 +161,7 @@ class Lives:
             runs,
             min(started_at or 0, now),
             ended_at,
+            can_leave=meta.unregisters is not False,
         )
 
     def _note(self, heard_of: list[tuple[str, int]], running: list[tuple[str, int | None]]) -> None:

@@ -31,6 +31,7 @@ class Meta(msgspec.Struct, frozen=True):
     # Anything an agent's own script put there: what is no whole number tells nothing.
     pid_start_ticks: Any = None
     started_at: Any = None
+    unregisters: Any = None  # False: it cannot take itself out when it ends
 
 
 class Changes:

@@ -57,6 +57,7 @@ class Facts(NamedTuple):
     runs: bool = False  # that very process is there
     started_at: int = 0  # when it became this agent
     ended_at: int = 0  # when it was first found ended
+    can_leave: bool = True  # it takes itself out when it ends: gone is not the same as dead else
     is_tended: bool = False  # the relay started a process of it, which runs or is started again
 
 
@@ -87,13 +88,16 @@ def judge(facts: Facts, now_ns: int, settings: Agents) -> Change | None:
 
 
 def _has_ended(facts: Facts) -> bool:
-    """True when its process is gone, and did not end before it was last made active.
+    """True when its process is gone and has died, and not before it was last made active.
+
+    A shell's end is no death: it has no way to say that it leaves in good order.
 
     A process that its agent has outlived once, by a word of its own or of the operator, is not
     held against it again.
     """
     is_its_own = facts.pid == facts.seen_pid or facts.started_at > facts.changed_at
-    return facts.pid is not None and not (facts.runs or facts.is_tended) and is_its_own
+    is_gone = facts.pid is not None and not (facts.runs or facts.is_tended)
+    return is_gone and facts.can_leave and is_its_own
 
 
 def asked(action: str, fields: Mapping[str, str], sender: str) -> Change | None:

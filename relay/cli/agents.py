@@ -24,6 +24,8 @@ from relay.cli.common import (
     root_of,
     when,
 )
+from relay.cli.signs import Sign, signs_of
+from relay.clock import NS_PER_S
 from relay.home import LEDGER, META
 from relay.names import OPERATOR, ORCHESTRATOR, check_agent_name
 
@@ -47,24 +49,25 @@ def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """List the agents there are.
 
     Since: when it became what it is; of one that is active, nothing. Seen: when it last wrote or
-    read. Unread: messages that stand in its inbox.
+    read. Unread: messages that stand in its inbox. Note: a process that it registered and that has
+    ended, how long it is silent while something waits for it, what it says of itself.
     """
     if ctx.invoked_subcommand is not None:
         ctx.obj = {"home": root_of(ctx, home)}
         return
-    with open_home(ctx, home) as opened:
-        listed = _listed(opened)
-    if as_json:
-        for row, role in listed:
-            echo_json(_facts(row, role))
-        return
     now = time.time_ns()
+    with open_home(ctx, home) as opened:
+        listed = _listed(opened, now)
+    if as_json:
+        for row, role, sign in listed:
+            echo_json(_facts(row, role, sign, now))
+        return
     header = ("NAME", "STATUS", "SINCE", "ROLE", "SEEN", "UNREAD", "NOTE")
-    columns(header, [_cells(row, role, now) for row, role in listed])
+    columns(header, [_cells(*one, now) for one in listed])
 
 
-def _listed(home: Home) -> list[tuple[sqlite3.Row, str | None]]:
-    """The ledger's row of each agent, by name, and the role in its meta.json."""
+def _listed(home: Home, now_ns: int) -> list[tuple[sqlite3.Row, str | None, Sign]]:
+    """The ledger's row of each agent, by name, the role in its meta.json, and its signs."""
     from relay.ledger import open_readonly
 
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
@@ -73,10 +76,13 @@ def _listed(home: Home) -> list[tuple[sqlite3.Row, str | None]]:
             "(SELECT count(*) FROM deliveries WHERE recipient = name AND state = 'written') "
             "AS unread FROM agents ORDER BY name"
         ).fetchall()
-    return [(row, _role(home.read_meta(row["name"]))) for row in rows]
+        signs = signs_of(home, db, now_ns)
+    return [
+        (row, _role(home.read_meta(row["name"])), signs.get(row["name"], Sign())) for row in rows
+    ]
 
 
-def _facts(row: sqlite3.Row, role: str | None) -> dict[str, object]:
+def _facts(row: sqlite3.Row, role: str | None, sign: Sign, now_ns: int) -> dict[str, object]:
     return {
         "name": row["name"],
         "status": row["status"],
@@ -88,10 +94,12 @@ def _facts(row: sqlite3.Row, role: str | None) -> dict[str, object]:
         "note": row["note"],
         "reason": row["reason"],
         "status_since": when(row["changed_at"]),
+        "process_ended": sign.ended_pid,
+        "silent_s": sign.silent_since and (now_ns - sign.silent_since) // NS_PER_S,
     }
 
 
-def _cells(row: sqlite3.Row, role: str | None, now_ns: int) -> tuple[object, ...]:
+def _cells(row: sqlite3.Row, role: str | None, sign: Sign, now_ns: int) -> tuple[object, ...]:
     is_active = row["status"] == "active"
     return (
         row["name"],
@@ -100,7 +108,7 @@ def _cells(row: sqlite3.Row, role: str | None, now_ns: int) -> tuple[object, ...
         role,
         ago(row["last_seen_at"], now_ns),
         row["unread"],
-        printable(row["note"] if is_active else row["reason"], 60),
+        printable(sign.text(now_ns, row["note"] if is_active else row["reason"]), 60),
     )
 
 

@@ -28,6 +28,7 @@ from relay.cli.common import (
     root_of,
     when,
 )
+from relay.cli.signs import signs_of
 from relay.errors import EXIT_STATE, NotRunning, RelayError
 from relay.home import LEDGER, LOCK, Home
 from relay.operations.asking import SOCKET, Answer, ask, silence, socket_path
@@ -35,6 +36,7 @@ from relay.processes import pids
 
 START_TIMEOUT_S = 60
 POLL_S = 0.02
+MOST_NAMED = 5
 MOST_CRASH_LOG_BYTES = 1 << 20  # some hundred tracebacks
 SAID = (
     *("healthy", "ready", "reasons", "paused", "config_error", "snapshot_age_s", "disk"),
@@ -182,6 +184,7 @@ def _facts(home: Home) -> dict[str, Any]:
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
         counts, last_errors = _counts(db), _last_errors(db)
         state = dict(db.execute("SELECT key, value FROM orchestrator_state").fetchall())
+        signs = signs_of(home, db, time.time_ns())
     return {
         "home": home.root,
         "running": pid is not None,
@@ -195,6 +198,7 @@ def _facts(home: Home) -> dict[str, Any]:
         **_said(home, pid),
         "socket": socket_path(home.root),
         "left": gone and {"pid": gone.pid, "last_sign_at": when(gone.last_sign_ns)},
+        "ended": {name: sign.ended_pid for name, sign in signs.items() if sign.ended_pid},
         "last_errors": last_errors,
     }
 
@@ -274,8 +278,17 @@ def _show(facts: dict[str, Any], none: str) -> None:
     columns(header, [[facts[name] for name in header]])
     if facts["in_outboxes"]:
         click.echo(f"waiting in outboxes for a relay: {facts['in_outboxes']}")
+    if facts["ended"]:
+        click.echo(f"process ended: {_named(facts['ended'])}; `relay agents` shows what waits")
     for error in facts["last_errors"]:
         click.echo(f"waits: {error['message_id']}: {error['error']}")
+
+
+def _named(ended: dict[str, int]) -> str:
+    """The first of them with their pids, and how many more."""
+    shown = [f"{name} (pid {pid})" for name, pid in list(ended.items())[:MOST_NAMED]]
+    more = f" and {len(ended) - MOST_NAMED} more" if len(ended) > MOST_NAMED else ""
+    return ", ".join(shown) + more
 
 
 def _show_health(facts: dict[str, Any]) -> None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def service() -> None:
     """Have the system start the relay: systemd or launchd.
 
-    A unit of your own user; nothing here needs root. The commands that make the system heed the
-    file are printed, not run.
+    A unit of your own user, one for each home; nothing here needs root. The commands that make the
+    system heed the file are printed, not run.
     """
 
 
@@ -31,7 +31,7 @@ def service() -> None:
 @json_option
 @click.pass_context
 def install(ctx: click.Context, home: str | None, only_print: bool, as_json: bool) -> None:
-    """Write the unit for this home and this Python."""
+    """Write the unit for this home and this Python; another home's is left alone."""
     from relay.operations import service as services
 
     found = _of(ctx, home)
@@ -51,7 +51,7 @@ def install(ctx: click.Context, home: str | None, only_print: bool, as_json: boo
 @json_option
 @click.pass_context
 def uninstall(ctx: click.Context, home: str | None, as_json: bool) -> None:
-    """Remove the unit; a relay that runs is left alone."""
+    """Remove the unit of this home; a relay that runs is left alone."""
     from relay.operations import service as services
 
     found = _of(ctx, home)
@@ -82,7 +82,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
         means = {
             "missing": "there is none: `relay service install`",
             "current": "the unit for this home and this Python",
-            "another": "another home's, Python's or version's: `relay service install` again",
+            "another": "of another Python or version, or changed: `relay service install` again",
         }
         click.echo(f"{found.path}: {means[word]}")
     return 0 if word == "current" else EXIT_STATE

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from relay.cli.common import Amount, ago, home_option, no_relay, open_home, printable
+from relay.cli.signs import Sign, signs_of
 from relay.home import LEDGER, Home
 from relay.operations.asking import SOCKET, ask, silence
 
@@ -124,6 +125,8 @@ def look(home: Home, db: sqlite3.Connection) -> Frame:
             "SELECT recipient, count(*) FROM deliveries WHERE state = 'written' GROUP BY 1"
         ).fetchall()
     )
+    now = time.time_ns()
+    signs = signs_of(home, db, now)
     rows = [
         Row(
             one["name"],
@@ -132,13 +135,13 @@ def look(home: Home, db: sqlite3.Connection) -> Frame:
             unread.get(one["name"], 0),
             owed.get(one["name"], 0) if is_known else None,
             one["last_seen_at"],
-            one["note"],
+            signs.get(one["name"], Sign()).text(now, one["note"]),
         )
         for one in db.execute("SELECT name, status, last_seen_at, note FROM agents ORDER BY name")
     ]
     rows.sort(key=lambda row: (-(row.outbox or 0), -row.unread, row.name))
     why = "" if status is not None else _silence(home, is_silent=answer.is_silent)
-    return Frame(time.monotonic(), time.time_ns(), status, rows, why)
+    return Frame(time.monotonic(), now, status, rows, why)
 
 
 def _silence(home: Home, *, is_silent: bool) -> str:

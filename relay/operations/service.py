@@ -1,7 +1,11 @@
-"""The file that has the system start the relay: a systemd user unit, or a launchd agent.
+"""The file that has the system start a home's relay: a systemd user unit, or a launchd agent.
 
     Linux  $XDG_CONFIG_HOME/systemd/user/agent-relay.service  (~/.config where it is not set)
     macOS  ~/Library/LaunchAgents/local.agent-relay.plist
+
+So for ~/.agent-relay; another home's has a short name of that home behind `agent-relay`. One from
+when all had the same name is found by the home in it, and stays where it is. What names another
+home is neither replaced nor removed.
 
 Text alone is made and written here; what the system is then asked for is printed, for a person to
 run. Both name this Python and this home by absolute paths.
@@ -11,18 +15,24 @@ from __future__ import annotations
 
 import os
 import plistlib
+import re
 import sys
 from collections.abc import Mapping
 from typing import NamedTuple
+from xml.parsers.expat import ExpatError
 
 from relay import fsio
 from relay.errors import NotFound, RelayError
+from relay.home import DEFAULT_HOME, tag_of
 
 NAME = "agent-relay"
 LABEL = "local.agent-relay"
+UNIT = ".service"
+PLIST = ".plist"
 STOP_S = 30  # it takes less than five; a disk that hangs is waited for
 START_S = 600  # a start behind a crash replays the journal
 WATCHDOG_S = 60  # a loop that is stuck for so long is ended, and begun anew
+HOME_IN_UNIT = re.compile(r'^ExecStart=.*"--home" "((?:[^"\\]|\\.)*)"$', re.MULTILINE)
 
 
 class NoService(RelayError):
@@ -34,6 +44,7 @@ class NoService(RelayError):
 class Service(NamedTuple):
     """A file, its place, and what makes the system heed it."""
 
+    home: str
     path: str
     text: bytes
     start: tuple[str, ...]  # commands, for a person
@@ -53,17 +64,55 @@ def service_of(
         if not os.path.isabs(path) or not path.isprintable():
             raise NoService(f"{path!r} is no absolute path in printable characters")
     if platform == "darwin":
-        return _launchd(home, python, user_home)
+        folder = os.path.join(user_home, "Library", "LaunchAgents")
+        return _launchd(home, python, _place(home, user_home, os.path.join(folder, LABEL), PLIST))
     if platform.startswith("linux"):
         config = environ.get("XDG_CONFIG_HOME") or os.path.join(user_home, ".config")
-        return _systemd(home, python, config)
+        folder = os.path.join(config, "systemd", "user")
+        return _systemd(home, python, _place(home, user_home, os.path.join(folder, NAME), UNIT))
     raise NoService(f"there is no service for {platform}")
 
 
+def _place(home: str, user_home: str, stem: str, suffix: str) -> str:
+    """Where the file of this home is, or is to be."""
+    plain, own = stem + suffix, f"{stem}-{tag_of(home)}{suffix}"
+    named = home_in(plain)
+    if named is not None and _is_same(named, home):
+        return plain
+    is_default = _is_same(home, os.path.join(user_home, os.path.basename(DEFAULT_HOME)))
+    is_free = named is None and not os.path.lexists(own)
+    return plain if is_default and is_free else own
+
+
+def _is_same(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def home_in(path: str) -> str | None:
+    """The home that a unit or a launchd agent starts the relay for; None where it names none."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+        if path.endswith(PLIST):
+            words: list[object] = plistlib.loads(data).get("ProgramArguments") or []
+            return str(words[-1]) if "--home" in words[-2:-1] else None
+        found = HOME_IN_UNIT.search(data.decode())
+    except (OSError, ValueError, AttributeError, ExpatError):
+        return None
+    if found is None:
+        return None
+    word = re.sub(r"\\(.)", r"\1", found[1])
+    return word.replace("%%", "%").replace("$$", "$")
+
+
 def install(service: Service) -> bool:
-    """Write the file; True when it is new or another. Errors: OSError, NoService for a link."""
+    """Write the file; True when it is new or another.
+
+    Errors: OSError; NoService for a link, and for a file of another home.
+    """
     folder = os.path.dirname(service.path)
     os.makedirs(folder, exist_ok=True)
+    _refuse_another(service)
     if os.path.islink(service.path):
         raise NoService(f"{service.path} is a link", hint="remove it, or mend what it leads to")
     if installed(service) == service.text:
@@ -73,11 +122,41 @@ def install(service: Service) -> bool:
 
 
 def uninstall(service: Service) -> None:
-    """Remove the file. Errors: NotFound when there is none."""
+    """Remove the file.
+
+    Errors: NotFound when there is none, with those of other homes; NoService for another home's.
+    """
+    _refuse_another(service)
     try:
         os.unlink(service.path)
     except FileNotFoundError as exc:
-        raise NotFound(f"there is no {service.path}", hint="nothing was installed") from exc
+        others = ", ".join(f"{path} is that of {home}" for path, home in _others(service))
+        raise NotFound(
+            f"there is no {service.path}",
+            hint=f"nothing was installed for {service.home}{'; ' if others else ''}{others}",
+        ) from exc
+
+
+def _refuse_another(service: Service) -> None:
+    """Errors: NoService where the file in the service's place is another home's."""
+    named = home_in(service.path)
+    if named is not None and not _is_same(named, service.home):
+        raise NoService(
+            f"{service.path} is that of {named}, not of {service.home}",
+            hint=f"`relay --home {named} service show` prints it; move it away if nobody needs it",
+        )
+
+
+def _others(service: Service) -> list[tuple[str, str]]:
+    """The files of other homes beside this one's, each with its home."""
+    folder, name = os.path.split(service.path)
+    stem = LABEL if name.endswith(PLIST) else NAME
+    try:
+        names = sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+    paths = [os.path.join(folder, one) for one in names if one.startswith(stem)]
+    return [(path, home) for path in paths if (home := home_in(path)) is not None]
 
 
 def installed(service: Service) -> bytes | None:
@@ -89,7 +168,7 @@ def installed(service: Service) -> bytes | None:
         return None
 
 
-def _systemd(home: str, python: str, config: str) -> Service:
+def _systemd(home: str, python: str, path: str) -> Service:
     words = " ".join(_quoted(word) for word in (python, "-m", "relay.daemon", "--home", home))
     text = f"""\
 # Written by `relay service install`; written anew by the next one.
@@ -116,9 +195,10 @@ UMask=0077
 [Install]
 WantedBy=default.target
 """
-    unit = f"{NAME}.service"
+    unit = os.path.basename(path)
     return Service(
-        os.path.join(config, "systemd", "user", unit),
+        home,
+        path,
         text.encode(),
         ("systemctl --user daemon-reload", f"systemctl --user enable --now {unit}"),
         (f"systemctl --user disable --now {unit}", "systemctl --user daemon-reload"),
@@ -131,9 +211,10 @@ def _quoted(word: str) -> str:
     return f'"{escaped}"'
 
 
-def _launchd(home: str, python: str, user_home: str) -> Service:
+def _launchd(home: str, python: str, path: str) -> Service:
+    label = os.path.basename(path).removesuffix(PLIST)
     job = {
-        "Label": LABEL,
+        "Label": label,
         "ProgramArguments": [python, "-m", "relay.daemon", "--home", home],
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False},
@@ -142,12 +223,12 @@ def _launchd(home: str, python: str, user_home: str) -> Service:
         "StandardErrorPath": os.path.join(home, "logs", "relay.err"),
         "Umask": 0o077,
     }
-    path = os.path.join(user_home, "Library", "LaunchAgents", f"{LABEL}.plist")
     target = f"gui/{os.getuid()}"
     quoted = "'" + path.replace("'", "'\\''") + "'"
     return Service(
+        home,
         path,
         plistlib.dumps(job),
         (f"launchctl bootstrap {target} {quoted}",),
-        (f"launchctl bootout {target}/{LABEL}",),
+        (f"launchctl bootout {target}/{label}",),
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from relay import cli
-from relay.home import Home
+from relay.home import Home, tag_of
 from relay.operations import service as services
 from relay.operations.service import NoService, service_of
 
@@ -59,14 +59,15 @@ def test_a_path_that_no_unit_can_have_is_refused(home: str) -> None:
     ],
 )
 def test_the_unit_goes_where_systemd_looks(environ: dict[str, str], path: str) -> None:
-    assert service_of("/h", environ, "linux").path == path
+    assert service_of("/home/a/.agent-relay", environ, "linux").path == path
 
 
 def test_launchd_has_a_list_of_its_own() -> None:
-    found = service_of("/h/x", {"HOME": "/Users/it's a"}, "darwin", "/usr/bin/python3")
+    home = "/Users/it's a/.agent-relay"
+    found = service_of(home, {"HOME": "/Users/it's a"}, "darwin", "/usr/bin/python3")
     assert found.path == "/Users/it's a/Library/LaunchAgents/local.agent-relay.plist"
     job = plistlib.loads(found.text)
-    assert job["ProgramArguments"][-3:] == ["relay.daemon", "--home", "/h/x"]
+    assert job["ProgramArguments"][-3:] == ["relay.daemon", "--home", home]
     assert job["KeepAlive"] == {"SuccessfulExit": False}
     assert job["AbandonProcessGroup"] is True
     assert "'/Users/it'\\''s a/Library" in found.start[0]
@@ -100,11 +101,19 @@ def test_systemd_finds_nothing_wrong_with_it(tmp_path: Path, folder: str) -> Non
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A relay's home, of a person whose own is elsewhere."""
+    """The relay home that a person has by default."""
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(sys, "platform", "linux")
-    Home.create(str(tmp_path / "home"), b"{}").close()
-    return tmp_path / "home"
+    Home.create(str(tmp_path / ".agent-relay"), b"{}").close()
+    return tmp_path / ".agent-relay"
+
+
+@pytest.fixture
+def other(home: Path) -> Path:
+    """Another home of the same person."""
+    Home.create(str(home.parent / 'the "other" home'), b"{}").close()
+    return home.parent / 'the "other" home'
 
 
 def run(home: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
@@ -132,7 +141,7 @@ def test_installed_shown_and_removed(
     assert run(home, capsys, "uninstall")[0] == 0
     assert not unit.exists()
     code, said = run(home, capsys, "uninstall")
-    assert (code, said) == (1, f"relay: there is no {unit}; nothing was installed\n")
+    assert (code, said) == (1, f"relay: there is no {unit}; nothing was installed for {home}\n")
 
 
 def test_printing_writes_nothing(
@@ -153,3 +162,89 @@ def test_a_link_in_its_place_is_not_followed(
     code, said = run(home, capsys, "install")
     assert code == 1 and "is a link" in said and said.count("\n") == 1
     assert target.read_text() == "mine"
+
+
+# -- one a home ----------------------------------------------------------------------------
+
+
+def units(home: Path) -> list[str]:
+    folder = home.parent / "config" / "systemd" / "user"
+    return sorted(os.listdir(folder)) if folder.exists() else []
+
+
+def test_M17_two_homes_have_two_units(
+    home: Path, other: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(home, capsys, "install")[0] == 0
+    code, said = run(other, capsys, "install")
+    own = f"agent-relay-{tag_of(str(other))}.service"
+    assert code == 0 and f"systemctl --user enable --now {own}" in said
+    assert units(home) == [own, "agent-relay.service"]
+    assert run(home, capsys, "status")[0] == run(other, capsys, "status")[0] == 0
+    assert run(home, capsys, "show")[1] != run(other, capsys, "show")[1]
+    code, said = run(home, capsys, "uninstall")
+    assert code == 0 and "disable --now agent-relay.service" in said
+    assert units(home) == [own]
+    code, said = run(home, capsys, "uninstall")
+    folder = home.parent / "config" / "systemd" / "user"
+    assert code == 1 and f"{folder / own} is that of {other}" in said
+    assert units(home) == [own]
+    code, said = run(other, capsys, "uninstall")
+    assert code == 0 and f"disable --now {own}" in said
+
+
+def test_M17_a_unit_of_the_old_name_is_that_of_the_home_that_it_names(
+    home: Path, other: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = home.parent / "config" / "systemd" / "user"
+    folder.mkdir(parents=True)
+    old = folder / "agent-relay.service"
+    found = service_of(str(other), os.environ, "linux", "/an/older/python3")
+    old.write_bytes(found.text)
+    assert run(other, capsys, "status")[1].startswith(f"{old}: of another Python")
+    assert run(home, capsys, "uninstall")[0] == 1
+    assert run(home, capsys, "install")[0] == 0  # beside it, under a name of its own
+    own = f"agent-relay-{tag_of(str(home))}.service"
+    assert units(home) == [own, "agent-relay.service"]
+    assert old.read_bytes() == found.text
+    code, said = run(other, capsys, "install")
+    assert code == 0 and said.startswith(f"wrote {old};")
+    assert services.home_in(str(old)) == str(other)
+    assert run(other, capsys, "uninstall")[0] == 0
+    assert run(home, capsys, "install")[1].startswith(f"unchanged: {folder / own}")
+    assert units(home) == [own]
+
+
+def test_M17_a_file_that_names_another_home_is_neither_replaced_nor_removed(
+    home: Path, other: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(other, capsys, "install")[0] == 0
+    moved = home.parent / "moved"
+    folder = home.parent / "config" / "systemd" / "user"
+    Home.create(str(moved), b"{}").close()
+    unit = folder / f"agent-relay-{tag_of(str(moved))}.service"
+    text = (folder / units(home)[0]).read_bytes()
+    unit.write_bytes(text)
+    for word in ("install", "uninstall"):
+        code, said = run(moved, capsys, word)
+        assert code == 1 and f"{unit} is that of {other}, not of {moved}" in said
+    assert unit.read_bytes() == text
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+@pytest.mark.parametrize("name", ["home", 'a % $PATH "home" \\n é', "x --home y"])
+def test_M17_the_home_in_a_file_is_found_again(tmp_path: Path, platform: str, name: str) -> None:
+    home = str(tmp_path / name)
+    found = service_of(home, {"HOME": str(tmp_path)}, platform, "/usr/bin/python3")
+    assert tag_of(home) in found.path and tag_of(home) in found.stop[0]
+    services.install(found)
+    assert services.home_in(found.path) == home
+    services.uninstall(found)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"<plist>", b"ExecStart=relay up\n"])
+def test_M17_what_is_no_unit_names_no_home(tmp_path: Path, data: bytes) -> None:
+    for suffix in (".service", ".plist"):
+        (tmp_path / f"x{suffix}").write_bytes(data)
+        assert services.home_in(str(tmp_path / f"x{suffix}")) is None
+    assert services.home_in(str(tmp_path / "nothing.service")) is None

@@ -1,0 +1,272 @@
+"""What is to be seen of an agent's process at once: that it has ended, that it is silent.
+
+Real processes, killed; the agents are Python with the SDK and shells that source relay.sh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_sdk import Agent
+from relay.cli.signs import signs_of
+from relay.clock import NS_PER_S
+from relay.home import LEDGER, Home
+from relay.ledger import open_readonly
+from relay.processes import pids
+from tests.box import Box
+from tests.procs import PROJECT, Relay, environment, home_of, relay, until
+
+pytestmark = pytest.mark.timeout(60)
+
+RELAY_SH = PROJECT / "agent_sdk" / "relay.sh"
+SHELLS = {
+    name: [path, *rest]
+    for name, *rest in (["dash"], ["bash"], ["busybox", "sh"], ["zsh"])
+    if (path := shutil.which(name))
+}
+WAITS = (
+    "import sys\nfrom agent_sdk import Agent\n"
+    "bob = Agent('bob', sys.argv[1])\nprint(1, flush=True)\nbob.receive()"
+)
+
+
+def agents(home: Path) -> dict[str, dict[str, Any]]:
+    done = relay("agents", "--json", home=home)
+    assert done.returncode == 0, done.stderr
+    return {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}
+
+
+def line_of(home: Path, name: str, command: str = "agents") -> str:
+    shown = relay(command, home=home).stdout.splitlines()
+    (line,) = [line for line in shown if line.startswith(name)]
+    return line
+
+
+def meta(home: Path, name: str) -> dict[str, Any]:
+    return dict(json.loads((home / "agents" / name / "meta.json").read_text()))
+
+
+def killed(process: subprocess.Popen[Any]) -> int:
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(30)
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            stream.close()
+    return process.pid
+
+
+def test_M07_a_process_that_was_killed_shows_at_once(running: Relay) -> None:
+    home = running.home
+    command = [sys.executable, "-c", WAITS, str(home)]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"1\n"
+    assert "has ended" not in line_of(home, "bob")
+    assert agents(home)["bob"]["process_ended"] is None
+    pid = killed(process)
+    assert f"process {pid} has ended" in line_of(home, "bob")
+    assert agents(home)["bob"]["process_ended"] == pid
+    assert f"process {pid} has ended" in line_of(home, "bob", "top")
+    status = relay("status", home=home)
+    assert (status.returncode, f"process ended: bob (pid {pid})" in status.stdout) == (0, True)
+    assert json.loads(relay("status", "--json", home=home).stdout)["ended"] == {"bob": pid}
+    assert agents(home)["bob"]["status"] == "active"  # its mail may still be read: it bounces later
+
+
+def test_M07_who_has_mail_and_is_silent_is_shown_so(running: Relay) -> None:
+    home = running.home
+    assert relay("send", "bob", "are you there?", home=home).returncode == 0
+    until(lambda: agents(home)["bob"]["unread"] == 1)
+    assert agents(home)["bob"]["silent_s"] is None  # it may be busy
+    assert "silent" not in line_of(home, "bob")
+    assert running.stop() == 0
+    hour_ago = time.time_ns() - 44 * 60 * NS_PER_S
+    with sqlite3.connect(home / "ledger.db") as db:
+        db.execute("UPDATE deliveries SET written_at = ?, staged_at = ?", (hour_ago, hour_ago))
+    db.close()
+    assert "silent 44 min" in line_of(home, "bob")
+    assert 44 * 60 <= agents(home)["bob"]["silent_s"] < 46 * 60
+    assert "silent 44 min" in line_of(home, "bob", "top")
+    with sqlite3.connect(home / "ledger.db") as db:
+        db.execute("UPDATE deliveries SET state = 'read', obligation = 'open'")
+    db.close()
+    assert "silent 44 min" in line_of(home, "bob")  # read, and owes an answer
+    with sqlite3.connect(home / "ledger.db") as db:
+        db.execute("UPDATE agents SET last_seen_at = ?", (time.time_ns(),))
+    db.close()
+    assert "silent" not in line_of(home, "bob")
+
+
+# -- shells that source relay.sh --------------------------------------------------------------
+
+
+class Sourced:
+    """A shell that runs a script file, sources relay.sh and then waits for a line."""
+
+    def __init__(
+        self, command: list[str], home: Path, folder: Path, name: str, script: str
+    ) -> None:
+        path = folder / "agent script.sh"
+        path.write_text(f'. "$RELAY_SH"\n{script}\nprintf "there\\n"\nread -r go_on\n')
+        self.process = subprocess.Popen(
+            [*command, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={
+                "PATH": os.environ["PATH"],
+                "RELAY_SH": str(RELAY_SH),
+                "AGENT_RELAY_NAME": name,
+                "AGENT_RELAY_DIR": str(home),
+            },
+        )
+        assert self.process.stdout is not None
+        while self.process.stdout.readline() not in (b"there\n", b""):
+            pass
+
+    def kill(self) -> int:
+        """SIGKILL; the pid."""
+        assert self.process.stderr is not None
+        pid = killed(self.process)
+        said = self.process.stderr.read()
+        self.process.stderr.close()
+        assert said == b""
+        return pid
+
+
+@pytest.fixture(params=list(SHELLS))
+def shell(request: pytest.FixtureRequest) -> list[str]:
+    return SHELLS[request.param]
+
+
+def test_M07_a_shell_that_sends_is_registered(
+    shell: list[str], running: Relay, tmp_path: Path
+) -> None:
+    home = running.home
+    (home / "agents" / "bob" / "meta.json").write_text('{"role": "lead", "public_key": null}')
+    one = Sourced(shell, home, tmp_path, "bob", "relay_send alice hello; relay_send alice again")
+    found = meta(home, "bob")
+    assert found["role"] == "lead" and "public_key" in found
+    assert found["pid"] == one.process.pid
+    assert pids.runs(found["pid"], found["pid_start_ticks"]) and found["pid_start_ticks"]
+    assert abs(found["started_at"] - time.time_ns()) < 60 * NS_PER_S
+    assert found["unregisters"] is False
+    assert (home / "agents" / "bob" / "meta.json").stat().st_mode & 0o777 == 0o600
+    assert os.listdir(home / "agents" / "bob").count("meta.json") == 1
+    assert not [name for name in os.listdir(home / "agents" / "bob") if ".tmp" in name]
+    assert "has ended" not in line_of(home, "bob")
+    pid = one.kill()
+    assert f"process {pid} has ended" in line_of(home, "bob")
+
+
+def test_M07_a_later_shell_takes_the_place_of_the_one_before(
+    shell: list[str], running: Relay, tmp_path: Path
+) -> None:
+    home = running.home
+    Sourced(shell, home, tmp_path, "bob", "relay_recv").kill()
+    before = meta(home, "bob")
+    second = Sourced(shell, home, tmp_path, "bob", "relay_recv")
+    after = meta(home, "bob")
+    assert before["pid"] != after["pid"] == second.process.pid
+    assert set(after) == set(before)
+    second.kill()
+
+
+@pytest.mark.parametrize(
+    "script", ['. "$RELAY_SH"; relay_send alice hi', 'sh "$RELAY_SH" send alice hi']
+)
+def test_M07_a_single_command_is_not_the_agents_process(
+    shell: list[str], running: Relay, script: str
+) -> None:
+    """``sh -c``, as programs call tools, and relay.sh run: the agent lives on behind it."""
+    env = {
+        **{"PATH": os.environ["PATH"], "RELAY_SH": str(RELAY_SH)},
+        **{"AGENT_RELAY_NAME": "bob", "AGENT_RELAY_DIR": str(running.home)},
+    }
+    done = subprocess.run([*shell, "-c", script], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (running.home / "agents" / "bob" / "meta.json").exists()
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        '{"tools": {"pid": 7}, "role": "member"}',
+        '["a list"]',
+        "no JSON",
+        '{"pid": "seven"}',
+        '{"note": "\\"pid\\": 7, x", "list": [1]}',
+        "",
+    ],
+)
+def test_M07_a_meta_json_that_is_not_flat_is_left_as_it_is(
+    running: Relay, tmp_path: Path, there: str
+) -> None:
+    path = running.home / "agents" / "bob" / "meta.json"
+    path.write_text(there)
+    Sourced(SHELLS["dash"], running.home, tmp_path, "bob", "relay_send alice hi").kill()
+    assert path.read_text() == there
+
+
+@pytest.mark.parametrize(
+    ("there", "stays"),
+    [
+        ("{}", {}),
+        ('{"pid": 4, "pid_start_ticks": null, "started_at": 1700000000000000000}', {}),
+        ('{"role":"lead","pid":4,"pid_start_ticks":9}', {"role": "lead"}),
+        ('{\n  "pid": 4,\n  "role": "lead",\n  "started_at": 17\n}\n', {"role": "lead"}),
+        ('{"a": "x, \\"pid\\": 1,, y", "pid": 5 , "b": ""}', {"a": 'x, "pid": 1,, y', "b": ""}),
+        ('{"unregisters": false, "my pid": 3, "é": "ü}"}', {"my pid": 3, "é": "ü}"}),
+    ],
+)
+def test_M07_what_else_is_in_meta_json_stays(
+    shell: list[str], running: Relay, tmp_path: Path, there: str, stays: dict[str, Any]
+) -> None:
+    path = running.home / "agents" / "bob" / "meta.json"
+    path.write_text(there)
+    one = Sourced(shell, running.home, tmp_path, "bob", "relay_send alice hi")
+    found = meta(running.home, "bob")
+    assert found.pop("pid") == one.process.pid
+    for name in ("pid_start_ticks", "started_at", "unregisters"):
+        found.pop(name)
+    assert found == stays
+    one.kill()
+
+
+def test_M07_a_shell_that_ended_bounces_nothing(box: Box, tmp_path: Path) -> None:
+    """It cannot say whether it left in good order: its mail waits, as for one without a process."""
+    one = Sourced(SHELLS["dash"], box.root, tmp_path, "bob", "relay_recv")
+    box.tick(2)
+    box.clock.advance(31)
+    box.tick(2)
+    assert box.sql("SELECT pid FROM agents WHERE name = 'bob'") == [(one.process.pid,)]
+    one.kill()
+    for _ in range(20):
+        box.clock.advance(31)
+        box.tick()
+    sent = box.send("alice", "TO: bob\n\nare you there?")
+    assert box.states(sent) == {"bob": "written"}
+    assert box.sql("SELECT status FROM agents WHERE name = 'bob'") == [("active",)]
+    with Home(str(box.root)) as home, contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+        assert signs_of(home, db, time.time_ns())["bob"].ended_pid == one.process.pid
+
+
+def test_M07_a_program_after_a_shell_is_registered_as_a_program(tmp_path: Path) -> None:
+    home = home_of(tmp_path / "home", "bob")
+    Sourced(SHELLS["dash"], home, tmp_path, "bob", "relay_recv").kill()
+    assert meta(home, "bob")["unregisters"] is False
+    with Agent("bob", home):
+        assert meta(home, "bob")["pid"] == os.getpid()
+        assert "unregisters" not in meta(home, "bob")
+    assert "pid" not in meta(home, "bob")
