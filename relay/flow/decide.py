@@ -243,12 +243,25 @@ class Decider:
     ) -> None:
         """What the engine has accepted, to those who get it: the orchestrator may be one."""
         recipients = self._store.recipients(stored.id)
-        if not recipients and route.channel_type is not ChannelType.PUB_SUB:
-            self._answer(work, Kind.NACK, f"nobody else takes part in {route.channel}", stored)
+        if not recipients:
+            nobody = self._nobody(stored, route)
+            if nobody:
+                self._answer(work, Kind.NACK, nobody, stored)
         if ORCHESTRATOR in recipients:
             work.control = True
             self._obey(work, accepted.original or accepted.message, stored, agents)
         self._post(work, accepted, stored, route, recipients, agents)
+
+    def _nobody(self, stored: Message, route: Route) -> str:
+        """What the sender of a message that nobody gets is told; nothing where it is kept."""
+        if route.channel_type is not ChannelType.PUB_SUB:
+            return f"nobody else takes part in {route.channel}"
+        if self._store.get_channel(stored.channel_id).config.sticky_messages:
+            return ""  # who subscribes later gets it
+        return (
+            f"nobody else subscribes to topic {stored.topic} of #{route.channel}: "
+            f"`relay channel show {route.channel}` lists subscriptions"
+        )
 
     def _acknowledge(self, message: MessageFile, sender: str, original: Message) -> Acknowledged:
         """What this answer says of the delivery that it answers."""
