@@ -121,7 +121,7 @@ class MessageFile(NamedTuple):
 
     @property
     def ttl_s(self) -> int | None:
-        """Seconds after discovery within which it may be delivered."""
+        """Seconds after it was sent within which it may be delivered."""
         value = self.headers.get("TTL")
         return int(value) if value else None
 

@@ -30,6 +30,7 @@ from relay.config import Spawn
 from relay.errors import CommError, StoreCapacity, StoreFull
 from relay.flow import router
 from relay.flow.delivery import render_delivered
+from relay.flow.found import sent_at
 from relay.flow.intake import Accepted
 from relay.flow.router import Bounce, Directory, Route
 from relay.flow.work import (
@@ -95,7 +96,8 @@ class Decider:
         stored = self._known(work)
         work.known = stored is not None
         ttl_s = message.ttl_s
-        if ttl_s and stored is None and now_ns > work.discovered_at + ttl_s * NS_PER_S:
+        sent = sent_at(work.found, work.discovered_at)
+        if ttl_s and stored is None and now_ns > sent + ttl_s * NS_PER_S:
             self.refuse(work, f"its TTL of {ttl_s} s passed before it could be delivered")
             return
         route = self._route(message, work.agent, stored, agents)
@@ -212,6 +214,8 @@ class Decider:
         """The engine's message, numbered now."""
         channel = self._channel(route)
         fields = router.engine_fields(message, work.message_id, work.discovered_at, route.answers)
+        if fields.ttl:
+            fields.metadata["sent_ns"] = sent_at(work.found, work.discovered_at)
         return self._store.accept(
             channel.id,
             work.agent,
@@ -363,7 +367,7 @@ class Decider:
             work.bounced = gone
             self._answer(work, Kind.NACK, _bounced_text(gone, work.found.file_name), stored)
         if self._store.holds(stored.id):
-            due = held_until(stored, work.discovered_at, work.seen_at)
+            due = held_until(stored, work.seen_at)
             work.later += [Later(work.message_id, name, HELD_BACK, due) for name in targets]
         elif targets:
             data = render_delivered(
@@ -463,11 +467,11 @@ def _bounced_text(gone: Mapping[str, str], file_name: str) -> str:
     return "\n".join(lines)
 
 
-def held_until(stored: Message, discovered_at: int, now_ns: int) -> int:
+def held_until(stored: Message, now_ns: int) -> int:
     """When a message that is held back is looked at again: at its ttl, its sender is told then."""
     due = now_ns + HELD_BACK_NS
-    if stored.ttl:
-        due = min(due, max(discovered_at + stored.ttl * NS_PER_S, now_ns) + 1)
+    if stored.ttl_over_ns is not None:
+        due = min(due, max(stored.ttl_over_ns, now_ns) + 1)
     return due
 
 

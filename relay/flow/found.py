@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from relay.clock import NS_PER_S
 from relay.home import PENDING
 from relay.names import message_id_of
 
 FileKey = tuple[str, str]  # agent, file name
 OUTBOX = ("outbox",)
 IN_PENDING = ("outbox", PENDING)  # where a writer left it
+MOST_DRAFTED_NS = 86_400 * NS_PER_S  # between naming a file and writing it
 LATEST_NS = 9 * 10**18  # the year 2255
 
 
@@ -52,6 +54,18 @@ def found_of(
         status.st_ctime_ns,
         place,
     )
+
+
+def sent_at(found: Found, discovered_at: int) -> int:
+    """When a file was sent (Unix ns): the time in its name or its mtime, whichever is earlier, and
+    not later than it was found.
+
+    A name that is more than a day older than what was written is copied from an example, and says
+    nothing; nor do digits that are no nanoseconds of our days.
+    """
+    at = min(found.mtime_ns, discovered_at)
+    named = int((found.message_id or "0").partition("-")[0])
+    return named if at - MOST_DRAFTED_NS <= named < at else at
 
 
 def untouched_since(status: os.stat_result, now_ns: int) -> int:
