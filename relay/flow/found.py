@@ -25,7 +25,7 @@ class Found(NamedTuple):
     size: int
     mtime_ns: int
     inode: int
-    ctime_ns: int = 0  # last changed or renamed: no writer can set it
+    ctime_ns: int = 0  # last changed or renamed: no writer can set it; 0: it has other names
     place: tuple[str, ...] = OUTBOX  # below the agent's directory
 
     @property
@@ -51,9 +51,17 @@ def found_of(
         status.st_size,
         mtime_ns,
         status.st_ino,
-        status.st_ctime_ns,
+        0 if status.st_nlink > 1 else status.st_ctime_ns,  # each name that goes changes it for all
         place,
     )
+
+
+def is_same(found: Found, status: os.stat_result) -> bool:
+    """True when that file is still in its place, and unchanged."""
+    now = found_of(found.agent, found.file_name, status, found.place)
+    if 0 in (found.ctime_ns, now.ctime_ns):
+        now = now._replace(ctime_ns=found.ctime_ns)
+    return now == found
 
 
 def sent_at(found: Found, discovered_at: int) -> int:
