@@ -77,17 +77,14 @@ class Kind(StrEnum):
 
 
 _KINDS = {kind.value: kind for kind in Kind}
+# Kinds that change who takes part in a channel; TO may name it, else a line CHANNEL does.
+CHANNEL_KINDS = frozenset({Kind.JOIN, Kind.LEAVE, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE})
 # What may lack a body: the KIND's word is then the content (`received` for an ack).
-EMPTY_BODY_CONTENT = {
-    Kind.ACK: b"received",
-    Kind.NACK: b"nack",
-    Kind.JOIN: b"join",
-    Kind.LEAVE: b"leave",
-    Kind.STATUS: b"status",
-    Kind.SPAWN: b"spawn",
-    Kind.RELEASE: b"release",
-    Kind.CONTINUITY: b"continuity",
+EMPTY_BODY_CONTENT = {Kind.ACK: b"received"} | {
+    kind: kind.value.encode()
+    for kind in (Kind.NACK, Kind.STATUS, Kind.SPAWN, Kind.RELEASE, Kind.CONTINUITY)
 }
+EMPTY_BODY_CONTENT |= {kind: kind.value.encode() for kind in CHANNEL_KINDS}
 # These lack one only where a header says whom they speak of, or what is to be done.
 _BY_HEADER = {Kind.SPAWN: "NAME", Kind.RELEASE: "NAME", Kind.CONTINUITY: "ACTION"}
 ANSWERS = frozenset({Kind.ACK, Kind.NACK, Kind.RESPONSE})
@@ -124,7 +121,7 @@ class MessageFile(NamedTuple):
 
     @property
     def ttl_s(self) -> int | None:
-        """Seconds after discovery within which it may be delivered."""
+        """Seconds after it was sent within which it may be delivered."""
         value = self.headers.get("TTL")
         return int(value) if value else None
 

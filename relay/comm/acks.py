@@ -249,7 +249,8 @@ class DueCommands(SendCommands):
             self._next_forget_ms = now_ms + len(self.state.duplicates) // FORGET_A_MS
 
     def _is_over(self, message: Message, now_ms: int) -> bool:
-        return message.ttl is not None and now_ms >= (message.created_at + message.ttl) * 1000
+        over_ns = message.ttl_over_ns
+        return over_ns is not None and now_ms * NS_PER_MS >= over_ns
 
     def _judge(self, message_id: int, recipient: str, now_ms: int) -> Overdue | None:
         """What is to become of a delivery whose time is up; None when it is settled here."""

@@ -13,6 +13,8 @@ from enum import IntEnum
 
 import msgspec
 
+from relay.clock import NS_PER_S
+
 MetadataValue = str | int | float | bool | None
 Metadata = dict[str, MetadataValue]
 
@@ -169,6 +171,17 @@ class Message(msgspec.Struct, frozen=True, gc=False):
         """The id of the message file that it came by; None where it came by none."""
         relay_id = self.metadata.get("relay_id") if self.metadata else None
         return relay_id if isinstance(relay_id, str) else None
+
+    @property
+    def ttl_over_ns(self) -> int | None:
+        """When its ttl passes (Unix ns), counted from when it was sent; None without one."""
+        if self.ttl is None:
+            return None
+        known = self.metadata or {}
+        sent = known.get("sent_ns") or known.get("created_ns")
+        if not isinstance(sent, int):
+            sent = self.created_at * NS_PER_S
+        return sent + self.ttl * NS_PER_S
 
 
 class Participant(msgspec.Struct, frozen=True):

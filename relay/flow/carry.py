@@ -25,6 +25,7 @@ from relay.home import Dirs
 from relay.ledger import Held, Written
 from relay.names import ORCHESTRATOR
 from relay.processes import runfiles
+from relay.security.incidents import Counted
 
 SHOWN_IDS = 8  # of a batch, in its line of the log: enough to find the rest in the ledger
 
@@ -49,6 +50,7 @@ class Carrier:
         self._retry = basis.config.retry
         self._clock = basis.clock
         self._log = basis.log
+        self._counted = Counted(basis.clock)
 
     def carry_out(self, dirs: Dirs, batch: list[Work]) -> list[PutOff]:
         """Every step for every work; those that the disk takes nothing of now are returned."""
@@ -74,6 +76,13 @@ class Carrier:
         if works:
             self._report(works)
         return put_off
+
+    def note_counts(self, *, all_of_them: bool = False) -> None:
+        """Write down how many refusals were like one that has its row; at an end all of them."""
+        over = self._counted.take_over(all_of_them=all_of_them)
+        if over:
+            with self._ledger.transaction():
+                self._ledger.registry.note_incidents(over, self._clock.now_ns())
 
     def _count(self, works: list[Work], written: list[Written]) -> None:
         """Add a batch to the totals."""
@@ -295,7 +304,8 @@ class Carrier:
             if work.requests or work.closes or work.process is not None:
                 self._note_processes(work, now)
             if work.incidents:
-                registry.note_incidents(work.incidents, now, again=work.again)
+                fresh = self._counted.fresh(work.incidents)
+                registry.note_incidents(fresh, now, again=work.again)
             if work.attachments:
                 registry.refer((one, work.message_id, now) for one in work.attachments)
             if work.trust is not None:

@@ -30,6 +30,7 @@ from relay.config import Spawn
 from relay.errors import CommError, StoreCapacity, StoreFull
 from relay.flow import router
 from relay.flow.delivery import render_delivered
+from relay.flow.found import sent_at
 from relay.flow.intake import Accepted
 from relay.flow.router import Bounce, Directory, Route
 from relay.flow.work import (
@@ -96,7 +97,8 @@ class Decider:
         stored = self._known(work)
         work.known = stored is not None
         ttl_s = message.ttl_s
-        if ttl_s and stored is None and now_ns > work.discovered_at + ttl_s * NS_PER_S:
+        sent = sent_at(work.found, work.discovered_at)
+        if ttl_s and stored is None and now_ns > sent + ttl_s * NS_PER_S:
             self.refuse(work, f"its TTL of {ttl_s} s passed before it could be delivered")
             return
         route = self._route(message, work.agent, stored, agents)
@@ -213,6 +215,8 @@ class Decider:
         """The engine's message, numbered now."""
         channel = self._channel(route)
         fields = router.engine_fields(message, work.message_id, work.discovered_at, route.answers)
+        if fields.ttl:
+            fields.metadata["sent_ns"] = sent_at(work.found, work.discovered_at)
         return self._store.accept(
             channel.id,
             work.agent,
@@ -244,12 +248,25 @@ class Decider:
     ) -> None:
         """What the engine has accepted, to those who get it: the orchestrator may be one."""
         recipients = self._store.recipients(stored.id)
-        if not recipients and route.channel_type is not ChannelType.PUB_SUB:
-            self._answer(work, Kind.NACK, f"nobody else takes part in {route.channel}", stored)
+        if not recipients:
+            nobody = self._nobody(stored, route)
+            if nobody:
+                self._answer(work, Kind.NACK, nobody, stored)
         if ORCHESTRATOR in recipients:
             work.control = True
             self._obey(work, accepted.original or accepted.message, stored, agents)
         self._post(work, accepted, stored, route, recipients, agents)
+
+    def _nobody(self, stored: Message, route: Route) -> str:
+        """What the sender of a message that nobody gets is told; nothing where it is kept."""
+        if route.channel_type is not ChannelType.PUB_SUB:
+            return f"nobody else takes part in {route.channel}"
+        if self._store.get_channel(stored.channel_id).config.sticky_messages:
+            return ""  # who subscribes later gets it
+        return (
+            f"nobody else subscribes to topic {stored.topic} of #{route.channel}: "
+            f"`relay channel show {route.channel}` lists subscriptions"
+        )
 
     def _acknowledge(self, message: MessageFile, work: Work, original: Message) -> Acknowledged:
         """What this answer says of the delivery that it answers."""
@@ -354,7 +371,7 @@ class Decider:
             work.bounced = gone
             self._answer(work, Kind.NACK, _bounced_text(gone, work.found.file_name), stored)
         if self._store.holds(stored.id):
-            due = held_until(stored, work.discovered_at, work.seen_at)
+            due = held_until(stored, work.seen_at)
             work.later += [Later(work.message_id, name, HELD_BACK, due) for name in targets]
         elif targets:
             data = render_delivered(
@@ -454,11 +471,11 @@ def _bounced_text(gone: Mapping[str, str], file_name: str) -> str:
     return "\n".join(lines)
 
 
-def held_until(stored: Message, discovered_at: int, now_ns: int) -> int:
+def held_until(stored: Message, now_ns: int) -> int:
     """When a message that is held back is looked at again: at its ttl, its sender is told then."""
     due = now_ns + HELD_BACK_NS
-    if stored.ttl:
-        due = min(due, max(discovered_at + stored.ttl * NS_PER_S, now_ns) + 1)
+    if stored.ttl_over_ns is not None:
+        due = min(due, max(stored.ttl_over_ns, now_ns) + 1)
     return due
 
 

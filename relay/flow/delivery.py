@@ -18,7 +18,7 @@ from relay import fsio
 from relay.checksums import SHA256_PREFIX, sha256_hex
 from relay.clock import iso_date, iso_time
 from relay.errors import RelayError, UnsafePath
-from relay.flow.found import OUTBOX, Found, found_of
+from relay.flow.found import OUTBOX, Found, is_same
 from relay.home import PENDING, Dirs
 from relay.home import REJECTED as REJECTED
 from relay.message import MessageFile, render
@@ -175,7 +175,7 @@ def is_same_file(dirs: Dirs, found: Found) -> bool:
         status = os.stat(found.file_name, dir_fd=outbox, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return found_of(found.agent, found.file_name, status, found.place) == found
+    return is_same(found, status)
 
 
 def _free_name(file_name: str, directory: int) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from relay.clock import NS_PER_S
 from relay.home import PENDING
 from relay.names import message_id_of
 
 FileKey = tuple[str, str]  # agent, file name
 OUTBOX = ("outbox",)
 IN_PENDING = ("outbox", PENDING)  # where a writer left it
+MOST_DRAFTED_NS = 86_400 * NS_PER_S  # between naming a file and writing it
 LATEST_NS = 9 * 10**18  # the year 2255
 
 
@@ -23,7 +25,7 @@ class Found(NamedTuple):
     size: int
     mtime_ns: int
     inode: int
-    ctime_ns: int = 0  # last changed or renamed: no writer can set it
+    ctime_ns: int = 0  # last changed or renamed: no writer can set it; 0: it has other names
     place: tuple[str, ...] = OUTBOX  # below the agent's directory
 
     @property
@@ -49,9 +51,29 @@ def found_of(
         status.st_size,
         mtime_ns,
         status.st_ino,
-        status.st_ctime_ns,
+        0 if status.st_nlink > 1 else status.st_ctime_ns,  # each name that goes changes it for all
         place,
     )
+
+
+def is_same(found: Found, status: os.stat_result) -> bool:
+    """True when that file is still in its place, and unchanged."""
+    now = found_of(found.agent, found.file_name, status, found.place)
+    if 0 in (found.ctime_ns, now.ctime_ns):
+        now = now._replace(ctime_ns=found.ctime_ns)
+    return now == found
+
+
+def sent_at(found: Found, discovered_at: int) -> int:
+    """When a file was sent (Unix ns): the time in its name or its mtime, whichever is earlier, and
+    not later than it was found.
+
+    A name that is more than a day older than what was written is copied from an example, and says
+    nothing; nor do digits that are no nanoseconds of our days.
+    """
+    at = min(found.mtime_ns, discovered_at)
+    named = int((found.message_id or "0").partition("-")[0])
+    return named if at - MOST_DRAFTED_NS <= named < at else at
 
 
 def untouched_since(status: os.stat_result, now_ns: int) -> int:

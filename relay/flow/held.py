@@ -82,7 +82,7 @@ class HeldMail:
                 ended.append(over)
             elif stored := self._held_back(held):
                 with self._ledger.transaction():
-                    due_at = held_until(stored, row.discovered_at, now)
+                    due_at = held_until(stored, now)
                     self._ledger.hold([_again(held, HELD_BACK, due_at)])
             elif work := self._work(dirs, held, row, now):
                 works.append(work)
@@ -101,7 +101,7 @@ class HeldMail:
 
     def _is_over(self, held: Delivery, row: Row, agents: Set[str], now: int) -> Ended | None:
         stored = self._store.by_relay_id(held.message_id)
-        if stored and stored.ttl and now > row.discovered_at + stored.ttl * NS_PER_S:
+        if stored and stored.ttl_over_ns is not None and now > stored.ttl_over_ns:
             way = "its channel let it go" if self._held_back(held) else "the inbox could be written"
             text = f"its TTL of {stored.ttl} s passed before {way}"
             return Ended(row, held, DeliveryState.EXPIRED, text)

@@ -6,7 +6,7 @@
 | ``Lead`` (any case) | whoever has the role, else an agent of that name |
 | ``*`` | every active agent but the sender, through the Group channel ``all`` |
 | ``#channel`` | as the channel's type says |
-| ``__orchestrator__`` | the relay itself |
+| ``__orchestrator__`` | the relay itself; it alone takes a spawn, and who joins a ``#channel`` |
 
 An ack, nack or response goes to the sender of what it answers, whatever TO says.
 Source: relay-file-system.txt 4, FORMATS 1, DESIGN "Addresses".
@@ -22,7 +22,14 @@ from relay.checksums import uuid4_of
 from relay.comm.engine import CommStore
 from relay.comm.model import ChannelType, Message, MessageType, Metadata, Priority
 from relay.errors import FormatError
-from relay.message import ANSWERS, SIGNATURE_PREFIX, Kind, MessageFile
+from relay.message import (
+    ANSWERS,
+    CHANNEL_KINDS,
+    FOR_ORCHESTRATOR,
+    SIGNATURE_PREFIX,
+    Kind,
+    MessageFile,
+)
 from relay.names import (
     DIRECT_PREFIX,
     EVERYONE,
@@ -96,6 +103,8 @@ def route(
     """Decide where one message goes."""
     if message.kind in ANSWERS:
         return _route_answer(message, sender, directory, store)
+    if message.kind in CHANNEL_KINDS | FOR_ORCHESTRATOR and message.to != ORCHESTRATOR:
+        return _route_control(message, sender)
     if message.to == EVERYONE:
         active = directory.agents - directory.away.keys() - directory.silent
         everyone = tuple(sorted(active | {sender}))
@@ -110,6 +119,16 @@ def route(
     if message.to.startswith("#"):
         return _route_channel(message.to[1:], store)
     return _route_direct(message.to, sender, directory)
+
+
+def _route_control(message: MessageFile, sender: str) -> Route | Bounce:
+    """What the relay itself is asked for, and is addressed to somebody else."""
+    where = ORCHESTRATOR
+    if message.kind in CHANNEL_KINDS:
+        if message.to.startswith("#"):
+            return _direct(sender, ORCHESTRATOR)
+        where = f"#channel, or {ORCHESTRATOR}"
+    return Bounce(f"KIND {message.kind} is for the relay itself: send it TO: {where}")
 
 
 def _route_direct(to: str, sender: str, directory: Directory) -> Route | Bounce:
@@ -156,7 +175,7 @@ def _route_channel(name: str, store: CommStore) -> Route | Bounce:
     channel = store.get_channel_by_name(name)
     if channel is None:
         return Bounce(
-            f"there is no channel {name}: KIND join with `CHANNEL: {name}` to {ORCHESTRATOR} "
+            f"there is no channel {name}: KIND join, TO: #{name} "
             "makes a group, KIND subscribe a channel with topics"
         )
     return Route(name, channel.channel_type, shown_channel=name)

@@ -15,13 +15,13 @@ from relay.comm import topics
 from relay.comm.engine import CommStore
 from relay.comm.model import Channel, ChannelType
 from relay.errors import CommError, MessageError, Refused
-from relay.message import Kind, MessageFile, command_fields, control_fields
+from relay.message import CHANNEL_KINDS, Kind, MessageFile, command_fields, control_fields
 from relay.names import DIRECT_PREFIX, EVERYONE_CHANNEL, is_channel_name
 from relay.orchestrator import actions
 from relay.orchestrator.asked import Pack, Prune
 from relay.security.trust import Trust
 
-CHANNEL_KINDS = frozenset({Kind.JOIN, Kind.LEAVE, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE})
+EVERYTHING = "#"  # the pattern of who subscribes to a channel and says no topic
 ASKED = "journal.{} is asked for; `relay journal status` shows what became of it"
 ASKED_OF_FILES = "{} is asked for; logs/relay.log shows what became of it"
 
@@ -56,9 +56,16 @@ def handle(message: MessageFile, sender: str, store: CommStore, lead: str | None
         )
     fields = control_fields(message)
     name = fields.get("CHANNEL", "").removeprefix("#")
+    if message.to.startswith("#"):
+        if name not in ("", message.to[1:]):
+            said = f"TO says {message.to} and CHANNEL says {name}: name one channel"
+            return Answer(False, said)
+        name = message.to[1:]
+        fields.setdefault("PATTERN", EVERYTHING if message.kind is Kind.SUBSCRIBE else "")
     if not name:
         return Answer(
-            False, f"CHANNEL is missing: {message.kind} needs a body line `CHANNEL: name`"
+            False,
+            f"CHANNEL is missing: {message.kind} needs `TO: #name`, or a body line `CHANNEL: name`",
         )
     if not is_channel_name(name) or name.startswith(DIRECT_PREFIX) or name == EVERYONE_CHANNEL:
         return Answer(

@@ -1,7 +1,8 @@
 """Incidents: what should not have been there, a kind each; rows of ``security_events``.
 
 One is written once, with what was done about it, and not again each time that the same thing is
-seen. Source: relay-file-system.txt 5.1-5.3.
+seen; of files that are refused alike, the first of a minute, and then how many more.
+Source: relay-file-system.txt 5.1-5.3.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
+from relay.clock import NS_PER_S, Clock
+
+WINDOW_S = 60  # refusals of an agent that are alike are counted for so long
 MOST_KNOWN = 10_000  # states that are remembered as told; then it begins anew
 
 
@@ -58,3 +62,59 @@ class Told:
     def forget(self, agent: str, kind: IncidentKind) -> None:
         """It is over: when it comes again, it is an incident of its own."""
         self._known = {one for one in self._known if one.agent != agent or one.kind is not kind}
+
+
+# Of refused files: each has its own nack, and its row in messages or rejections.
+COUNTED = frozenset(
+    {
+        IncidentKind.ATTACHMENT_MISMATCH,
+        IncidentKind.ATTACHMENT_UNSAFE,
+        IncidentKind.BAD_SIGNATURE,
+        IncidentKind.FOREIGN_OWNER,
+        IncidentKind.HARD_LINK,
+        IncidentKind.NOT_A_REGULAR_FILE,
+        IncidentKind.UNSIGNED,
+    }
+)
+
+
+class Counted:
+    """Refusals that are alike: of an agent, and of one kind. Owned by the loop.
+
+    Killed before a window is over, its count is lost, and no more: see COUNTED.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._windows: dict[tuple[str | None, IncidentKind], tuple[int, int]] = {}  # end, count
+
+    def fresh(self, incidents: list[Incident]) -> list[Incident]:
+        """Those of ``incidents`` that are to be written now; the others are counted."""
+        new: list[Incident] = []
+        for one in incidents:
+            key = (one.agent, one.kind)
+            if one.kind not in COUNTED:
+                new.append(one)
+            elif key in self._windows:
+                end, count = self._windows[key]
+                self._windows[key] = (end, count + 1)
+            else:
+                self._windows[key] = (self._clock.monotonic_ns() + WINDOW_S * NS_PER_S, 0)
+                new.append(one)
+        return new
+
+    def take_over(self, *, all_of_them: bool = False) -> list[Incident]:
+        """The counts of the windows that are over, each once; where there was one only, none."""
+        now = self._clock.monotonic_ns()
+        over = [key for key, (end, _) in self._windows.items() if all_of_them or end <= now]
+        counts = [(key, self._windows.pop(key)[1]) for key in over]
+        return [
+            Incident(
+                kind,
+                agent,
+                f"agents/{agent}/outbox",
+                f"{count} more of the same within {WINDOW_S} s: each was refused and answered",
+            )
+            for (agent, kind), count in counts
+            if count
+        ]

@@ -146,7 +146,9 @@ def test_ending_one_subscription_or_all(store: CommStore) -> None:
 def test_a_channel_must_be_named(store: CommStore, kind: str) -> None:
     for body in ("team", "CHANNEL:", "channel: team", "CHANNEL: #"):
         text = refused(store, kind, body)
-        assert text == f"CHANNEL is missing: {kind} needs a body line `CHANNEL: name`"
+        assert (
+            text == f"CHANNEL is missing: {kind} needs `TO: #name`, or a body line `CHANNEL: name`"
+        )
 
 
 @pytest.mark.parametrize("kind", sorted(CHANNEL_KINDS))

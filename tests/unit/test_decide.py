@@ -215,7 +215,7 @@ def test_what_the_engine_keeps_is_the_whole_message(table: Table) -> None:
         "TO: bob\nKIND: error\n\nhi",
         "TO: *\nPRIORITY: 0\n\nhi",
         "TO: bob\nKIND: status\n\nbusy",
-        "TO: bob\nKIND: spawn\nNAME: w\n\nhi",
+        "TO: __orchestrator__\nKIND: spawn\nNAME: w\n\nhi",
         "TO: #ci\nTOPIC: build.ok\nTTL: 60\nTHREAD: t\nX-Ticket: 42\n\nhi",
         "TO: bob\nDELIVERY: exactly-once\nAWAIT: 60000\nRE: 1769851800000000000-\n\nhi",
         f"TO: bob\nATTACHMENT: sha256:{'a' * 64}\nATTACHMENT: sha256:{'b' * 64}\n\nhi",
@@ -244,9 +244,10 @@ def test_a_group_of_one_is_said_so(table: Table) -> None:
     assert work.failure == ""
 
 
-def test_topics_that_nobody_wants_are_no_news(table: Table) -> None:
+def test_m05_topics_that_nobody_wants_are_said(table: Table) -> None:
     table.decide("TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: test.#")
-    assert table.decide("TO: #ci\nTOPIC: build.ok\n\nhi").postings == []
+    (posting,) = table.decide("TO: #ci\nTOPIC: build.ok\n\nhi").postings
+    assert "nobody else subscribes to topic build.ok of #ci" in posting.data.decode()
 
 
 def test_a_sender_is_told_once_of_what_became_of_its_message(table: Table) -> None:

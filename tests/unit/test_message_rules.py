@@ -283,8 +283,6 @@ def test_an_empty_body_has_the_kinds_word_as_its_content(kind: str, content: byt
         "error",
         "notification",
         "continuity",
-        "subscribe",
-        "unsubscribe",
     ],
 )
 def test_every_other_kind_needs_a_body(kind: str) -> None:

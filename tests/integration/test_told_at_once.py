@@ -1,0 +1,135 @@
+"""What reaches nobody, or is meant for the relay, is answered at once: a publication that nobody
+subscribes to, joining a channel by its address, a control message to another agent."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.box import Box
+from tests.procs import Relay, home_of, relay
+
+
+def channel(box: Box, *, sticky: bool = False) -> None:
+    """#ci, to which nobody subscribes any more."""
+    box.send("carol", "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: test.#")
+    box.send("carol", "TO: __orchestrator__\nKIND: unsubscribe\n\nCHANNEL: ci")
+    box.send("alice", "TO: #ci\nKIND: join")
+    if sticky:
+        ci = box.store.get_channel_by_name("ci")
+        assert ci is not None
+        box.store.configure_channel(ci.id, sticky_messages=True)
+
+
+def acks(box: Box, agent: str) -> list[str]:
+    return [m.body.decode().strip() for m in box.inbox(agent).values() if m.kind == "ack"]
+
+
+# -- M15: the channel is the address -------------------------------------------------------
+
+
+def test_M15_a_channel_is_joined_and_left_by_its_address(box: Box) -> None:
+    for agent in ("alice", "bob"):
+        box.send(agent, "TO: #build\nKIND: join\n\n")
+    assert acks(box, "bob") == ["completed you take part in build, a Group channel"]
+    box.send("alice", "TO: #build\n\nhi")
+    assert "hi" in box.bodies("bob")
+    box.send("bob", "TO: #build\nKIND: leave")
+    box.send("alice", "TO: #build\n\nagain")
+    assert "again" not in box.bodies("bob")
+    assert "nobody else takes part in build" in box.nacks("alice")[0]
+
+
+def test_M15_topics_are_subscribed_to_and_left_by_the_address(box: Box) -> None:
+    box.send("bob", "TO: #ci\nKIND: subscribe\n\nPATTERN: test.*")
+    box.send("carol", "TO: #ci\nKIND: subscribe\n\n")
+    box.send("alice", "TO: #ci\nKIND: join")
+    box.send("alice", "TO: #ci\nTOPIC: test.red\n\none")
+    box.send("alice", "TO: #ci\nTOPIC: lint\n\ntwo")
+    assert [body for body in box.bodies("bob") if body in ("one", "two")] == ["one"]
+    assert [body for body in box.bodies("carol") if body in ("one", "two")] == ["one", "two"]
+    box.send("bob", "TO: #ci\nKIND: unsubscribe")
+    box.send("alice", "TO: #ci\nTOPIC: test.red\n\nthree")
+    assert "three" in box.bodies("carol") and "three" not in box.bodies("bob")
+
+
+def test_M15_two_channels_in_one_message_are_not_guessed_between(box: Box) -> None:
+    box.send("alice", "TO: #build\nKIND: join\n\nCHANNEL: other")
+    assert "TO says #build and CHANNEL says other" in box.nacks("alice")[0]
+    assert box.store.get_channel_by_name("build") is None
+
+
+@pytest.mark.parametrize("name", ["all", "dm/alice/bob"])
+def test_M15_a_channel_that_nobody_joins(box: Box, name: str) -> None:
+    box.send("alice", f"TO: #{name}\nKIND: join\n\n")
+    assert len(box.nacks("alice")) == 1
+
+
+def test_M15_killed_before_it_is_noted_it_is_answered_once(box: Box) -> None:
+    box.drop("bob", "TO: #build\nKIND: join\n\n")
+    box.tick()
+    box.kill()
+    box.open()
+    box.tick()
+    assert len(acks(box, "bob")) == 1
+
+
+# -- control messages to somebody else -----------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["spawn", "release", "continuity"])
+@pytest.mark.parametrize("to", ["bob", "*", "#build", "Lead"])
+def test_what_is_for_the_relay_reaches_nobody_else(box: Box, kind: str, to: str) -> None:
+    box.send("alice", "TO: #build\nKIND: join\n\n")
+    sent = box.send("alice", f"TO: {to}\nKIND: {kind}\nNAME: x\nACTION: load\n\nCLI: sh")
+    (nack,) = box.nacks("alice")
+    assert f"KIND {kind} is for the relay itself: send it TO: __orchestrator__" in nack
+    assert box.inbox("bob") == {} and box.row(sent)["status"] == "failed"
+
+
+@pytest.mark.parametrize("kind", ["join", "leave", "subscribe", "unsubscribe"])
+def test_to_join_an_agent_is_refused(box: Box, kind: str) -> None:
+    box.send("alice", f"TO: bob\nKIND: {kind}\n\nCHANNEL: build")
+    (nack,) = box.nacks("alice")
+    assert f"KIND {kind} is for the relay itself: send it TO: #channel, or __orchestrator__" in nack
+    assert box.inbox("bob") == {}
+
+
+# -- m5: nobody subscribes -----------------------------------------------------------------
+
+
+def test_m05_what_nobody_subscribes_to_is_said_at_once(box: Box) -> None:
+    channel(box)
+    sent = box.send("alice", "TO: #ci\nTOPIC: test.red\n\nsee there")
+    (nack,) = box.nacks("alice")
+    assert "nobody else subscribes to topic test.red of #ci" in nack
+    assert box.states(sent) == {}
+    box.send("bob", "TO: #ci\nKIND: subscribe\n\nPATTERN: test.green")
+    box.send("alice", "TO: #ci\nTOPIC: test.red\n\nsee there")
+    assert len(box.nacks("alice")) == 2
+    box.send("alice", "TO: #ci\nTOPIC: test.green\n\nsee there")
+    assert len(box.nacks("alice")) == 2
+
+
+def test_m05_what_is_kept_for_later_subscribers_is_no_fault(box: Box) -> None:
+    channel(box, sticky=True)
+    box.send("alice", "TO: #ci\nTOPIC: test.red\n\nsee there")
+    assert box.nacks("alice") == []
+    box.send("bob", "TO: #ci\nKIND: subscribe\n\nPATTERN: test.#")
+    box.tick(2)
+    assert "see there" in box.bodies("bob")
+
+
+@pytest.mark.timeout(60)
+def test_m05_who_waits_for_an_answer_hears_it_at_once(tmp_path: Path) -> None:
+    home = home_of(tmp_path / "home")
+    running = Relay(home)
+    running.start()
+    relay("channel", "create", "ci", "--type", "pubsub", home=home)
+    began = time.monotonic()
+    done = relay("send", "--await", "30s", "#ci", "--topic", "test.red", "anybody?", home=home)
+    assert time.monotonic() - began < 15 and done.returncode != 0
+    assert "nobody else subscribes to topic test.red of #ci" in done.stderr
+    assert running.stop() == 0

@@ -1,0 +1,87 @@
+"""TTL counts from when a message was sent: its id's time or its mtime, whichever is earlier."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from relay.clock import NS_PER_S
+from tests.box import Box
+
+
+def drop_at(box: Box, text: str, name: str, mtime_ns: int) -> str:
+    """Send a file that was written then."""
+    sent = box.drop("alice", text, name)
+    os.utime(box.path("agents", "alice", "outbox", name), ns=(mtime_ns, mtime_ns))
+    return sent
+
+
+def test_m06_what_was_sent_while_no_relay_ran_is_not_delivered_too_late(box: Box) -> None:
+    now = box.clock.now_ns()
+    box.kill()
+    sent = drop_at(box, "TO: bob\nTTL: 1\n\ndeploy now", f"{now}-aa.msg", now)
+    other = drop_at(box, "TO: bob\nTTL: 10\n\nlater", f"{now}-bb.msg", now)
+    box.clock.advance(3)
+    box.open()
+    box.tick()
+    assert list(box.inbox("bob")) == [other]
+    assert "its TTL of 1 s passed before it could be delivered" in box.nacks("alice")[0]
+    assert box.row(sent)["status"] == "failed"
+
+
+@pytest.mark.parametrize(("id_s", "mtime_s"), [(0, 5), (5, 0), (0, 86_000)])
+def test_m06_the_earlier_of_the_two_counts(box: Box, id_s: int, mtime_s: int) -> None:
+    begin = box.clock.now_ns()
+    box.clock.advance(max(id_s, mtime_s) + 1)
+    name = f"{begin + id_s * NS_PER_S}-aa.msg"
+    drop_at(box, "TO: bob\nTTL: 3\n\nquick", name, begin + mtime_s * NS_PER_S)
+    box.tick()
+    assert box.inbox("bob") == {} and "its TTL of 3 s" in box.nacks("alice")[0]
+
+
+@pytest.mark.parametrize("name", ["1706123456789012345-a1b2c3d4.msg", "1000000001-01.msg"])
+def test_m06_an_id_from_an_example_says_nothing(box: Box, name: str) -> None:
+    sent = drop_at(box, "TO: bob\nTTL: 3\n\nquick", name, box.clock.now_ns())
+    box.tick()
+    assert list(box.inbox("bob")) == [sent]
+
+
+def test_m06_times_to_come_give_nobody_more_time(box: Box) -> None:
+    later = box.clock.now_ns() + 900 * NS_PER_S
+    text = "TO: bob\nDELIVERY: at-least-once\nTTL: 50\n\nquick"
+    sent = drop_at(box, text, f"{later}-aa.msg", later)
+    box.tick()
+    box.clock.advance(61)
+    box.tick(2)
+    assert box.states(sent) == {"bob": "expired"}
+
+
+def test_m06_attempts_end_with_it_too(box: Box) -> None:
+    """A message that asks to be delivered at least once: its time began when it was sent."""
+    now = box.clock.now_ns()
+    text = "TO: bob\nDELIVERY: at-least-once\nTTL: 100\n\nquick"
+    box.clock.advance(60)
+    sent = drop_at(box, text, f"{now}-aa.msg", now)
+    box.tick()
+    assert list(box.inbox("bob")) == [sent]
+    box.clock.advance(61)  # its acknowledgment is overdue, and the hundred seconds are over
+    box.tick(2)
+    assert box.states(sent) == {"bob": "expired"}
+    assert "its TTL of 100 s passed" in box.nacks("alice")[0]
+
+
+def test_m06_held_for_an_inbox_that_is_broken_it_ends_with_it_too(box: Box) -> None:
+    now = box.clock.now_ns()
+    inbox = box.path("agents", "bob", "inbox")
+    inbox.rename(inbox.with_name("aside"))
+    inbox.write_text("no directory")
+    box.clock.advance(5)
+    sent = drop_at(box, "TO: bob\nTTL: 10\n\nquick", f"{now}-aa.msg", now)
+    box.tick()
+    assert box.states(sent) == {"bob": "held"}
+    box.clock.advance(6)
+    box.tick(2)
+    inbox.unlink()
+    inbox.with_name("aside").rename(inbox)
+    assert box.states(sent) == {"bob": "expired"}
