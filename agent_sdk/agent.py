@@ -343,9 +343,15 @@ class Agent:
         """Take part in a channel no longer; as ``join``."""
         return self._control(Kind.LEAVE, channel, None, timeout_s)
 
-    def subscribe(self, channel: str, pattern: str, *, timeout_s: float | None = None) -> str:
-        """Get what is published in a channel under topics like ``build.#``; as ``join``."""
-        return self._control(Kind.SUBSCRIBE, channel, pattern, timeout_s)
+    def subscribe(
+        self, channel: str, pattern: str, *, filter: str = "", timeout_s: float | None = None
+    ) -> str:
+        """Get what is published in a channel under topics like ``build.#``; as ``join``.
+
+        ``filter``: of that, what fits all of its words: ``sender=ci type=Command,Query
+        priority=0,1 match=REGEX``. It is the one given last that holds.
+        """
+        return self._control(Kind.SUBSCRIBE, channel, pattern, timeout_s, filter)
 
     def unsubscribe(self, channel: str, pattern: str, *, timeout_s: float | None = None) -> str:
         """Take a subscription back; as ``join``."""
@@ -361,7 +367,12 @@ class Agent:
         return self.send(to or ORCHESTRATOR, body, kind=kind, re=re)
 
     def _control(
-        self, kind: Kind, channel: str, pattern: str | None, timeout_s: float | None
+        self,
+        kind: Kind,
+        channel: str,
+        pattern: str | None,
+        timeout_s: float | None,
+        filter: str = "",
     ) -> str:
         name = channel.removeprefix("#")
         if not is_channel_name(name):
@@ -374,6 +385,10 @@ class Agent:
             if len(pattern.split()) != 1:
                 raise MessageError(f"pattern {pattern!r} is not one word")
             lines.append(f"PATTERN: {pattern}")
+        if filter:
+            if len(filter.splitlines()) != 1:
+                raise MessageError(f"filter {filter!r} is not one line")
+            lines.append(f"FILTER: {filter}")
         return self._ask(kind, "\n".join(lines), {}, timeout_s)
 
     def _ask(

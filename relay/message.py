@@ -93,7 +93,7 @@ FOR_ORCHESTRATOR = frozenset({Kind.SPAWN, Kind.RELEASE, Kind.CONTINUITY})
 # Fields that may stand as headers instead of `NAME: value` lines in the body.
 CONTROL_FIELDS = ("NAME", "CLI", "CWD", "WORKING_DIR", "ENV", "RESTART", "ACTION", "REASON")
 # Fields that stand in the body alone; CHANNEL as a header is the relay's.
-BODY_FIELDS = ("PROMPT", "CHANNEL", "PATTERN")
+BODY_FIELDS = ("PROMPT", "CHANNEL", "PATTERN", "FILTER")
 
 
 class MessageFile(NamedTuple):
@@ -249,7 +249,8 @@ def control_fields(message: MessageFile) -> dict[str, str]:
     body = message.body.decode()
     for line in body.split("\n"):
         name, colon, value = line.partition(":")
-        if colon and (name in CONTROL_FIELDS or name in BODY_FIELDS):
+        is_text = name == "FILTER" and message.kind is not Kind.SUBSCRIBE  # as of a prompt
+        if colon and not is_text and (name in CONTROL_FIELDS or name in BODY_FIELDS):
             last = name
             fields[name] = value
         elif last:

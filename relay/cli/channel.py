@@ -93,12 +93,15 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
     for member, role in facts["participants"].items():
         click.echo(f"{'participant':<13}{member} ({role})")
     for one in facts["subscriptions"]:
-        click.echo(f"{'subscription':<13}{one['subscriber']} {one['pattern']}")
+        where = f" where {one['filter']}" if one["filter"] else ""
+        click.echo(f"{'subscription':<13}{one['subscriber']} {one['pattern']}{printable(where)}")
     for setting, value in facts["settings"].items():
         click.echo(f"{'setting':<13}{setting}={_said(value)}")
 
 
 def _facts(store: CommStore, found: Channel) -> dict[str, Any]:
+    from relay.orchestrator.filters import in_words
+
     config = found.config
     return {
         "name": found.name,
@@ -113,9 +116,12 @@ def _facts(store: CommStore, found: Channel) -> dict[str, Any]:
         "max_retries": config.max_retries,
         "participants": {member.id: member.role.label for member in found.participants},
         "subscriptions": [
-            {"subscriber": one.subscriber, "pattern": one.topic_pattern}
-            for one in store.state.subscriptions.values()
-            if one.channel_id == found.id
+            {
+                "subscriber": one.subscriber,
+                "pattern": one.topic_pattern,
+                "filter": in_words(one.filter) or None,
+            }
+            for one in store.subscriptions(found.id)
         ],
         "settings": {
             name: _plain(getattr(values, name))
@@ -198,16 +204,29 @@ def leave(ctx: click.Context, /, name: str, other: str | None, **caller: Any) ->
 @control_options
 @click.argument("name")
 @click.argument("pattern")
+@click.option(
+    "--filter",
+    "wanted",
+    metavar="WORDS",
+    help="Of those, what fits: 'sender=ci type=Command,Query priority=0,1 match=REGEX'.",
+)
 @agent_option
 def subscribe(
-    ctx: click.Context, /, name: str, pattern: str, other: str | None, **caller: Any
+    ctx: click.Context,
+    /,
+    name: str,
+    pattern: str,
+    wanted: str | None,
+    other: str | None,
+    **caller: Any,
 ) -> None:
     """Receive what is published on topics that PATTERN matches.
 
-    `*` stands for one word, `#` at the end for any number of words.
+    `*` stands for one word, `#` at the end for any number of words. Again with another --filter,
+    or without one, that is what holds.
     """
     check_agent(ctx, caller["home"], other)
-    fields = {"CHANNEL": name, "PATTERN": pattern, "AGENT": other}
+    fields = {"CHANNEL": name, "PATTERN": pattern, "FILTER": wanted, "AGENT": other}
     order(ctx, "channel.subscribe", fields, **caller)
 
 

@@ -29,6 +29,7 @@ from relay.comm.model import (
     Delivery,
     DeliveryState,
     Message,
+    handed_out,
 )
 from relay.comm.receiving import LONGEST_MS, SYSTEM
 from relay.comm.sending import SendCommands
@@ -108,7 +109,8 @@ class DueCommands(SendCommands):
             number = one.message.id
             if one.verdict is Verdict.AGAIN:
                 self.deliver(number, [one.recipient], one.attempt, now_ms)
-                again.append(Redelivery(self.state.messages[number], one.recipient, one.attempt))
+                message = handed_out(self.state.messages[number])
+                again.append(Redelivery(message, one.recipient, one.attempt))
             elif one.verdict is Verdict.EXPIRED:
                 self.expire(number, one.recipient)
             else:
@@ -198,7 +200,7 @@ class DueCommands(SendCommands):
         self.apply(events.DeadLetterReplayed(message_id, self._now_s()))
         if channel.state is ChannelState.ACTIVE:
             self._deliver_replay(message_id)
-        return self.state.messages[message_id]
+        return handed_out(self.state.messages[message_id])
 
     def set_channel_state(self, channel_id: int, state: ChannelState) -> Channel:
         """As ``ChannelCommands``; what was replayed while it was paused goes on with the end of it.
@@ -239,7 +241,7 @@ class DueCommands(SendCommands):
         message = self.state.dead_letters.get(message_id) or self.state.messages.get(message_id)
         if note is None or message is None:
             raise MessageNotFound(f"there is no dead letter {message_id}")
-        return DeadLetter(message, note.recipients, note.last_error, note.at)
+        return DeadLetter(handed_out(message), note.recipients, note.last_error, note.at)
 
     def _forget_duplicates(self, now_ms: int) -> None:
         """Drop what has expired; a large set is gone through the more rarely."""

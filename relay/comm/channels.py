@@ -97,14 +97,21 @@ class ChannelCommands(PressureCommands):
         """How many messages the channel has had. Errors: ChannelNotFound."""
         return self.get_channel(channel_id).message_count
 
-    def join_channel(self, channel_id: int, participant: str) -> Channel:
-        """Take part in a channel, in a broadcast channel as observer, its owner as owner.
+    def join_channel(
+        self, channel_id: int, participant: str, role: ParticipantRole | None = None
+    ) -> Channel:
+        """Take part in a channel, as ``role``; None: in a broadcast channel as observer, else as
+        member, its owner as owner.
 
         Again changes nothing. Who joins a sticky channel gets what was sent before and is
         still live, oldest first. Errors: ValidationFailed when a direct channel has two, or
-        max_participants are there.
+        max_participants are there, and for a second owner.
         """
         channel = self.get_channel(channel_id)
+        if role is not None:
+            role = validation.check_member("role", role, ParticipantRole)
+            if role is ParticipantRole.OWNER and participant != channel.owner:
+                raise ValidationFailed("role", f"{channel.owner} owns channel {channel.name}")
         if self.takes_part(channel_id, participant):
             return channel
         validation.check_participant("participant", participant)
@@ -115,8 +122,9 @@ class ChannelCommands(PressureCommands):
             raise ValidationFailed(
                 "participant", f"channel {channel.name} has its {most} participants"
             )
-        observes = channel.channel_type is ChannelType.BROADCAST
-        role = ParticipantRole.OBSERVER if observes else ParticipantRole.MEMBER
+        if role is None:
+            observes = channel.channel_type is ChannelType.BROADCAST
+            role = ParticipantRole.OBSERVER if observes else ParticipantRole.MEMBER
         if participant == channel.owner:  # it had left
             role = ParticipantRole.OWNER
         now = self._now_s()
@@ -164,19 +172,20 @@ class ChannelCommands(PressureCommands):
     ) -> Subscription:
         """Receive what is published on topics that ``pattern`` matches; joins the channel.
 
-        Subscribing twice to one pattern is one subscription. On a sticky channel the subscriber
-        gets what matches and was sent before. Errors: ValidationFailed for the pattern, or when
+        Subscribing twice to one pattern is one subscription: it is active again, and its filter is
+        the one given last. On a sticky channel a new subscriber gets what matches and was sent
+        before. Errors: ValidationFailed for the pattern, or when
         the channel is not a PubSub channel; StoreCapacity for one subscription too many.
         """
         channel = self._with_topics(channel_id)
         mode = topics.match_mode(pattern)
-        for known in self._subscriptions_to(channel_id, pattern):
-            if known.subscriber == subscriber:
-                return known
         if filter is not None:
             filter = check_filter(filter)
             sort_by, sort_order = filter.order  # a file has no filter without them
             filter = msgspec.structs.replace(filter, sort_by=sort_by, sort_order=sort_order)
+        for known in self._subscriptions_to(channel_id, pattern):
+            if known.subscriber == subscriber:
+                return self._change_subscription(known, active=True, filter=filter)
         count = len(self.state.subscriptions)
         self._check_room("subscriptions", count, self.limits.subscriptions)
         self.join_channel(channel_id, subscriber)
@@ -188,6 +197,46 @@ class ChannelCommands(PressureCommands):
         if channel.config.sticky_messages:
             self._catch_up(channel, subscriber, self._wanted_by(subscription))
         return subscription
+
+    def subscriptions(
+        self, channel_id: int | None = None, subscriber: str | None = None
+    ) -> list[Subscription]:
+        """Subscriptions by id: all, or those to one channel, of one subscriber, or both.
+
+        Errors: ChannelNotFound; ValidationFailed for a subscriber that is no text.
+        """
+        if channel_id is not None:
+            self.get_channel(channel_id)
+        if subscriber is not None:
+            validation.check_text("subscriber", subscriber)
+        return [
+            one
+            for one in self.state.subscriptions.values()
+            if channel_id in (None, one.channel_id) and subscriber in (None, one.subscriber)
+        ]
+
+    def set_subscription_active(self, subscription_id: int, active: bool) -> Subscription:
+        """Let a subscription rest, or go on: one that rests receives nothing, and stays known.
+
+        The same again changes nothing. Errors: ValidationFailed when there is none of that number.
+        """
+        known = self.state.subscriptions.get(
+            validation.check_number("subscription_id", subscription_id)
+        )
+        if known is None:
+            raise ValidationFailed("subscription_id", f"there is no subscription {subscription_id}")
+        if type(active) is not bool:
+            raise ValidationFailed("active", f"{active!r} is not True or False")
+        return self._change_subscription(known, active=active, filter=known.filter)
+
+    def _change_subscription(
+        self, known: Subscription, *, active: bool, filter: MessageFilter | None
+    ) -> Subscription:
+        changed = msgspec.structs.replace(known, active=active, filter=filter)
+        if changed != known:
+            self.apply(events.SubscriptionChanged(changed, self._now_s()))
+            self._slow.discard(known.id)  # of a new filter it is said again
+        return changed
 
     def _with_topics(self, channel_id: int) -> Channel:
         """The channel. Errors: ChannelNotFound; ValidationFailed when it has no topics."""

@@ -49,12 +49,18 @@ class CommStore(DueCommands):
         super().__init__(clock or Clock(), state, limits)
         self._flusher: Flusher | None = None
         self._policy = FlushPolicy()
+        self._path: str | None = None
         self._is_gathering = False  # in ``as_one``
         self._is_closed = False
         self._refusal = ""  # why nothing is changed: its file would lose something
         self._held = contextlib.ExitStack()
         self._lock = threading.RLock()  # around each event, and around each flush
         self._alarm = Alarm(self._flush_when_due)
+
+    @property
+    def path(self) -> str | None:
+        """The file that it was opened from; None for a store in memory."""
+        return self._path
 
     @classmethod
     def load(cls, clock: Clock, file: StoreFile, limits: Limits = DEFAULT_LIMITS) -> CommStore:
@@ -149,7 +155,7 @@ class CommStore(DueCommands):
         with contextlib.ExitStack() as held:
             held.enter_context(lock.locked(path, clock.now_ns() // NS_PER_S))
             store = cls._of_file(path, clock, limits, warn, key)
-            store._held = held.pop_all()
+            store._held, store._path = held.pop_all(), path
         if store._refusal:
             return store
         store._policy = policy or FlushPolicy()
@@ -269,7 +275,7 @@ class CommStore(DueCommands):
 
     def _policy_in(self, channel_id: int) -> FlushPolicy | None:
         """How soon a channel wants things written; None: as soon as the store does."""
-        settings = self.state.settings.get(channel_id)
+        settings = self.state.settings.get(channel_id) if type(channel_id) is int else None
         if settings is None or settings.flush in (None, "immediate"):  # ``settle`` sees to that
             return None
         return _MANUAL if settings.flush == "manual" else _BATCH

@@ -67,6 +67,13 @@ class SubscriptionAdded(_Event, frozen=True):
     subscription: Subscription
 
 
+class SubscriptionChanged(_Event, frozen=True):
+    """A subscription is active or rests, and has this filter, from now on."""
+
+    subscription: Subscription
+    at: int
+
+
 class SubscriptionRemoved(_Event, frozen=True):
     """A subscription ends."""
 
@@ -229,6 +236,7 @@ Event = (
     | ParticipantJoined
     | ParticipantLeft
     | SubscriptionAdded
+    | SubscriptionChanged
     | SubscriptionRemoved
     | MessageSent
     | DeliveriesAdded

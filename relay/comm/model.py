@@ -10,6 +10,7 @@ used in JSON, logs and audits. Times are Unix seconds unless the name says other
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import NoReturn
 
 import msgspec
 
@@ -17,6 +18,26 @@ from relay.clock import NS_PER_S
 
 MetadataValue = str | int | float | bool | None
 Metadata = dict[str, MetadataValue]
+
+
+class FrozenMetadata(dict[str, MetadataValue]):
+    """Metadata that is handed out: read like any dict, and never changed. A copy of it is a
+    plain dict."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("the metadata of a message does not change: take a copy, dict(metadata)")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def copy(self) -> Metadata:
+        """A plain dict."""
+        return dict(self)
+
+    def __reduce__(self) -> tuple[type, tuple[Metadata]]:
+        return dict, (dict(self),)
 
 
 class Labelled(IntEnum):
@@ -342,6 +363,16 @@ class StoreFile(msgspec.Struct, frozen=True):
     archive: tuple[Message, ...] = ()
     engine_state: dict[int, bytes] = {}  # blocks of section 256, by tag
     encrypted: bool = False  # the content of every message is sealed
+
+
+def handed_out(message: Message) -> Message:
+    """The message as a caller may have it: with metadata that it cannot change.
+
+    The store keeps plain dicts, which the garbage collector does not walk.
+    """
+    if message.metadata is None:
+        return message
+    return msgspec.structs.replace(message, metadata=FrozenMetadata(message.metadata))
 
 
 def with_status(message: Message, status: MessageStatus, at: int) -> Message:

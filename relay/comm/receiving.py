@@ -21,6 +21,7 @@ from relay.comm.model import (
     Message,
     MessageFilter,
     Priority,
+    handed_out,
 )
 from relay.comm.query import QueryResult, check_filter, find, select, sort
 from relay.comm.validation import check_number, check_text
@@ -226,7 +227,8 @@ class ReceiveCommands(StoreBase):
     def get_message(self, message_id: int) -> Message | None:
         """The message of that number, live or a dead letter."""
         message_id = check_number("message_id", message_id)
-        return self.state.messages.get(message_id) or self.state.dead_letters.get(message_id)
+        known = self.state.messages.get(message_id) or self.state.dead_letters.get(message_id)
+        return None if known is None else handed_out(known)
 
     def by_relay_id(self, relay_id: str) -> Message | None:
         """The message that came through the relay under this id; an archived one, too."""
@@ -241,11 +243,13 @@ class ReceiveCommands(StoreBase):
         found = self.by_relay_id(relay_id)
         if found is None and self.archives is not None:
             archived = self.archives.find(self.state.archives, relay_id)
-            found = archived.message if archived else None
+            found = handed_out(archived.message) if archived else None
         return found
 
     def _kept(self, message_id: int) -> Message | None:
-        return self.get_message(message_id) or self.state.archive.get(message_id)
+        known = self.get_message(message_id)
+        archived = self.state.archive.get(message_id) if known is None else None
+        return known if archived is None else handed_out(archived)
 
     def unsettled(self) -> dict[str, int]:
         """Relay id -> number of each message that somebody has not got, or was given up for."""
@@ -315,7 +319,7 @@ class ReceiveCommands(StoreBase):
         if not peek:
             for message in fresh:
                 self.receive(message.id, participant)
-        return [self.state.messages[message.id] for message in fresh]
+        return [handed_out(self.state.messages[message.id]) for message in fresh]
 
     def _serves(self, message: Message, participant: str) -> bool:
         """True unless ``participant`` has left the channel; nobody need join the system's."""
@@ -362,10 +366,10 @@ class ReceiveCommands(StoreBase):
         if wanted.include_archived:
             found += [state.archive[number] for number in state.archive_index.candidates(wanted)]
         if self.archives is None or not state.archives:
-            return select(found, wanted, rank)
+            return _handed_out(select(found, wanted, rank))
         leaving = state.archives[-1] if state.leaving else None
         here = state.messages.keys() | state.archive.keys() if leaving else ()
-        return self.archives.select(state.archives, found, wanted, leaving, here, rank)
+        return _handed_out(self.archives.select(state.archives, found, wanted, leaving, here, rank))
 
     def search(self, pattern: str, limit: int = 100) -> list[Message]:
         """Messages whose content matches a regular expression, newest first."""
@@ -383,7 +387,8 @@ class ReceiveCommands(StoreBase):
         known = {message.id for message in here}
         rolled = self.archives.thread(self.state.archives, correlation_id)
         return sorted(
-            [*here, *(m for m in rolled if m.id not in known)], key=lambda message: message.id
+            [*here, *(handed_out(m) for m in rolled if m.id not in known)],
+            key=lambda message: message.id,
         )
 
     def thread_here(self, correlation_id: str) -> list[Message]:
@@ -392,10 +397,15 @@ class ReceiveCommands(StoreBase):
         live = [state.messages[n] for n in state.index.thread(correlation_id)]
         archived = [state.archive[n] for n in state.archive_index.thread(correlation_id)]
         dead = [state.dead_letters[n] for n in state.dead_index.thread(correlation_id)]
-        return sorted([*archived, *live, *dead], key=lambda message: message.id)
+        found = sorted([*archived, *live, *dead], key=lambda message: message.id)
+        return [handed_out(message) for message in found]
 
     def __len__(self) -> int:
         return len(self.state.messages)
+
+
+def _handed_out(result: QueryResult) -> QueryResult:
+    return result._replace(messages=[handed_out(message) for message in result.messages])
 
 
 _UNSETTLED = frozenset(DeliveryState) - {

@@ -22,6 +22,7 @@ from relay.comm.model import (
     Origin,
     Priority,
     RetentionKind,
+    handed_out,
 )
 from relay.comm.receiving import SYSTEM
 from relay.comm.tables import variable_bytes
@@ -59,7 +60,7 @@ class SendCommands(ChannelCommands):
         self.hand_over_new(message, is_routed)
         if self.state.settings:
             self.settle(channel_id)
-        return self.state.messages[message.id]
+        return handed_out(self.state.messages[message.id])
 
     def accept(
         self,
@@ -113,7 +114,7 @@ class SendCommands(ChannelCommands):
         self.apply(events.MessageSent(message, routed, held, origin))
         if is_near_full:
             self._warn_of_capacity()
-        return message
+        return handed_out(message)
 
     def _draft(
         self,
@@ -368,4 +369,4 @@ class SendCommands(ChannelCommands):
             for one in originals:
                 self.move_deliveries(one.id, [sender], DeliveryState.ACKNOWLEDGED)
         self.settle(channel_id)
-        return self.state.messages[answer.id]
+        return handed_out(self.state.messages[answer.id])

@@ -106,6 +106,11 @@ class State(Tables):
         self.next_subscription = max(self.next_subscription, subscription.id + 1)
         self.modified_at = subscription.created_at
 
+    def _subscription_changed(self, event: events.SubscriptionChanged) -> None:
+        if event.subscription.id in self.subscriptions:  # its pattern is what it was
+            self.subscriptions[event.subscription.id] = event.subscription
+        self.modified_at = event.at
+
     def _subscription_removed(self, event: events.SubscriptionRemoved) -> None:
         self._drop_subscription(event.subscription_id)
         self.modified_at = event.at
@@ -322,6 +327,7 @@ _APPLY: dict[type, Callable[..., None]] = {
     events.ParticipantJoined: State._participant_joined,
     events.ParticipantLeft: State._participant_left,
     events.SubscriptionAdded: State._subscription_added,
+    events.SubscriptionChanged: State._subscription_changed,
     events.SubscriptionRemoved: State._subscription_removed,
     events.MessageSent: State._message_sent,
     events.DeliveriesAdded: State._deliveries_added,

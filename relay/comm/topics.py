@@ -1,7 +1,8 @@
 """Topics and the patterns that match them, exactly as the guide's table has it.
 
 ``*`` and ``#`` are whole segments; ``#`` stands only last and matches zero or more segments; a
-leading ``*`` is allowed in patterns. Source: message-engine.txt, "Topic Matching".
+leading ``*`` is allowed in patterns. Inside a segment, from the second on, both are text, as
+topics may have them. Source: message-engine.txt, "Topic Matching"; docs/decisions/0024.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from relay.errors import ValidationFailed
 
 MAX_TOPIC_BYTES = 256
 TOPIC = re.compile(r"[a-zA-Z0-9_-]+(?:\.[a-zA-Z0-9_*#-]+)*")
-_SEGMENT = re.compile(r"[a-zA-Z0-9_-]+|\*")
+_FIRST = re.compile(r"[a-zA-Z0-9_-]+|\*")  # segment of a pattern
+_SEGMENT = re.compile(r"[a-zA-Z0-9_*#-]+")
 MULTI = "#"
 ANY = "*"
 
@@ -34,24 +36,30 @@ def check_topic(topic: str) -> None:
 def match_mode(pattern: str) -> MatchMode:
     """How a pattern is matched.
 
-    Errors: ValidationFailed for an empty segment, for ``*`` or ``#`` as a part of one, and
-    for ``#`` anywhere but last.
+    Errors: ValidationFailed for an empty segment; for ``*`` or ``#`` beside other text in the
+    first segment, where no topic has them; for ``#`` as a segment anywhere but last, or at the
+    end of a longer one, which other readers take for the end of a prefix.
     """
     if not isinstance(pattern, str):
         raise ValidationFailed("topic_pattern", f"{pattern!r} is no text")
     segments = pattern.split(".")
-    last = segments[-1]
-    rest = segments[:-1] if last == MULTI else segments
-    if len(pattern) > MAX_TOPIC_BYTES or not all(_SEGMENT.fullmatch(s) for s in rest):
+    is_multi = segments[-1] == MULTI
+    first, *rest = (segments[:-1] if is_multi else segments) or [ANY]
+    if (
+        len(pattern) > MAX_TOPIC_BYTES
+        or not _FIRST.fullmatch(first)
+        or not all(_SEGMENT.fullmatch(one) and one != MULTI for one in rest)
+        or (pattern.endswith(MULTI) and not is_multi)
+    ):
         raise ValidationFailed(
             "topic_pattern",
             f"{pattern!r}: segments between dots are letters, digits, _ and -, or *; "
             f"# stands only last; {MAX_TOPIC_BYTES} bytes at most",
             len(pattern.encode(errors="replace")),
         )
-    if last == MULTI:
+    if is_multi:
         return MatchMode.MULTI_LEVEL
-    return MatchMode.WILDCARD if ANY in segments else MatchMode.EXACT
+    return MatchMode.WILDCARD if ANY in pattern else MatchMode.EXACT
 
 
 def matches(topic: str, pattern: str) -> bool:

@@ -38,6 +38,7 @@ from relay.names import (
     is_channel_name,
 )
 from relay.orchestrator.asked import Pack, Prune
+from relay.orchestrator.filters import filter_of, where
 from relay.security.trust import Trust, trust_of
 
 TYPES = {
@@ -175,8 +176,9 @@ def _leave(command: Command, store: CommStore) -> str:
 def _subscribe(command: Command, store: CommStore) -> str:
     channel = _open_channel(command, store)
     agent = _agent(command, channel)
-    store.subscribe(channel.id, agent, command.fields["PATTERN"])
-    return f"{agent} receives {command.fields['PATTERN']} from {channel.name}"
+    wanted = filter_of(command.fields.get("FILTER", ""))
+    store.subscribe(channel.id, agent, command.fields["PATTERN"], wanted)
+    return f"{agent} receives {command.fields['PATTERN']} from {channel.name}{where(wanted)}"
 
 
 def _unsubscribe(command: Command, store: CommStore) -> str:
@@ -424,7 +426,7 @@ ACTIONS = {
     "channel.create": Action(_create, ("CHANNEL", "TYPE"), ("OWNER",), has_settings=True),
     "channel.join": Action(_join, takes=("AGENT",)),
     "channel.leave": Action(_leave, takes=("AGENT",)),
-    "channel.subscribe": Action(_subscribe, _PATTERN, ("AGENT",)),
+    "channel.subscribe": Action(_subscribe, _PATTERN, ("FILTER", "AGENT")),
     "channel.unsubscribe": Action(_unsubscribe, takes=("PATTERN", "AGENT")),
     "channel.config": Action(_configure, has_settings=True),
     **{name: Action(_set_state) for name in STATES},

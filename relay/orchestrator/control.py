@@ -13,12 +13,13 @@ from relay.agents.standing import Change
 from relay.aof2.plan import Order
 from relay.comm import topics
 from relay.comm.engine import CommStore
-from relay.comm.model import Channel, ChannelType
+from relay.comm.model import Channel, ChannelType, MessageFilter
 from relay.errors import CommError, MessageError, Refused
 from relay.message import CHANNEL_KINDS, Kind, MessageFile, command_fields, control_fields
 from relay.names import DIRECT_PREFIX, EVERYONE_CHANNEL, is_channel_name
 from relay.orchestrator import actions
 from relay.orchestrator.asked import Pack, Prune
+from relay.orchestrator.filters import filter_of, where
 from relay.security.trust import Trust
 
 EVERYTHING = "#"  # the pattern of who subscribes to a channel and says no topic
@@ -74,8 +75,8 @@ def handle(message: MessageFile, sender: str, store: CommStore, lead: str | None
             f"by /, 128 bytes at most, neither {EVERYONE_CHANNEL} nor {DIRECT_PREFIX}…",
         )
     try:
-        return _change_channel(message.kind, name, fields.get("PATTERN", ""), sender, store)
-    except CommError as exc:
+        return _change_channel(message.kind, name, fields, sender, store)
+    except (CommError, Refused) as exc:
         return Answer(False, str(exc))
 
 
@@ -107,7 +108,10 @@ def _command(message: MessageFile, sender: str, store: CommStore, lead: str | No
     return Answer(True, done)
 
 
-def _change_channel(kind: Kind, name: str, pattern: str, sender: str, store: CommStore) -> Answer:
+def _change_channel(
+    kind: Kind, name: str, fields: dict[str, str], sender: str, store: CommStore
+) -> Answer:
+    pattern = fields.get("PATTERN", "")
     channel = store.get_channel_by_name(name)
     if kind is Kind.JOIN:
         if channel is None:
@@ -116,7 +120,8 @@ def _change_channel(kind: Kind, name: str, pattern: str, sender: str, store: Com
         store.join_channel(channel.id, sender)
         return Answer(True, f"you take part in {name}, a {channel.channel_type.label} channel")
     if kind is Kind.SUBSCRIBE:
-        return _subscribe(channel, name, pattern, sender, store)
+        wanted = filter_of(fields.get("FILTER", ""))
+        return _subscribe(channel, name, pattern, wanted, sender, store)
     if channel is None:
         return Answer(False, f"there is no channel {name}")
     if kind is Kind.LEAVE:
@@ -129,7 +134,12 @@ def _change_channel(kind: Kind, name: str, pattern: str, sender: str, store: Com
 
 
 def _subscribe(
-    channel: Channel | None, name: str, pattern: str, sender: str, store: CommStore
+    channel: Channel | None,
+    name: str,
+    pattern: str,
+    wanted: MessageFilter | None,
+    sender: str,
+    store: CommStore,
 ) -> Answer:
     if not pattern:
         return Answer(False, "PATTERN is missing: subscribe needs a body line `PATTERN: build.#`")
@@ -137,6 +147,6 @@ def _subscribe(
     if channel is None:
         topics.match_mode(pattern)  # a bad pattern must not leave an empty channel behind
         channel = store.create_channel(name, ChannelType.PUB_SUB, sender)
-    store.subscribe(channel.id, sender, pattern)
+    store.subscribe(channel.id, sender, pattern, wanted)
     also = f"made the channel {name}; " if made else ""
-    return Answer(True, f"{also}you receive {pattern} from {name}")
+    return Answer(True, f"{also}you receive {pattern} from {name}{where(wanted)}")

@@ -22,7 +22,8 @@ _NEXT = re.compile(rf",\s*(?={KEY.pattern}=)")
 _SPAWN = re.compile(rb"^[ \t]*KIND[ \t]*:[ \t]*spawn[ \t\r]*$", re.I | re.M)
 _ENV = re.compile(r"(\s*ENV\s*:)(.*)", re.I | re.S)
 _LOOSE_ENV = re.compile(r"(\s*ENV(?![A-Za-z0-9_-])\s*:?)(.*)", re.I | re.S)
-_FIELD = re.compile(rf"(?:{'|'.join((*CONTROL_FIELDS, *BODY_FIELDS))}):")
+_OF_SPAWN = [name for name in (*CONTROL_FIELDS, *BODY_FIELDS) if name != "FILTER"]
+_FIELD = re.compile(rf"(?:{'|'.join(_OF_SPAWN)}):")
 _DROPPED = re.compile(r"\s*(?:CHECKSUM|SIGNATURE)\s*:", re.I)
 
 

@@ -87,7 +87,9 @@ def test_join_subscribe_publish_unsubscribe_leave(home: Path) -> None:
     assert done(home, "subscribe", "news", "build.#", "--agent", "bob") == (
         "bob receives build.# from news"
     )
-    assert shown(home, "news")["subscriptions"] == [{"subscriber": "bob", "pattern": "build.#"}]
+    assert shown(home, "news")["subscriptions"] == [
+        {"subscriber": "bob", "pattern": "build.#", "filter": None}
+    ]
     relay("send", "--as", "alice", "#news", "--topic", "build.ok", "847 passed", home=home)
     with Agent("bob", home) as bob:
         message = bob.receive(10)
@@ -99,6 +101,30 @@ def test_join_subscribe_publish_unsubscribe_leave(home: Path) -> None:
     assert done(home, "leave", "news", "--agent", "bob") == "bob takes no part in news"
     assert done(home, "leave", "news", "--agent", "bob") == "bob takes no part in news"
     assert shown(home, "news")["participants"] == {"operator": "Owner", "alice": "Member"}
+
+
+def test_a_subscription_with_a_filter(home: Path) -> None:
+    done(home, "create", "alerts", "--type", "pubsub")
+    done(home, "join", "alerts", "--as", "alice")
+    with Agent("bob", home) as bob:
+        bob.subscribe("alerts", "#", filter="priority=0,1 match=down", timeout_s=10)
+        assert "subscription bob # where priority=0,1 match=down" in " ".join(
+            relay("channel", "show", "alerts", home=home).stdout.split()
+        )
+        for priority, text in ((2, "db down"), (0, "up"), (1, "web down"), (0, "all down")):
+            with Agent("alice", home, registers=False) as alice:
+                alice.send("#alerts", text, topic="prod", priority=priority)
+        got = [bob.receive(10), bob.receive(10)]
+        assert sorted(one.body for one in got if one) == ["all down", "web down"]
+        assert bob.receive(0) is None
+    words = ("--agent", "bob", "--filter", "sender=alice")
+    assert done(home, "subscribe", "alerts", "#", *words) == (
+        "bob receives # from alerts, where sender=alice"
+    )
+    (one,) = shown(home, "alerts")["subscriptions"]
+    assert one["filter"] == "sender=alice"
+    words = ("--filter", "loud")
+    assert "got 'loud'" in refused(home, "subscribe", "alerts", "#", *words)
 
 
 def test_config_and_what_show_says_of_it(home: Path) -> None:

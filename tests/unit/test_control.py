@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from relay.comm.engine import CommStore
-from relay.comm.model import ChannelType
-from relay.message import Kind, parse
+from relay.comm.model import ChannelType, MessageType, Priority
+from relay.message import Kind, control_fields, parse
 from relay.orchestrator.control import CHANNEL_KINDS, Answer, handle
 from tests.unit.comm_support import channel_of, new_store, routed
 
@@ -90,6 +90,91 @@ def test_leaving_and_leaving_again(store: CommStore) -> None:
 
 
 # -- subscribe and unsubscribe -------------------------------------------------------------
+
+
+def published(store: CommStore, *messages: tuple[str, str, Priority]) -> list[str]:
+    """Texts and commands of ci and of boss under build.ok; what alice receives of them."""
+    channel = store.get_channel_by_name("ci")
+    assert channel is not None
+    for sender in ("ci", "boss"):
+        store.join_channel(channel.id, sender)
+    for sender, text, priority in messages:
+        kind = MessageType.COMMAND if text.startswith("!") else MessageType.TEXT
+        store.send_message(channel.id, sender, kind, text, topic="build.ok", priority=priority)
+    return [message.content.decode() for message in store.receive_messages(channel.id, "alice")]
+
+
+MIXED = (
+    ("ci", "a failed", Priority.NORMAL),
+    ("ci", "b", Priority.HIGH),
+    ("boss", "!c failed", Priority.HIGH),
+    ("boss", "d", Priority.CRITICAL),
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "came"),
+    [
+        ("", ["d", "b", "!c failed", "a failed"]),
+        ("none", ["d", "b", "!c failed", "a failed"]),
+        ("sender=ci", ["b", "a failed"]),
+        ("priority=0,1", ["d", "b", "!c failed"]),
+        ("type=command", ["!c failed"]),
+        ("sender=boss  priority=1 match=fail|x = y", ["!c failed"]),
+        ("match=^[ab]", ["b", "a failed"]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["subscribe", "command"])
+def test_a_subscription_may_carry_a_filter(
+    store: CommStore, kind: str, line: str, came: list[str]
+) -> None:
+    channel_of(store, ChannelType.PUB_SUB, "alice", name="ci")
+    action = "ACTION: channel.subscribe\n" if kind == "command" else ""
+    answer = ask(store, kind, f"{action}CHANNEL: ci\nPATTERN: build.#\nFILTER: {line}")
+    assert answer.ok, answer.text
+    words = " ".join(line.split()) if line != "none" else ""
+    assert answer.text.endswith(f", where {words}".replace("command", "Command") if words else "ci")
+    assert published(store, *MIXED) == came
+    assert ask(store, kind, f"{action}CHANNEL: ci\nPATTERN: build.#").ok  # again, without one
+    assert published(store, *MIXED) == ["d", "b", "!c failed", "a failed"]
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("fail", "fail"),
+        ("sender=", "sender"),
+        ("sender=a sender=b", "sender=b"),
+        ("sender=a b", "b"),
+        ("sender=no/name", "sender=no/name"),
+        ("type=Shout", "type=Shout"),
+        ("priority=5", "priority=5"),
+        ("priority=1,", "priority="),
+        ("limit=3", "limit=3"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["subscribe", "command"])
+def test_a_filter_that_is_none_is_one_line_and_makes_no_channel(
+    store: CommStore, kind: str, line: str, word: str
+) -> None:
+    if kind == "command":
+        channel_of(store, ChannelType.PUB_SUB, "alice", name="ci")
+    action = "ACTION: channel.subscribe\n" if kind == "command" else ""
+    text = refused(store, kind, f"{action}CHANNEL: ci\nPATTERN: build.#\nFILTER: {line}")
+    assert text == (
+        f"FILTER {line!r}: expected sender=NAME, type=Command,Query, priority=0,1 and, last, "
+        f"match=REGEX, got {word!r}"
+    )
+
+
+def test_a_filters_regular_expression_is_checked_first(store: CommStore) -> None:
+    text = refused(store, "subscribe", "CHANNEL: ci\nPATTERN: build.#\nFILTER: match=(")
+    assert "content_pattern" in text
+
+
+def test_a_line_of_that_name_in_a_prompt_is_part_of_it() -> None:
+    message = parse(b"KIND: spawn\n\nNAME: w\nPROMPT: keep\nFILTER: every line\nof this")
+    assert control_fields(message)["PROMPT"] == "keep\nFILTER: every line\nof this"
 
 
 def test_who_subscribes_first_makes_the_channel(store: CommStore) -> None:

@@ -174,6 +174,9 @@ def on_channels(drawn: Drawn) -> list[Operation]:
         lambda store: store.subscribe(numbered(store, "PubSub"), who, pattern),
         lambda store: store.unsubscribe(numbered(store, "PubSub"), "b", pattern),
         lambda store: store.unsubscribe(numbered(store, "PubSub"), who),
+        lambda store: store.set_subscription_active(
+            min(store.state.subscriptions, default=0), bool(drawn.limit)
+        ),
         lambda store: store.configure_channel(
             channel(store), delivery=DeliveryMode(1), ack_timeout=5
         ),

@@ -188,7 +188,8 @@ def test_types_by_their_numbers(store: CommStore) -> None:
 
 CALLS = """open create create_channel get_channel get_channel_by_name list_channels join_channel
 leave_channel set_channel_state configure_channel send_message send_query send_response publish
-broadcast subscribe unsubscribe receive_messages query_messages search get_thread
+broadcast subscribe unsubscribe subscriptions set_subscription_active
+receive_messages query_messages search get_thread
 acknowledge_message dead_letters replay_dead_letter discard_dead_letter purge_dead_letters archive
 compact flush stats tick""".split()
 

@@ -52,7 +52,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "get_thread": (("id",), {}),
     "holds": ((1,), {}),
     "is_answered": ((1, "b"), {}),
-    "join_channel": ((GROUP, "z"), {}),
+    "join_channel": ((GROUP, "z"), {"role": None}),
     "leave_channel": ((GROUP, "b"), {}),
     "message_count": ((GROUP,), {}),
     "publish": ((TOPICS, "a", "x.y", "hi"), {}),
@@ -76,7 +76,9 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "send_query": ((GROUP, "a", "what?", 5), {}),
     "send_response": ((GROUP, "b", "id", "so"), {}),
     "set_channel_state": ((GROUP, ChannelState.PAUSED), {}),
+    "set_subscription_active": ((1, False), {}),
     "subscribe": ((TOPICS, "c", "y.*", MessageFilter()), {}),
+    "subscriptions": ((TOPICS, "b"), {}),
     "tick": ((5,), {}),
     "unsubscribe": ((TOPICS, "b", "x.#"), {}),
 }  # fmt: skip

@@ -150,6 +150,7 @@ def test_channels_are_asked_for_at_the_relay(relay: HandRelay, alice: Agent) -> 
     sent = [
         alice.join("ci"),
         alice.subscribe("#ci/front", "build.#"),
+        alice.subscribe("ci", "#", filter="sender=bob"),
         alice.unsubscribe("ci/front", "build.#"),
         alice.leave("ci"),
         alice.status("building"),
@@ -158,6 +159,7 @@ def test_channels_are_asked_for_at_the_relay(relay: HandRelay, alice: Agent) -> 
     assert [(m.kind, m.body) for _, m in relay.for_orchestrator] == [
         (Kind.JOIN, b"CHANNEL: ci"),
         (Kind.SUBSCRIBE, b"CHANNEL: ci/front\nPATTERN: build.#"),
+        (Kind.SUBSCRIBE, b"CHANNEL: ci\nPATTERN: #\nFILTER: sender=bob"),
         (Kind.UNSUBSCRIBE, b"CHANNEL: ci/front\nPATTERN: build.#"),
         (Kind.LEAVE, b"CHANNEL: ci"),
         (Kind.STATUS, b"building"),
@@ -166,6 +168,8 @@ def test_channels_are_asked_for_at_the_relay(relay: HandRelay, alice: Agent) -> 
         alice.join("c i")
     with pytest.raises(MessageError, match="not one word"):
         alice.subscribe("ci", "build.#\nCHANNEL: other")
+    with pytest.raises(MessageError, match="not one line"):
+        alice.subscribe("ci", "#", filter="sender=a\nCHANNEL: other")
 
 
 def answer(relay: HandRelay, kind: Kind, text: str) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.comm.model import MatchMode
-from relay.comm.topics import check_topic, match_mode, matches
+from relay.comm.topics import TopicTrie, check_topic, match_mode, matches
 from relay.errors import ValidationFailed
 
 # message-engine.txt, "Matching Examples", as it stands there.
@@ -54,6 +54,37 @@ def test_the_guides_table(topic: str, pattern: str, answer: str, reason: str) ->
 )
 def test_the_edges_of_the_rule(topic: str, pattern: str, answer: bool) -> None:
     assert matches(topic, pattern) is answer
+
+
+@pytest.mark.parametrize(
+    ("pattern", "mode"),
+    [
+        ("build.a#b", MatchMode.EXACT),
+        ("build.#a.c", MatchMode.EXACT),
+        ("build.a*b", MatchMode.WILDCARD),
+        ("*.a*b.#", MatchMode.MULTI_LEVEL),
+    ],
+)
+def test_a_wildcard_is_a_whole_segment_and_text_inside_of_one(
+    pattern: str, mode: MatchMode
+) -> None:
+    """Topics may have both, from the second segment on; so such a topic can be subscribed to."""
+    assert match_mode(pattern) is mode
+    topic = pattern.replace("*.", "x.").replace(".#", ".y") if mode > 1 else pattern
+    check_topic(topic)
+    trie = TopicTrie()
+    trie.add(pattern, 1)
+    for other in (topic, "build.axb", "build.a", "build.xa.c", "x.axb.y"):
+        expected = other == topic
+        assert matches(other, pattern) is expected
+        assert matches(other, pattern) is by_the_guides_algorithm(other, pattern)
+        assert list(trie.match(other)) == [1] * expected
+
+
+@pytest.mark.parametrize("pattern", ["a.#.b", "#.a", "a.b#", "a*.b", "#a", "a#", "*a", ""])
+def test_what_would_match_nothing_or_more_than_it_says_is_no_pattern(pattern: str) -> None:
+    with pytest.raises(ValidationFailed, match="topic_pattern"):
+        match_mode(pattern)
 
 
 def by_the_guides_algorithm(topic: str, pattern: str) -> bool:
