@@ -256,6 +256,14 @@ def open_own(name: str, dir_fd: int | None) -> int:
     return _open_own(name, dir_fd, False)[0]
 
 
+def open_shared(name: str, dir_fd: int | None) -> int:
+    """A descriptor for reading a regular file, whoever's it is; nothing of it is changed.
+
+    Errors: UnsafePath for anything else; FileNotFoundError.
+    """
+    return _open_own(name, dir_fd, True, False)[0]
+
+
 def _open_own(
     name: str, dir_fd: int | None, shared: bool, narrow: bool = True
 ) -> tuple[int, os.stat_result]:

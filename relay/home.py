@@ -98,7 +98,7 @@ class Home:
         hint = "name a directory that is empty or not there yet"
         if os.path.lexists(root) and not os.path.isdir(root):
             raise UnsafePath(f"{root} is there, and is no directory", hint=hint)
-        if os.path.isdir(root) and os.listdir(root) and not _looks_like_home(root):
+        if os.path.isdir(root) and os.listdir(root) and not looks_like_home(root):
             raise UnsafePath(f"{root} has other things in it, and is no relay home", hint=hint)
         os.makedirs(os.path.dirname(root), exist_ok=True)
         fsio.ensure_dir(root)
@@ -237,7 +237,8 @@ class Home:
         return sorted(repaired)
 
 
-def _looks_like_home(root: str) -> bool:
+def looks_like_home(root: str) -> bool:
+    """True for a directory that has the first thing of a home, whole or not."""
     return os.path.lexists(os.path.join(root, CONFIG)) or os.path.isdir(
         os.path.join(root, "agents")
     )

@@ -30,7 +30,7 @@ from relay.flow.dispatch import Dispatcher
 from relay.flow.watcher import ScanWatcher, Wake, Watcher, make_watcher
 from relay.home import LEDGER, STORE, Home
 from relay.housekeeping.housekeeper import Housekeeper
-from relay.ledger import Ledger
+from relay.ledger import Ledger, wal
 from relay.operations.overseer import make_overseer
 from relay.operations.published import Board, Publisher
 from relay.operations.tally import START, STOP, WAIT
@@ -143,7 +143,7 @@ class Session:
         for one in incidents:
             self._log(one.detail, action=str(one.kind), file=one.path, level="warning")
         path = self._home.path(LEDGER)
-        was_closed = not os.path.exists(path + "-wal")
+        was_closed = not wal.n_bytes(path)  # else whoever wrote it last was killed
         self._ledger = Ledger.open(path, busy_timeout_ms=self._config.ledger.busy_timeout_ms)
         stack.callback(self._ledger.close)
         self._ledger.check(most_bytes=CHECKED_BYTES if was_closed else CHECKED_AFTER_CRASH_BYTES)

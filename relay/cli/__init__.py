@@ -57,6 +57,14 @@ COMMANDS = {
         "relay.cli.ledger",
         "Keep a copy of the ledger, put one back or make it again, show what changed.",
     ),
+    "backup": (
+        "relay.cli.backup",
+        "Copy the whole home to the new directory DIR, while the relay goes on or not.",
+    ),
+    "restore": (
+        "relay.cli.backup",
+        "Put the backup DIR in the place of the home; no relay may run.",
+    ),
     "prune": ("relay.cli.prune", "Remove what nobody waits for, as config.json says."),
     "archive": ("relay.cli.prune", "Pack days of the archive into one file each."),
     "key": ("relay.cli.key", "Make and confirm the keys that agents sign with."),

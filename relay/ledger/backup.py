@@ -81,7 +81,7 @@ def restore(home: Home, source: str, *, force: bool = False) -> Restored:
 
 def _check_home(path: str, temp: str, source: str) -> None:
     """Messages of another home would be asked of this one's journal and archive."""
-    ours, theirs = _home_id(path), _home_id(temp)
+    ours, theirs = home_id(path), home_id(temp)
     if ours and theirs and ours != theirs:
         raise LedgerError(
             f"{source} is the ledger of another home",
@@ -89,7 +89,7 @@ def _check_home(path: str, temp: str, source: str) -> None:
         )
 
 
-def _home_id(path: str) -> str:
+def home_id(path: str) -> str:
     """What the home's first start drew; empty where there is none, or no ledger."""
     with contextlib.suppress(LedgerError), contextlib.closing(_present(path)) as db:
         row = db.execute("SELECT value FROM orchestrator_state WHERE key = 'home_id'").fetchone()

@@ -54,13 +54,18 @@ class Length(NamedTuple):
 
 def look(path: str, settings: Settings) -> Length:
     """How long the WAL of the ledger at ``path`` is; for anybody, it is one stat."""
+    size = n_bytes(path)
+    if size >= settings.wal_most_mib * _MIB:
+        return Length(State.FULL, size)
+    return Length(State.ALERT if size >= settings.wal_alert_mib * _MIB else State.OK, size)
+
+
+def n_bytes(path: str) -> int:
+    """The size of the WAL of the ledger at ``path``; 0 where there is none."""
     try:
-        n_bytes = os.stat(path + "-wal").st_size
+        return os.stat(path + "-wal").st_size
     except FileNotFoundError:
-        n_bytes = 0
-    if n_bytes >= settings.wal_most_mib * _MIB:
-        return Length(State.FULL, n_bytes)
-    return Length(State.ALERT if n_bytes >= settings.wal_alert_mib * _MIB else State.OK, n_bytes)
+        return 0
 
 
 def others(path: str) -> dict[int, str]:

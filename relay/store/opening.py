@@ -31,6 +31,7 @@ from relay.comm.container import VERSION, VERSION_AT, Flag
 from relay.comm.engine import CommStore
 from relay.comm.engine_state import Position
 from relay.comm.event_codec import EventCodec, Frame
+from relay.comm.events import Event
 from relay.comm.limits import DEFAULT_LIMITS, Limits
 from relay.comm.store_file import PREVIOUS
 from relay.config import Config
@@ -114,15 +115,28 @@ def stream_dir(home: Home) -> str:
     return home.path(JOURNAL, f"{STREAM_ID:020d}")
 
 
-def look(home: Home, clock: Clock, config: Config, key: bytes | None = None) -> CommStore:
+def look(
+    home: Home,
+    clock: Clock,
+    config: Config,
+    key: bytes | None = None,
+    heard: Callable[[Event], object] = lambda _: None,
+) -> CommStore:
     """The store as it stands now, to be looked at: nothing is touched, a daemon may go on.
+
+    ``heard`` gets every event behind the newest checkpoint.
 
     Errors: FormatError when neither checkpoint nor journal can be read, JournalPruned, SealedStore
     for an encrypted one that is not this key's.
     """
     store = _load(home, clock, config, key, None)
     records = JournalReader(stream_dir(home), warn=store.warn).read(_begin(store))
-    replay(records, EventCodec(key), store, lambda *_: None, store.warn)
+
+    def hear(frame: Frame, _: int) -> None:
+        if frame.event is not None:
+            heard(frame.event)
+
+    replay(records, EventCodec(key), store, hear, store.warn)
     return store
 
 

@@ -1,0 +1,86 @@
+"""``relay backup`` and ``relay restore``: a whole home copied, and put back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from relay.cli.common import counted, echo_json, home_option, json_option, open_home, printable
+from relay.cli.common import root_of as home_root
+from relay.home import CONFIG
+
+if TYPE_CHECKING:
+    from relay.housekeeping.backup import Manifest
+
+MIB = 1 << 20
+
+
+@click.command(epilog="\b\nExample:\n  relay backup /backup/monday")
+@home_option
+@click.argument("directory", metavar="DIR", type=click.Path())
+@json_option
+@click.pass_context
+def backup(ctx: click.Context, home: str | None, directory: str, as_json: bool) -> None:
+    """Copy the whole home to the new directory DIR, while the relay goes on or not.
+
+    Ledger, store, journal, mailboxes, archive, attachments, saved states, keys, config.json; not
+    logs. Private keys are in it: keep it as private as the home. DIR is there once it is complete.
+    """
+    from relay import config as configuration
+    from relay.clock import Clock
+    from relay.housekeeping import backup as home_backup
+
+    with open_home(ctx, home) as opened:
+        config = configuration.decode(opened.read_config(), opened.path(CONFIG))
+        done = home_backup.backup(opened, config, Clock(), directory)
+    if as_json:
+        echo_json({"directory": directory, **_facts(done.manifest), "left_out": done.left_out})
+        return
+    click.echo(printable(f"backed up to {directory}: {_sizes(done.manifest)}, keys among them"))
+    for line in done.left_out:
+        click.echo(printable(f"left out: {line}"))
+
+
+@click.command(
+    epilog="\b\nExamples:\n  relay restore /backup/monday\n"
+    "  relay --home ~/other restore /backup/monday\n"
+    "  relay down; relay restore --force /backup/monday && relay up",
+)
+@home_option
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.option("--force", is_flag=True, help="Set a home that is there aside, and take its place.")
+@json_option
+@click.pass_context
+def restore(
+    ctx: click.Context, home: str | None, directory: str, force: bool, as_json: bool
+) -> None:
+    """Put the backup DIR in the place of the home; no relay may run.
+
+    Every file is compared with the backup's list before anything is changed. A home that was there
+    is kept as HOME.before-restore. Never run a home and its copy at the same time.
+    """
+    from relay.housekeeping import restore as home_restore
+
+    root = home_root(ctx, home)
+    done = home_restore.restore(directory, root, force=force)
+    if as_json:
+        echo_json({"home": root, "aside": done.aside or None, **_facts(done.manifest)})
+        return
+    kept = f"; the home before is {done.aside}" if done.aside else ""
+    at = f"as it was at {done.manifest.at}"
+    click.echo(printable(f"restored {root} {at}: {_sizes(done.manifest)}{kept}"))
+
+
+def _facts(manifest: Manifest) -> dict[str, object]:
+    return {
+        "at": manifest.at,
+        "home_id": manifest.home_id,
+        "files": len(manifest.files),
+        "bytes": sum(one.size for one in manifest.files),
+    }
+
+
+def _sizes(manifest: Manifest) -> str:
+    size = sum(one.size for one in manifest.files)
+    return f"{counted(len(manifest.files), 'file')}, {size / MIB:.1f} MiB"

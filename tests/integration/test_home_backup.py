@@ -1,0 +1,413 @@
+"""A whole home copied by `relay backup`, beside a relay that runs or none, and put back."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent_sdk import Agent
+from relay import fsio
+from relay.clock import Clock
+from relay.config import Config, Store, encode
+from relay.errors import AlreadyRunning, FormatError, IntegrityError, RelayError, UnsafePath
+from relay.home import LEDGER, LOCK
+from relay.housekeeping import backup as home_backup
+from relay.housekeeping.restore import restore
+from tests.box import Box
+from tests.procs import Relay, meanwhile, relay, until
+from tests.unit.ledger_support import Look
+
+STEP = """
+import os, signal, sys
+from relay import fsio
+from relay.clock import Clock
+from relay.config import Config
+from relay.home import Home
+from relay.housekeeping import backup, restore
+steps = int(sys.argv[1])
+def fault(operation, name):
+    global steps
+    steps -= 1
+    if steps == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+fsio.fault = fault
+if sys.argv[2] == "backup":
+    backup.backup(Home(sys.argv[3]), Config(), Clock(), sys.argv[4])
+else:
+    restore.restore(sys.argv[3], sys.argv[4], force=True)
+"""
+
+
+def backup(box: Box, target: Path) -> home_backup.BackedUp:
+    return home_backup.backup(box.home, box.config, Clock(), str(target))
+
+
+def whole(root: Path) -> dict[str, tuple[bytes, int]]:
+    """Every file of a home, and when it was last written."""
+    return {
+        str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and path.name not in (LOCK, "backup.json")
+    }
+
+
+def a_home(root: Path) -> Box:
+    """A home with everything in it that a copy has to have."""
+    box = Box(root, "alice", "bob", "carol")
+    read = box.send("alice", "TO: bob\n\nread")
+    box.send("alice", "TO: bob\n\nunread")
+    box.take("bob", read)
+    box.tick()
+    box.send("alice", "TO: nobody\n\nrefused")
+    box.send("bob", "TO: __orchestrator__\nKIND: continuity\n\nACTION: save\n\nwhat bob knows")
+    box.path("agents/alice/key").write_bytes(b"k" * 32)
+    box.path("attachments/ab").mkdir()
+    box.path("attachments/ab", "ab" * 32).write_bytes(b"attached")
+    box.flush()
+    return box
+
+
+# -- what is in it -------------------------------------------------------------------------
+
+
+def test_D2_a_stopped_home_is_there_again_to_the_byte(tmp_path: Path) -> None:
+    box = a_home(tmp_path / "home")
+    box.drop("alice", "TO: carol\n\nsent while no relay ran")
+    box.close()
+    os.utime(tmp_path / "home/agents/bob/inbox", ns=(5 * 10**9, 5 * 10**9))
+    done = relay("backup", str(tmp_path / "kept"), home=tmp_path / "home")
+    assert done.returncode == 0, done.stderr
+    restored = restore(str(tmp_path / "kept"), str(tmp_path / "again"))
+    before, after = whole(tmp_path / "home"), whole(tmp_path / "again")
+    skipped = {name for name in before if name.split("/")[0] in ("logs", "run", "tmp")}
+    for name in (LEDGER, LEDGER + "-wal", LEDGER + "-shm"):  # rows are compared below
+        before.pop(name, None), after.pop(name, None)
+    assert after == {name: file for name, file in before.items() if name not in skipped}
+    looks = [Look(tmp_path / name / LEDGER) for name in ("home", "again")]
+    for table in ("messages", "deliveries", "agents", "audit_log", "orchestrator_state"):
+        one, other = (look.all(f"SELECT * FROM {table}") for look in looks)
+        assert one == other
+    for look in looks:
+        look.close()
+    assert os.stat(tmp_path / "again/agents/bob/inbox").st_mtime_ns == 5 * 10**9
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "again").rglob("*")} | {
+        stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("again", "kept")
+    }
+    assert modes == {0o700, 0o600}
+    assert restored.aside == ""
+    again = Box(tmp_path / "again")
+    again.tick()
+    assert again.bodies("carol") == ["sent while no relay ran"]
+    assert again.bodies("bob")[:1] == ["unread"]
+    again.close()
+
+
+def test_D2_what_is_no_regular_file_is_left_out_and_said(tmp_path: Path) -> None:
+    box = a_home(tmp_path / "home")
+    box.path("agents/alice/outbox/link.msg").symlink_to("/etc/passwd")
+    os.mkfifo(box.path("agents/alice/pipe"))
+    os.rename(box.path("agents/carol/inbox"), box.path("agents/carol/away"))
+    box.path("agents/carol/inbox").symlink_to("/etc")
+    done = backup(box, tmp_path / "kept")
+    said = "\n".join(done.left_out)
+    for name in ("agents/alice/outbox/link.msg", "agents/alice/pipe", "agents/carol/inbox"):
+        assert name in said and not (tmp_path / "kept" / name).exists()
+
+
+def test_D2_an_encrypted_home_opens_again_with_its_key(tmp_path: Path) -> None:
+    box = Box(tmp_path / "home", "alice", "bob", config=Config(store=Store(encrypt=True)))
+    box.send("alice", "TO: bob\n\nsecret")
+    box.flush()
+    backup(box, tmp_path / "kept")
+    box.close()
+    restore(str(tmp_path / "kept"), str(tmp_path / "again"))
+    assert stat.S_IMODE((tmp_path / "again" / box.config.store.key_file).stat().st_mode) == 0o600
+    again = Box(tmp_path / "again", config=box.config)
+    assert [m.content for m in again.store.state.messages.values()] == [b"secret"]
+    again.close()
+
+
+# -- under traffic -------------------------------------------------------------------------
+
+# Where the copy is, and what the relay and its agents do just then.
+MOMENTS = ["/config.json", "/agents/bob", "archive/", "relay.acomm", "ledger.db", "/journal/"]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_D2_what_happens_while_it_is_copied_is_whole_or_not_there(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages are sent, delivered, read, acknowledged and archived at one moment of the copy: a
+    start of it neither loses what was accepted before it began, nor gives anybody twice what he
+    has taken."""
+    box = Box(tmp_path / "home", "alice", "bob", "carol")
+    first = [box.send("alice", f"TO: *\n\n{number}") for number in range(4)]
+    box.take("bob", first[0])
+    os.unlink(box.path("agents/carol/inbox", f"{first[0]}.msg"))
+    box.flush()
+    happened: list[str] = []
+
+    def meanwhile_(operation: str, name: str) -> None:
+        if operation == "create" and "kept.unfinished" in name and moment in name and not happened:
+            monkeypatch.setattr(fsio, "fault", lambda *_: None)
+            happened.append(box.send("alice", "TO: *\n\nmeanwhile"))
+            box.take("bob", first[1])
+            box.take("bob", happened[0])
+            os.unlink(box.path("agents/carol/inbox", f"{first[1]}.msg"))
+            box.flush()
+            happened.append(box.drop("alice", "TO: bob\n\nnot accepted yet"))
+
+    monkeypatch.setattr(fsio, "fault", meanwhile_)
+    backup(box, tmp_path / "kept")
+    monkeypatch.undo()
+    assert len(happened) == 2
+    box.close()
+    restore(str(tmp_path / "kept"), str(tmp_path / "again"))
+    again = Box(tmp_path / "again")
+    again.tick(3)
+    again.flush()
+    for agent in ("bob", "carol"):
+        inbox = set(again.inbox(agent))
+        taken = {path.stem for path in again.path("agents", agent, "inbox/.read").glob("*.msg")}
+        assert not inbox & taken, "twice"
+        assert {first[2], first[3]} <= inbox and first[0] not in inbox
+        assert inbox <= {*first, *happened}
+    numbers = [str(message.relay_id) for message in again.store.state.messages.values()]
+    assert sorted(numbers) == sorted(set(numbers))
+    assert set(first) <= set(numbers)
+    for path in again.path("agents").rglob("*.msg"):
+        assert b"\nATTEMPT: 2\n" not in path.read_bytes()
+    again.close()
+
+
+@pytest.mark.timeout(60)
+def test_D2_under_traffic_nothing_accepted_is_lost_and_nothing_doubled(home: Path) -> None:
+    """Real processes: one writes as fast as it can, one takes, the relay runs, a copy is made."""
+    running = Relay(home)
+    running.start()
+    inbox = home / "agents/bob/inbox"
+    sent: list[str] = []
+    alice = Agent("alice", str(home))
+
+    def step() -> None:
+        sent.append(alice.send("bob", f"number {len(sent)}"))
+        if len(sent) % 3 == 0:
+            for path in sorted(inbox.glob("*.msg"))[:2]:
+                os.rename(path, inbox / ".read" / path.name)
+
+    kept = home.parent / "kept"
+    with meanwhile(step):
+        until(lambda: len(sent) > 100)
+        look = Look(home / LEDGER)
+        accepted = {row[0] for row in look.all("SELECT message_id FROM messages")}
+        look.close()
+        done = relay("backup", str(kept), "--json", home=home)
+        assert done.returncode == 0, done.stderr
+        more = len(sent) + 50
+        until(lambda: len(sent) > more)
+    alice.close()
+    running.stop()
+    again = home.parent / "again"
+    done = relay("restore", str(kept), home=again)
+    assert done.returncode == 0, done.stderr
+    before = _mail(again)
+    other = Relay(again)
+    other.start()
+    look = Look(again / LEDGER)
+    open_rows = "SELECT count(*) FROM messages WHERE status NOT IN ('archived', 'failed')"
+    until(lambda: look.one(open_rows) == 0)
+    look.close()
+    doctor = relay("doctor", home=again)
+    other.stop()
+    after = _mail(again)
+    assert accepted <= set(after) <= set(sent)
+    assert all(after[one] == where for one, where in before.items() if where != ".pending")
+    for path in (again / "agents/bob/inbox").rglob("*.msg"):
+        assert b"\nATTEMPT: 1\n" in path.read_bytes()
+    assert doctor.returncode == 0, doctor.stdout
+
+
+def _mail(root: Path) -> dict[str, str]:
+    """Where each message of bob's is; none is in two places."""
+    paths = list((root / "agents/bob/inbox").rglob("*.msg"))
+    found = {path.stem: path.parent.name for path in paths}
+    assert len(found) == len(paths)
+    return found
+
+
+# -- what is refused -----------------------------------------------------------------------
+
+
+def test_D2_a_damaged_backup_is_refused_and_nothing_changes(tmp_path: Path) -> None:
+    box = a_home(tmp_path / "home")
+    backup(box, tmp_path / "kept")
+    box.close()
+    before = whole(tmp_path / "home")
+    (segment,) = (tmp_path / "kept/journal").rglob("*.seg")
+    ledger, listed = tmp_path / "kept" / LEDGER, tmp_path / "kept/backup.json"
+
+    def flip(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        data[150] ^= 1
+        path.write_bytes(data)
+
+    spoils: list[tuple[type[Exception], Callable[[], object]]] = [
+        (IntegrityError, lambda: flip(segment)),
+        (IntegrityError, lambda: os.truncate(ledger, 4096)),
+        (IntegrityError, ledger.unlink),
+        (FormatError, lambda: listed.write_text("{")),
+        (UnsafePath, lambda: listed.write_text(text.replace("config.json", "../x"))),
+        (FormatError, lambda: listed.write_text(text.replace('"version":1', '"version":9'))),
+        (RelayError, listed.unlink),
+    ]
+    text = listed.read_text()
+    shutil.copytree(tmp_path / "kept", tmp_path / "sound")
+    for error, spoil in spoils:
+        shutil.rmtree(tmp_path / "kept")
+        shutil.copytree(tmp_path / "sound", tmp_path / "kept")
+        spoil()
+        with pytest.raises(error) as caught:
+            restore(str(tmp_path / "kept"), str(tmp_path / "home"), force=True)
+        assert "\n" not in str(caught.value)
+        assert whole(tmp_path / "home") == before
+        assert sorted(os.listdir(tmp_path)) == ["home", "kept", "sound"]
+
+
+def test_D2_a_home_that_is_there_stays_unless_forced(tmp_path: Path) -> None:
+    box = a_home(tmp_path / "home")
+    backup(box, tmp_path / "kept")
+    box.send("alice", "TO: bob\n\nafter the copy")
+    box.close()
+    before = whole(tmp_path / "home")
+    root, kept = str(tmp_path / "home"), str(tmp_path / "kept")
+    with pytest.raises(RelayError, match="there is a relay home at"):
+        restore(kept, root)
+    with fsio.locked(os.path.join(root, LOCK)), pytest.raises(AlreadyRunning):
+        restore(kept, root, force=True)
+    assert whole(tmp_path / "home") == before
+    for number in range(2):
+        aside = restore(kept, root, force=True).aside
+        assert aside == f"{root}.before-restore" + (f".{number}" if number else "")
+    assert whole(tmp_path / "home.before-restore") == before
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others/things").write_text("mine")
+    with pytest.raises(UnsafePath, match="is not a relay home"):
+        restore(kept, str(tmp_path / "others"), force=True)
+    (tmp_path / "empty").mkdir()
+    assert restore(kept, str(tmp_path / "empty")).aside == ""
+
+
+def test_D2_a_backup_has_a_new_name_outside_of_the_home(tmp_path: Path) -> None:
+    box = a_home(tmp_path / "home")
+    (tmp_path / "kept").mkdir()
+    with pytest.raises(RelayError, match="is there already"):
+        backup(box, tmp_path / "kept")
+    with pytest.raises(RelayError, match="is in the home itself"):
+        backup(box, tmp_path / "home/kept")
+    box.close()
+
+
+def test_D2_on_a_full_disk_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = a_home(tmp_path / "home")
+    backup(box, tmp_path / "kept")
+    before = whole(tmp_path / "home")
+
+    def full(operation: str, name: str) -> None:
+        if operation == "write" and ".seg" in name:
+            raise OSError(28, "No space left on device", name)
+
+    monkeypatch.setattr(fsio, "fault", full)
+    with pytest.raises(OSError, match="No space"):
+        backup(box, tmp_path / "more")
+    with pytest.raises(OSError, match="No space"):
+        restore(str(tmp_path / "kept"), str(tmp_path / "again"))
+    monkeypatch.undo()
+    assert sorted(os.listdir(tmp_path)) == ["home", "kept"]
+    assert whole(tmp_path / "home").keys() == before.keys()
+    box.close()
+
+
+# -- killed --------------------------------------------------------------------------------
+
+
+def steps_of(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> int:
+    steps: list[tuple[str, str]] = []
+    monkeypatch.setattr(fsio, "fault", lambda *step: steps.append(step))
+    work()
+    monkeypatch.undo()
+    return len(steps)
+
+
+def killed(step: int, *words: str) -> None:
+    command = [sys.executable, "-c", STEP, str(step), *words]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+@pytest.mark.timeout(120)
+def test_D2_killed_at_any_step_of_a_backup_it_has_no_name_or_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Box(tmp_path / "home", "alice").close()
+    home, kept = str(tmp_path / "home"), tmp_path / "kept"
+    box = Box(tmp_path / "home")
+    number = steps_of(monkeypatch, lambda: backup(box, kept))
+    box.close()
+    for step in range(1, number + 1, 2):
+        shutil.rmtree(kept, ignore_errors=True)
+        killed(step, "backup", home, str(kept))
+        if kept.exists():
+            restore(str(kept), str(tmp_path / "again"))
+            shutil.rmtree(tmp_path / "again")
+    assert relay("backup", str(tmp_path / "kept2"), home=tmp_path / "home").returncode == 0
+    assert relay("backup", str(kept), home=tmp_path / "home").returncode == 0
+    assert not (tmp_path / "kept.unfinished").exists()
+
+
+@pytest.mark.timeout(120)
+def test_D2_killed_at_any_step_of_a_restore_it_is_the_home_before_or_the_restored_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = Box(tmp_path / "home", "alice", "bob")
+    box.send("alice", "TO: bob\n\nbefore")
+    backup(box, tmp_path / "kept")
+    box.send("alice", "TO: bob\n\nafter")
+    box.close()
+    kept, root = str(tmp_path / "kept"), str(tmp_path / "home")
+    shutil.copytree(root, tmp_path / "former")
+    number = steps_of(monkeypatch, lambda: restore(kept, root, force=True))
+    restored, former = whole(tmp_path / "home"), whole(tmp_path / "former")
+    assert restored != former
+    for step in range(1, number + 1):
+        for name in os.listdir(tmp_path):
+            if name not in ("kept", "former"):
+                shutil.rmtree(tmp_path / name)
+        shutil.copytree(tmp_path / "former", root)
+        killed(step, "restore", kept, root)
+        assert whole(tmp_path / "home") in (former, restored), step
+        restore(kept, root, force=True)  # the next one finds nothing in its way
+        assert whole(tmp_path / "home") == restored
+        assert former in [whole(path) for path in tmp_path.glob("home.before-restore*")]
+
+
+def test_D2_in_words(tmp_path: Path) -> None:
+    a_home(tmp_path / "home").close()
+    done = relay("backup", str(tmp_path / "kept"), "--json", home=tmp_path / "home")
+    facts = json.loads(done.stdout)
+    assert facts["files"] == len(json.loads((tmp_path / "kept/backup.json").read_text())["files"])
+    refused = relay("restore", str(tmp_path / "kept"), home=tmp_path / "home")
+    assert refused.returncode == 1 and "--force" in refused.stderr
+    done = relay("restore", "--force", str(tmp_path / "kept"), home=tmp_path / "home")
+    assert done.stdout.startswith(f"restored {tmp_path}/home as it was at {facts['at']}: ")
+    assert done.stdout.endswith(f"; the home before is {tmp_path}/home.before-restore\n")
+    assert relay("restore", str(tmp_path / "none"), home=tmp_path / "x").returncode == 1
+    assert encode(Config()) != b"" and not (tmp_path / "x").exists()
