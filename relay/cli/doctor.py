@@ -34,24 +34,27 @@ def doctor(ctx: click.Context, home: str | None, mend: bool, deep: bool, as_json
     """Look for what is wrong with the home: settings, process, limits, files, store, journal,
     tiers, ledger, attachments.
 
-    Prints a line for each finding and what to do, then how many problems there are, or OK. Exits 3
-    when there is one; notes count as none. Works beside a running relay; without --repair no file
-    is changed. --repair narrows modes and removes what a crash left over, nothing else.
+    Prints a line for each finding and what to do, then how many problems there are, or OK; of a
+    very large home it looks at a part, and says so. Exits 3 when there is a problem; notes count
+    as none. Works beside a running relay; without --repair no file is changed. --repair narrows
+    modes and removes what a crash left over, nothing else.
     """
     from relay.doctor import Severity, examine
 
     with open_home(ctx, home) as opened:
         if mend:
             _mend(opened, list(examine(opened, deep=deep)), as_json)
-        problems = 0
+        problems, is_part = 0, False
         for finding in examine(opened, deep=deep):
             problems += finding.severity is not Severity.NOTE
+            is_part |= finding.is_part
             if as_json:
                 echo_json(_facts(finding))
             else:
                 click.echo(printable(str(finding)))
     if not as_json:
-        click.echo(f"{counted(problems, 'problem')} found" if problems else "OK")
+        well = "OK, as far as was looked" if is_part else "OK"
+        click.echo(f"{counted(problems, 'problem')} found" if problems else well)
     return EXIT_FINDINGS if problems else 0
 
 

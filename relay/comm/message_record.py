@@ -15,6 +15,7 @@ of the source document, are ValidationFailed. Source: FORMATS section 2, "Record
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from functools import lru_cache
 from struct import Struct
 
@@ -38,13 +39,16 @@ from relay.comm.writer import (
     text,
 )
 from relay.comm.writer import topic as topic_text
-from relay.errors import ValidationFailed
+from relay.errors import FormatError, ValidationFailed
 
 MAX_CONTENT_BYTES = 1_048_576
 # A longer text is rare, and may be a length that lies: it is read field by field.
 MAX_FAST_TEXT = 1024
 # AES-256-GCM adds a nonce of 12 and a tag of 16 bytes to the content that it seals.
 SEAL_BYTES = 28
+
+# Far more than any record that this writes; one that is not whole in so many bytes is none.
+MOST_RECORD_BYTES = 16 << 20
 
 # The smallest record: texts empty, options absent.
 MIN_MESSAGE = 46
@@ -155,6 +159,50 @@ def read_messages(reader: Reader, count: int) -> tuple[Message, ...]:
         pos = after
     reader.pos = pos
     return tuple(messages)
+
+
+def walk_messages(pieces: Iterable[bytes], path: str, name: str, limit: int, where: str) -> None:
+    """Find out whether what comes in pieces is a count and so many messages; none is kept.
+
+    Errors: FormatError with the first fault; what is missing at the end is for who reads it all.
+    """
+    data, base, left = b"", 0, -1
+    for piece in pieces:
+        data += piece
+        reader = Reader(data, path, base=base, where=where)
+        if left < 0:
+            if len(data) < U64.size:
+                continue
+            left = reader.u64(f"count of {name}")
+            if left > limit:
+                raise reader.fault(0, f"count of {name} of at most {limit}", left)
+        left -= _skip_messages(reader, left)
+        if not left:
+            reader.finish(name)
+        base += reader.pos
+        data = data[reader.pos :]
+
+
+def _skip_messages(reader: Reader, most: int) -> int:
+    """Go on behind the messages that are whole, ``most`` at most; how many they were."""
+    known: dict[bytes, str] = {}
+    for number in range(most):
+        start = reader.pos
+        try:
+            _, after = _read_fast(reader.data, start, known)
+        except (IndexError, UnicodeDecodeError, struct.error):
+            after = reader.end + 1
+        if after <= reader.end:
+            reader.pos = after
+            continue
+        try:
+            read_message(reader)
+        except FormatError:  # it is cut off here, or wrong
+            reader.pos = start
+            if reader.end - start > MOST_RECORD_BYTES:
+                raise
+            return number
+    return most
 
 
 def _read_fast(data: bytes, pos: int, known: dict[bytes, str]) -> tuple[Message, int]:

@@ -24,6 +24,7 @@ from relay.comm.message_record import (
     SEAL_BYTES,
     encode_message,
     read_messages,
+    walk_messages,
 )
 from relay.comm.model import Message, StoreFile
 from relay.comm.reader import U64, Reader
@@ -115,12 +116,17 @@ def split(data: bytes, path: str, header: Header, table: Iterable[Section]) -> d
             continue
         reader = Reader(data, path, entry.offset, entry.offset + entry.length)
         if header.flags & Flag.COMPRESSED and entry.kind in ENVELOPED:
-            readers[entry.kind] = envelope.unpack(reader, f"section {entry.kind}")
+            name = f"section {entry.kind}"
+            readers[entry.kind] = envelope.unpack(reader, name, _walk(path, name))
         elif header.flags & Flag.COMPRESSED:
             readers[entry.kind] = Reader(data[entry.offset : reader.end], path, base=entry.offset)
         else:
             readers[entry.kind] = reader
     return readers
+
+
+def _walk(path: str, name: str) -> envelope.Walk:
+    return lambda pieces, where: walk_messages(pieces, path, name, MAX_MESSAGES, where)
 
 
 def decode_sections(path: str, header: Header, sections: dict[int, Reader]) -> StoreFile:

@@ -15,7 +15,16 @@ from collections.abc import Iterator
 import msgspec
 
 from relay.agents.roster import Meta
-from relay.doctor.finding import Finding, Place, Repair, Severity, names, several, twice
+from relay.doctor.finding import (
+    Finding,
+    Place,
+    Repair,
+    Severity,
+    looked_at_part,
+    names,
+    several,
+    twice,
+)
 from relay.errors import FormatError
 from relay.flow.delivery import REJECTED
 from relay.home import AGENT_DIRS, META, PENDING
@@ -36,6 +45,11 @@ def examine(place: Place) -> Iterator[Finding]:
     for path, entry in _walk(place.home.root, "", looked):
         looked.take(path, entry)
     yield from looked.findings()
+    if looked.is_cut:
+        total = 1 + sum(len(folders) + len(files) for _, folders, files in os.walk(place.home.root))
+        yield looked_at_part(
+            "files", looked.count, total, "entries of the home, at modes and owners"
+        )
     yield from _agents(place)
     yield from twice(place, lambda: {f.where: f for f in _pending(place)})
     yield from _temps(place)
@@ -51,8 +65,11 @@ def _walk(root: str, path: str, looked: _Looked) -> Iterator[tuple[str, os.stat_
         folder = todo.pop()
         try:
             entries = sorted(os.scandir(os.path.join(root, folder)), key=lambda entry: entry.name)
-        except OSError:
-            continue  # it has just gone, or its mode is among the findings
+        except FileNotFoundError:
+            continue  # it has just gone
+        except OSError as exc:
+            looked.unseen.append(f"{folder} ({exc.strerror})")
+            continue
         for entry in entries:
             if looked.count >= MOST_LOOKED:
                 looked.is_cut = True
@@ -70,6 +87,7 @@ class _Looked:
     def __init__(self) -> None:
         self.count = 0
         self.is_cut = False
+        self.unseen: list[str] = []
         self._open: list[str] = []
         self._repairs: list[Repair] = []
         self._links: list[str] = []
@@ -119,9 +137,13 @@ class _Looked:
                 "`chown` them, as root",
                 where=self._foreign[0],
             )
-        if self.is_cut:
-            found = f"of modes and owners the first {MOST_LOOKED} entries were looked at"
-            yield Finding("files", found, "nothing: it takes long", Severity.NOTE)
+        if self.unseen:
+            yield Finding(
+                "files",
+                f"cannot be looked into: {several(self.unseen)}",
+                "mend the disk, or who may read it: nobody knows what is in there",
+                where=self.unseen[0].rpartition(" (")[0],
+            )
 
 
 def _agents(place: Place) -> Iterator[Finding]:

@@ -42,6 +42,7 @@ class Finding(NamedTuple):
     severity: Severity = Severity.ERROR
     where: str = ""  # relative to the home, or a command
     repairs: tuple[Repair, ...] = ()
+    is_part: bool = False  # of something large a part was looked at
 
     @property
     def repairable(self) -> bool:
@@ -83,6 +84,13 @@ def names(folder: str) -> list[str]:
 def said(exc: RelayError | OSError) -> str:
     """An error in a line."""
     return str(exc) if isinstance(exc, RelayError) else f"{exc.filename}: {exc.strerror}"
+
+
+def looked_at_part(check: str, looked: int, total: int, what: str) -> Finding:
+    """Say that so many of something were looked at, and not the rest."""
+    found = f"looked at {looked} of {total} {what}, the rest was not"
+    remedy = "nothing: of so many it would take long"
+    return Finding(check, found, remedy, Severity.NOTE, f"part of {what}", is_part=True)
 
 
 def several(items: list[str]) -> str:

@@ -12,7 +12,16 @@ from relay.aof2.reader import JournalReader
 from relay.clock import iso_date
 from relay.comm.event_codec import EventCodec
 from relay.config import Retention
-from relay.doctor.finding import RESTORE, Finding, Place, Severity, names, several, twice
+from relay.doctor.finding import (
+    RESTORE,
+    Finding,
+    Place,
+    Severity,
+    looked_at_part,
+    names,
+    several,
+    twice,
+)
 from relay.errors import LedgerDamaged, LedgerError, RelayError
 from relay.home import LEDGER
 from relay.housekeeping import archive_pack, prune
@@ -30,6 +39,7 @@ def examine(place: Place, position: int) -> Iterator[Finding]:
     try:
         with contextlib.closing(open_readonly(place.home.path(LEDGER))) as db:
             yield from _soundness(db)
+            yield from _bounds(db)
     except LedgerError as exc:
         yield Finding("ledger", str(exc), exc.hint, where=LEDGER)
         return
@@ -58,6 +68,14 @@ def _soundness(db: sqlite3.Connection) -> Iterator[Finding]:
         if lacks:
             found = f"its schema lacks {several(lacks)}: somebody removed it"
             yield Finding("ledger", found, RESTORE, where=LEDGER)
+
+
+def _bounds(db: sqlite3.Connection) -> Iterator[Finding]:
+    """What there is more of than is compared with files and store: the newest are."""
+    for table, most in (("messages", MOST_ROWS), ("deliveries", 4 * MOST_ROWS)):
+        (total,) = db.execute(f"SELECT count(*) FROM {table}").fetchone()
+        if total > most:
+            yield looked_at_part("ledger", most, total, f"rows of {table}, the newest")
 
 
 def _parts(db: sqlite3.Connection) -> set[str]:

@@ -132,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer with a page."""
         if not self._is_asked_by_name():
-            self.send_error(403, "ask by a loopback address")
+            self.send_error(403, f"ask by one of {', '.join(LOOPBACK_NAMES)}, or admin.listen")
             return
         pages = {
             "/healthz": self._healthz,
@@ -148,9 +148,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _is_asked_by_name(self) -> bool:
         """False for a browser that was led here by a foreign name."""
-        host = self.headers.get("Host", "")
+        if self.server.address_family == socket.AF_UNIX:  # type: ignore[attr-defined]
+            return True
+        host = self.headers.get("Host", "").lower()
         name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-        return self.server.address_family == socket.AF_UNIX or name in LOOPBACK_NAMES  # type: ignore[attr-defined]
+        return name in (*LOOPBACK_NAMES, self.server.server_address[0])  # type: ignore[index]
 
     def _healthz(self) -> None:
         health = self.board.health()

@@ -7,9 +7,10 @@ import struct
 import tracemalloc
 import zlib
 
+import psutil
 import pytest
 
-from relay.comm import acomm
+from relay.comm import acomm, envelope
 from relay.errors import FormatError
 from tests.unit.acomm_support import assemble, message, messages_body
 
@@ -118,6 +119,46 @@ def test_a_bomb_that_says_its_size_holds_no_records() -> None:
     # 4 MiB of zeros are a count of 0 and bytes left over, not a hundred thousand messages.
     data = compressed(4 * MIB, gzip.compress(bytes(4 * MIB)), count=0)
     assert refuse_within(data, 16 * MIB).found == f"{4 * MIB - 8} more bytes"
+
+
+@pytest.mark.parametrize("records", [0, 1000])
+def test_D10_a_large_bomb_is_refused_before_there_is_room_made_for_it(records: int) -> None:
+    """Behind so many messages nothing but zeros: 100 MiB of them in 100 KB."""
+    raw = messages_body(*(message(number) for number in range(1, records + 1)))
+    stream = gzip.compress(raw, 1) + gzip.compress(bytes(100 * MIB), 1)
+    fault = refuse_within(compressed(len(raw) + 100 * MIB, stream, count=records), 6 * MIB)
+    assert fault.expected == f"end of section 2{WHERE}" and fault.offset == len(raw)
+
+
+def test_D10_no_record_of_a_bomb_is_waited_for_without_end() -> None:
+    """Its first message claims a content of 200 MiB, and they come."""
+    head = messages_body(message(1, content=b"x"))
+    at = head.index(b"\x01\x00\x00\x00x")
+    raw = head[:at] + struct.pack("<I", 200 * MIB)
+    stream = gzip.compress(raw, 1) + gzip.compress(bytes(100 * MIB), 1)
+    fault = refuse_within(compressed(len(raw) + 100 * MIB, stream, count=1), 64 * MIB)
+    assert f"of {200 * MIB} bytes" in str(fault.expected)
+
+
+def test_D10_what_is_large_and_says_the_same_again_and_again_is_read() -> None:
+    most = [message(number, content=b"x" * MIB) for number in range(1, 67)]
+    raw = messages_body(*most)
+    data = compressed(len(raw), gzip.compress(raw, 1), count=len(most))
+    assert len(raw) > envelope.LARGE_BYTES > envelope.LARGE_RATIO * len(data)
+    assert acomm.decode(data, "it").messages == tuple(most)
+
+
+def test_D10_what_the_memory_has_no_room_for_is_refused_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free = psutil.virtual_memory()._replace(available=60 * MIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    size = 100 * MIB
+    fault = refuse(compressed(size, gzip.compress(bytes(size), 1)))
+    assert str(fault) == (
+        f"it at {AT}: expected uncompressed_size of at most {60 * MIB} in section 2, which memory "
+        f"has room for, found {size}"
+    )
 
 
 def test_three_hundred_thousand_empty_members_end_soon() -> None:

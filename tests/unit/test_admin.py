@@ -287,6 +287,33 @@ def test_a_browser_led_here_by_a_foreign_name_hears_nothing(asked: Asked) -> Non
         assert asked.ask("/status", port=port, host=host)[0] == 403
 
 
+def test_D10_by_any_name_on_the_socket_and_by_its_own_address_on_tcp(asked: Asked) -> None:
+    port = free_port()
+    asked.serve()
+    asked.admin.begin(f"127.0.0.2:{port}")
+    assert asked.ask("/healthz", host="evil.example")[0] == 200  # who may open it is the owner
+    for host, code in (
+        ("127.0.0.2", 200),
+        (f"127.0.0.2:{port}", 200),
+        ("LocalHost", 200),
+        ("127.0.0.3", 403),
+        ("evil.example", 403),
+        ("[::2]", 403),
+    ):
+        connection = http.client.HTTPConnection("127.0.0.2", port, timeout=5)
+        connection.request("GET", "/status", headers={"Host": host})
+        answer = connection.getresponse()
+        assert (answer.status, host) == (code, host)
+        if code == 403:
+            assert answer.read() == (
+                b"403 ask by one of localhost, 127.0.0.1, [::1], or admin.listen\n"
+            )
+        connection.close()
+    with socket.create_connection(("127.0.0.2", port), timeout=5) as bare:  # it names no host
+        bare.sendall(b"GET /status HTTP/1.0\r\n\r\n")
+        assert bare.recv(100).startswith(b"HTTP/1.0 403 ")
+
+
 def test_a_port_that_is_taken_is_said_and_the_socket_answers(asked: Asked) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
