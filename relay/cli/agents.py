@@ -22,6 +22,7 @@ from relay.cli.common import (
     parse_meta,
     printable,
     root_of,
+    unread,
     when,
 )
 from relay.home import LEDGER, META
@@ -47,7 +48,7 @@ def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """List the agents there are.
 
     Since: when it became what it is; of one that is active, nothing. Seen: when it last wrote or
-    read. Unread: messages that stand in its inbox.
+    read. Unread: messages that stand in its inbox. Dead: those that were given up for it.
     """
     if ctx.invoked_subcommand is not None:
         ctx.obj = {"home": root_of(ctx, home)}
@@ -55,28 +56,29 @@ def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
     with open_home(ctx, home) as opened:
         listed = _listed(opened)
     if as_json:
-        for row, role in listed:
-            echo_json(_facts(row, role))
+        for one in listed:
+            echo_json(_facts(*one))
         return
     now = time.time_ns()
-    header = ("NAME", "STATUS", "SINCE", "ROLE", "SEEN", "UNREAD", "NOTE")
-    columns(header, [_cells(row, role, now) for row, role in listed])
+    header = ("NAME", "STATUS", "SINCE", "ROLE", "SEEN", "UNREAD", "DEAD", "NOTE")
+    columns(header, [_cells(*one, now) for one in listed])
 
 
-def _listed(home: Home) -> list[tuple[sqlite3.Row, str | None]]:
-    """The ledger's row of each agent, by name, and the role in its meta.json."""
+def _listed(home: Home) -> list[tuple[sqlite3.Row, str | None, int | None]]:
+    """The ledger's row of each agent, by name, the role in its meta.json, and what is unread."""
     from relay.ledger import open_readonly
 
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
         rows = db.execute(
             "SELECT name, status, reason, changed_at, pid, registered_at, last_seen_at, note, "
-            "(SELECT count(*) FROM deliveries WHERE recipient = name AND state = 'written') "
-            "AS unread FROM agents ORDER BY name"
+            "(SELECT count(*) FROM deliveries WHERE recipient = name AND state = 'dead') AS dead "
+            "FROM agents ORDER BY name"
         ).fetchall()
-    return [(row, _role(home.read_meta(row["name"]))) for row in rows]
+    in_inboxes = unread(home)
+    return [(row, _role(home.read_meta(row["name"])), in_inboxes.get(row["name"])) for row in rows]
 
 
-def _facts(row: sqlite3.Row, role: str | None) -> dict[str, object]:
+def _facts(row: sqlite3.Row, role: str | None, unread: int | None) -> dict[str, object]:
     return {
         "name": row["name"],
         "status": row["status"],
@@ -84,14 +86,17 @@ def _facts(row: sqlite3.Row, role: str | None) -> dict[str, object]:
         "pid": row["pid"],
         "registered_at": when(row["registered_at"]),
         "last_seen_at": when(row["last_seen_at"]),
-        "unread": row["unread"],
+        "unread": unread,
+        "dead": row["dead"],
         "note": row["note"],
         "reason": row["reason"],
         "status_since": when(row["changed_at"]),
     }
 
 
-def _cells(row: sqlite3.Row, role: str | None, now_ns: int) -> tuple[object, ...]:
+def _cells(
+    row: sqlite3.Row, role: str | None, unread: int | None, now_ns: int
+) -> tuple[object, ...]:
     is_active = row["status"] == "active"
     return (
         row["name"],
@@ -99,7 +104,8 @@ def _cells(row: sqlite3.Row, role: str | None, now_ns: int) -> tuple[object, ...
         None if is_active else ago(row["changed_at"], now_ns),
         role,
         ago(row["last_seen_at"], now_ns),
-        row["unread"],
+        unread,
+        row["dead"],
         printable(row["note"] if is_active else row["reason"], 60),
     )
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from relay.cli.common import Amount, ago, home_option, open_home, printable
+from relay.cli.common import Amount, ago, home_option, open_home, printable, unread
 from relay.home import LEDGER, Home
 from relay.operations.asking import ask_status
 
@@ -35,7 +35,7 @@ class Row(NamedTuple):
     name: str
     status: str
     outbox: int | None  # files that wait; None: it cannot be listed
-    unread: int
+    unread: int | None  # messages in the inbox; likewise
     owes: int | None  # acknowledgments; None: nobody says
     seen_ns: int | None
     note: str | None
@@ -117,24 +117,20 @@ def look(home: Home, db: sqlite3.Connection) -> Frame:
     status = ask_status(home)
     owed = (status or {}).get("owed") or {}
     is_known = status is not None and len(owed) >= bool(status.get("owed_acks"))
-    unread = dict(
-        db.execute(
-            "SELECT recipient, count(*) FROM deliveries WHERE state = 'written' GROUP BY 1"
-        ).fetchall()
-    )
+    in_inboxes = unread(home)
     rows = [
         Row(
             one["name"],
             one["status"],
             _waiting(home, one["name"]),
-            unread.get(one["name"], 0),
+            in_inboxes.get(one["name"]),
             owed.get(one["name"], 0) if is_known else None,
             one["last_seen_at"],
             one["note"],
         )
         for one in db.execute("SELECT name, status, last_seen_at, note FROM agents ORDER BY name")
     ]
-    rows.sort(key=lambda row: (-(row.outbox or 0), -row.unread, row.name))
+    rows.sort(key=lambda row: (-(row.outbox or 0), -(row.unread or 0), row.name))
     return Frame(time.monotonic(), time.time_ns(), status, rows)
 
 
