@@ -6,7 +6,7 @@ import contextlib
 import json
 import sqlite3
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -22,6 +22,7 @@ from relay.cli.common import (
     parse_meta,
     printable,
     root_of,
+    unread,
     when,
 )
 from relay.cli.signs import Sign, signs_of
@@ -49,8 +50,9 @@ def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """List the agents there are.
 
     Since: when it became what it is; of one that is active, nothing. Seen: when it last wrote or
-    read. Unread: messages that stand in its inbox. Note: a process that it registered and that has
-    ended, how long it is silent while something waits for it, what it says of itself.
+    read. Unread: messages that stand in its inbox. Dead: those that were given up for it. Note: a
+    process that it registered and that has ended, how long it is silent while something waits for
+    it, what it says of itself.
     """
     if ctx.invoked_subcommand is not None:
         ctx.obj = {"home": root_of(ctx, home)}
@@ -59,30 +61,48 @@ def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
     with open_home(ctx, home) as opened:
         listed = _listed(opened, now)
     if as_json:
-        for row, role, sign in listed:
-            echo_json(_facts(row, role, sign, now))
+        for one in listed:
+            echo_json(_facts(*one, now))
         return
-    header = ("NAME", "STATUS", "SINCE", "ROLE", "SEEN", "UNREAD", "NOTE")
+    header = ("NAME", "STATUS", "SINCE", "ROLE", "SEEN", "UNREAD", "DEAD", "NOTE")
     columns(header, [_cells(*one, now) for one in listed])
 
 
-def _listed(home: Home, now_ns: int) -> list[tuple[sqlite3.Row, str | None, Sign]]:
-    """The ledger's row of each agent, by name, the role in its meta.json, and its signs."""
+class _Listed(NamedTuple):
+    """What there is to say of one agent."""
+
+    row: sqlite3.Row  # of the ledger
+    role: str | None  # in its meta.json
+    unread: int | None  # in its inbox
+    sign: Sign
+
+
+def _listed(home: Home, now_ns: int) -> list[_Listed]:
+    """Each agent, by name."""
     from relay.ledger import open_readonly
 
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
         rows = db.execute(
             "SELECT name, status, reason, changed_at, pid, registered_at, last_seen_at, note, "
-            "(SELECT count(*) FROM deliveries WHERE recipient = name AND state = 'written') "
-            "AS unread FROM agents ORDER BY name"
+            "(SELECT count(*) FROM deliveries WHERE recipient = name AND state = 'dead') AS dead "
+            "FROM agents ORDER BY name"
         ).fetchall()
         signs = signs_of(home, db, now_ns)
+    in_inboxes = unread(home)
     return [
-        (row, _role(home.read_meta(row["name"])), signs.get(row["name"], Sign())) for row in rows
+        _Listed(
+            row,
+            _role(home.read_meta(row["name"])),
+            in_inboxes.get(row["name"]),
+            signs.get(row["name"], Sign()),
+        )
+        for row in rows
     ]
 
 
-def _facts(row: sqlite3.Row, role: str | None, sign: Sign, now_ns: int) -> dict[str, object]:
+def _facts(
+    row: sqlite3.Row, role: str | None, unread: int | None, sign: Sign, now_ns: int
+) -> dict[str, object]:
     return {
         "name": row["name"],
         "status": row["status"],
@@ -90,7 +110,8 @@ def _facts(row: sqlite3.Row, role: str | None, sign: Sign, now_ns: int) -> dict[
         "pid": row["pid"],
         "registered_at": when(row["registered_at"]),
         "last_seen_at": when(row["last_seen_at"]),
-        "unread": row["unread"],
+        "unread": unread,
+        "dead": row["dead"],
         "note": row["note"],
         "reason": row["reason"],
         "status_since": when(row["changed_at"]),
@@ -99,7 +120,9 @@ def _facts(row: sqlite3.Row, role: str | None, sign: Sign, now_ns: int) -> dict[
     }
 
 
-def _cells(row: sqlite3.Row, role: str | None, sign: Sign, now_ns: int) -> tuple[object, ...]:
+def _cells(
+    row: sqlite3.Row, role: str | None, unread: int | None, sign: Sign, now_ns: int
+) -> tuple[object, ...]:
     is_active = row["status"] == "active"
     return (
         row["name"],
@@ -107,7 +130,8 @@ def _cells(row: sqlite3.Row, role: str | None, sign: Sign, now_ns: int) -> tuple
         None if is_active else ago(row["changed_at"], now_ns),
         role,
         ago(row["last_seen_at"], now_ns),
-        row["unread"],
+        unread,
+        row["dead"],
         printable(sign.text(now_ns, row["note"] if is_active else row["reason"]), 60),
     )
 

@@ -26,16 +26,6 @@ if TYPE_CHECKING:
 FLUSH_TIMEOUT_S = 15.0
 POLL_S = 0.05
 MOST_NAMED = 3  # recipients named one by one; more are counted
-_WORDS = {
-    "held": "held for {}",
-    "staged": "not yet in the inbox of {}",
-    "written": "in the inbox of {}, not read",
-    "read": "read by {}",
-    "acked": "acknowledged by {}",
-    "expired": "expired for {}",
-    "bounced": "bounced for {}",
-    "dead": "dead for {}",
-}
 
 
 def control_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -221,24 +211,24 @@ def duration_s(text: str, option: str) -> float:
 
 def _standing(root: str, message_id: str) -> str:
     """What the ledger knows of a message, in a few words."""
-    from relay.cli.trace import read_trace
     from relay.daemon import lock_holder
-    from relay.errors import NotFound
     from relay.home import LEDGER, Home
-    from relay.ledger import open_readonly
+    from relay.ledger import open_readonly, wording
 
     with Home(root) as home:
         stopped = "" if lock_holder(home) else ", and no relay runs any more"
         db = open_readonly(home.path(LEDGER))
     try:
-        deliveries = read_trace(db, message_id)["deliveries"]
-    except NotFound:
-        return f"the relay has not taken it{stopped}"
+        query = "SELECT * FROM {} WHERE message_id = ?"
+        row = db.execute(query.format("messages"), (message_id,)).fetchone()
+        found = db.execute(query.format("deliveries"), (message_id,)).fetchall()
     finally:
         db.close()
+    deliveries = [wording.fields(one) for one in found]
+    if row is None:
+        return f"the relay has not taken it{stopped}"
     if len(deliveries) > MOST_NAMED:
-        states = [one["state"] for one in deliveries]
-        counted = ", ".join(f"{states.count(s)} {s}" for s in _WORDS if s in states)
-        return f"of {len(states)} recipients {counted}{stopped}"
-    known = [_WORDS[one["state"]].format(one["recipient"]) for one in deliveries]
+        return f"{wording.short(row, deliveries)}{stopped}"
+    kind, now = row["message_type"], time.time_ns()
+    known = [wording.phrase(one, kind, now) for one in deliveries]
     return f"{', '.join(known) or 'nobody was to get it'}{stopped}"

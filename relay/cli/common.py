@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -10,10 +11,10 @@ from typing import Any, TypeVar
 
 import click
 
-from relay.clock import NS_PER_S, iso_time
+from relay.clock import elapsed, iso_time
 from relay.errors import RelayError
 from relay.home import META, Home, default_root
-from relay.names import OPERATOR
+from relay.names import MSG_SUFFIX, OPERATOR
 
 F = TypeVar("F", bound=Callable[..., Any])
 AGENT_VARIABLE = "AGENT_RELAY_NAME"
@@ -69,6 +70,18 @@ def no_relay(home: Home) -> str:
     gone = left(home)
     told = f": the last one, {gone}" if gone is not None else ""
     return f"no relay runs{told}; start one with `relay up`"
+
+
+def unread(home: Home) -> dict[str, int]:
+    """How many messages stand in each agent's inbox, whatever became of them otherwise.
+
+    Who has no inbox that can be listed is not in it.
+    """
+    found: dict[str, int] = {}
+    for name in home.agent_names():
+        with contextlib.suppress(OSError), os.scandir(home.path("agents", name, "inbox")) as files:
+            found[name] = sum(one.name.endswith(MSG_SUFFIX) for one in files)
+    return found
 
 
 def echo_json(value: object) -> None:
@@ -151,8 +164,4 @@ def ago(at_ns: int | None, now_ns: int) -> str:
     """How long ago, for people: ``3 s``, ``5 min``, ``2 h``, ``4 d``."""
     if at_ns is None:
         return "never"
-    seconds = max(0, (now_ns - at_ns) // NS_PER_S)
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds // size} {unit}"
-    return f"{seconds} s"
+    return elapsed(now_ns - at_ns)

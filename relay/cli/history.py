@@ -6,6 +6,7 @@ They read the file as of its last flush, at most 100 messages or 5 s ago; the re
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -75,13 +76,14 @@ def history(ctx: click.Context, /, home: str | None, as_json: bool, **options: A
     """Show messages of the store, newest first.
 
     Every option given must match; of one that is given several times, any value. Archived
-    messages are included.
+    messages are included. STATUS is what became of a message, as `relay trace` says it; --status
+    goes by the store's own.
     """
     with open_home(ctx, home) as opened:
         store = read_store(opened)
     wanted = Wanted(**options)
     result = store.query_messages(_filter(store, wanted), grouped=False)
-    _show(store, result.messages, as_json)
+    _show(opened, store, result.messages, as_json)
     if result.has_more and not as_json:
         shown = wanted.offset + len(result.messages)
         click.echo(f"{shown} of {result.total_count}; --offset {shown} shows more", err=True)
@@ -105,7 +107,7 @@ def thread(ctx: click.Context, home: str | None, thread_id: str, as_json: bool) 
     messages = store.get_thread(uuid4_of(thread_id))
     if not messages:
         raise NotFound(f"the store has no thread {thread_id}", hint="`relay history` lists what is")
-    _show(store, messages, as_json)
+    _show(opened, store, messages, as_json)
 
 
 @click.command(epilog="\b\nExample:\n  relay search 'deploy(ed)? to (staging|production)'")
@@ -121,7 +123,7 @@ def search(ctx: click.Context, home: str | None, pattern: str, limit: int, as_js
     """
     with open_home(ctx, home) as opened:
         store = read_store(opened)
-    _show(store, store.search(pattern, limit), as_json)
+    _show(opened, store, store.search(pattern, limit), as_json)
 
 
 def read_store(home: Home) -> CommStore:
@@ -213,16 +215,43 @@ def parse_time(text: str, option: str) -> int:
         ) from exc
 
 
-def _show(store: CommStore, messages: list[Message], as_json: bool) -> None:
+def _show(home: Home, store: CommStore, messages: list[Message], as_json: bool) -> None:
     rows = [message_facts(store, message) for message in messages]
+    outcomes = _outcomes(home, [row["id"] for row in rows if row["id"]])
+    for row in rows:
+        row["outcome"] = outcomes.get(row["id"])
     header = ("AT", "FROM", "CHANNEL", "TYPE", "STATUS", "CONTENT")
     show_rows(rows, header, _cells, as_json=as_json, nothing="nothing found")
+
+
+def _outcomes(home: Home, ids: list[str]) -> dict[str, str]:
+    """What became of these messages, as far as the ledger knows them: id -> in a word."""
+    from relay.errors import LedgerError
+    from relay.home import LEDGER
+    from relay.ledger import open_readonly, wording
+
+    wanted = (json.dumps(ids),)
+    which = "message_id IN (SELECT value FROM json_each(?))"
+    try:
+        with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+            rows = db.execute(f"SELECT * FROM messages WHERE {which}", wanted).fetchall()
+            found = db.execute(f"SELECT * FROM deliveries WHERE {which}", wanted).fetchall()
+    except LedgerError:  # the store is there to be read all the same
+        return {}
+    deliveries: dict[str, list[wording.Fields]] = {}
+    for one in found:
+        deliveries.setdefault(one["message_id"], []).append(wording.fields(one))
+    return {
+        row["message_id"]: wording.short(row, deliveries.get(row["message_id"], [])) for row in rows
+    }
 
 
 def _cells(row: dict[str, Any]) -> tuple[object, ...]:
     first_line = row["content"].split("\n", 1)[0]
     return (
-        *(row["at"], row["from"], row["channel"], row["type"], row["status"]),
+        *(row["at"], row["from"], row["channel"]),
+        "Nack" if row["kind"] == "nack" else row["type"],
+        row["outcome"] or row["status"],
         printable(first_line, 40),
     )
 
@@ -230,6 +259,7 @@ def _cells(row: dict[str, Any]) -> tuple[object, ...]:
 def message_facts(store: CommStore, message: Message) -> dict[str, Any]:
     """What the commands say of a message."""
     from relay.clock import NS_PER_S, iso_time
+    from relay.flow.router import KIND_OF
 
     metadata = message.metadata or {}
     at_ns = metadata.get("created_ns")
@@ -242,6 +272,7 @@ def message_facts(store: CommStore, message: Message) -> dict[str, Any]:
         "recipients": list(store.recipients(message.id)),
         "channel": store.get_channel(message.channel_id).name,
         "type": message.message_type.label,
+        "kind": str(metadata.get("kind", KIND_OF[message.message_type])),
         "status": message.status.label,
         "priority": int(message.priority),
         "topic": message.topic,

@@ -7,9 +7,9 @@ written, noted with the attempt that followed, and when it was read or given up.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from relay.clock import NS_PER_MS
 from relay.names import ORCHESTRATOR
@@ -46,7 +46,7 @@ def changes(db: sqlite3.Connection, message_id: str, since_ns: int) -> dict[str,
     return found
 
 
-def hops_of(delivery: sqlite3.Row, log: Iterable[sqlite3.Row]) -> list[Hop]:
+def hops_of(delivery: Mapping[str, Any], log: Iterable[sqlite3.Row]) -> list[Hop]:
     """The hops of one delivery that were made, in the order of time."""
     name = delivery["recipient"]
     if name == ORCHESTRATOR:
@@ -55,6 +55,10 @@ def hops_of(delivery: sqlite3.Row, log: Iterable[sqlite3.Row]) -> list[Hop]:
     made = {hop.what for hop in hops}
     if delivery["read_at"] and "read" not in made:
         hops.append(Hop(delivery["read_at"], "read", name, delivery["attempt"]))
+    for n, hop in reversed([*enumerate(hops)]):
+        if hop.what == "read":  # the row knows the last alone
+            hops[n] = hop._replace(detail=delivery["read_how"])
+            break
     if delivery["state"] in ENDED:
         if delivery["state"] not in made:  # it was so from the beginning, or nobody noted it
             at = None if delivery["written_at"] else delivery["staged_at"]
@@ -96,7 +100,7 @@ def in_order(hops: Iterable[Hop]) -> list[Hop]:
     return [hop for _, hop in sorted(keyed, key=itemgetter(0))]
 
 
-def _walk(delivery: sqlite3.Row, log: Iterable[sqlite3.Row]) -> Iterator[Hop]:
+def _walk(delivery: Mapping[str, Any], log: Iterable[sqlite3.Row]) -> Iterator[Hop]:
     """Attempt for attempt: each ends with the change that began the next."""
     name, number = delivery["recipient"], 1
     before: int | None = None  # when the last file was written: an attempt may have none

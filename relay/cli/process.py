@@ -26,6 +26,7 @@ from relay.cli.common import (
     open_home,
     printable,
     root_of,
+    unread,
     when,
 )
 from relay.cli.signs import signs_of
@@ -194,6 +195,7 @@ def _facts(home: Home) -> dict[str, Any]:
         "started_at": when(int(state["started_at"])) if "started_at" in state else None,
         "starts": int(state.get("epoch", 0)),
         **counts,
+        "unread": sum(unread(home).values()),
         "in_outboxes": outboxes.waiting(home) if pid is None else None,  # else `pending` counts
         **_said(home, pid),
         "socket": socket_path(home.root),
@@ -222,7 +224,6 @@ def _counts(db: sqlite3.Connection) -> dict[str, int]:
         "processing": in_hand.get("processing", 0) + in_hand.get("completed", 0),
         "failed": count("messages WHERE status = 'failed'"),
         "held": count(f"deliveries WHERE {WAITING} AND state = 'held'"),
-        "unread": count("deliveries WHERE state = 'written'"),
         "messages": db.execute("SELECT coalesce(max(id), 0) FROM messages").fetchone()[0],
         "agents": count("agents WHERE status = 'active'"),
     }

@@ -18,6 +18,8 @@ import click
 
 from relay.cli.common import echo_json, home_option, json_option, open_home, printable, when
 from relay.home import LEDGER
+from relay.ledger import wording
+from relay.ledger.values import REMOVED
 
 POLL_S = 0.2
 SHOWN_BEFORE = 10  # events, when --since does not say from when
@@ -32,6 +34,8 @@ WORDS = {
     "failed": "refused",
     "written": "delivered",
 }
+
+TOLD = ("read", "held", "bounced", "expired", "dead", "acked")  # with how, or why
 
 _EVENTS = """
 SELECT a.id, a.at, a.what, a.old_status, a.new_status, a.attempt, m.message_id,
@@ -147,13 +151,21 @@ class Cursor:
     def _why(self, row: sqlite3.Row, new: str) -> str | None:
         if new == "written" and (row["attempt"] or 1) > 1:
             return f"attempt {row['attempt']}"
-        if row["recipient"] is None or new not in ("held", "bounced", "expired", "dead", "acked"):
+        if row["recipient"] is None or new not in TOLD:
             return None
         found = self._db.execute(
-            "SELECT ack_status, last_error FROM deliveries WHERE message_id = ? AND recipient = ?",
+            "SELECT * FROM deliveries WHERE message_id = ? AND recipient = ?",
             (row["message_id"], row["recipient"]),
         ).fetchone()
-        return None if found is None else found["ack_status" if new == "acked" else "last_error"]
+        if found is None:
+            return None
+        facts = wording.fields(found)
+        if new == "read":
+            return "removed, not seen in .read" if facts["read_how"] == REMOVED else None
+        if new == "acked" and facts["answer_text"]:
+            return f"{facts['ack_status']}: {facts['answer_text']}"
+        why: str | None = facts["ack_status"] if new == "acked" else facts["last_error"]
+        return why
 
     def _security_events(self) -> Iterator[dict[str, Any]]:
         for row in self._db.execute(_SECURITY, (self._security, MOST_A_LOOK)).fetchall():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from relay.cli.common import Amount, ago, home_option, no_relay, open_home, printable
+from relay.cli.common import Amount, ago, home_option, no_relay, open_home, printable, unread
 from relay.cli.signs import Sign, signs_of
 from relay.home import LEDGER, Home
 from relay.operations.asking import SOCKET, ask, silence
@@ -36,7 +36,7 @@ class Row(NamedTuple):
     name: str
     status: str
     outbox: int | None  # files that wait; None: it cannot be listed
-    unread: int
+    unread: int | None  # messages in the inbox; likewise
     owes: int | None  # acknowledgments; None: nobody says
     seen_ns: int | None
     note: str | None
@@ -120,11 +120,7 @@ def look(home: Home, db: sqlite3.Connection) -> Frame:
     status = answer.status
     owed = (status or {}).get("owed") or {}
     is_known = status is not None and len(owed) >= bool(status.get("owed_acks"))
-    unread = dict(
-        db.execute(
-            "SELECT recipient, count(*) FROM deliveries WHERE state = 'written' GROUP BY 1"
-        ).fetchall()
-    )
+    in_inboxes = unread(home)
     now = time.time_ns()
     signs = signs_of(home, db, now)
     rows = [
@@ -132,14 +128,14 @@ def look(home: Home, db: sqlite3.Connection) -> Frame:
             one["name"],
             one["status"],
             _waiting(home, one["name"]),
-            unread.get(one["name"], 0),
+            in_inboxes.get(one["name"]),
             owed.get(one["name"], 0) if is_known else None,
             one["last_seen_at"],
             signs.get(one["name"], Sign()).text(now, one["note"]),
         )
         for one in db.execute("SELECT name, status, last_seen_at, note FROM agents ORDER BY name")
     ]
-    rows.sort(key=lambda row: (-(row.outbox or 0), -row.unread, row.name))
+    rows.sort(key=lambda row: (-(row.outbox or 0), -(row.unread or 0), row.name))
     why = "" if status is not None else _silence(home, is_silent=answer.is_silent)
     return Frame(time.monotonic(), now, status, rows, why)
 

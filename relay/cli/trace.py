@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,9 @@ from relay.cli.common import echo_json, home_option, json_option, open_home, pri
 from relay.cli.hops import Hop, changes, hops_of, in_order
 from relay.errors import NotFound
 from relay.home import LEDGER, Home
+from relay.ledger import wording
+from relay.ledger.values import REMOVED
+from relay.ledger.wording import Word
 from relay.names import MSG_SUFFIX, ORCHESTRATOR
 
 
@@ -70,9 +74,8 @@ def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
     if row is None:
         return _rejected(db, message_id)
     identity = row["message_id"]
-    deliveries = db.execute(
-        "SELECT * FROM deliveries WHERE message_id = ? ORDER BY recipient", (identity,)
-    ).fetchall()
+    query = "SELECT * FROM deliveries WHERE message_id = ? ORDER BY recipient"
+    deliveries = [wording.fields(one) for one in db.execute(query, (identity,))]
     log = changes(db, identity, row["discovered_at"])
     hops = [Hop(row["discovered_at"], "discovered", None)]
     for one in deliveries:
@@ -85,6 +88,7 @@ def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
         "to": row["target"],
         "kind": row["message_type"],
         "status": row["status"],
+        "outcome": wording.headline(row, deliveries, time.time_ns()),
         "file": row["file_path"],
         "checksum": row["checksum"],
         "discovered_at": when(row["discovered_at"]),
@@ -110,16 +114,20 @@ def _row(db: sqlite3.Connection, message_id: str) -> sqlite3.Row | None:
     return found[0] if found else None
 
 
-def _delivery(row: sqlite3.Row) -> dict[str, Any]:
+def _delivery(row: wording.Fields) -> dict[str, Any]:
     return {
         "recipient": row["recipient"],
         "state": row["state"],
+        "outcome": wording.word_of(row),
         "attempt": row["attempt"],
         "staged_at": when(row["staged_at"]),
         "written_at": when(row["written_at"]),
         "read_at": when(row["read_at"]),
         "acked_at": when(row["acked_at"]),
         "ack_status": row["ack_status"],
+        "read_how": row["read_how"],
+        "answer": row["answer_id"],
+        "answer_text": row["answer_text"],
         "due_at": when(row["due_at"]),
         "error": row["last_error"],
     }
@@ -142,6 +150,7 @@ def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
         "message_id": message_id,
         "from": row["agent"],
         "status": "rejected",
+        "outcome": f"refused: {row['reason']}",
         "error": row["reason"],
         "answer": row["nack_id"],
         "discovered_at": when(row["at"]),
@@ -153,7 +162,8 @@ def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
 def _show(facts: dict[str, Any]) -> None:
     click.echo(f"{facts['message_id']}")
     route = f"{facts['from']} -> {facts.get('to') or 'unknown'}"
-    click.echo(f"  {facts.get('kind') or 'unknown'} {route}: {facts['status']}")
+    about = f"{facts.get('kind') or 'unknown'} {route}: {facts['outcome']}"
+    click.echo(f"  {printable(about)}")
     hop = "  {:<28} {}".format
     for one in facts["hops"]:
         click.echo(hop(one["at"] or "unknown", printable(_told(one, facts))))
@@ -161,7 +171,7 @@ def _show(facts: dict[str, Any]) -> None:
         click.echo(hop("not yet", text))
     if not facts["deliveries"] and facts["status"] not in ("failed", "rejected"):
         click.echo(hop("-", "no recipients"))
-    if facts["error"]:
+    if facts["error"] and facts["error"] not in facts["outcome"]:
         click.echo(hop("why", printable(facts["error"])))
 
 
@@ -171,6 +181,7 @@ _WORDS = {
     "acked": "acknowledged by {}",
     "handled": "handled by the relay itself",
     "read": "read by {}",
+    REMOVED: "removed from the inbox of {}, not seen in .read",
     "written": "written to the inbox of {}",
 }
 
@@ -181,9 +192,10 @@ def _told(hop: dict[str, Any], facts: dict[str, Any]) -> str:
     if name is None and what != "discovered":
         at = facts.get("file_at") or hop["detail"]
         return f"{what}, file in {hop['detail']}" + ("" if at == hop["detail"] else f" ({at})")
-    said: str = _WORDS.get(what, what + " for {}").format(name or facts["from"])
-    if hop["detail"] is not None:
-        said += f": {hop['detail']}"
+    word = REMOVED if what == "read" and hop["detail"] == REMOVED else what
+    said: str = _WORDS.get(word, what + " for {}").format(name or facts["from"])
+    if hop["detail"] is not None and what != "read":
+        said += f": {hop['detail']}" + (_answer(name, facts) if what == "acked" else "")
     elif (hop["attempt"] or 1) > 1:
         said += f", attempt {hop['attempt']}"
     for one in facts["deliveries"]:
@@ -191,6 +203,15 @@ def _told(hop: dict[str, Any], facts: dict[str, Any]) -> str:
         if is_it and hop["detail"] is not None and one["due_at"]:
             said += f", tried again at {one['due_at']}"
     return said
+
+
+def _answer(name: str, facts: dict[str, Any]) -> str:
+    """What an acknowledgment said, and where to read it whole."""
+    for one in facts["deliveries"]:
+        if one["recipient"] == name and one["answer"]:
+            text = f", {one['answer_text']}" if one["answer_text"] else ""
+            return f"{text} (answer {one['answer']})"
+    return ""
 
 
 def _not_yet(deliveries: list[dict[str, Any]], is_to_be_acked: bool) -> Iterator[str]:
@@ -207,3 +228,5 @@ def _not_yet(deliveries: list[dict[str, Any]], is_to_be_acked: bool) -> Iterator
             yield f"read by {name}"
         if is_to_be_acked and state in ("staged", "written", "read") and not one["acked_at"]:
             yield f"acknowledged by {name}"
+        elif state == "acked" and one["outcome"] == Word.IN_PROGRESS:
+            yield f"completed by {name}"

@@ -22,7 +22,8 @@ from relay.doctor.finding import (
     several,
     twice,
 )
-from relay.errors import LedgerDamaged, LedgerError, RelayError
+from relay.errors import LedgerDamaged, LedgerError, RelayError, UnsafePath
+from relay.flow import mailbox
 from relay.home import LEDGER
 from relay.housekeeping import archive_pack, prune
 from relay.ledger import SCHEMA_VERSION, open_readonly, schema_sql
@@ -44,7 +45,7 @@ def examine(place: Place, position: int) -> Iterator[Finding]:
         yield Finding("ledger", str(exc), exc.hint, where=LEDGER)
         return
     yield from twice(place, lambda: {f.where: f for f in _files(place)})
-    if place.is_running:  # else agents may have read since, and the next start notes it
+    with contextlib.suppress(LedgerError, sqlite3.Error):  # damaged, as was said
         yield from twice(place, lambda: _inboxes(place))
     yield from twice(place, lambda: _store(place, position))
 
@@ -173,18 +174,30 @@ def _unknown(place: Place, db: sqlite3.Connection) -> list[str]:
 
 
 def _inboxes(place: Place) -> dict[str, Finding]:
-    """Deliveries that are written, and whose file has left without being read; and the reverse."""
+    """What vanished with its mailbox; deliveries whose file has left without being noted as read;
+    and files that no delivery speaks of."""
     found = {}
     with contextlib.closing(open_readonly(place.home.path(LEDGER))) as db:
-        for agent in sorted(place.home.agent_names()):
-            query = "SELECT message_id FROM deliveries WHERE recipient = ? AND state = 'written'"
-            written = {row[0] for row in db.execute(query, (agent,))}
+        query = "SELECT DISTINCT recipient FROM deliveries WHERE state = 'written'"
+        expected = {row[0] for row in db.execute(query)} - {ORCHESTRATOR}
+        for agent in sorted(expected.union(place.home.agent_names())):
+            query = (
+                "SELECT message_id, coalesce(written_at, 0) FROM deliveries "
+                "WHERE recipient = ? AND state = 'written'"
+            )
+            written = {row[0]: row[1] for row in db.execute(query, (agent,))}
             there = {
                 name.removesuffix(MSG_SUFFIX)
                 for name in names(place.home.path("agents", agent, "inbox"))
                 if name.endswith(MSG_SUFFIX)
             }
-            for message_id in written - there:
+            missing = {one: at for one, at in written.items() if one not in there}
+            vanished = _vanished(place, db, agent, missing)
+            if vanished:
+                found[f"{agent} vanished"] = _gone(agent, len(vanished))
+            if not place.is_running:  # agents may have read since, and the next start notes it
+                continue
+            for message_id in missing.keys() - vanished:
                 found[f"{agent} {message_id}"] = Finding(
                     "ledger",
                     f"{message_id} left the inbox of {agent}, and is not noted as read",
@@ -192,7 +205,7 @@ def _inboxes(place: Place) -> dict[str, Finding]:
                     Severity.WARNING,
                     f"agents/{agent}/inbox",
                 )
-            for message_id in there - written:
+            for message_id in there - written.keys():
                 if _was_written(db, message_id, agent):
                     continue
                 found[f"{message_id} {agent}"] = Finding(
@@ -203,6 +216,35 @@ def _inboxes(place: Place) -> dict[str, Finding]:
                     f"agents/{agent}/inbox/{message_id}{MSG_SUFFIX}",
                 )
     return found
+
+
+def _vanished(
+    place: Place, db: sqlite3.Connection, agent: str, missing: dict[str, int]
+) -> set[str]:
+    """What of the missing went with the inbox that it was written to."""
+    row = db.execute("SELECT * FROM agents WHERE name = ?", (agent,)).fetchone()
+    known = row["mailbox"] if row is not None and "mailbox" in row.keys() else None
+    if not missing:
+        return set()
+    try:
+        with place.home.dirs() as dirs:
+            traces = mailbox.judge(dirs, agent, known, missing)
+    except FileNotFoundError:
+        return set(missing)
+    except (OSError, UnsafePath):  # the checks of files say so
+        return set()
+    return {one for one, trace in traces.items() if trace is mailbox.Trace.VANISHED}
+
+
+def _gone(agent: str, number: int) -> Finding:
+    return Finding(
+        "ledger",
+        f"{number} unread messages vanished with the mailbox of {agent}",
+        f"they are delivered again when it is back (`relay register {agent}`, and a relay that "
+        "runs); of a retired agent they go back to their senders",
+        Severity.WARNING,
+        f"agents/{agent}/inbox",
+    )
 
 
 def _was_written(db: sqlite3.Connection, message_id: str, agent: str) -> bool:

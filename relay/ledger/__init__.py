@@ -3,6 +3,7 @@
     ledger        messages and deliveries
     registry      agents, what was meant, and what should not have been
     values        what goes into rows, and what comes out of them
+    wording       what became of a message, in words for people
     migrations    from each version of the schema to the next
     projection    the rows that the store's events tell, for those that a crash took
     file, backup  the ledger as a file: read by others, copied, kept and put back

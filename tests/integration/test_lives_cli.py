@@ -43,7 +43,7 @@ def test_retire_and_revive(home: Path) -> None:
     assert (row["status"], row["reason"]) == ("retired", "its work\tis done")
     assert row["status_since"] is not None
     table = relay("agents", home=home).stdout.splitlines()
-    assert table[0].split() == ["NAME", "STATUS", "SINCE", "ROLE", "SEEN", "UNREAD", "NOTE"]
+    assert table[0].split() == ["NAME", "STATUS", "SINCE", "ROLE", "SEEN", "UNREAD", "DEAD", "NOTE"]
     (line,) = [line for line in table if line.startswith("bob")]
     assert "retired" in line and "its work\\tis done" in line
     with Agent("alice", home) as alice:

@@ -166,6 +166,7 @@ def test_within_a_millisecond_nothing_is_read_before_it_was_written(life: Life) 
         "read_at": staged + 300_000,
         "acked_at": None,
         "last_error": None,
+        "read_how": "taken",
     }
     noted = row | {"at": staged - 100_000, "old_status": "written", "new_status": "read"}
     exactly = [("accepted", staged), ("written", staged + 200_000), ("read", staged + 300_000)]
@@ -179,7 +180,9 @@ def test_within_a_millisecond_nothing_is_read_before_it_was_written(life: Life) 
 def test_a_replay_stands_before_the_file_that_it_led_to(life: Life) -> None:
     """It is noted with that file, a little later."""
     written = life.now()
-    row: dict[str, Any] = dict.fromkeys(("staged_at", "read_at", "acked_at", "last_error"))
+    row: dict[str, Any] = dict.fromkeys(
+        ("staged_at", "read_at", "read_how", "acked_at", "last_error")
+    )
     row |= {"recipient": "bob", "state": "written", "attempt": 2, "written_at": written}
     for noted_at in (written - 10**6, written, written + 10**6):
         noted = row | {"at": noted_at, "old_status": "dead", "new_status": "written"}

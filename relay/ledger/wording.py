@@ -1,0 +1,162 @@
+"""What became of a message, in words for people: one vocabulary, derived here alone.
+
+    waiting      not in the inbox yet                held         it could not be written; why
+    delivered    in the inbox                        read         taken out of it
+    removed      gone from it, not seen in .read     handled      by the relay itself
+    in progress  begun, by its reader's own word     completed    so does its reader say
+    failed       so does its reader say; why         refused      nobody was to get it; why
+    bounced      no such recipient any more          expired      its TTL passed
+    dead         given up, unanswered
+
+Pure: rows of ``messages`` and ``deliveries`` in, words out. States: docs/states.md.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+from relay.clock import elapsed
+from relay.ledger.values import REMOVED
+from relay.names import ORCHESTRATOR
+
+Fields = Mapping[str, Any]  # a row by the names of its columns
+Row = Fields | sqlite3.Row  # of ``messages``
+NO_RECIPIENTS = "no recipients"
+
+
+class Word(StrEnum):
+    """What became of one delivery, or of a message; for several, the furthest first."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    IN_PROGRESS = "in progress"
+    READ = "read"
+    HANDLED = "handled"
+    REMOVED = "removed"
+    HELD = "held"
+    BOUNCED = "bounced"
+    EXPIRED = "expired"
+    DEAD = "dead"
+    DELIVERED = "delivered"
+    WAITING = "waiting"
+    REFUSED = "refused"
+
+
+_OF_STATE = {
+    "staged": Word.WAITING,
+    "held": Word.HELD,
+    "written": Word.DELIVERED,
+    "read": Word.READ,
+    "expired": Word.EXPIRED,
+    "bounced": Word.BOUNCED,
+    "dead": Word.DEAD,
+}
+_OF_ANSWER = {
+    "completed": Word.COMPLETED,
+    "failed": Word.FAILED,
+    "in_progress": Word.IN_PROGRESS,
+}
+_ANSWERED = frozenset(_OF_ANSWER.values())
+_BEFORE_A_NAME = dict.fromkeys(Word, "for") | {
+    Word.COMPLETED: "by",
+    Word.FAILED: "by",
+    Word.IN_PROGRESS: "by",
+    Word.READ: "by",
+    Word.DELIVERED: "to",
+}
+_REASONED = frozenset({Word.HELD, Word.BOUNCED, Word.EXPIRED, Word.DEAD})
+OWING = ("command", "query")
+
+
+_SINCE_SCHEMA_3: Fields = dict.fromkeys(
+    ("read_how", "answer_id", "answer_text", "obligation", "reminders")
+)
+
+
+def fields(row: sqlite3.Row) -> Fields:
+    """A delivery's row by its columns; what a ledger of an earlier schema lacks is not known."""
+    return {**_SINCE_SCHEMA_3, **dict(zip(row.keys(), row, strict=True))}
+
+
+def word_of(delivery: Fields) -> Word:
+    """What became of one delivery."""
+    state = delivery["state"]
+    if delivery["recipient"] == ORCHESTRATOR:
+        return Word.HANDLED if state in ("read", "acked") else Word.WAITING
+    if state == "acked":
+        begun = delivery["ack_status"] == "received" and delivery["obligation"] == "open"
+        return Word.IN_PROGRESS if begun else _OF_ANSWER.get(delivery["ack_status"], Word.READ)
+    if state == "read" and delivery["read_how"] == REMOVED:
+        return Word.REMOVED
+    return _OF_STATE[state]
+
+
+def short(row: Row, deliveries: Sequence[Fields]) -> str:
+    """A word for a column: ``read``, or ``3 of 10 read`` where it has several recipients."""
+    if row["status"] in ("failed", "rejected"):
+        return Word.REFUSED
+    if not deliveries:
+        return NO_RECIPIENTS if row["status"] in ("completed", "archived") else Word.WAITING
+    words = Counter(word_of(one) for one in deliveries)
+    if len(deliveries) == 1:
+        return next(iter(words))
+    known = [word for word in Word if words[word] and word not in (Word.DELIVERED, Word.WAITING)]
+    counted = [f"{words[word]} {word}" for word in known] or [f"0 {Word.READ}"]
+    counted[0] = counted[0].replace(" ", f" of {len(deliveries)} ", 1)
+    return ", ".join(counted)
+
+
+def headline(row: Row, deliveries: Sequence[Fields], now_ns: int) -> str:
+    """The same as ``relay trace`` says it first, with the reason and since when."""
+    word = short(row, deliveries)
+    if word == Word.REFUSED or (word == Word.WAITING and not deliveries):
+        return _with(word, row["last_error"])
+    if len(deliveries) != 1:
+        return word
+    (one,) = deliveries
+    return phrase(one, row["message_type"], now_ns, is_named=one["recipient"] != row["target"])
+
+
+def phrase(delivery: Fields, kind: str | None, now_ns: int, *, is_named: bool = True) -> str:
+    """What became of one delivery, with whom, why and since when."""
+    word, name = word_of(delivery), delivery["recipient"]
+    if word is Word.HANDLED:
+        return "handled by the relay itself"
+    if word is Word.REMOVED:
+        return f"removed from the inbox of {name}, not seen in .read"
+    said = f"{word} {_BEFORE_A_NAME[word]} {name}" if is_named or word in _ANSWERED else str(word)
+    if word in _ANSWERED:
+        if word is Word.IN_PROGRESS:
+            said += f" since {elapsed(now_ns - (delivery['acked_at'] or now_ns))}"
+        said = _with(said, delivery["answer_text"])
+        said += f" (answer {delivery['answer_id']})" if delivery["answer_id"] else ""
+    elif word in _REASONED:
+        said = _with(said, delivery["last_error"]) + _since(delivery)
+    elif word is Word.DELIVERED:
+        said += ", not read yet"
+    elif word is Word.READ and kind in OWING and delivery["state"] == "read":
+        said += ", not answered yet"
+    return said + _obliged(delivery)
+
+
+def _since(delivery: Fields) -> str:
+    """What became of the file of a delivery that was given up."""
+    if delivery["state"] != "dead" or (delivery["read_at"] or 0) <= (delivery["written_at"] or 0):
+        return ""
+    return "; removed since" if delivery["read_how"] == REMOVED else "; read since"
+
+
+def _obliged(delivery: Fields) -> str:
+    """What was done about an answer that did not come."""
+    if delivery["obligation"] == "given_up":
+        return ", no answer is waited for any more"
+    times = delivery["reminders"] if delivery["obligation"] == "open" else 0
+    return f", reminded {'once' if times == 1 else f'{times} times'}" if times else ""
+
+
+def _with(said: str, reason: str | None) -> str:
+    return f"{said}: {reason}" if reason else said

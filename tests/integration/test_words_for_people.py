@@ -1,0 +1,182 @@
+"""What `trace`, `history`, `thread`, `search`, `agents`, `status` and `top` say of a message: the
+same words, whatever the ledger calls it; what stands in an inbox is unread in any case."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from relay.cli import cli
+from tests.box import Box
+
+COMMAND = "TO: bob\nKIND: command\nTHREAD: t-1\n\ndeploy"
+
+
+@pytest.fixture(autouse=True)
+def unbuffered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def shown(box: Box, *args: str) -> str:
+    """What a command prints. In this process: a dozen of them would be slow on a busy machine."""
+    done = CliRunner().invoke(cli, ["--home", str(box.root), *args])
+    assert done.exit_code == 0, done.output
+    return str(done.stdout)
+
+
+def headline(box: Box, message_id: str) -> str:
+    return shown(box, "trace", message_id).splitlines()[1].strip()
+
+
+def lines(box: Box, message_id: str) -> list[str]:
+    """The hops, without their times."""
+    return [line[31:] for line in shown(box, "trace", message_id).splitlines()[2:]]
+
+
+def rows(box: Box, *args: str) -> list[list[str]]:
+    """A table's cells, without the time of each row."""
+    table = shown(box, *args).splitlines()
+    return [line.split(maxsplit=5)[1:] for line in table[1:]]
+
+
+def agent(box: Box, name: str) -> dict[str, Any]:
+    found = map(json.loads, shown(box, "agents", "--json").splitlines())
+    return next(one for one in found if one["name"] == name)
+
+
+def test_M05_the_headline_says_how_it_stands(box: Box) -> None:
+    sent = box.send("alice", COMMAND)
+    assert headline(box, sent) == "command alice -> bob: delivered, not read yet"
+    box.take("bob", sent)
+    box.tick()
+    assert headline(box, sent) == "command alice -> bob: read, not answered yet"
+    begun = box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\nin_progress half way")
+    assert headline(box, sent).startswith("command alice -> bob: in progress by bob since ")
+    assert headline(box, sent).endswith(f": half way (answer {begun})")
+    assert lines(box, sent)[-1] == "completed by bob"  # not yet
+    done = box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted\nall green\nand more")
+    assert headline(box, sent) == (
+        f"command alice -> bob: completed by bob: all green (answer {done})"
+    )
+    assert f"acknowledged by bob: completed, all green (answer {done})" in lines(box, sent)
+
+
+def test_M04_a_refusal_is_no_acceptance(box: Box) -> None:
+    sent = box.send("alice", COMMAND)
+    box.take("bob", sent)
+    nack = box.send("bob", f"TO: alice\nKIND: nack\nRE: {sent}\n\nno such branch")
+    ack = "TO: alice\nKIND: ack\nRE: {}\n\ncompleted"
+    other = box.send("alice", COMMAND)
+    box.send("bob", ack.format(other))
+    box.flush()
+    assert (
+        headline(box, sent)
+        == f"command alice -> bob: failed by bob: no such branch (answer {nack})"
+    )
+    facts = json.loads(shown(box, "trace", sent, "--json"))
+    assert facts["deliveries"][0]["answer"] == nack
+    assert facts["deliveries"][0]["answer_text"] == "no such branch"
+    expected = [
+        ["alice", "dm/alice/bob", "Command", "failed", "deploy"],
+        ["bob", "dm/alice/bob", "Nack", "delivered", "no such branch"],
+        ["alice", "dm/alice/bob", "Command", "completed", "deploy"],
+        ["bob", "dm/alice/bob", "Acknowledgment", "delivered", "completed"],
+    ]
+    assert rows(box, "history", "--oldest-first") == expected
+    assert rows(box, "thread", "t-1") == expected
+    assert rows(box, "search", "no such") == [expected[1]]
+    (found,) = map(json.loads, shown(box, "search", "no such", "--json").splitlines())
+    assert (found["type"], found["kind"], found["outcome"]) == (
+        *("Acknowledgment", "nack", "delivered"),
+    )
+
+
+def test_M04_the_answer_is_known_again_when_the_ledger_is_gone(box: Box) -> None:
+    sent = box.send("alice", COMMAND)
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\nreceived")
+    nack = box.send("bob", f"TO: alice\nKIND: nack\nRE: {sent}\n\nno such branch")
+    query = (
+        "SELECT state, ack_status, answer_id, answer_text FROM deliveries WHERE recipient = 'bob'"
+    )
+    expected = [("acked", "failed", nack, "no such branch")]
+    assert box.sql(query) == expected
+    box.kill()
+    Path(box.home.path("ledger.db")).unlink()
+    box.open()
+    assert box.sql(query) == expected
+
+
+def test_M05_to_many_it_is_counted(box: Box) -> None:
+    sent = box.send("alice", "TO: *\n\nto all")
+    box.take("bob", sent)
+    box.tick()
+    assert headline(box, sent) == "message alice -> *: 1 of 3 read"
+
+
+def test_M05_what_was_refused_says_why_once(box: Box) -> None:
+    sent = box.send("alice", "TO: bbo\n\ntypo?")
+    assert headline(box, sent).startswith("message alice -> bbo: refused: there is no agent bbo")
+    assert sum("there is no agent" in line for line in lines(box, sent)) == 0
+
+
+def test_M02_trace_says_that_nobody_was_seen_to_read_it(box: Box) -> None:
+    taken, removed = (box.send("alice", "TO: bob\n\nhi") for _ in range(2))
+    box.take("bob", taken)
+    box.path("agents", "bob", "inbox", f"{removed}.msg").unlink()
+    box.tick()
+    box.clock.advance(1)
+    box.tick()
+    assert headline(box, taken) == "message alice -> bob: read"
+    assert lines(box, taken)[-1] == "read by bob"
+    unseen = "removed from the inbox of bob, not seen in .read"
+    assert headline(box, removed) == f"message alice -> bob: {unseen}"
+    assert lines(box, removed)[-1] == unseen
+
+
+def test_M01_what_stands_in_an_inbox_is_unread_whatever_became_of_it(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy")
+    assert (agent(box, "bob")["unread"], agent(box, "bob")["dead"]) == (1, 0)
+    for pause_s in (60, 1, 60, 2, 60, 4, 60):
+        box.clock.advance(pause_s)
+        box.tick()
+    assert box.states(sent) == {"bob": "dead"}
+    assert (agent(box, "bob")["unread"], agent(box, "bob")["dead"]) == (1, 1)
+    header, _, bob, _ = (line.split() for line in shown(box, "agents").splitlines()[:4])
+    assert header == ["NAME", "STATUS", "SINCE", "ROLE", "SEEN", "UNREAD", "DEAD", "NOTE"]
+    assert bob[:2] == ["bob", "active"] and bob[-3:-1] == ["1", "1"]
+    assert json.loads(shown(box, "status", "--json"))["unread"] == 2  # alice has its nack
+    assert "bob       active       0       1" in shown(box, "top")
+    headline_ = headline(box, sent)
+    assert headline_.startswith("command alice -> bob: dead: no acknowledgment within 60 s")
+
+    box.take("bob", sent)
+    box.tick()
+    assert (agent(box, "bob")["unread"], agent(box, "bob")["dead"]) == (0, 1)
+    assert headline(box, sent) == headline_ + "; read since"
+    assert "read by bob, attempt 4" in lines(box, sent)
+    tail = shown(box, "tail", "--since", "1h", "--no-follow", "--agent", "bob").splitlines()
+    assert [line.split()[1] for line in tail][-1] == "read"
+
+
+def test_M02_the_doctor_says_what_vanished_with_a_mailbox(box: Box) -> None:
+    for number in range(2):
+        box.send("alice", f"TO: bob\n\n{number}")
+    box.flush()
+    shutil.rmtree(box.path("agents", "bob"))
+    box.kill()
+    found = [json.loads(line) for line in shown(box, "doctor", "--json").splitlines()]
+    (one,) = [line for line in found if "mailbox" in line.get("finding", "")]
+    assert one["finding"] == "2 unread messages vanished with the mailbox of bob"
+    assert "delivered again when it is back" in one["remedy"]
+    box.home.make_agent("bob")
+    assert "2 unread messages vanished" in shown(box, "doctor")
+    box.open()
+    box.tick(2)
+    assert box.bodies("bob") == ["0", "1"]
+    box.flush()
+    assert shown(box, "doctor") == "OK\n"

@@ -1,0 +1,152 @@
+"""The one vocabulary for people: what became of a message, from its row and its deliveries."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import pytest
+
+from relay.ledger import schema_sql, wording
+
+NOW = 1_700_000_000_000_000_000
+MIN = 60 * 10**9
+BOB = {
+    **{"recipient": "bob", "state": "written", "attempt": 1, "staged_at": NOW - 9 * MIN},
+    **{"written_at": NOW - 8 * MIN, "read_at": None, "read_how": None, "acked_at": None},
+    **{"ack_status": None, "due_at": None, "last_error": None, "answer_id": None},
+    **{"answer_text": None, "obligation": None, "reminders": 0},
+}
+ROW = {"status": "archived", "target": "bob", "message_type": "command", "last_error": None}
+
+
+def bob(state: str, **facts: Any) -> dict[str, Any]:
+    return {**BOB, "state": state, **facts}
+
+
+def acked(status: str, **facts: Any) -> dict[str, Any]:
+    said = {"acked_at": NOW - 3 * MIN, "ack_status": status, "answer_id": "9-ab"}
+    return bob("acked", **{**said, **facts})
+
+
+@pytest.mark.parametrize(
+    ("delivery", "word", "headline"),
+    [
+        (bob("staged"), "waiting", "waiting"),
+        (bob("held", last_error="inbox is a link"), "held", "held: inbox is a link"),
+        (bob("written"), "delivered", "delivered, not read yet"),
+        (
+            bob("written", obligation="open", reminders=1),
+            "delivered",
+            "delivered, not read yet, reminded once",
+        ),
+        (bob("read", read_how="taken"), "read", "read, not answered yet"),
+        (
+            bob("read", obligation="given_up", reminders=2),
+            "read",
+            "read, not answered yet, no answer is waited for any more",
+        ),
+        (
+            bob("read", read_how="removed"),
+            "removed",
+            "removed from the inbox of bob, not seen in .read",
+        ),
+        (
+            acked("in_progress", answer_text="half way"),
+            "in progress",
+            "in progress by bob since 3 min: half way (answer 9-ab)",
+        ),
+        (
+            acked("received", obligation="open", reminders=2),
+            "in progress",
+            "in progress by bob since 3 min (answer 9-ab), reminded 2 times",
+        ),
+        (acked("received"), "read", "read"),
+        (
+            acked("completed", answer_text="all green"),
+            "completed",
+            "completed by bob: all green (answer 9-ab)",
+        ),
+        (acked("completed", answer_id=None), "completed", "completed by bob"),
+        (
+            acked("failed", answer_text="no such branch"),
+            "failed",
+            "failed by bob: no such branch (answer 9-ab)",
+        ),
+        (bob("bounced", last_error="bob is retired"), "bounced", "bounced: bob is retired"),
+        (bob("expired", last_error="its TTL passed"), "expired", "expired: its TTL passed"),
+        (bob("dead", last_error="no answer"), "dead", "dead: no answer"),
+        (
+            bob("dead", last_error="no answer", read_at=NOW, read_how="taken"),
+            "dead",
+            "dead: no answer; read since",
+        ),
+        (
+            bob("dead", last_error="no answer", read_at=NOW - 9 * MIN, read_how="taken"),
+            "dead",
+            "dead: no answer",  # that was of an earlier attempt
+        ),
+        (bob("read", recipient="__orchestrator__"), "handled", "handled by the relay itself"),
+    ],
+)
+def test_M05_what_became_of_a_message_in_a_word_and_in_a_line(
+    delivery: dict[str, Any], word: str, headline: str
+) -> None:
+    assert wording.short(ROW, [delivery]) == word
+    assert wording.headline(ROW, [delivery], NOW) == headline
+
+
+def test_M05_who_it_is_for_is_named_where_the_address_does_not_say() -> None:
+    team = {**ROW, "target": "#team"}
+    assert wording.headline(team, [bob("written")], NOW) == "delivered to bob, not read yet"
+    assert wording.headline(team, [bob("held", last_error="full")], NOW) == "held for bob: full"
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "short", "headline"),
+    [
+        ("pending", None, "waiting", "waiting"),
+        ("pending", "journal: disk full", "waiting", "waiting: journal: disk full"),
+        ("failed", "there is no agent bbo", "refused", "refused: there is no agent bbo"),
+        ("archived", None, "no recipients", "no recipients"),
+    ],
+)
+def test_M05_what_nobody_has_yet_or_ever(
+    status: str, error: str | None, short: str, headline: str
+) -> None:
+    row = {**ROW, "status": status, "last_error": error}
+    assert wording.short(row, []) == short
+    assert wording.headline(row, [], NOW) == headline
+
+
+@pytest.mark.parametrize(
+    ("states", "text"),
+    [
+        (["written"] * 10, "0 of 10 read"),
+        (["read"] * 3 + ["written"] * 7, "3 of 10 read"),
+        (["read", "written", "bounced", "held"], "1 of 4 read, 1 held, 1 bounced"),
+        (["held", "written"], "1 of 2 held"),
+    ],
+)
+def test_M05_several_are_counted(states: list[str], text: str) -> None:
+    assert wording.short(ROW, [bob(state) for state in states]) == text
+    assert wording.headline(ROW, [bob(state) for state in states], NOW) == text
+
+
+def test_M05_answers_of_several_come_first() -> None:
+    found = [acked("completed"), acked("failed"), bob("read"), bob("written")]
+    assert wording.short(ROW, found) == "1 of 4 completed, 1 failed, 1 read"
+
+
+def test_every_state_of_the_ledger_has_a_word() -> None:
+    states = ("held", "staged", "written", "read", "acked", "expired", "bounced", "dead")
+    assert all(f"'{state}'" in schema_sql() for state in states)
+    assert {wording.word_of(bob(state)) for state in states} <= set(wording.Word)
+
+
+def test_of_an_earlier_schema_what_it_lacks_is_not_known() -> None:
+    db = sqlite3.connect(":memory:")
+    db.row_factory = sqlite3.Row
+    row = db.execute("SELECT 'bob' AS recipient, 'read' AS state, 5 AS read_at").fetchone()
+    assert wording.phrase(wording.fields(row), "message", NOW) == "read by bob"
+    db.close()
