@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from relay import fsio
+from relay import fsio, owners
 from relay.errors import FormatError, LedgerBusy, LedgerError
 
 SLICE_PAGES = 256  # 1 MiB, a few milliseconds
@@ -44,6 +44,8 @@ def translated(path: str) -> Iterator[None]:
     except sqlite3.OperationalError as exc:
         if "locked" in str(exc) or "busy" in str(exc):
             raise LedgerBusy(f"{path}: {exc}") from exc
+        if "unable to open" in str(exc) and (denied := owners.why_denied(path)):
+            raise LedgerError(f"{path}: permission denied", hint=denied) from exc
         hint = "free some space" if "is full" in str(exc) else ""
         if "unable to open" in str(exc) and _is_read_only(path):
             hint = "its folder cannot be written, and SQLite has to: look at a copy of the home"
