@@ -87,6 +87,8 @@ class HardLink(UnsafePath):
 class ForeignOwner(UnsafePath):
     """A file or directory belongs to another user."""
 
+    hint = "run it as that user"
+
 
 class KeyFileError(RelayError):
     """A key file is missing, open to others, or no key."""

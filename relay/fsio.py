@@ -19,7 +19,8 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 
-from relay.errors import ForeignOwner, HardLink, UnsafePath
+from relay import owners
+from relay.errors import HardLink, UnsafePath
 
 DIR_MODE = 0o700
 FILE_MODE = 0o600
@@ -238,7 +239,7 @@ def restrict(name: str, mode: int, dir_fd: int | None = None) -> bool:
     if stat.S_ISLNK(status.st_mode):
         raise UnsafePath(f"{name} is a link")
     if status.st_uid != os.geteuid():
-        raise ForeignOwner(f"{name} belongs to user {status.st_uid}, not to {os.geteuid()}")
+        raise owners.foreign(name, status)
     if stat.S_IMODE(status.st_mode) == mode:
         return False
     if stat.S_ISREG(status.st_mode):
@@ -299,9 +300,7 @@ def _refuse_links(name: str, status: os.stat_result) -> None:
 
 def _refuse_foreign(name: str, status: os.stat_result, cause: OSError | None = None) -> None:
     if status.st_uid != os.geteuid():
-        raise ForeignOwner(
-            f"{name} belongs to user {status.st_uid}, not to {os.geteuid()}"
-        ) from cause
+        raise owners.foreign(name, status) from cause
 
 
 def read_regular(

@@ -30,7 +30,7 @@ import resource
 from collections.abc import Iterator
 from types import TracebackType
 
-from relay import fsio
+from relay import fsio, owners
 from relay.errors import ForeignOwner, HomeMissing, UnsafePath
 from relay.names import OPERATOR, check_agent_name, is_agent_name
 
@@ -187,7 +187,8 @@ class Home:
     def make_agent(self, name: str) -> None:
         """Make an agent's directories, or complete them; every effect is harmless again.
 
-        Errors: InvalidName; UnsafePath, OSError for the first that cannot be used.
+        Errors: InvalidName; UnsafePath, OSError for the first that cannot be used; ForeignOwner in
+        another user's home, where the relay could use nothing of it.
         """
         for problem in self.complete_agent(name):
             raise problem
@@ -200,6 +201,7 @@ class Home:
         check_agent_name(name)
         problems: list[OSError | UnsafePath] = []
         with self.dirs() as dirs:
+            owners.check_owner(self.root, dirs.get("agents"))
             fsio.ensure_dir(name, dirs.get("agents"))
             dirs.get("agents", name)
             for part in AGENT_DIRS:
@@ -229,7 +231,7 @@ class Home:
         try:
             repaired = ["."] if fsio.restrict(".", fsio.DIR_MODE, self._fd) else []
         except ForeignOwner as exc:
-            raise ForeignOwner(str(exc).replace(".", self.root, 1)) from exc
+            raise ForeignOwner(str(exc).replace(".", self.root, 1), hint=exc.hint) from exc
         for name, mode in modes.items():
             with contextlib.suppress(FileNotFoundError):  # SQLite removes -wal and -shm
                 if fsio.restrict(name, mode, self._fd):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from relay import fsio
+from relay import fsio, owners
 from relay.errors import FormatError, LedgerBusy, LedgerDamaged, LedgerError
 
 SLICE_PAGES = 256  # 1 MiB, a few milliseconds
@@ -58,6 +58,8 @@ def _ours(path: str, exc: sqlite3.Error) -> LedgerError:
         return LedgerDamaged(path, str(exc))
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return LedgerBusy(f"{path}: {exc}")
+    if "unable to open" in str(exc) and (denied := owners.why_denied(path)):
+        return LedgerError(f"{path}: permission denied", hint=denied)
     hint = "free some space" if "is full" in str(exc) else ""
     if "no such " in str(exc):  # table, column
         hint = EARLIER

@@ -167,7 +167,7 @@ def _narrow(
         return [Incident(IncidentKind.HARD_LINK, agent, path, f"{exc}; its mode is left alone")]
     except UnsafePath as exc:
         if vital:
-            raise type(exc)(str(exc).replace(name, path, 1)) from exc
+            raise type(exc)(str(exc).replace(name, path, 1), hint=exc.hint) from exc
         return [_unsafe(exc, path, agent)]
     return []
 

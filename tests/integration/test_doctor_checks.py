@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 import socket
 import sqlite3
@@ -21,7 +20,7 @@ from agent_sdk import Agent
 from relay import fsio
 from relay.cli import cli
 from relay.config import Config, Disk, Ledger
-from relay.doctor import Finding, Severity, examine, files, ledger, limits, repair
+from relay.doctor import Finding, Severity, examine, files, limits, repair
 from relay.doctor.finding import Place
 from relay.home import LEDGER
 from relay.housekeeping import archive_pack
@@ -170,35 +169,6 @@ def test_what_a_crash_left_over_is_removed_once_it_is_old(box: Box) -> None:
     assert "left over by a crash: ledger.db.v1.bak.tmp" in str(one(box))
     assert sorted(mend(box)) == sorted(f"remove {name}" for name in names)
     assert found(box) == []
-
-
-def test_D10_of_a_big_tree_a_part_is_looked_at_and_that_is_no_plain_ok(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert doctor(box)[-1] == "OK"
-    monkeypatch.setattr(files, "MOST_LOOKED", 10)
-    finding = one(box)
-    assert finding.severity is Severity.NOTE
-    said = re.search(
-        r"looked at 10 of (\d+) entries of the home, at modes and owners", str(finding)
-    )
-    assert said is not None and int(said[1]) >= sum(1 for _ in box.root.rglob("*"))
-    assert doctor(box)[-1] == "OK, as far as was looked"
-
-
-def test_D10_of_many_rows_the_newest_are_compared_and_that_is_said(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ledger, "MOST_ROWS", 1)
-    ((total,),) = box.sql("SELECT count(*) FROM messages")
-    assert f"ledger: looked at 1 of {total} rows of messages" in doctor(box)[0]
-    assert doctor(box)[-1] == "OK, as far as was looked"
-
-
-def doctor(box: Box) -> list[str]:
-    """What a person sees."""
-    shown = CliRunner().invoke(cli, ["doctor", "--home", str(box.root)], standalone_mode=False)
-    return shown.output.splitlines()
 
 
 def test_a_damaged_pack_is_found_with_deep(box: Box) -> None:

@@ -1,0 +1,77 @@
+"""A home, or its ledger, that this user may not use: said is who may, and what to do.
+
+Root may do everything, and the suite may be root: a child is another user then.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from relay import owners
+from relay.ledger import open_readonly
+from tests.procs import home_of, relay
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+SOMEBODY = 65534
+
+
+def as_somebody(work: Callable[[], object]) -> str:
+    """What ``work`` says, or the error that it ends with and what to do, of another user."""
+    read_fd, write_fd = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setegid(SOMEBODY)
+        os.seteuid(SOMEBODY)
+        try:
+            said = str(work())
+        except BaseException as exc:
+            said = f"{exc}; {getattr(exc, 'hint', '')}"
+        os.write(write_fd, said.encode())
+        os._exit(0)
+    os.close(write_fd)
+    with os.fdopen(read_fd) as answer:
+        said = answer.read()
+    os.waitpid(child, 0)
+    return said
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """One of that user's."""
+    root = home_of(tmp_path / "home", "alice")
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)  # pytest's are root's alone
+    for path in (root, *root.rglob("*")):
+        os.chown(path, SOMEBODY, SOMEBODY)
+    yield root
+
+
+def test_m08_a_ledger_of_mode_000_is_no_damaged_one(home: Path) -> None:
+    ledger = str(home / "ledger.db")
+    assert as_somebody(lambda: open_readonly(ledger).close()) == "None"
+    os.chmod(ledger, 0)
+    said = as_somebody(lambda: open_readonly(ledger))
+    assert said == f"{ledger}: permission denied; `chmod 600 {ledger}`"
+
+
+def test_m08_a_ledger_that_somebody_else_made_names_its_owner(home: Path) -> None:
+    ledger = str(home / "ledger.db")
+    os.chown(ledger, 0, 0)
+    said = as_somebody(lambda: open_readonly(ledger))
+    assert said.startswith(f"{ledger}: permission denied; run it as that user, root; or `chown`")
+
+
+def test_m09_root_in_another_users_home_is_told_to_be_that_user(home: Path) -> None:
+    name = owners.run_as(SOMEBODY).split(",")[1].split(";")[0].strip()
+    before = sorted(home.rglob("*"))
+    for command in (("register", "bob"), ("send", "alice", "hi"), ("up",)):
+        done = relay(*command, home=home)
+        assert done.returncode == 1
+        assert f"belongs to user {SOMEBODY}, not to 0; run it as that user, {name}" in done.stderr
+        assert "move it away" not in done.stderr and done.stderr.count("\n") == 1
+    assert [path for path in sorted(home.rglob("*")) if path not in before] == []

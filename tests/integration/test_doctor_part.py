@@ -1,0 +1,62 @@
+"""`relay doctor` on a home that is too large to be looked at whole: it says how much it saw."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from relay.cli import cli
+from relay.config import Config, Disk
+from relay.doctor import Severity, examine, files, ledger
+from tests.box import Box
+
+QUIET = Config(disk=Disk(floor_mib=0, alert_percent=100))
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    """A relay that was stopped after two messages, and nothing is wrong with its home."""
+    before = os.umask(0o077)
+    made = Box(tmp_path / "home", "alice", "bob", config=QUIET)
+    made.send("alice", "TO: bob\n\none")
+    made.send("alice", "TO: bob\n\ntwo")
+    made.flush()
+    made.dispatcher.drain()
+    made.kill()
+    yield made
+    made.home.close()
+    os.umask(before)
+
+
+def test_D10_of_a_big_tree_a_part_is_looked_at_and_that_is_no_plain_ok(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert doctor(box)[-1] == "OK"
+    monkeypatch.setattr(files, "MOST_LOOKED", 10)
+    (finding,) = examine(box.home)
+    assert finding.severity is Severity.NOTE
+    said = re.search(
+        r"looked at 10 of (\d+) entries of the home, at modes and owners", str(finding)
+    )
+    assert said is not None and int(said[1]) >= sum(1 for _ in box.root.rglob("*"))
+    assert doctor(box)[-1] == "OK, as far as was looked"
+
+
+def test_D10_of_many_rows_the_newest_are_compared_and_that_is_said(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "MOST_ROWS", 1)
+    ((total,),) = box.sql("SELECT count(*) FROM messages")
+    assert f"ledger: looked at 1 of {total} rows of messages" in doctor(box)[0]
+    assert doctor(box)[-1] == "OK, as far as was looked"
+
+
+def doctor(box: Box) -> list[str]:
+    """What a person sees."""
+    shown = CliRunner().invoke(cli, ["doctor", "--home", str(box.root)], standalone_mode=False)
+    return shown.output.splitlines()
