@@ -6,7 +6,7 @@ Source: data-structures.txt "Channel", "Participant", "Subscription".
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -134,6 +134,25 @@ class ChannelCommands(PressureCommands):
         if channel.config.sticky_messages and channel.channel_type is not ChannelType.PUB_SUB:
             self._catch_up(channel, participant, lambda _: True)
         return self.get_channel(channel_id)
+
+    def set_identities(self, identities: Mapping[str, str]) -> None:
+        """The id of each participant's key: of who joins from now on, and of who takes part.
+
+        Who is not named has none. Errors: ValidationFailed for an id that is no text.
+        """
+        if not isinstance(identities, Mapping):
+            raise ValidationFailed("identities", f"{identities!r} is not a mapping of names to ids")
+        for identity in identities.values():
+            validation.check_text("identity_id", identity)
+        self.identities = dict(identities)
+        other = {
+            one.id: identities.get(one.id)
+            for channel in self.state.channels.values()
+            for one in channel.participants
+            if one.identity_id != identities.get(one.id)
+        }
+        for name, identity_id in other.items():
+            self.apply(events.ParticipantIdentified(name, identity_id, self._now_s()))
 
     def leave_channel(self, channel_id: int, participant: str) -> Channel:
         """No longer take part: what waits there for ``participant`` bounces, unless it is owed

@@ -61,6 +61,14 @@ class ParticipantLeft(_Event, frozen=True):
     at: int
 
 
+class ParticipantIdentified(_Event, frozen=True):
+    """The key of a participant has this id from now on, in every channel; None: it has none."""
+
+    participant: str
+    identity_id: str | None
+    at: int
+
+
 class SubscriptionAdded(_Event, frozen=True):
     """A participant wants the topics that a pattern matches."""
 
@@ -235,6 +243,7 @@ Event = (
     | ChannelChanged
     | ParticipantJoined
     | ParticipantLeft
+    | ParticipantIdentified
     | SubscriptionAdded
     | SubscriptionChanged
     | SubscriptionRemoved

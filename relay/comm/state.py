@@ -100,6 +100,23 @@ class State(Tables):
                 self._drop_subscription(subscription.id)
         self.modified_at = event.at
 
+    def _participant_identified(self, event: events.ParticipantIdentified) -> None:
+        for channel_id, members in self.members.items():
+            if event.participant not in members:
+                continue
+            channel = self.channels[channel_id]
+            participants = tuple(
+                msgspec.structs.replace(one, identity_id=event.identity_id)
+                if one.id == event.participant
+                else one
+                for one in channel.participants
+            )
+            if participants != channel.participants:
+                self.channels[channel_id] = msgspec.structs.replace(
+                    channel, participants=participants, modified_at=event.at
+                )
+        self.modified_at = event.at
+
     def _subscription_added(self, event: events.SubscriptionAdded) -> None:
         subscription = event.subscription
         self._add_subscription(subscription)
@@ -326,6 +343,7 @@ _APPLY: dict[type, Callable[..., None]] = {
     events.ChannelChanged: State._channel_changed,
     events.ParticipantJoined: State._participant_joined,
     events.ParticipantLeft: State._participant_left,
+    events.ParticipantIdentified: State._participant_identified,
     events.SubscriptionAdded: State._subscription_added,
     events.SubscriptionChanged: State._subscription_changed,
     events.SubscriptionRemoved: State._subscription_removed,

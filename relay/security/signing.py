@@ -51,10 +51,11 @@ class Keys:
         self.load()
 
     def load(self) -> None:
-        """Read what is registered; once more after a change."""
+        """Read what is registered; once more after a change. Who takes part in a channel already
+        has its key's id there, too: what a crash left undone, the next start does."""
         self._keys = self._ledger.registry.public_keys()
         ids = {name: key_id(bytes.fromhex(key)) for name, key in self._keys.items()}
-        self._store.identities = ids
+        self._store.set_identities(ids)
 
     def learn(self, named: Iterable[tuple[str, str | None]]) -> None:
         """(agent, the key that its meta.json names): register the first, say of another one."""

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent
+from relay.comm import acomm
 from relay.config import Config, Security
 from relay.errors import KeyFileError
+from relay.home import STORE
 from relay.security.signatures import key_id, public_key, sign
 from tests.box import Box
 from tests.procs import Relay, home_of, relay
@@ -89,6 +91,53 @@ def test_what_is_signed_is_sender_id_to_and_body(box: Box, change: str) -> None:
     box.send("alice", f"TO: bob\nSIGNATURE: ed25519:{base64.b64encode(raw).decode()}\n\nhi", name)
     assert box.bodies("bob") == []
     assert "SIGNATURE is not of the key" in box.nacks("alice")[0]
+
+
+def identities(box: Box) -> dict[str, dict[str, str | None]]:
+    """Channel -> participant -> the id of its key."""
+    return {
+        channel.name: {one.id: one.identity_id for one in channel.participants}
+        for channel in box.store.list_channels()
+        if channel.name in ("team", "dm/alice/bob")
+    }
+
+
+def test_who_registers_a_key_after_joining_is_known_by_it(box: Box) -> None:
+    for agent in ("alice", "bob"):
+        box.send(agent, "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
+    box.send("bob", "TO: alice\n\nhi")
+    name_key(box, "alice", ALICE)
+    signed(box, ALICE)
+    mine = key_id(public_key(ALICE))
+    expected = {
+        "team": {"alice": mine, "bob": None},
+        "dm/alice/bob": {"alice": mine, "bob": None},
+    }
+    assert identities(box) == expected
+    sequence = box.store.sequence
+    box.flush()
+    box.kill()
+    box.open()
+    assert identities(box) == expected  # from the journal, and not noted again
+    assert not any(
+        one.identity_id != mine
+        for channel in acomm.read(box.home.path(STORE)).channels
+        for one in channel.participants
+        if one.id == "alice"
+    )
+    assert box.store.sequence == sequence
+
+    other = public_key(MALLORY).hex()
+    box.send(
+        "operator",
+        f"TO: __orchestrator__\nKIND: command\n\nACTION: agent.key\nNAME: alice\nKEY: {other}",
+    )
+    assert identities(box)["team"] == {"alice": key_id(public_key(MALLORY)), "bob": None}
+    box.send(
+        "operator",
+        "TO: __orchestrator__\nKIND: command\n\nACTION: agent.key\nNAME: alice\nKEY: none",
+    )
+    assert identities(box)["team"] == {"alice": None, "bob": None}
 
 
 def test_another_key_is_ignored_and_said_once_until_it_is_confirmed(box: Box) -> None:

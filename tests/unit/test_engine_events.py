@@ -69,6 +69,12 @@ def once(store: CommStore) -> object:
     return sent.id, later(store)
 
 
+def identify(store: CommStore, identities: dict[str, str]) -> None:
+    """Of those who are there; who joins later has none, for a store does not keep the names."""
+    store.set_identities(identities)
+    store.identities = {}
+
+
 def all_join(store: CommStore, number: int) -> object:
     """The channel becomes sticky, and everybody comes."""
     store.configure_channel(number, sticky_messages=True, tags=["x"], description="what for")
@@ -174,6 +180,7 @@ def on_channels(drawn: Drawn) -> list[Operation]:
         lambda store: store.subscribe(numbered(store, "PubSub"), who, pattern),
         lambda store: store.unsubscribe(numbered(store, "PubSub"), "b", pattern),
         lambda store: store.unsubscribe(numbered(store, "PubSub"), who),
+        lambda store: identify(store, {who: "aid_1"} if drawn.limit else {}),
         lambda store: store.set_subscription_active(
             min(store.state.subscriptions, default=0), bool(drawn.limit)
         ),

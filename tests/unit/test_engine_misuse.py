@@ -76,6 +76,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "send_query": ((GROUP, "a", "what?", 5), {}),
     "send_response": ((GROUP, "b", "id", "so"), {}),
     "set_channel_state": ((GROUP, ChannelState.PAUSED), {}),
+    "set_identities": (({"b": "aid_1"},), {}),
     "set_subscription_active": ((1, False), {}),
     "subscribe": ((TOPICS, "c", "y.*", MessageFilter()), {}),
     "subscriptions": ((TOPICS, "b"), {}),
