@@ -14,7 +14,7 @@ from relay.agents.lives import Lives
 from relay.agents.roster import Roster
 from relay.basis import Basis
 from relay.clock import NS_PER_MS, NS_PER_S
-from relay.errors import UnsafePath
+from relay.errors import FormatError, UnsafePath
 from relay.flow import delivery
 from relay.flow.intake import Intake
 from relay.flow.watcher import Wake
@@ -48,6 +48,7 @@ class Hearing:
         self._next_poll_ns = 0
         self._recheck_ns: int | None = None
         self._taken: list[tuple[str, str, int]] = []  # read, not yet in the ledger
+        self._looked_at: dict[str, set[str]] = {}  # in inboxes, and not unread as the ledger has it
 
     def hear(self, wake: Wake) -> None:
         """Take what the watcher tells, and scan when that is due."""
@@ -113,7 +114,9 @@ class Hearing:
                 with self._home.dirs() as dirs:  # closed again: a thousand agents are many
                     self._note(hardening.agent_incidents(dirs, agent))
                     self._intake.scan(dirs, agent)
-                    gone = self._ledger.unread(agent) - delivery.inbox_files(dirs, agent)
+                    unread, there = self._ledger.unread(agent), delivery.inbox_files(dirs, agent)
+                    gone = unread - there
+                self._note(self._strays(agent, there - unread), again=True)
             except FileNotFoundError:  # it has just gone: the roster's next refresh says so
                 continue
             except (OSError, UnsafePath) as exc:
@@ -126,6 +129,28 @@ class Hearing:
                 continue
             left.extend((agent, message_id + MSG_SUFFIX) for message_id in gone)
         self.note_reads(left)
+
+    def _strays(self, agent: str, others: set[str]) -> list[Incident]:
+        """Messages in an inbox that no delivery names: the relay did not put them there."""
+        fresh = others - self._looked_at.get(agent, set())
+        self._looked_at[agent] = others
+        ids = {one for one in fresh if message_id_of(one + MSG_SUFFIX) is not None}
+        strays = sorted(self._ledger.undelivered(agent, ids)) if ids else []
+        strays = [one for one in strays if not self._was_sent(one, agent)]
+        if not strays:
+            return []
+        path = f"agents/{agent}/inbox/{strays[0]}{MSG_SUFFIX}"
+        text = f"{path} was not delivered by the relay: find out who put it there"
+        if len(strays) > 1:
+            text += f"; so with {len(strays) - 1} more there"
+        return [Incident(IncidentKind.STRAY_MESSAGE, agent, path, text)]
+
+    def _was_sent(self, message_id: str, agent: str) -> bool:
+        """True for what the store knows, where the ledger is not whole."""
+        with contextlib.suppress(OSError, FormatError):
+            stored = self._store.ever_by_relay_id(message_id)
+            return stored is not None and agent in self._store.recipients(stored.id)
+        return False
 
     def note_reads(self, left: Iterable[tuple[str, str]]) -> None:
         """The file left the inbox: that is the evidence of reading."""
@@ -168,13 +193,14 @@ class Hearing:
             return os.fstat(inbox).st_mtime_ns
         return self._clock.now_ns()
 
-    def _note(self, found: list[Incident]) -> None:
-        """What a look at the home found, said and kept once while it lasts."""
+    def _note(self, found: list[Incident], *, again: bool = False) -> None:
+        """What a look at the home found, said and kept once while it lasts; ``again``: it may be
+        there from before a restart."""
         repaired = [one for one in found if one.kind is IncidentKind.MODE_REPAIRED]
         fresh = repaired + self._told.fresh([one for one in found if one not in repaired])
         if not fresh:
             return
         with self._ledger.transaction():
-            self._ledger.registry.note_incidents(fresh, self._clock.now_ns())
+            self._ledger.registry.note_incidents(fresh, self._clock.now_ns(), again=again)
         for one in fresh:
             self._log(one.detail, action=str(one.kind), level="warning", agent=one.agent)

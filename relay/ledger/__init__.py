@@ -23,6 +23,7 @@ from relay.ledger.ledger import (
     Written,
     open_readonly,
     schema_sql,
+    undelivered,
 )
 
 __all__ = [
@@ -37,4 +38,5 @@ __all__ = [
     "Written",
     "open_readonly",
     "schema_sql",
+    "undelivered",
 ]
