@@ -18,6 +18,7 @@ from relay.cli.common import (
     printable,
     root_of,
 )
+from relay.cli.delivered import marks
 
 if TYPE_CHECKING:
     from agent_sdk import Received
@@ -132,13 +133,13 @@ def inbox(
     with acting_as(agent, root) as me:
         if follow:
             for message in me.messages(timeout_s):
-                _show(message, as_json)
+                _show(message, as_json, root, agent)
             return EXIT_OK
         taken = me.receive(timeout_s or 0)
         if taken is None:
             click.echo(f"relay: nothing waits for {agent}", err=True)
             return EXIT_TIMEOUT
-        _show(taken, as_json)
+        _show(taken, as_json, root, agent)
     return EXIT_OK
 
 
@@ -223,18 +224,23 @@ def _list(root: str, agent: str, as_json: bool) -> None:
             row = (name[:-4], message.headers.get("FROM"), str(message.kind), first)
             found.append((message.priority, row))
     rows = [row for _, row in sorted(found, key=lambda one: one[0])]
+    marked = marks(root, agent, [row[0] for row in rows])
     if as_json:
         for row in rows:
-            echo_json(dict(zip(("id", "from", "kind", "first_line"), row, strict=True)))
+            facts = dict(zip(("id", "from", "kind", "first_line"), row, strict=True))
+            echo_json(facts | {"delivered": None if marked is None else row[0] not in marked})
     elif rows:
-        columns(("ID", "FROM", "KIND", "BODY"), [(*r[:3], printable(r[3], 40)) for r in rows])
+        shown = [(*r[:3], printable(r[3], 40), (marked or {}).get(r[0], "")) for r in rows]
+        width = 5 if marked else 4
+        columns(("ID", "FROM", "KIND", "BODY", "NOTE")[:width], [r[:width] for r in shown])
     else:
         click.echo(f"nothing waits for {agent}")
 
 
-def _show(message: Received, as_json: bool) -> None:
+def _show(message: Received, as_json: bool, root: str, agent: str) -> None:
+    marked = marks(root, agent, [message.id])
     if as_json:
-        _echo_message(message)
+        _echo_message(message, delivered=None if marked is None else not marked)
         return
     about = "".join(
         f"  {label} {value}"
@@ -245,6 +251,7 @@ def _show(message: Received, as_json: bool) -> None:
         )
         if value
     )
+    about += "".join(f"  {mark}" for mark in (marked or {}).values())
     click.echo(f"-- {message.id}  {message.kind} from {message.sender}{about}")
     _echo_body(message)
 
@@ -261,7 +268,7 @@ def _progress(message: Received) -> None:
     click.echo(f"relay: {message.sender} says: {said}", err=True)
 
 
-def _echo_message(message: Received) -> None:
+def _echo_message(message: Received, **more: object) -> None:
     echo_json(
         {
             "id": message.id,
@@ -270,6 +277,7 @@ def _echo_message(message: Received) -> None:
             "kind": str(message.kind),
             "headers": message.headers,
             "body": message.body,
+            **more,
         }
     )
 

@@ -1,4 +1,4 @@
-"""What lies in outboxes and no relay has recorded: sent, and known to its file alone.
+"""What lies in outboxes or inboxes and no relay has recorded: known to its file alone.
 
 The ledger cannot tell of it. Nothing is opened here, and nothing is changed: names are listed, and
 of one that is asked for it is seen how long nobody has touched it.
@@ -20,8 +20,10 @@ from relay.names import MSG_SUFFIX, message_id_of
 
 WORDS = {
     "waiting": "waits in the outbox of {}, and no relay has seen it yet",
+    "stray": "is in the inbox of {}, and was not delivered by the relay",
     "unsent": "lies in the outbox/.pending of {}, untouched for {} s, and is not sent yet",
 }
+UNTOLD = "is in the inbox of {}, and the ledger does not know it"  # a crash may be why
 IS_RUNNING = "one runs now, `relay status` says whether it takes messages in"
 
 
@@ -35,7 +37,8 @@ def find(home: Home, beginning: str) -> dict[str, Any] | None:
 
     Errors: NotFound when several begin so.
     """
-    for status, place in (("waiting", "outbox"), ("unsent", f"outbox/{PENDING}")):
+    places = (("waiting", "outbox"), ("unsent", f"outbox/{PENDING}"), ("stray", "inbox"))
+    for status, place in places:
         found = [one for one in _messages(home, place) if one[1].startswith(beginning)]
         exact = [one for one in found if one[1] == beginning]
         if len({message_id for _, message_id in exact or found}) > 1:
@@ -56,7 +59,12 @@ def find(home: Home, beginning: str) -> dict[str, Any] | None:
 
 def told(facts: dict[str, Any], is_running: bool) -> str:
     """A message of `find` in words: where it lies, and what it waits for."""
-    if facts["status"] == "waiting":
+    if facts["status"] == "stray" and not is_running:
+        said = UNTOLD.format(facts["from"])
+        return f"{said}: `relay up` tells the ledger what a crash took from it"
+    if facts["status"] == "stray":
+        hint = "find out who put it there"
+    elif facts["status"] == "waiting":
         hint = IS_RUNNING if is_running else "no relay runs; start one with `relay up`"
     else:
         hint = "rename it into the outbox"

@@ -14,12 +14,12 @@ from relay.agents.lives import Lives
 from relay.agents.roster import Roster
 from relay.basis import Basis
 from relay.clock import NS_PER_MS, NS_PER_S
-from relay.errors import UnsafePath
+from relay.errors import FormatError, UnsafePath
 from relay.flow.intake import Intake
 from relay.flow.readings import GRACE_NS, Readings
 from relay.flow.watcher import Wake
 from relay.home import READ
-from relay.names import MSG_SUFFIX
+from relay.names import MSG_SUFFIX, message_id_of
 from relay.orchestrator.telling import Teller
 from relay.security import hardening
 from relay.security.incidents import Incident, IncidentKind, Told
@@ -34,6 +34,7 @@ class Hearing:
         self._detection = basis.config.detection
         self._home = basis.home
         self._ledger = basis.ledger
+        self._store = basis.store
         self._readings = Readings(basis)
         self._intake = intake
         self._roster = roster
@@ -46,6 +47,7 @@ class Hearing:
         self._next_poll_ns = 0
         self._recheck_ns: int | None = None
         self._broken: dict[str, int] = {}  # agents without an inbox, since when (monotonic)
+        self._looked_at: dict[str, set[str]] = {}  # in inboxes, and not unread as the ledger has it
 
     def hear(self, wake: Wake) -> None:
         """Take what the watcher tells, and scan when that is due."""
@@ -115,7 +117,8 @@ class Hearing:
                 with self._home.dirs() as dirs:  # closed again: a thousand agents are many
                     self._note(hardening.agent_incidents(dirs, agent))
                     self._intake.scan(dirs, agent)
-                    self._readings.scan(dirs, agent)
+                    others = self._readings.scan(dirs, agent)
+                self._note(self._strays(agent, others), again=True)
             except FileNotFoundError:  # it has just gone: the roster's next refresh says so
                 self._mend(agent)
                 continue
@@ -139,6 +142,28 @@ class Hearing:
             with contextlib.suppress(OSError, UnsafePath):
                 self._home.complete_agent(agent)
 
+    def _strays(self, agent: str, others: set[str]) -> list[Incident]:
+        """Messages in an inbox that no delivery names: the relay did not put them there."""
+        fresh = others - self._looked_at.get(agent, set())
+        self._looked_at[agent] = others
+        ids = {one for one in fresh if message_id_of(one + MSG_SUFFIX) is not None}
+        strays = sorted(self._ledger.undelivered(agent, ids)) if ids else []
+        strays = [one for one in strays if not self._was_sent(one, agent)]
+        if not strays:
+            return []
+        path = f"agents/{agent}/inbox/{strays[0]}{MSG_SUFFIX}"
+        text = f"{path} was not delivered by the relay: find out who put it there"
+        if len(strays) > 1:
+            text += f"; so with {len(strays) - 1} more there"
+        return [Incident(IncidentKind.STRAY_MESSAGE, agent, path, text)]
+
+    def _was_sent(self, message_id: str, agent: str) -> bool:
+        """True for what the store knows, where the ledger is not whole."""
+        with contextlib.suppress(OSError, FormatError):
+            stored = self._store.ever_by_relay_id(message_id)
+            return stored is not None and agent in self._store.recipients(stored.id)
+        return False
+
     def note_taken(self) -> None:
         """What was read goes into the ledger, once the journal has it."""
         read: dict[str, int] = {}
@@ -158,13 +183,14 @@ class Hearing:
             return os.fstat(inbox).st_mtime_ns
         return self._clock.now_ns()
 
-    def _note(self, found: list[Incident]) -> None:
-        """What a look at the home found, said and kept once while it lasts."""
+    def _note(self, found: list[Incident], *, again: bool = False) -> None:
+        """What a look at the home found, said and kept once while it lasts; ``again``: it may be
+        there from before a restart."""
         repaired = [one for one in found if one.kind is IncidentKind.MODE_REPAIRED]
         fresh = repaired + self._told.fresh([one for one in found if one not in repaired])
         if not fresh:
             return
         with self._ledger.transaction():
-            self._ledger.registry.note_incidents(fresh, self._clock.now_ns())
+            self._ledger.registry.note_incidents(fresh, self._clock.now_ns(), again=again)
         for one in fresh:
             self._log(one.detail, action=str(one.kind), level="warning", agent=one.agent)

@@ -63,12 +63,16 @@ class Readings:
         due_ns = self._clock.monotonic_ns() + GRACE_NS
         self._missing.setdefault((agent, message_id), due_ns)
 
-    def scan(self, dirs: Dirs, agent: str) -> None:
-        """Compare an inbox with what should stand there. Errors: OSError, UnsafePath."""
+    def scan(self, dirs: Dirs, agent: str) -> set[str]:
+        """Compare an inbox with what should stand there; ids of what else is in it.
+
+        Errors: OSError, UnsafePath.
+        """
         known, seen = self._mailboxes.get(agent), mailbox.identity(dirs, agent)
-        missing = self._ledger.unread(agent)
-        for message_id in delivery.inbox_files(dirs, agent) if missing else ():
-            missing.pop(message_id, None)
+        missing, others = self._ledger.unread(agent), delivery.inbox_files(dirs, agent)
+        for message_id in missing.keys() & others:
+            del missing[message_id]
+            others.remove(message_id)
         if known in (None, seen):
             for message_id in missing:
                 self._look(dirs, agent, message_id)
@@ -76,6 +80,7 @@ class Readings:
             self._judge(dirs, agent, missing)
         if known != seen:
             self._mailboxes[agent] = self._seen[agent] = seen
+        return others
 
     def give_back(self, agent: str) -> None:
         """Nobody is to read what vanished with the mailbox of this agent, who is away for good."""

@@ -25,6 +25,7 @@ from relay.ledger.ledger import (
     Written,
     open_readonly,
     schema_sql,
+    undelivered,
 )
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "Written",
     "open_readonly",
     "schema_sql",
+    "undelivered",
 ]

@@ -44,6 +44,7 @@ __all__ = [
     "Written",
     "open_readonly",
     "schema_sql",
+    "undelivered",
 ]
 
 SCHEMA_VERSION = 3
@@ -388,6 +389,10 @@ class Ledger:
             ).fetchall()
         )
 
+    def undelivered(self, recipient: str, message_ids: set[str]) -> set[str]:
+        """Those of these that nothing was ever delivered of to this agent."""
+        return undelivered(self._db, recipient, message_ids)
+
     # -- the rest ----------------------------------------------------------------------
 
     def reject(
@@ -461,6 +466,16 @@ def open_readonly(path: str) -> ledger_file.Connection:
         connection.close()
         raise
     return connection
+
+
+def undelivered(db: sqlite3.Connection, recipient: str, message_ids: set[str]) -> set[str]:
+    """Those of these ids that no row of deliveries has for this recipient."""
+    found = db.execute(
+        "SELECT value FROM json_each(?) WHERE NOT EXISTS "
+        "(SELECT 1 FROM deliveries WHERE message_id = value AND recipient = ?)",
+        (json.dumps(sorted(message_ids)), recipient),
+    )
+    return {row[0] for row in found}
 
 
 def _restrict(path: str) -> None:

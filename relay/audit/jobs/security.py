@@ -47,6 +47,7 @@ EVENTS: Mapping[str, str | None] = {
     "mode_repaired": WARNING,  # others could read it for a while
     "quota_exceeded": WARNING,  # an agent that loops
     "rate_limited": WARNING,  # likewise
+    "stray_message": WARNING,  # somebody writes into inboxes, past the relay
     "unsigned": WARNING,  # an agent without its key, or somebody without it
     "audit_pruned": None,  # retention, which says what it did
     "key_confirmed": None,  # somebody looked
@@ -62,6 +63,7 @@ FAILURES: Mapping[str, str] = {
     r"no regular file|: a file of other names|belongs to user": "unsafe_file",
     r"is no name of a message": "bad_name",
     r"^its id is ": "id_taken",
+    r"^found in \.pending": "unsent",
     r"too large": "too_large",
     r"CHECKSUM": "checksum",
     r"its TTL of ": "expired",
