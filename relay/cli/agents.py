@@ -73,7 +73,15 @@ def _listed(home: Home) -> list[tuple[sqlite3.Row, str | None]]:
             "(SELECT count(*) FROM deliveries WHERE recipient = name AND state = 'written') "
             "AS unread FROM agents ORDER BY name"
         ).fetchall()
-    return [(row, _role(home.read_meta(row["name"]))) for row in rows]
+    return [(row, _role_in(home, row["name"])) for row in rows]
+
+
+def _role_in(home: Home, name: str) -> str | None:
+    """What it says that it is; None as well where its meta.json cannot be read: others are told."""
+    try:
+        return _role(home.read_meta(name))
+    except OSError:
+        return None
 
 
 def _facts(row: sqlite3.Row, role: str | None) -> dict[str, object]:
