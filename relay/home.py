@@ -214,11 +214,14 @@ class Home:
         return problems
 
     def read_meta(self, name: str) -> bytes | None:
-        """The bytes of an agent's meta.json, or None when it has none that can be read."""
+        """The bytes of an agent's meta.json; None when it has none, or a link in its place.
+
+        Errors: OSError when nobody can look: what is in it is not known to be nothing.
+        """
         with self.dirs() as dirs:
             try:
                 return fsio.read_regular(META, dirs.get("agents", name), 1 << 16, shared=True)[0]
-            except (OSError, UnsafePath):
+            except (FileNotFoundError, UnsafePath):
                 return None
 
     def secure(self) -> list[str]:

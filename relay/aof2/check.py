@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from relay import fsio
 from relay.aof2 import chunk as chunks
 from relay.aof2 import snapshot as snapshots
 from relay.aof2.catalog import Residency, SegmentEntry
@@ -175,11 +176,19 @@ def _check_residency(stream_dir: str, entry: SegmentEntry, findings: Findings) -
     missing = {
         path: f"{path}: missing, and the manifest has it in {str(tier.name).lower()}"
         for tier, path in copies.items()
-        if entry.residency & tier and not os.path.exists(path)
+        if entry.residency & tier and not _may_be_there(path)
     }
     if missing and _still(stream_dir, entry):
-        is_whole = any(os.path.exists(path) for path in copies.values())
+        is_whole = any(map(_may_be_there, copies.values()))
         (findings.warnings if is_whole else findings.problems).extend(missing.values())
+
+
+def _may_be_there(path: str) -> bool:
+    """False when it is known to be gone; one that cannot be read is among the problems itself."""
+    try:
+        return fsio.exists(path)
+    except OSError:
+        return True
 
 
 def _still(stream_dir: str, entry: SegmentEntry) -> bool:

@@ -92,12 +92,20 @@ def _listed(home: Home, now_ns: int) -> list[_Listed]:
     return [
         _Listed(
             row,
-            _role(home.read_meta(row["name"])),
+            _role_in(home, row["name"]),
             in_inboxes.get(row["name"]),
             signs.get(row["name"], Sign()),
         )
         for row in rows
     ]
+
+
+def _role_in(home: Home, name: str) -> str | None:
+    """What it says that it is; None as well where its meta.json cannot be read: others are told."""
+    try:
+        return _role(home.read_meta(name))
+    except OSError:
+        return None
 
 
 def _facts(

@@ -44,7 +44,7 @@ def signs_of(home: Home, db: sqlite3.Connection, now_ns: int) -> dict[str, Sign]
     for name, status, seen_at in rows:
         if status not in PRESENT:
             continue
-        ended = None if name in tended else ended_pid(home.read_meta(name))
+        ended = None if name in tended else _ended_pid_of(home, name)
         silent: int | None = None
         if name in waiting and name != OPERATOR:  # a person may be away
             since = max(waiting[name], seen_at or 0)
@@ -52,6 +52,14 @@ def signs_of(home: Home, db: sqlite3.Connection, now_ns: int) -> dict[str, Sign]
         if ended is not None or silent is not None:
             found[name] = Sign(ended, silent)
     return found
+
+
+def _ended_pid_of(home: Home, name: str) -> int | None:
+    """The same of an agent; None as well where its meta.json cannot be read: others are told."""
+    try:
+        return ended_pid(home.read_meta(name))
+    except OSError:
+        return None
 
 
 def ended_pid(meta: bytes | None) -> int | None:

@@ -175,7 +175,7 @@ def _agents(place: Place) -> Iterator[Finding]:
 def _is_meta(place: Place, agent: str) -> bool:
     try:
         msgspec.json.decode(place.home.read_meta(agent) or b"", type=Meta)
-    except (ValueError, RecursionError, msgspec.MsgspecError):
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
         return False
     return True
 

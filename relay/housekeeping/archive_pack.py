@@ -100,6 +100,7 @@ def read(dirs: Dirs, path: str) -> bytes | None:
     """The bytes of an archived file by the path it was filed under, from its day's pack.
 
     None when there is no such pack, or it has no such file. Reads the pack up to the file.
+    Errors: FormatError for a damaged one; OSError, UnsafePath for one that cannot be read.
     """
     parts = path.split("/")
     if len(parts) < 3 or parts[0] != "archive" or not is_day(parts[1]):
@@ -110,7 +111,7 @@ def read(dirs: Dirs, path: str) -> bytes | None:
             os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC,
             dir_fd=dirs.get("archive"),
         )
-    except (OSError, UnsafePath):
+    except FileNotFoundError:
         return None
     with os.fdopen(fd, "rb") as file:
         for name, data, _ in _walk(file, f"archive/{parts[1]}{SUFFIX}"):
@@ -121,14 +122,16 @@ def read(dirs: Dirs, path: str) -> bytes | None:
 
 def place(home: Home, path: str) -> str:
     """Where an archived file is: its own path, its pack, or "pruned" when it is in neither."""
-    if os.path.lexists(home.path(*path.split("/"))):
-        return path
     with home.dirs() as dirs:
         pack_path = "/".join(path.split("/")[:2]) + SUFFIX
         try:
+            if fsio.exists(home.path(*path.split("/"))):
+                return path
             return pack_path if read(dirs, path) is not None else PRUNED
         except FormatError:
             return f"{pack_path}, damaged"
+        except (OSError, UnsafePath) as exc:
+            return f"{path}, or {pack_path}, which cannot be looked at: {exc}"
 
 
 def _files(dirs: Dirs, day: str) -> Iterator[str]:

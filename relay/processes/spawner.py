@@ -205,21 +205,26 @@ class SystemSpawner:
                     yield one
 
     def _lives(self, pid: Pid) -> bool:
-        try:
-            return self._start_of(pid.number) == pid.start and not _is_zombie(
-                psutil.Process(pid.number)
-            )
-        except psutil.Error:
+        """False where it is known to have ended. Errors: OSError when nobody can look."""
+        if self._start_of(pid.number) != pid.start:
             return False
+        try:
+            return not _is_zombie(psutil.Process(pid.number))
+        except psutil.NoSuchProcess:
+            return False
+        except psutil.AccessDenied:  # it is there
+            return True
 
     def _start_of(self, number: int) -> str | None:
-        """When a process started, in words that no later one of its number has."""
+        """When a process started, in words that no later one of its number has; None: there is
+        none. Errors: OSError when nobody can look: it is not taken for ended, nor started twice.
+        """
         try:
             with open(f"/proc/{number}/stat", "rb") as file:
                 stat = file.read()
             # The command's name stands in brackets and may hold anything: field 3 follows it.
             ticks = stat[stat.rindex(b")") + 2 :].split()[22 - 3].decode()
-        except (OSError, ValueError, IndexError):
+        except (FileNotFoundError, ProcessLookupError, ValueError, IndexError):
             if os.path.exists("/proc/self/stat"):
                 return None
             try:

@@ -87,11 +87,14 @@ class Starter:
         )
 
     def check_free(self, name: str) -> None:
-        """Errors: CannotStart while somebody who was started by hand is this agent."""
+        """Errors: CannotStart while somebody who was started by hand is this agent, or nobody can
+        look whether one is."""
         try:
             said = msgspec.json.decode(self._home.read_meta(name) or b"{}", type=_Registered)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, RelayError, OSError):
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, RelayError):
             return
+        except OSError as exc:
+            raise CannotStart(f"meta.json of {name} cannot be read: {exc.strerror}") from exc
         if said.pid is None or said.pid_start_ticks is None or said.pid <= 0:
             return
         if self._spawner.ended(Pid(said.pid, f"{boot_id()} {said.pid_start_ticks}")) is None:

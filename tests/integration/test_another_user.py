@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from agent_sdk import presence
 from relay import owners
+from relay.home import Home
 from relay.ledger import open_readonly
 from tests.procs import home_of, relay
 
@@ -75,3 +77,21 @@ def test_m09_root_in_another_users_home_is_told_to_be_that_user(home: Path) -> N
         assert f"belongs to user {SOMEBODY}, not to 0; run it as that user, {name}" in done.stderr
         assert "move it away" not in done.stderr and done.stderr.count("\n") == 1
     assert [path for path in sorted(home.rglob("*")) if path not in before] == []
+
+
+def test_D1_a_meta_json_that_cannot_be_read_is_not_written_anew(home: Path) -> None:
+    """It holds the agent's role and key: an agent that begins does not know that it has none."""
+    meta = home / "agents/alice/meta.json"
+    meta.write_text('{"role": "lead"}')
+    os.chown(meta, SOMEBODY, SOMEBODY)
+
+    def register() -> None:
+        with Home(str(home)) as opened:
+            presence.register(opened, "alice", 1)
+
+    assert as_somebody(register) == "None"
+    meta.chmod(0)
+    before = meta.read_text()
+    assert '"role": "lead"' in before
+    assert "Permission denied" in as_somebody(register)
+    assert meta.read_text() == before

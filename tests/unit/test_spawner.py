@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import shlex
 import signal
 import subprocess
@@ -198,3 +200,21 @@ def test_a_script_that_does_not_begin_as_one_is_named(
     with pytest.raises(CannotStart) as caught:
         starts.start(program, cwd=str(tmp_path))
     assert str(caught.value).startswith(f"{program} cannot be run: {said}")
+
+
+def test_D1_who_cannot_be_looked_at_has_not_ended() -> None:
+    """One that a relay before this one started: taken for ended, it would be started twice."""
+    spawner, parent = SystemSpawner(), os.getppid()
+    pid = Pid(parent, spawner._start_of(parent) or "")
+    assert spawner.ended(pid) is None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    first_free = os.dup(0)
+    os.close(first_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, hard))
+    try:
+        with pytest.raises(OSError) as caught:
+            spawner.ended(pid)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert caught.value.errno == errno.EMFILE
+    assert spawner.ended(pid) is None
