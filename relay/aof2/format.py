@@ -182,6 +182,13 @@ class Reason(IntEnum):
     MISSING = 4  # the Tier 2 object is not there: repair
 
 
+REASONS = {
+    Reason.TRANSIENT: "passing: tried again",
+    Reason.CODEC: "the codec refuses it for good",
+    Reason.AUTHENTICATION: "authentication: the operator must act",
+    Reason.UNAVAILABLE: "bucket or network unavailable",
+    Reason.MISSING: "the Tier 2 object is missing",
+}
 CHECKPOINT_WRITTEN = 1  # schemas of CustomEvent: a msgpack map each
 ARCHIVE_ROLLED = 2
 

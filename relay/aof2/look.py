@@ -20,6 +20,7 @@ from relay.aof2.format import (
     RECORD,
     SEGMENT_MAGIC,
     SNAPSHOT_MAGIC,
+    ChunkHeader,
     Footer,
     ManifestRecord,
     RecordFlag,
@@ -162,7 +163,12 @@ class SegmentLook:
         """The footer of a file that is sealed and cut."""
         at = self.size - FOOTER.size
         data = self.source.read_at(at, FOOTER.size) if at >= FIRST else b""
-        return Footer(*FOOTER.unpack(data)) if _seals(data, at) else None
+        if _seals(data, at):
+            return Footer(*FOOTER.unpack(data))
+        # what the manifest has as sealed has a footer there, whatever its flags say
+        is_sealed = self.entry is not None and self.entry.sealed and len(data) == FOOTER.size
+        footer = Footer(*FOOTER.unpack(data)) if is_sealed else None
+        return footer if footer is not None and footer.durable_bytes == at else None
 
     def _find_base(self) -> int:
         """The stream offset of the first record: by the manifest, or by the records themselves."""
@@ -192,10 +198,14 @@ class SegmentLook:
         if self.footer is None:
             self._wrong(entry.durable_bytes, "the footer of a sealed segment", "none")
             return
-        for name in ("durable_bytes", "segment_crc64"):
+        at, flags = self.footer.durable_bytes, self.footer.flags
+        for name, place in (("durable_bytes", at), ("segment_crc64", at), ("ext_id", at + 24)):
             expected, found = getattr(entry, name), getattr(self.footer, name)
             if expected != found:
-                self._wrong(self.footer.durable_bytes, f"{name} {expected} by the manifest", found)
+                self._wrong(place, f"{name} {expected} by the manifest", found)
+        sealed = SegmentFlag.SEALED | (flags & (SegmentFlag.COMPACTED | SegmentFlag.PARTIAL))
+        if flags != sealed:  # the other two the manifest has nothing of
+            self._wrong(at + 32, f"flags {int(sealed)} by the manifest", flags)
 
     def _wrong(self, at: int, expected: str, found: object) -> None:
         self.problems.append(str(IntegrityError(self.path, at, expected, found)))
@@ -261,6 +271,7 @@ class ChunkLook:
         self.records: list[ManifestRecord] = []
         self.ends: list[int] = []
         self.next_record: int | None = None
+        self.header: ChunkHeader | None = None  # None: the chunk is damaged
         try:
             chunk = settled(
                 lambda: chunks.load(path),
@@ -270,7 +281,7 @@ class ChunkLook:
             self.problems.append(str(exc))
             self.records, self.ends = chunks.salvage(chunks.load(path), path)
             return
-        self.records, self.ends = chunk.records, chunk.ends
+        self.header, self.records, self.ends = chunk.header, chunk.records, chunk.ends
         self.next_record = chunk.header.base_record + len(chunk.records)
         if chunk.torn_bytes:
             at = chunk.header.committed_len

@@ -128,7 +128,7 @@ def manifest_inspect(path: str, as_json: bool) -> None:
     else:
         columns(
             ("at", "type", "segment", "offset", "facts"),
-            [_manifest_cells(manifest_row(record)) for record in records],
+            [_manifest_cells(manifest_row(record), record.flags) for record in records],
         )
     _end(faults)
 
@@ -182,9 +182,18 @@ def _manifest_records(path: str, faults: list[str]) -> Iterator[ManifestRecord]:
         raise RelayError(f"{path} is a {kind}", hint="`relay aof dump` prints it")
     else:
         looks = (ChunkLook(path) for _ in range(1))
+    expected: dict[int, int] = {0: 0}  # base_record by chunk, of those whose it is known
     for look in looks:
         yield from look.records
         faults += look.problems
+        for warning in look.warnings:
+            click.echo(f"warning: {warning}", err=True)
+        if (header := look.header) is not None and look.next_record is not None:
+            base = expected.get(header.chunk_index, header.base_record)
+            if base != header.base_record:
+                fault = FormatError(look.path, 24, f"base_record {base}", header.base_record)
+                faults.append(str(fault))
+            expected[header.chunk_index + 1] = base + len(look.records)
 
 
 def _record_cells(record: Record) -> list[Any]:
@@ -208,8 +217,13 @@ def _shown(payload: bytes) -> str:
         return printable(payload.hex(), _PAYLOAD_CHARS) or ""
 
 
-def _manifest_cells(row: dict[str, Any]) -> list[object]:
+def _manifest_cells(row: dict[str, Any], flags: int) -> list[object]:
+    from relay.aof2.format import REASONS
+
     kind, segment, offset, at_ms = (row.pop(name) for name in list(row)[:4])
+    if (code := row.get("reason_code")) is not None:
+        row["reason_code"] = f"{code} ({REASONS.get(code, 'not known')})"
+    row = {"flags": flags, **row} if flags else row
     facts = ", ".join(f"{name} {_cell(value)}" for name, value in row.items())
     return [_time(at_ms), kind, segment, offset, printable(facts, 2 * _PAYLOAD_CHARS)]
 
