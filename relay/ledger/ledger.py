@@ -199,7 +199,8 @@ class Ledger:
     def fail(self, failures: Iterable[tuple[str, str]], now_ns: int) -> None:
         """Mark (message id, reason) as failed."""
         self._db.executemany(
-            f"UPDATE messages SET status = 'failed', last_error = ?, processed_at = {now_ns:d} "
+            "UPDATE messages SET status = 'failed', retry_count = retry_count + 1, "
+            f"last_error = ?, processed_at = {now_ns:d} "
             "WHERE message_id = ? AND status IN ('pending', 'processing')",
             [(reason, message_id) for message_id, reason in failures],
         )

@@ -159,6 +159,17 @@ def test_times_and_reasons_are_kept(ledger: Ledger, look: Look) -> None:
     ]
 
 
+def test_a_failure_counts_and_is_counted_once(ledger: Ledger) -> None:
+    """retry_count counts failures, the passing ones and the one that was the last."""
+    one, two = record(ledger, 1, 2)
+    ledger.claim([one, two])
+    ledger.postpone(two, "disk full")
+    ledger.fail([(one, "no such agent"), (two, "no such agent")], NOW)
+    ledger.fail([(one, "no such agent")], NOW)
+    counts = {key: row.retry_count for key, row in ledger.rows([one, two]).items()}
+    assert counts == {one: 1, two: 2}
+
+
 def test_postponed_again_and_again_it_is_counted(ledger: Ledger) -> None:
     (one,) = record(ledger, 1)
     for attempt in (1, 2, 3):

@@ -30,7 +30,7 @@ LEDGER = {
             maybe("target", TEXT, "the TO header"),
             always("discovered_at", TIME, "seen in the outbox"),
             maybe("processed_at", TIME, "completed or failed"),
-            maybe("retry_count", NUMBER, "times put back to pending"),
+            maybe("retry_count", NUMBER, "failures: times put back to pending, and the last"),
             maybe("last_error", TEXT, "why it failed or waits"),
         ]
     ),
