@@ -243,7 +243,7 @@ def _show(message: Received, as_json: bool) -> None:
         )
         if value
     )
-    click.echo(f"-- {message.id}  {message.kind} from {message.sender}{about}")
+    click.echo(printable(f"-- {message.id}  {message.kind} from {message.sender}{about}"))
     _echo_body(message)
 
 

@@ -15,7 +15,7 @@ HEAVY = {
 }  # fmt: skip
 RELAY = {
     "relay", "relay.checksums", "relay.clock", "relay.errors", "relay.fsio", "relay.home",
-    "relay.message", "relay.names",
+    "relay.message", "relay.names", "relay.visible",
 }  # fmt: skip
 MOST_MODULES = 70  # 52 in Python 3.11
 
