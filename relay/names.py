@@ -13,6 +13,7 @@ import re
 from collections.abc import Set
 
 from relay.errors import InvalidName
+from relay.visible import visible
 
 ORCHESTRATOR = "__orchestrator__"
 OPERATOR = "operator"
@@ -77,7 +78,7 @@ def message_id_of(file_name: str) -> str | None:
 def shown(file_name: str) -> str:
     """A file name as text; what is no UTF-8, or a control character, is escaped."""
     text = file_name.encode(errors="surrogateescape").decode(errors="backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return visible(text)
 
 
 def new_message_id(now_ns: int) -> str:

@@ -7,7 +7,6 @@ that is not there yet, or replaces one that was a whole `.acomm` before.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from relay.cli.common import counted
+from relay.cli.common import counted, echo_json, printable
 from relay.errors import EXIT_FINDINGS, NotFound, RelayError
 
 # The same as relay.comm.jsonl.SECTIONS; importing the codec for `--help` would be dear.
@@ -85,13 +84,13 @@ def check(files: tuple[str, ...], as_json: bool, keys: str | None, key_file: str
             {"file": path, "ok": not problems, "problems": problems, "warnings": warnings}
             for path, (problems, warnings) in found.items()
         ]
-        click.echo(json.dumps({"errors": errors, "files": rows}))
+        echo_json({"errors": errors, "files": rows})
     else:
         for problems, warnings in found.values():
             for warning in warnings:
                 _warn(warning)
             for problem in problems:
-                click.echo(problem)
+                click.echo(printable(problem))
         click.echo(f"{counted(errors, 'error')} found" if errors else "OK")
     if errors:
         click.get_current_context().exit(EXIT_FINDINGS)
@@ -219,7 +218,7 @@ def _lines(source: str) -> Iterator[str]:
 
 
 def _warn(line: str) -> None:
-    click.echo(f"warning: {line}", err=True)
+    click.echo(printable(f"warning: {line}"), err=True)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ manifest chunk or snapshot may be named as well.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -16,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.common import columns, counted, printable, when
+from relay.cli.common import columns, counted, echo_json, printable, when
 from relay.clock import NS_PER_MS
 from relay.errors import EXIT_FINDINGS, FormatError, NotFound, RelayError
+from relay.visible import json_line
 
 if TYPE_CHECKING:
     from relay.aof2.check import SegmentFile
@@ -67,12 +67,12 @@ def check(path: str, as_json: bool) -> None:
     errors = len(problems)
     if as_json:
         row = {"errors": errors, "path": path, "problems": problems, "warnings": warnings}
-        click.echo(json.dumps(row))
+        echo_json(row)
     else:
         for warning in warnings:
-            click.echo(f"warning: {warning}", err=True)
+            click.echo(printable(f"warning: {warning}"), err=True)
         for problem in problems:
-            click.echo(problem)
+            click.echo(printable(problem))
         click.echo(f"{counted(errors, 'error')} found" if errors else "OK")
     if errors:
         click.get_current_context().exit(EXIT_FINDINGS)
@@ -257,13 +257,13 @@ def _must_be(path: str) -> None:
 
 
 def _line(row: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(row, ensure_ascii=True) + "\n")
+    sys.stdout.write(json_line(row) + "\n")
 
 
 def _end(faults: list[str]) -> None:
     """Name what was stepped over, and exit accordingly."""
     sys.stdout.flush()
     for fault in faults:
-        click.echo(fault, err=True)
+        click.echo(printable(fault), err=True)
     if faults:
         click.get_current_context().exit(EXIT_FINDINGS)

@@ -17,6 +17,7 @@ from relay.cli.audit_ending import one_line_when_ended
 from relay.cli.common import Amount, home_option, json_option, printable, root_of
 from relay.clock import Clock
 from relay.errors import EXIT_FAILED, EXIT_FINDINGS, RelayError
+from relay.visible import json_visible
 
 # What the extra brings, by the name it is imported by.
 NEEDED = ("pyspark", "pyarrow", "adbc_driver_sqlite", "jinja2", "matplotlib")
@@ -115,7 +116,7 @@ def run(
         brief = not 0 < len(jobs) <= FEW_JOBS
         report, _ = run_audit(request, Clock(), Screen(quiet=as_json, brief=brief))
     if as_json:
-        click.echo(to_json(report))
+        click.echo(json_visible(to_json(report).decode()))
     elif out is not None:
         click.echo(f"{os.path.join(out, 'report.html')}, and the tables beside it")
     context.exit(report.exit_code)
@@ -184,9 +185,9 @@ def watch(
 
     def tell(tick: Tick) -> None:
         if as_json:
-            click.echo(msgspec.json.encode(tick))
+            click.echo(json_visible(msgspec.json.encode(tick).decode()))
             return
-        click.echo(line_of(tick))
+        click.echo(printable(line_of(tick)))
         for line in tick.findings:
             click.echo(f"  {printable(line)}")
         if tick.more_findings:

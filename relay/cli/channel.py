@@ -85,18 +85,19 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
         echo_json(facts)
         return
     for label in ("name", "type", "state", "owner", "messages"):
-        click.echo(f"{label:<13}{facts[label]}")
+        click.echo(printable(f"{label:<13}{facts[label]}"))
     if found.description is not None:
         click.echo(f"{'description':<13}{printable(found.description)}")
     if found.tags:
         click.echo(f"{'tags':<13}{printable(', '.join(found.tags))}")
     for member, role in facts["participants"].items():
-        click.echo(f"{'participant':<13}{member} ({role})")
+        click.echo(printable(f"{'participant':<13}{member} ({role})"))
     for one in facts["subscriptions"]:
         where = f" where {one['filter']}" if one["filter"] else ""
-        click.echo(f"{'subscription':<13}{one['subscriber']} {one['pattern']}{printable(where)}")
+        shown = f"{'subscription':<13}{one['subscriber']} {one['pattern']}{where}"
+        click.echo(printable(shown))
     for setting, value in facts["settings"].items():
-        click.echo(f"{'setting':<13}{setting}={_said(value)}")
+        click.echo(printable(f"{'setting':<13}{setting}={_said(value)}"))
 
 
 def _facts(store: CommStore, found: Channel) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from relay.clock import elapsed, iso_time
 from relay.errors import RelayError
 from relay.home import META, Home, default_root
 from relay.names import MSG_SUFFIX, OPERATOR
+from relay.visible import json_line, visible
 
 F = TypeVar("F", bound=Callable[..., Any])
 AGENT_VARIABLE = "AGENT_RELAY_NAME"
@@ -86,12 +87,12 @@ def unread(home: Home) -> dict[str, int]:
 
 def echo_json(value: object) -> None:
     """One JSON object on one line."""
-    click.echo(json.dumps(value, ensure_ascii=False))
+    click.echo(json_line(value))
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Plain columns for people, as wide as they must be."""
-    table = [header, *([("-" if cell is None else str(cell)) for cell in row] for row in rows)]
+    """Plain columns for people, as wide as they must be; whatever is in a cell can be seen."""
+    table = [header, *([("-" if c is None else visible(str(c))) for c in row] for row in rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(header))]
     for row in table:
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -143,10 +144,7 @@ def printable(text: str | None, most: int | None = None, *, lines: bool = False)
     """
     if text is None:
         return None
-    kept = "\n\t" if lines else ""
-    clean = "".join(
-        c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text
-    )
+    clean = visible(text, keep="\n\t" if lines else "")
     return clean if most is None or len(clean) <= most else clean[: most - 1] + "…"
 
 

@@ -71,7 +71,10 @@ def load(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Print what was saved, byte for byte. Exit 1 where nothing ever was."""
+    """Print what was saved, byte for byte. Exit 1 where nothing ever was.
+
+    On a terminal what cannot be seen is shown as an escape.
+    """
     from agent_sdk.continuity import load_version
     from relay.errors import NotFound
 
@@ -81,6 +84,8 @@ def load(
         raise NotFound(f"{name or agent} has saved nothing")
     if as_json:
         echo_json({"agent": name or agent, "version": found.version, "state": found.state})
+    elif sys.stdout.isatty():  # a pipe gets what was saved, its escape sequences too
+        click.echo(printable(found.state, lines=True), nl=False)
     else:
         sys.stdout.buffer.write(found.state.encode())
 

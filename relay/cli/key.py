@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from relay.cli.ask import control_options, order
-from relay.cli.common import echo_json, home_option, json_option, meta_of, open_home
+from relay.cli.common import echo_json, home_option, json_option, meta_of, open_home, printable
 from relay.errors import NotFound
 from relay.home import KEY, LEDGER, META
 from relay.names import check_agent_name
@@ -101,4 +101,4 @@ def _print(name: str, public: str, as_json: bool) -> None:
     if as_json:
         echo_json({"name": name, "public_key": public})
     else:
-        click.echo(public)
+        click.echo(printable(public))

@@ -252,7 +252,7 @@ def _show(message: Received, as_json: bool, root: str, agent: str) -> None:
         if value
     )
     about += "".join(f"  {mark}" for mark in (marked or {}).values())
-    click.echo(f"-- {message.id}  {message.kind} from {message.sender}{about}")
+    click.echo(printable(f"-- {message.id}  {message.kind} from {message.sender}{about}"))
     _echo_body(message)
 
 

@@ -270,7 +270,8 @@ def _show(facts: dict[str, Any], none: str) -> None:
             f"the relay runs, pid {facts['pid']}{memory}, since {facts['started_at'] or '-'}"
         )
         if facts["trouble"]:
-            click.echo(f"it serves nobody now, and begins again and again: {facts['trouble']}")
+            text = f"it serves nobody now, and begins again and again: {facts['trouble']}"
+            click.echo(printable(text))
         _show_health(facts)
     else:
         click.echo(none)
@@ -282,7 +283,7 @@ def _show(facts: dict[str, Any], none: str) -> None:
     if facts["ended"]:
         click.echo(f"process ended: {_named(facts['ended'])}; `relay agents` shows what waits")
     for error in facts["last_errors"]:
-        click.echo(f"waits: {error['message_id']}: {error['error']}")
+        click.echo(printable(f"waits: {error['message_id']}: {error['error']}"))
 
 
 def _named(ended: dict[str, int]) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from relay.cli.common import echo_json, home_option, json_option, open_home
+from relay.cli.common import echo_json, home_option, json_option, open_home, printable
 from relay.errors import EXIT_STATE
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def show(ctx: click.Context, home: str | None) -> None:
     there = services.installed(found)
     if there is None:
         raise NotFound(f"there is no {found.path}", hint="`relay service install` writes it")
-    click.echo(there.decode(errors="replace"), nl=False)
+    click.echo(printable(there.decode(errors="replace"), lines=True), nl=False)
 
 
 def _of(ctx: click.Context, home: str | None) -> Service:

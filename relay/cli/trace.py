@@ -52,7 +52,8 @@ def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) 
     if as_json:
         echo_json(facts)
     elif facts["status"] in outboxes.WORDS:
-        click.echo(f"{facts['message_id']}\n  {outboxes.told(facts, is_running)}")
+        told = f"{facts['message_id']}\n  {outboxes.told(facts, is_running)}"
+        click.echo(printable(told, lines=True))
     else:
         _show(facts)
 
@@ -160,7 +161,7 @@ def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
 
 
 def _show(facts: dict[str, Any]) -> None:
-    click.echo(f"{facts['message_id']}")
+    click.echo(printable(facts["message_id"]))
     route = f"{facts['from']} -> {facts.get('to') or 'unknown'}"
     about = f"{facts.get('kind') or 'unknown'} {route}: {facts['outcome']}"
     click.echo(f"  {printable(about)}")
@@ -168,7 +169,7 @@ def _show(facts: dict[str, Any]) -> None:
     for one in facts["hops"]:
         click.echo(hop(one["at"] or "unknown", printable(_told(one, facts))))
     for text in _not_yet(facts["deliveries"], facts.get("kind") in ("command", "query")):
-        click.echo(hop("not yet", text))
+        click.echo(hop("not yet", printable(text)))
     if not facts["deliveries"] and facts["status"] not in ("failed", "rejected"):
         click.echo(hop("-", "no recipients"))
     if facts["error"] and facts["error"] not in facts["outcome"]:

@@ -22,6 +22,7 @@ from relay.comm.json_kinds import BOOL, CHANNEL, HEX, MESSAGE, SUBSCRIPTION, U32
 from relay.comm.json_kinds import record as fields_of
 from relay.comm.model import StoreFile
 from relay.errors import MessageError
+from relay.visible import json_line
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -54,7 +55,7 @@ def to_lines(store: StoreFile, section: str | None = None) -> Iterator[str]:
     for name in SECTIONS:
         if section is None or section == name:
             for row in _rows(store, name):
-                yield json.dumps({"section": name, **row}, ensure_ascii=False)
+                yield json_line({"section": name, **row})
 
 
 def from_lines(lines: Iterable[str]) -> StoreFile:

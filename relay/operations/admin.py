@@ -14,7 +14,6 @@ Reading is all that can be done here. Whoever may open the home may open the soc
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import socketserver
@@ -35,6 +34,7 @@ from relay.operations import metrics
 from relay.operations.asking import MOST_PATH_BYTES, RUNTIME_VARIABLE, SOCKET, socket_path
 from relay.operations.disk import Reading
 from relay.operations.published import Board, Snapshot
+from relay.visible import json_line
 
 REQUEST_TIMEOUT_S = 5  # who asks in drops, or not at all, holds a thread no longer
 MOST_CONNECTIONS = 32  # at once, of each server: a descriptor each, and the loop needs some
@@ -172,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _status(self) -> None:
         status = status_of(self.board)
         status["admin_trouble"] = self.trouble
-        body = json.dumps(status, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+        body = json_line(status).encode() + b"\n"
         self._send(200, "application/json", body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:

@@ -16,6 +16,7 @@ HEAVY = {
 RELAY = {
     "relay", "relay.checksums", "relay.clock", "relay.errors", "relay.fsio", "relay.home",
     "relay.message", "relay.names", "relay.owners",
+    "relay.visible",
 }  # fmt: skip
 MOST_MODULES = 70  # 52 in Python 3.11
 

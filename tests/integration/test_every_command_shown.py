@@ -1,0 +1,288 @@
+"""Nothing that others wrote does anything to the terminal of who looks, in any command.
+
+A home with control characters, C1 among them, and characters that turn text around, in every field
+that takes them: bodies, statuses, reasons, descriptions, states, names of files, the output of
+processes, and, as if somebody had been at the ledger with sqlite3, in its columns. Every command
+that there is runs in a terminal over it; one that is not named here fails the test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pexpect
+import pytest
+
+from agent_sdk import Agent
+from relay.cli import cli
+from relay.comm.engine import CommStore
+from relay.comm.model import ChannelConfig, ChannelType, DeliveryMode, MessageType
+from relay.home import STORE, tag_of
+from tests.fakes import FakeClock
+from tests.procs import Relay, environment, home_of, relay, until
+
+pytestmark = pytest.mark.timeout(60)
+
+EVIL = "pwned\x1b]0;title\x07\x1b[2J\x9b31m\u202eright\u2066\u200b\x7f\x08end"  # in one line
+DEAD = "1700000000000000002-dd"
+CSI = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")  # what rich writes itself, to move and to colour
+
+# Command -> command lines; in this order, for the last ones end what the others need.
+# {id}: a command with a hostile body; {dead}: a dead letter; {journal}, {store}: files of the home.
+LINES: dict[str, tuple[list[str], ...]] = {
+    "init": ([],),
+    "up": ([],),
+    "status": ([], ["--json"]),
+    "agents": ([], ["--json"]),
+    "agents retire": (["alice", "--reason", EVIL],),
+    "agents revive": (["alice"],),
+    "register": (["alice"], [EVIL]),
+    "spawn": (["worker2", "--cli", EVIL, "--prompt", "x"],),
+    "release": (["worker", "--reason", EVIL],),
+    "ps": (["--all"], ["--all", "--json"]),
+    "send": (["bob", EVIL], ["bob" + EVIL, "hi"], ["bob", "hi", "--thread", EVIL]),
+    "inbox": (["--as", "bob"], ["--as", "bob", "--json"], ["--as", "bob", "--take"], ["--take"]),
+    "ack": (["--as", "bob", EVIL],),
+    "nack": (["--as", "bob", "{id}", EVIL],),
+    "continuity save": (["--as", "bob", EVIL],),
+    "continuity load": (["--of", "bob"], ["--of", "bob", "--json"]),
+    "continuity list": (["--of", "bob"],),
+    "trace": (["{id}"], ["{id}", "--json"], ["{bad}"], [EVIL]),
+    "tail": (["--no-follow", "--since", "1h"], ["--no-follow", "--since", "1h", "--json"]),
+    "top": ([],),
+    "history": ([], ["--json"]),
+    "thread": (["a-thread"], ["a-thread", "--json"], [EVIL]),
+    "search": (["pwned"], ["pwned", "--json"], ["(" + EVIL]),
+    "channel list": (["--all"], ["--json"]),
+    "channel show": (["ci"], ["ci", "--json"], [EVIL]),
+    "channel create": ([EVIL], ["cd", "description=" + EVIL]),
+    "channel config": (["ci", "description=" + EVIL],),
+    "channel join": (["ci"],),
+    "channel leave": (["ci", "--agent", EVIL],),
+    "channel subscribe": (["ci", EVIL],),
+    "channel unsubscribe": (["ci", EVIL],),
+    "channel pause": (["ci"],),
+    "channel resume": ([EVIL],),
+    "channel drain": (["cd"],),
+    "channel close": (["cd"],),
+    "acks": ([], ["--json"]),
+    "dead list": ([], ["--json"]),
+    "dead show": (["{dead}"], ["{dead}", "--json"], [EVIL]),
+    "dead replay": ([EVIL],),
+    "dead discard": ([EVIL],),
+    "dead purge": (["--older-than", "7d"],),
+    "acomm build": (["{store}", "--from", "/dev/null"],),
+    "acomm check": (["{store}"], ["{store}", "--json"]),
+    "acomm dump": (["{store}"],),
+    "aof check": (["{journal}"], ["{journal}", "--json"]),
+    "aof dump": (["{journal}"], ["{journal}", "--json"]),
+    "aof manifest-inspect": (["{journal}"], ["{journal}", "--json"]),
+    "journal status": ([], ["--json"]),
+    "journal seal": ([],),
+    "journal compress": ([],),
+    "journal upload": ([],),
+    "journal evict": ([],),
+    "journal hydrate": (["1"],),
+    "journal prune": (["--dry-run"],),
+    "service install": (["--print"],),
+    "service show": ([],),
+    "service status": ([],),
+    "service uninstall": ([],),
+    "ledger audit": ([], ["--json"], ["--security"], ["--security", "--json"]),
+    "ledger backup": (["{home}/copy.db"],),
+    "ledger check": ([],),
+    "prune": (["--dry-run"],),
+    "archive pack": (["--before", "2020-01-01"],),
+    "key make": (["alice"],),
+    "key show": (["bob"], ["bob", "--json"]),
+    "key trust": (["bob", "0" * 64],),
+    "doctor": ([], ["--json"], ["--deep"]),
+    "audit list": ([],),
+    "audit report": (["{home}/nothing"],),
+    "sh": ([],),
+    "down": ([],),
+    "ledger restore": (["{home}/copy.db"],),
+}
+SHOWN_ELSEWHERE = {  # these begin Spark
+    "audit run": "tests/audit/test_private.py and test_report.py",
+    "audit watch": "tests/audit/test_watch.py",
+}
+# What is hostile is in their output, so that it was looked at.
+SHOW_IT = (
+    *("agents", "inbox", "continuity load", "trace", "top", "history", "thread", "search"),
+    *("channel show", "dead show", "acomm dump", "ledger audit", "doctor", "key show"),
+    *("tail", "ps", "service show", "status"),
+)
+
+
+def commands() -> Iterator[str]:
+    """Every command that there is, by its words."""
+
+    def walk(command: click.Command, ctx: click.Context, words: list[str]) -> Iterator[str]:
+        if isinstance(command, click.Group):
+            if words and command.invoke_without_command:
+                yield " ".join(words)
+            for name in command.list_commands(ctx):
+                found = command.get_command(ctx, name)
+                assert found is not None
+                yield from walk(found, click.Context(found, parent=ctx), [*words, name])
+        else:
+            yield " ".join(words)
+
+    return walk(cli, click.Context(cli), [])
+
+
+def tamper(path: Path) -> None:
+    """As somebody with sqlite3 at hand: hostile words where the relay's own stand."""
+    now = time.time_ns()
+    with sqlite3.connect(path, timeout=30) as db:
+        db.execute("UPDATE messages SET last_error = ?, message_type = ?", (EVIL, EVIL))
+        db.execute(
+            "INSERT INTO messages (message_id, agent_name, direction, file_path, file_size, "
+            "file_mtime_ns, status, discovered_at, last_error) "
+            "VALUES (?, 'alice', 'outbox', ?, 1, 1, 'pending', 1, ?)",
+            (f"waits {EVIL}", EVIL, EVIL),
+        )
+        db.execute("UPDATE deliveries SET last_error = ?, answer_text = ?", (EVIL, EVIL))
+        db.execute("UPDATE agents SET note = ?, reason = ?", (EVIL, EVIL))
+        db.execute("UPDATE processes SET last_error = ?, cwd = ?, cli = ?", (EVIL, EVIL, EVIL))
+        db.execute(
+            "INSERT INTO security_events (at, kind, agent, path, detail) VALUES (?, ?, ?, ?, ?)",
+            (now, *[EVIL] * 4),
+        )
+        db.execute(
+            "INSERT INTO rejections VALUES (?, ?, 1, 1, ?, ?, 1)", (EVIL, "1-a.msg", EVIL, EVIL)
+        )
+        db.execute(
+            "INSERT INTO audit_log (at, what, new_status, who) VALUES (?, ?, ?, ?)",
+            (now, *[EVIL] * 3),
+        )
+    db.close()
+
+
+@pytest.fixture(scope="module")
+def hostile() -> Iterator[dict[str, str]]:
+    """The home, and what command lines name of it."""
+    root = Path(tempfile.mkdtemp(prefix="relay-", dir="/tmp"))
+    before = dict(os.environ)
+    os.environ |= {"HOME": str(root), "XDG_CONFIG_HOME": str(root / "config")}
+    home = home_of(root / "home", "alice", "bob")
+    dead = given_up(home)
+    running = Relay(home)
+    running.start()
+    try:
+        yield {"dead": dead, **fill(home, root)}
+    finally:
+        running.kill()
+        os.environ.clear()
+        os.environ.update(before)
+        shutil.rmtree(root)
+
+
+def given_up(home: Path) -> str:
+    """A dead letter of the store's, made while no relay runs; its id."""
+    clock = FakeClock()
+    clock.advance(-3600)
+    config = ChannelConfig(DeliveryMode.AT_LEAST_ONCE, ack_timeout=10, max_retries=0)
+    with CommStore.open(str(home / STORE), clock=clock) as store:
+        jobs = store.create_channel("jobs", ChannelType.GROUP, "alice", config)
+        store.join_channel(jobs.id, "bob")
+        metadata = {"relay_id": DEAD, "to": "#jobs", "created_ns": clock.now_ns()}
+        store.send_message(jobs.id, "alice", MessageType.COMMAND, EVIL, metadata=metadata)
+        for _ in range(3):
+            clock.advance(11)
+            store.tick()
+        assert len(store.dead_letters()) == 1
+    return DEAD
+
+
+def fill(home: Path, root: Path) -> dict[str, str]:
+    """Everything hostile that agents and operators can say, through the ways that they have."""
+    relay("channel", "create", "ci", "--type", "pubsub", f"description={EVIL}", home=home)
+    prompt = f"printf '%s\\n' '{EVIL}'; exit 3"
+    relay("spawn", "worker", "--cli", "sh", "--prompt", prompt, home=home)
+    (root / f"file {EVIL}").write_text("x")
+    with Agent("alice", home) as alice, Agent("bob", home) as bob:
+        sent = alice.send("bob", EVIL, kind="command", thread="a-thread")
+        alice.send("bob", EVIL, kind="command", ttl_s=1, headers={"X-NOTE": "\u202ex"})
+        alice.status(EVIL)
+        bob.send("nobody", EVIL)
+        bob.save_state(EVIL, 20)
+        alice.send("operator", EVIL, attachments=[alice.attach(root / f"file {EVIL}")])
+        alice.send("*", EVIL)
+        until(lambda: list((home / "agents/bob/inbox").glob(f"{sent}.msg")))
+    outbox = home / "agents" / "alice" / "outbox"
+    (outbox / f"bad {EVIL}.msg").write_text("TO: bob\n\nhi")
+    (outbox / "1700000000000000000-bad.msg").write_text(f"TO: bob\nTHREAD: {EVIL}\n\nhi")
+    (outbox / "1700000000000000000-bae.msg").write_text(f"{EVIL}\n\nhi")
+    (outbox / f"no message {EVIL}").write_text("x")
+    os.utime(outbox / f"no message {EVIL}", (1, 1))
+    (home / "agents" / f"agent {EVIL}" / "outbox").mkdir(parents=True)
+    (home / "agents" / f"agent {EVIL}" / "outbox" / "1-a.msg").write_text("x")
+    forged = f"ID: 1700000000000000001-aa\nFROM: {EVIL}\nTO: bob\nKIND: {EVIL}\n\n{EVIL}"
+    (home / "agents" / "bob" / "inbox" / "1700000000000000001-aa.msg").write_text(forged)
+    until(lambda: "worker" in relay("inbox", "--json", home=home).stdout)
+    until(lambda: not (outbox / "1700000000000000000-bae.msg").exists())
+    meta = {"role": EVIL, "public_key": EVIL, "pid": 4_194_304, "pid_start_ticks": 1}
+    (home / "agents" / "bob" / "meta.json").write_text(json.dumps(meta, ensure_ascii=False))
+    unit = root / "config/systemd/user" / f"agent-relay-{tag_of(str(home))}.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text(f"# {EVIL}\n")
+    tamper(home / "ledger.db")
+    return {
+        "home": str(home),
+        "id": sent,
+        "bad": "1700000000000000000-bad",
+        "store": str(home / "store" / "relay.acomm"),
+        "journal": str(home / "journal" / f"{1:020}"),
+    }
+
+
+def in_a_terminal(home: str, words: list[str]) -> str:
+    """What a terminal is given."""
+    view = pexpect.spawn(
+        sys.executable,
+        ["-m", "relay.cli", "--home", home, *words],
+        env=environment(TERM="xterm", COLUMNS="200", LINES="50"),  # type: ignore[arg-type]
+        dimensions=(50, 200),
+        timeout=40,
+    )
+    if words == ["top"]:
+        view.expect("AGENT")
+        view.expect("worker")
+        view.send("q")
+    view.expect(pexpect.EOF)
+    view.close()
+    assert isinstance(view.before, bytes)
+    return view.before.decode(errors="surrogateescape")
+
+
+def test_M18_no_command_is_forgotten() -> None:
+    assert sorted(commands()) == sorted([*LINES, *SHOWN_ELSEWHERE])
+    assert set(SHOW_IT) <= set(LINES)
+
+
+@pytest.mark.parametrize("command", LINES)
+def test_M18_nothing_of_others_reaches_a_terminal_as_it_is(
+    command: str, hostile: dict[str, str]
+) -> None:
+    shown = ""
+    for line in LINES[command]:
+        words = [word.format(**hostile) if word[:1] == "{" else word for word in line]
+        text = in_a_terminal(hostile["home"], [*command.split(), *words])
+        assert "Traceback" not in text
+        seen = CSI.sub("", text) if command == "top" else text.replace("\r\n", "\n")
+        raw = {c for c in seen if not c.isprintable() and c not in "\n\t"}
+        assert raw - ({"\r", "\n"} if command == "top" else set()) == set(), (words, text)
+        shown += text
+    assert "pwned" in shown or command not in SHOW_IT
