@@ -7,6 +7,7 @@ before it, opened again and left to run. Whatever was done by then, the end is t
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -179,10 +180,49 @@ def archives_of(box: Box) -> list[Path]:
     return [*box.path("store", "archive").glob("*/*.acomm")]
 
 
+def vanished(box: Box) -> None:
+    """One is taken, one removed, and the mailbox goes with the third, and is made again."""
+    for number, body in enumerate(("taken", "removed", "unread"), 1):
+        box.drop("alice", f"TO: bob\n\n{body}", f"100000000{number}-0{number}.msg")
+    box.tick()
+    box.take("bob", "1000000001-01")
+    box.path("agents", "bob", "inbox", "1000000002-02.msg").unlink()
+    box.tick()
+    box.clock.advance(1)
+    box.tick()
+    shutil.rmtree(box.path("agents", "bob"))
+    box.tick()
+    box.home.make_agent("bob")
+    for _ in range(2):
+        box.clock.advance(1)
+        box.tick()
+    box.flush()
+
+
+def check_vanished(box: Box) -> None:
+    """What nobody had read is there, once; what is called written stands in the inbox."""
+    box.home.make_agent("bob")  # killed before that, it is made again now
+    for _ in range(2):
+        box.clock.advance(1)
+        box.tick(2)
+    folder = box.path("agents", "bob", "inbox")
+    have = [path.stem for path in folder.glob("**/*.msg")]
+    assert len(have) == len(set(have)) and "1000000003-03" in have
+    assert not list(folder.glob(".pending/*"))
+    said = dict(box.sql("SELECT message_id, state FROM deliveries"))
+    assert {one for one, state in said.items() if state == "written"} == set(box.inbox("bob"))
+    assert set(said.values()) <= {"written", "read"} and len(said) == 3
+    known = {m.relay_id: m.id for m in box.store.query_messages().messages}
+    for message_id, state in said.items():
+        one = box.store.state.deliveries[known[message_id]]["bob"]
+        assert one.state.label == {"written": "Delivered", "read": "Received"}[state]
+
+
 SCENARIOS = {
     "batch": (scenario, check),
     "overdue": (overdue, check_overdue),
     "rolled": (rolled, check_rolled),
+    "vanished": (vanished, check_vanished),
 }
 
 

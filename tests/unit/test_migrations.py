@@ -22,7 +22,7 @@ from tests.procs import environment
 from tests.unit.ledger_support import Look
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "ledger"
-SCHEMA_1 = FIXTURES / "schema-v1.sql"
+OLD = [1, 2]  # the versions that there were
 MIGRATE = """
 import os, signal, sys
 from relay import fsio
@@ -43,15 +43,25 @@ class Killed(BaseException):
     """SIGKILL: nothing catches it."""
 
 
+@pytest.fixture(params=OLD)
+def old(request: pytest.FixtureRequest) -> int:
+    """A version of the schema that there was."""
+    return int(request.param)
+
+
 @pytest.fixture
-def path(tmp_path: Path) -> str:
-    """A ledger as the version before left it, its last writer killed: rows are in its WAL."""
+def path(tmp_path: Path, old: int) -> str:
+    """A ledger as that version left it, its last writer killed: rows are in its WAL."""
     path = str(tmp_path / "ledger.db")
-    fill(path)
+    fill(path, old)
     return path
 
 
-def fill(path: str) -> None:
+def schema_file(old: int) -> Path:
+    return FIXTURES / f"schema-v{old}.sql"
+
+
+def fill(path: str, old: int) -> None:
     writer = """
 import os, signal, sqlite3, sys
 db = sqlite3.connect(sys.argv[1], isolation_level=None)
@@ -66,7 +76,7 @@ db.execute("INSERT INTO security_events (at, kind) VALUES (5, 'not_a_regular_fil
 db.execute("UPDATE messages SET status = 'processing'")
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", writer, path, str(SCHEMA_1)], check=False)
+    done = subprocess.run([sys.executable, "-c", writer, path, str(schema_file(old))], check=False)
     assert done.returncode == -signal.SIGKILL
     assert os.path.getsize(path + "-wal") > 0
 
@@ -80,10 +90,10 @@ def schema(path: str) -> list[tuple[str, str, str]]:
     return sorted((kind, name, re.sub(r"\s+", "", sql)) for kind, name, sql in plain)
 
 
-def rows(path: str) -> dict[str, list[tuple[object, ...]]]:
-    """Every row of every table that the version before had, in its columns."""
+def rows(path: str, since: int) -> dict[str, list[tuple[object, ...]]]:
+    """Every row of every table that version ``since`` had, in its columns."""
     old = sqlite3.connect(":memory:")
-    old.executescript(SCHEMA_1.read_text())
+    old.executescript(schema_file(since).read_text())
     look, found = Look(path), {}
     for (table,) in old.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
         names = ", ".join(row[1] for row in old.execute(f"PRAGMA table_info({table})"))
@@ -100,42 +110,54 @@ def version(path: str) -> int:
     return found
 
 
-def test_a_migrated_ledger_is_a_fresh_one_with_the_rows_it_had(path: str, tmp_path: Path) -> None:
-    before = rows(path)
+def test_a_migrated_ledger_is_a_fresh_one_with_the_rows_it_had(
+    path: str, old: int, tmp_path: Path
+) -> None:
+    before = rows(path, old)
     assert len(before["messages"]) == 30 and len(before["audit_log"]) == 60
     Ledger.open(path).close()
     fresh = str(tmp_path / "fresh.db")
     Ledger.open(fresh).close()
     assert schema(path) == schema(fresh)
     assert version(path) == SCHEMA_VERSION
-    assert rows(path) == before
+    assert rows(path, old) == before
 
 
-def test_it_is_copied_first_whole_and_for_its_owner_alone(path: str) -> None:
-    before = rows(path)
+def test_what_a_row_of_before_does_not_say_is_not_known(path: str) -> None:
+    ledger = Ledger.open(path)
+    columns = "read_how, answer_id, answer_text, obligation, reminders"
+    assert ledger._db.execute(f"SELECT {columns} FROM deliveries").fetchall() == [
+        (None, None, None, None, 0)
+    ]
+    assert ledger.registry.mailboxes() == {}
+    ledger.close()
+
+
+def test_it_is_copied_first_whole_and_for_its_owner_alone(path: str, old: int) -> None:
+    before = rows(path, old)
     Ledger.open(path).close()
-    copy = path + ".v1.bak"
-    assert version(copy) == 1 and rows(copy) == before
+    copy = f"{path}.v{old}.bak"
+    assert version(copy) == old and rows(copy, old) == before
     assert stat.S_IMODE(os.stat(copy).st_mode) == 0o600
-    assert sorted(os.listdir(os.path.dirname(path))) == ["ledger.db", "ledger.db.v1.bak"]
+    assert sorted(os.listdir(os.path.dirname(path))) == ["ledger.db", f"ledger.db.v{old}.bak"]
 
 
-def test_opened_again_nothing_is_copied_again(path: str) -> None:
+def test_opened_again_nothing_is_copied_again(path: str, old: int) -> None:
     Ledger.open(path).close()
-    os.unlink(path + ".v1.bak")
+    os.unlink(f"{path}.v{old}.bak")
     Ledger.open(path).close()
-    assert not os.path.exists(path + ".v1.bak")
+    assert not os.path.exists(f"{path}.v{old}.bak")
 
 
-def test_a_copy_of_another_content_is_kept(path: str) -> None:
-    Path(path + ".v1.bak").write_bytes(b"mine")
+def test_a_copy_of_another_content_is_kept(path: str, old: int) -> None:
+    Path(f"{path}.v{old}.bak").write_bytes(b"mine")
     Ledger.open(path).close()
-    assert Path(path + ".v1.bak").read_bytes() == b"mine"
-    assert version(path + ".v1.bak.1") == 1
+    assert Path(f"{path}.v{old}.bak").read_bytes() == b"mine"
+    assert version(f"{path}.v{old}.bak.1") == old
 
 
 def test_without_room_for_the_copy_nothing_is_changed(
-    path: str, monkeypatch: pytest.MonkeyPatch
+    path: str, old: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(operation: str, name: str) -> None:
         if operation == "write" and name.endswith(".bak.tmp"):
@@ -145,13 +167,11 @@ def test_without_room_for_the_copy_nothing_is_changed(
     with pytest.raises(OSError, match="No space"):
         Ledger.open(path)
     monkeypatch.undo()
-    assert version(path) == 1
+    assert version(path) == old
     assert not [name for name in os.listdir(os.path.dirname(path)) if "bak" in name]
 
 
-def test_a_damaged_one_is_named_and_left_as_it_is(tmp_path: Path) -> None:
-    path = str(tmp_path / "ledger.db")
-    fill(path)
+def test_a_damaged_one_is_named_and_left_as_it_is(path: str) -> None:
     with contextlib.closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         (root,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'agents'").fetchone()
@@ -173,11 +193,10 @@ def steps_of(path: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]
 
 @pytest.mark.timeout(60)
 def test_killed_at_any_step_it_is_the_old_one_or_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, path: str, old: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = tmp_path / "ledger.db"
-    fill(str(first))
-    before = rows(str(first))
+    first = Path(path)
+    before = rows(path, old)
     parts = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
     steps = steps_of(str(first), monkeypatch)
     assert len(steps) > 10 and ("sql", "COMMIT") in steps
@@ -196,20 +215,23 @@ def test_killed_at_any_step_it_is_the_old_one_or_the_new_one(
             check=False,
         )
         assert done.returncode == -signal.SIGKILL, done.stderr
-        assert version(path) == 1 and rows(path) == before, steps[number - 1]
+        assert version(path) == old and rows(path, old) == before, steps[number - 1]
         Ledger.open(path).close()  # the next start
-        assert version(path) == SCHEMA_VERSION and rows(path) == before
+        assert version(path) == SCHEMA_VERSION and rows(path, old) == before
         assert schema(path) == fresh
         names = sorted(os.listdir(folder))
-        assert names == ["ledger.db", "ledger.db.v1.bak"], (steps[number - 1], names)
-        assert rows(path + ".v1.bak") == before
+        assert names == ["ledger.db", f"ledger.db.v{old}.bak"], (steps[number - 1], names)
+        assert rows(f"{path}.v{old}.bak", old) == before
 
 
-def test_a_step_that_fails_is_taken_back(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails_is_taken_back(
+    path: str, old: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from relay.ledger import migrations
 
-    monkeypatch.setitem(migrations.STEPS, 1, migrations.STEPS[1] + "CREATE TABLE agents (a);\n")
+    wrong = migrations.STEPS[old] + "CREATE TABLE agents (a);\n"
+    monkeypatch.setitem(migrations.STEPS, old, wrong)
     with pytest.raises(LedgerError, match="agents already exists"):
         Ledger.open(path)
-    assert version(path) == 1
-    assert ledger_file.verify(path + ".v1.bak").version == 1
+    assert version(path) == old
+    assert ledger_file.verify(f"{path}.v{old}.bak").version == old

@@ -1,0 +1,101 @@
+"""Homes that an earlier version left, one stopped and one killed, go on with today's relay: what
+was delivered stays, nothing comes twice, and what an old row does not say is not made up."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from relay.cli import cli
+from relay.home import LEDGER
+from tests.procs import Relay, relay, until
+from tests.unit.ledger_support import Look
+
+HOMES = Path(__file__).parents[1] / "fixtures" / "homes"
+pytestmark = pytest.mark.timeout(60)  # a real relay, on a busy machine
+
+
+@pytest.fixture(params=["stopped", "killed"])
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    with tarfile.open(HOMES / f"schema-v2-{request.param}.tar.xz") as tar:
+        tar.extractall(tmp_path, filter="fully_trusted")
+    (found,) = tmp_path.iterdir()
+    return found
+
+
+def files(home: Path) -> dict[str, list[str]]:
+    """Agent -> the messages that it has, taken or not."""
+    return {
+        agent.name: sorted(path.stem for path in agent.glob("inbox/**/*.msg"))
+        for agent in (home / "agents").iterdir()
+    }
+
+
+def rows(home: Path) -> dict[tuple[str, str], tuple[str, int, bool]]:
+    """(message id, recipient) -> state, attempt, and whether it was read."""
+    look = Look(str(home / LEDGER))
+    query = "SELECT message_id, recipient, state, attempt, read_at IS NOT NULL FROM deliveries"
+    found = {(row[0], row[1]): (row[2], row[3], bool(row[4])) for row in look.all(query)}
+    look.close()
+    return found
+
+
+def shown(home: Path, *args: str) -> str:
+    done = CliRunner().invoke(cli, ["--home", str(home), *args])
+    assert done.exit_code == 0, done.output
+    return str(done.stdout)
+
+
+def test_an_earlier_home_goes_on(home: Path) -> None:
+    had, were = files(home), rows(home)
+    daemon = Relay(home)
+    daemon.start()
+    try:
+        sent = relay("send", "--as", "alice", "bob", "hello, today", home=home).stdout.strip()
+        until(lambda: (sent, "bob") in rows(home))
+        until(lambda: rows(home)[sent, "bob"][0] == "written")
+    finally:
+        assert daemon.stop() == 0
+    have, are = files(home), rows(home)
+    for agent, messages in had.items():
+        new = [one for one in have[agent] if one not in messages]
+        assert [one for one in have[agent] if one in messages] == messages  # once each, as before
+        assert all(one == sent or is_the_relays(home, one) for one in new)
+    for key, (state, attempt, was_read) in were.items():
+        now, attempts, is_read = are[key]
+        assert is_read or not was_read
+        assert now == state or (state, now) == ("written", "dead"), key  # nobody answered
+        assert attempts >= attempt
+
+    look = Look(str(home / LEDGER))
+    assert look.one("PRAGMA user_version") == 3
+    look.close()
+    for message_id, _ in were:
+        outcome = json.loads(shown(home, "trace", message_id, "--json"))["outcome"]
+        assert outcome and "not seen in .read" not in outcome
+    doctor = [line for line in shown(home, "doctor").splitlines() if "disk" not in line]
+    assert doctor == ["OK"], doctor
+
+
+def is_the_relays(home: Path, message_id: str) -> bool:
+    look = Look(str(home / LEDGER))
+    query = "SELECT count(*) FROM messages WHERE message_id = ? AND agent_name = '__orchestrator__'"
+    found = look.all(query, message_id)
+    look.close()
+    return found == [(1,)]
+
+
+def test_what_its_rows_do_not_say_is_not_made_up(home: Path) -> None:
+    """Before the relay has begun, too: the commands read the ledger as it is."""
+    by_state = {state: key for key, (state, _, _) in rows(home).items() if key[1] == "bob"}
+    words = {
+        state: json.loads(shown(home, "trace", key[0], "--json"))["outcome"]
+        for state, key in by_state.items()
+    }
+    assert words["read"] == "read"
+    assert words["acked"].startswith("in progress by bob since ")
+    assert "read by bob" in shown(home, "trace", by_state["read"][0])
