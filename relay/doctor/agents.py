@@ -1,4 +1,5 @@
-"""What lies under ``agents/`` and is nobody's: mail that the relay will never take.
+"""What lies under ``agents/`` and is nobody's, and a lead that nobody is: mail that the relay will
+never take, or cannot deliver.
 
 It leaves such names alone, and says nothing: a shell's temporary file is one, too. So it is said
 here, of what has lain for a while.
@@ -17,7 +18,17 @@ from relay.names import MSG_SUFFIX, check_agent_name, shown
 
 
 def examine(place: Place) -> Iterator[Finding]:
-    """Outboxes of names that no agent may have, and files in outboxes that are no messages."""
+    """Outboxes of names that no agent may have, files in outboxes that are no messages, and the
+    lead of config.json, where there is no such agent."""
+    lead = place.config.lead
+    if lead and lead not in place.home.agent_inodes():
+        yield Finding(
+            "config",
+            f"lead is {lead}, and there is no such agent: mail to Lead bounces",
+            f"name an agent that is there (`relay agents`), or `relay register {lead}`",
+            Severity.WARNING,
+            "config.json",
+        )
     for name in names(place.home.path("agents")):
         folder = f"agents/{name}/outbox"
         try:

@@ -191,6 +191,21 @@ def test_mail_of_a_name_that_nobody_may_have(box: Box) -> None:
     assert finding.severity is Severity.WARNING
 
 
+def test_m38_a_lead_that_nobody_is_is_said(box: Box) -> None:
+    config = box.path("config.json")
+    config.write_text(
+        json.dumps({"lead": "nobody", "disk": {"floor_mib": 0, "alert_percent": 100}})
+    )
+    finding = one(box)
+    assert str(finding) == (
+        "config: lead is nobody, and there is no such agent: mail to Lead bounces; name an agent "
+        "that is there (`relay agents`), or `relay register nobody`"
+    )
+    assert (finding.severity, finding.where) == (Severity.WARNING, "config.json")
+    config.write_text(config.read_text().replace("nobody", "bob"))
+    assert found(box) == []
+
+
 def test_a_file_in_an_outbox_that_no_relay_takes(box: Box) -> None:
     path = box.path("agents/alice/outbox/1700000000000000099-AA.MSG")
     path.write_text("TO: bob\n\nhello")
