@@ -44,8 +44,12 @@ def variable_bytes(content: bytes, metadata: Metadata | None) -> int:
     """About how many bytes of a record are those of its content and metadata."""
     if not metadata:
         return len(content)
-    texts = (len(value.encode()) if isinstance(value, str) else 0 for value in metadata.values())
-    return len(content) + sum(map(len, metadata)) + sum(texts)
+    size = len(content)
+    for name, value in metadata.items():  # of every message that a start loads
+        size += len(name)
+        if isinstance(value, str):
+            size += len(value) if value.isascii() else len(value.encode())
+    return size
 
 
 def record_bytes(message: Message) -> int:

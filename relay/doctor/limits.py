@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import sqlite3
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from importlib import metadata
 
 from relay.daemon import lock_holder
 from relay.doctor.finding import Finding, Place, Severity
-from relay.home import LEDGER
+from relay.home import LEDGER, TOP_DIRS
 from relay.ledger import wal
 from relay.operations import disk
 
@@ -30,6 +31,7 @@ def examine(place: Place) -> Iterator[Finding]:
     if hard != resource.RLIM_INFINITY and hard < DESCRIPTORS:
         found = f"a process may have {hard} descriptors open, the relay wants {DESCRIPTORS}"
         yield Finding("limits", found, f"`ulimit -n {DESCRIPTORS}`", Severity.WARNING, "RLIMIT")
+    yield from _read_only(place)
     yield from _disk(place)
     yield from _versions()
     length = wal.look(place.home.path(LEDGER), place.config.ledger)
@@ -41,6 +43,20 @@ def examine(place: Place) -> Iterator[Finding]:
         remedy = "end that process" if readers else "as root, `fuser -v ledger.db` says who"
         severity = Severity.ERROR if stops else Severity.WARNING
         yield Finding("ledger", found, remedy, severity, LEDGER + "-wal")
+
+
+def _read_only(place: Place) -> Iterator[Finding]:
+    """File systems of the home that take no writes: a disk fault leaves them so, too."""
+    seen: set[int] = set()
+    for name in ("", *TOP_DIRS):
+        path = place.home.path(name) if name else place.home.root
+        with contextlib.suppress(OSError):  # what is not there is found elsewhere
+            device = os.stat(path).st_dev
+            if device not in seen and os.statvfs(path).f_flag & os.ST_RDONLY:
+                found = f"{path} is on a file system that is mounted read-only: nothing is accepted"
+                remedy = "`dmesg` says whether its disk failed; else `mount -o remount,rw` it"
+                yield Finding("limits", found, remedy, where=name or ".")
+            seen.add(device)
 
 
 def read_limit(name: str) -> int | None:

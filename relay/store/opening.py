@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from relay import fsio
+from relay.aof2 import orders
 from relay.aof2.journal import Journal, Policy
 from relay.aof2.manifest import Manifest, read_manifest
 from relay.aof2.plan import TierPolicy
@@ -358,7 +359,7 @@ def _load(
     if store is None:
         store = _begin_again(home, clock, limits, key, warn)
         accept(store)  # before anything is touched
-        if warn is not None and (fault or has_journal):
+        if warn is not None and (fault or (has_journal and _had_file(home, first))):
             _say_made_again(path, fault, warn)
     store.archives = Archives(home.path(ARCHIVES), key)
     store.warn = warn or store.warn
@@ -366,6 +367,11 @@ def _load(
     store.ack_timeout_s = config.delivery.ack_timeout_s
     store.give_up_after_s = config.delivery.give_up_after_s
     return store
+
+
+def _had_file(home: Home, first: int) -> bool:
+    """False for a young home: no checkpoint was ever written, and the journal has it all."""
+    return first > 0 or bool(orders.checkpoints(stream_dir(home)))
 
 
 def _begin_again(

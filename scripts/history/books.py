@@ -76,7 +76,8 @@ class Books:
 
     def delivery(self, row: Delivered) -> None:
         """A row of one recipient, as it stands at the end."""
-        self._put("deliveries", row)
+        unknown = (None, None, None, None, 0)  # how it was read, what was answered, what is owed
+        self._put("deliveries", (*row, *unknown))
 
     def moved(
         self,

@@ -1,0 +1,74 @@
+"""A home that never had a checkpoint raises no alarm; one on a read-only file system does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relay.home import STORE
+from tests.box import Box
+from tests.procs import Relay, environment, relay
+
+READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'
+
+
+def read_only(home: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that sees the home on a read-only file system, as nobody else does."""
+    inside = ["sh", "-c", READ_ONLY, "sh", str(home), *command]
+    user = ["-r"] if os.geteuid() else []
+    return subprocess.run(
+        ["unshare", *user, "-m", *inside],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+@pytest.mark.timeout(60)
+def test_m11_doctor_says_that_a_home_is_read_only(home: Path) -> None:
+    running = Relay(home)
+    running.start()
+    running.stop()
+    try:
+        if read_only(home, "true").returncode:
+            pytest.skip("this machine lets nobody mount in a namespace of their own")
+    except FileNotFoundError:
+        pytest.skip("there is no unshare")
+    done = read_only(home, sys.executable, "-m", "relay.cli", "--home", str(home), "doctor")
+    assert done.returncode == 3, done.stdout + done.stderr
+    said = f"limits: {home} is on a file system that is mounted read-only: nothing is accepted"
+    assert said in done.stdout
+    assert relay("doctor", home=home).stdout == "OK\n"
+
+
+def made_again(box: Box) -> list[str]:
+    return [one["event"] for one in box.log if "made again" in one["event"]]
+
+
+def test_m13_a_home_that_never_had_a_checkpoint_raises_no_alarm(tmp_path: Path) -> None:
+    box = Box(tmp_path / "home", "alice", "bob")
+    box.send("alice", "TO: bob\n\nhi")
+    box.kill()
+    assert not box.path(STORE).exists()
+    for _ in range(2):  # the second start of a young home, and the third
+        box.open()
+        assert made_again(box) == [] and len(box.store.state.messages) == 1
+        box.kill()
+
+
+def test_m13_a_file_that_was_there_is_missed(tmp_path: Path) -> None:
+    box = Box(tmp_path / "home", "alice", "bob")
+    box.send("alice", "TO: bob\n\nhi")
+    box.flush()
+    box.kill()
+    box.path(STORE).unlink()
+    box.open()
+    (line,) = made_again(box)
+    assert "relay.acomm is not there: the store is made again from the journal" in line
+    box.close()
