@@ -32,6 +32,11 @@ class Delivered(NamedTuple):
     ack_status: str | None = None
     due_at: int | None = None
     last_error: str | None = None
+    read_how: str | None = None
+    answer_id: str | None = None
+    answer_text: str | None = None
+    obligation: str | None = None
+    reminders: int = 0
 
 
 class Books:
@@ -98,7 +103,7 @@ class Books:
 
     def agent(self, name: str, registered_at: int, seen_at: int | None) -> None:
         """An agent, active."""
-        row = (name, registered_at, seen_at, None, "active", None, None, None, None)
+        row = (name, registered_at, seen_at, None, "active", None, None, None, None, None)
         self._put("agents", row)
 
     def process(self, row: Process) -> None:
