@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,3 +30,23 @@ def running(home: Path) -> Iterator[Relay]:
     yield made
     if made.process is not None:
         made.kill()
+
+
+@pytest.fixture
+def stopped(running: Relay) -> Iterator[int]:
+    """The pid of a relay that SIGSTOP holds; it goes on afterwards."""
+    assert running.process is not None
+    pid = running.process.pid
+    os.kill(pid, signal.SIGSTOP)
+    yield pid
+    os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def long_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """And $XDG_RUNTIME_DIR, as a session has it."""
+    root = Path(tempfile.mkdtemp(prefix="relay-", dir="/tmp"))
+    (root / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(root / "run"))
+    yield home_of(root / ("long" * 30), "bob")
+    shutil.rmtree(root)

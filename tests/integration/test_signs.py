@@ -145,6 +145,12 @@ class Sourced:
         return pid
 
 
+@pytest.fixture
+def quiet(tmp_path: Path) -> Path:
+    """A home whose relay does not run: files alone are looked at."""
+    return home_of(tmp_path / "the home", "alice", "bob")
+
+
 @pytest.fixture(params=list(SHELLS))
 def shell(request: pytest.FixtureRequest) -> list[str]:
     return SHELLS[request.param]
@@ -171,9 +177,9 @@ def test_M07_a_shell_that_sends_is_registered(
 
 
 def test_M07_a_later_shell_takes_the_place_of_the_one_before(
-    shell: list[str], running: Relay, tmp_path: Path
+    shell: list[str], quiet: Path, tmp_path: Path
 ) -> None:
-    home = running.home
+    home = quiet
     Sourced(shell, home, tmp_path, "bob", "relay_recv").kill()
     before = meta(home, "bob")
     second = Sourced(shell, home, tmp_path, "bob", "relay_recv")
@@ -187,16 +193,16 @@ def test_M07_a_later_shell_takes_the_place_of_the_one_before(
     "script", ['. "$RELAY_SH"; relay_send alice hi', 'sh "$RELAY_SH" send alice hi']
 )
 def test_M07_a_single_command_is_not_the_agents_process(
-    shell: list[str], running: Relay, script: str
+    shell: list[str], quiet: Path, script: str
 ) -> None:
     """``sh -c``, as programs call tools, and relay.sh run: the agent lives on behind it."""
     env = {
         **{"PATH": os.environ["PATH"], "RELAY_SH": str(RELAY_SH)},
-        **{"AGENT_RELAY_NAME": "bob", "AGENT_RELAY_DIR": str(running.home)},
+        **{"AGENT_RELAY_NAME": "bob", "AGENT_RELAY_DIR": str(quiet)},
     }
     done = subprocess.run([*shell, "-c", script], env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert not (running.home / "agents" / "bob" / "meta.json").exists()
+    assert not (quiet / "agents" / "bob" / "meta.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -211,11 +217,11 @@ def test_M07_a_single_command_is_not_the_agents_process(
     ],
 )
 def test_M07_a_meta_json_that_is_not_flat_is_left_as_it_is(
-    running: Relay, tmp_path: Path, there: str
+    quiet: Path, tmp_path: Path, there: str
 ) -> None:
-    path = running.home / "agents" / "bob" / "meta.json"
+    path = quiet / "agents" / "bob" / "meta.json"
     path.write_text(there)
-    Sourced(SHELLS["dash"], running.home, tmp_path, "bob", "relay_send alice hi").kill()
+    Sourced(SHELLS["dash"], quiet, tmp_path, "bob", "relay_send alice hi").kill()
     assert path.read_text() == there
 
 
@@ -231,12 +237,12 @@ def test_M07_a_meta_json_that_is_not_flat_is_left_as_it_is(
     ],
 )
 def test_M07_what_else_is_in_meta_json_stays(
-    shell: list[str], running: Relay, tmp_path: Path, there: str, stays: dict[str, Any]
+    shell: list[str], quiet: Path, tmp_path: Path, there: str, stays: dict[str, Any]
 ) -> None:
-    path = running.home / "agents" / "bob" / "meta.json"
+    path = quiet / "agents" / "bob" / "meta.json"
     path.write_text(there)
-    one = Sourced(shell, running.home, tmp_path, "bob", "relay_send alice hi")
-    found = meta(running.home, "bob")
+    one = Sourced(shell, quiet, tmp_path, "bob", "relay_send alice hi")
+    found = meta(quiet, "bob")
     assert found.pop("pid") == one.process.pid
     for name in ("pid_start_ticks", "started_at", "unregisters"):
         found.pop(name)

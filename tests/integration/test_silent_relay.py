@@ -8,35 +8,21 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import stat
-import tempfile
 import time
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from relay.clock import NS_PER_S
-from relay.doctor import examine
 from relay.home import Home
 from relay.operations.asking import ask, socket_path
-from tests.procs import Relay, home_of, relay, until
+from tests.procs import Relay, relay, until
 
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture
-def stopped(running: Relay) -> Iterator[int]:
-    """The pid of a relay that SIGSTOP holds; it goes on afterwards."""
-    assert running.process is not None
-    pid = running.process.pid
-    os.kill(pid, signal.SIGSTOP)
-    yield pid
-    os.kill(pid, signal.SIGCONT)
 
 
 def test_M06_a_relay_that_is_stopped_does_not_answer(stopped: int, home: Path) -> None:
@@ -56,14 +42,6 @@ def test_M06_a_relay_that_is_stopped_does_not_answer(stopped: int, home: Path) -
     top = relay("top", home=home)
     assert f"the relay, pid {stopped}, does not answer within 3 s: it is stopped" in top.stdout
     assert "relay up" not in top.stdout
-
-
-def test_M06_the_doctor_names_a_relay_that_does_not_answer(stopped: int, home: Path) -> None:
-    with Home(str(home)) as opened:
-        (finding,) = examine(opened)
-    assert (finding.check, finding.severity.value, finding.where) == ("process", "error", ".lock")
-    assert finding.finding == f"the relay, pid {stopped}, does not answer within 3 s: it is stopped"
-    assert finding.remedy == f"`kill -CONT {stopped}` lets it go on"
 
 
 def test_M06_up_and_down_say_that_the_one_there_is_stopped(stopped: int, home: Path) -> None:
@@ -123,16 +101,6 @@ def test_M06_no_socket_is_not_the_same_as_no_answer(running: Relay, home: Path) 
 # -- a home whose path is too long for a socket -----------------------------------------------
 
 
-@pytest.fixture
-def long_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """And $XDG_RUNTIME_DIR, as a session has it."""
-    root = Path(tempfile.mkdtemp(prefix="relay-", dir="/tmp"))
-    (root / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(root / "run"))
-    yield home_of(root / ("long" * 30), "bob")
-    shutil.rmtree(root)
-
-
 def test_M06_a_home_with_a_long_path_answers_elsewhere(long_home: Path) -> None:
     path = Path(socket_path(str(long_home)))
     assert path.parent == long_home.parent / "run" / "agent-relay"
@@ -152,19 +120,6 @@ def test_M06_a_home_with_a_long_path_answers_elsewhere(long_home: Path) -> None:
     finally:
         assert running.stop() == 0
     assert not path.exists()
-
-
-def test_M06_a_socket_that_a_killed_relay_left_elsewhere_is_found(long_home: Path) -> None:
-    running = Relay(long_home)
-    running.start()
-    running.kill()
-    path = socket_path(str(long_home))
-    assert os.path.exists(path)
-    with Home(str(long_home)) as opened:
-        found = [str(f) for f in examine(opened) if path in f.finding]
-    assert found == [
-        f"process: {path}: no relay runs, and nobody listens there; the next start replaces it"
-    ]
 
 
 def test_M06_two_long_homes_have_two_sockets_and_a_link_to_one_has_its(long_home: Path) -> None:
@@ -207,12 +162,6 @@ def test_m12_after_a_kill_it_is_said_who_did_not_stop_by_itself(running: Relay, 
     at_ns = datetime.fromisoformat(left["last_sign_at"]).timestamp() * NS_PER_S
     assert before - 60 * NS_PER_S < at_ns < time.time_ns()
     assert said in relay("top", home=home).stdout
-
-    with Home(str(home)) as opened:
-        (found,) = [f for f in examine(opened) if f.where == ".lock"]
-    assert found.severity.value == "note"
-    assert found.finding.startswith(f"the last relay, pid {pid}, did not stop by itself")
-    assert relay("doctor", home=home).returncode in (0, 3)
 
 
 def test_m12_after_a_stop_nothing_of_the_kind_is_said(running: Relay, home: Path) -> None:

@@ -1,0 +1,51 @@
+"""What the doctor says of the relay's own process: it hangs, it was killed, it left its socket."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from relay.doctor import examine
+from relay.home import Home
+from relay.operations.asking import socket_path
+from tests.procs import Relay, relay
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_M06_the_doctor_names_a_relay_that_does_not_answer(stopped: int, home: Path) -> None:
+    with Home(str(home)) as opened:
+        (finding,) = examine(opened)
+    assert (finding.check, finding.severity.value, finding.where) == ("process", "error", ".lock")
+    assert finding.finding == f"the relay, pid {stopped}, does not answer within 3 s: it is stopped"
+    assert finding.remedy == f"`kill -CONT {stopped}` lets it go on"
+
+
+def test_M06_a_socket_that_a_killed_relay_left_elsewhere_is_found(long_home: Path) -> None:
+    running = Relay(long_home)
+    running.start()
+    running.kill()
+    path = socket_path(str(long_home))
+    assert os.path.exists(path)
+    with Home(str(long_home)) as opened:
+        found = [str(f) for f in examine(opened) if path in f.finding]
+    assert found == [
+        f"process: {path}: no relay runs, and nobody listens there; the next start replaces it"
+    ]
+
+
+def test_m12_a_relay_that_did_not_stop_by_itself_is_a_note(running: Relay, home: Path) -> None:
+    assert running.process is not None
+    pid = running.process.pid
+    running.kill()
+    with Home(str(home)) as opened:
+        (found,) = [one for one in examine(opened) if one.where == ".lock"]
+    assert found.severity.value == "note"
+    assert found.finding.startswith(f"the last relay, pid {pid}, did not stop by itself; its last")
+    assert "the next start recovers what it had in hand" in found.remedy
+    running.start()
+    assert running.stop() == 0
+    done = relay("doctor", home=home)
+    assert (done.returncode, done.stdout) == (0, "OK\n")
