@@ -129,6 +129,7 @@ class Delivery(Section, frozen=True):
     """What holds where neither message nor channel says otherwise."""
 
     ack_timeout_s: Positive = 60  # a minute; AWAIT, or the channel's ack_timeout, say otherwise
+    command_timeout_s: Positive = 1800  # what a command asks for takes a model half an hour
     give_up_after_s: Positive = 86_400  # a day: an agent that was away for the night finds its mail
 
 
