@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from relay.clock import NS_PER_S, iso_time
+from relay.clock import NS_PER_S, iso_time, span
 from relay.errors import RelayError
 from relay.home import META, Home, default_root
 from relay.names import OPERATOR
@@ -142,8 +142,4 @@ def ago(at_ns: int | None, now_ns: int) -> str:
     """How long ago, for people: ``3 s``, ``5 min``, ``2 h``, ``4 d``."""
     if at_ns is None:
         return "never"
-    seconds = max(0, (now_ns - at_ns) // NS_PER_S)
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds // size} {unit}"
-    return f"{seconds} s"
+    return span((now_ns - at_ns) // NS_PER_S)

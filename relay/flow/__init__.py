@@ -9,6 +9,8 @@
     carry, delivery               stage, commit, deliver, note
     finish                        archive
     held, overdue, originals      what is delivered again
+    reminders                     answers that are overdue
+    lost_time                     deadlines count the time that the relay runs
     work                          the values that go from step to step
 
 States, and what a crash leaves of each: docs/states.md.
