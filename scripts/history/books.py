@@ -32,6 +32,7 @@ class Delivered(NamedTuple):
     ack_status: str | None = None
     due_at: int | None = None
     last_error: str | None = None
+    obligation: str | None = None
 
 
 class Books:
@@ -126,7 +127,8 @@ class Books:
     def _write(self) -> None:
         for table, rows in self._rows.items():
             places = ", ".join("?" * len(rows[0]))
-            self._db.executemany(f"INSERT INTO {table} VALUES ({places})", rows)
+            into = f"{table} ({', '.join(Delivered._fields)})" if table == "deliveries" else table
+            self._db.executemany(f"INSERT INTO {into} VALUES ({places})", rows)
         self._rows, self._waiting = {}, 0
 
     def close(self) -> None:
