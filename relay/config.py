@@ -66,6 +66,8 @@ class Limits(Section, frozen=True):
     # The engine takes no more than its own limit for content, so neither may this be.
     max_body_bytes: Annotated[int, msgspec.Meta(gt=0, le=1_048_576)] = 1_048_576
     batch_files: Positive = 256  # one ledger transaction; larger ones gain nothing
+    # Answers along RE within a minute: two models that thank each other, not a talk of theirs.
+    reply_depth: Positive = 64
     batch_deliveries: Positive = 2000  # a broadcast to 1,000 agents must not starve the others
 
 

@@ -28,6 +28,7 @@ from relay.flow.finish import Finisher
 from relay.flow.hearing import Hearing
 from relay.flow.held import Ended, HeldMail
 from relay.flow.intake import Accepted, Intake, Look
+from relay.flow.loops import Loops
 from relay.flow.lost_time import LostTime
 from relay.flow.overdue import OverdueMail
 from relay.flow.reminders import Reminders
@@ -91,6 +92,7 @@ class Dispatcher:
         self._carrier = Carrier(basis, self._finisher)
         self._held = HeldMail(ledger, store, config, clock, lives.away)
         self._overdue = OverdueMail(basis, self._decider, self._carrier, lives.away)
+        self._loops = Loops(store, config.limits.reply_depth, clock)
         self._lost_time = LostTime(basis)
         self._reminders = Reminders(basis, self._decider, self._carrier, lives.away, lives.ended)
         self.teller = Teller(basis, roster, self._decider, self._carrier, saves)
@@ -145,6 +147,7 @@ class Dispatcher:
             if looks:
                 self._process(dirs, looks)
             begin("due")
+            self._loops.put_back(self.teller.loops(self._loops.take_begun()))
             self.teller.limits(dirs, self._intake.take_incidents())
             self._retry_held(dirs)
             self._overdue.retry_due(dirs, self._roster.agents)
@@ -211,6 +214,10 @@ class Dispatcher:
                     self._door.refuse(work, look)
             if isinstance(look, Accepted) and not work.failure:
                 work.attachments = look.message.attachments
+                why = self._loops.holds(work, look.message)
+                if why and not self._is_known(work):
+                    self._postpone(work, why)
+                    continue
             try:
                 self._decide(work, look)
             except PASSING as exc:
