@@ -40,14 +40,15 @@ def iso_time(at_ns: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest_ns // 1000:06d}Z"
 
 
-def span(seconds: int) -> str:
-    """How long that is, for people: ``3 s``, ``5 min``, ``2 h``, ``4 d``."""
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds // size} {unit}"
-    return f"{max(0, seconds)} s"
-
-
 def iso_date(at_ns: int) -> str:
     """The day in UTC: ``2026-01-31``; the name of an archive folder."""
     return time.strftime("%Y-%m-%d", time.gmtime(at_ns // NS_PER_S))
+
+
+def elapsed(duration_ns: int) -> str:
+    """A time span for people: ``3 s``, ``5 min``, ``2 h``, ``4 d``."""
+    seconds = max(0, duration_ns // NS_PER_S)
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"

@@ -11,7 +11,7 @@ import click
 
 from relay.cli.common import home_option, json_option, open_home, show_rows
 from relay.cli.history import read_store
-from relay.clock import span
+from relay.clock import NS_PER_S, elapsed
 
 if TYPE_CHECKING:
     from relay.comm import CommStore, Message
@@ -124,4 +124,4 @@ def _said(row: dict[str, Any]) -> str:
     if not row["said"]:
         return "read" if row["read"] else "not read"
     at = calendar.timegm(time.strptime(row["said_at"], "%Y-%m-%dT%H:%M:%SZ"))
-    return f"{row['said']} {span(int(time.time()) - at)} ago"
+    return f"{row['said']} {elapsed(time.time_ns() - at * NS_PER_S)} ago"

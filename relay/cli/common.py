@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from relay.clock import NS_PER_S, iso_time, span
+from relay.clock import elapsed, iso_time
 from relay.errors import RelayError
 from relay.home import META, Home, default_root
 from relay.names import OPERATOR
@@ -142,4 +142,4 @@ def ago(at_ns: int | None, now_ns: int) -> str:
     """How long ago, for people: ``3 s``, ``5 min``, ``2 h``, ``4 d``."""
     if at_ns is None:
         return "never"
-    return span((now_ns - at_ns) // NS_PER_S)
+    return elapsed(now_ns - at_ns)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Set
 
 from relay.basis import Basis
-from relay.clock import NS_PER_MS, NS_PER_S, span
+from relay.clock import NS_PER_MS, NS_PER_S, elapsed
 from relay.comm.model import DeliveryState, Message, MessageType, Obligation
 from relay.comm.owing import MOST_REMINDERS, Due
 from relay.errors import StoreCapacity, StoreFull
@@ -197,7 +197,7 @@ class Reminders:
             works.append(work)
 
     def _ago(self, at_s: int) -> str:
-        return f"{span(self._clock.now_ns() // NS_PER_S - at_s)} ago"
+        return f"{elapsed(self._clock.now_ns() - at_s * NS_PER_S)} ago"
 
     def _log_done(self, work: Work) -> None:
         for one in work.reminders:
