@@ -45,7 +45,7 @@ CREATE TABLE deliveries (
     read_at INTEGER,                           -- the file left the inbox
     acked_at INTEGER,
     ack_status TEXT,                           -- received, in_progress, completed, failed
-    due_at INTEGER,                            -- when it is tried again
+    due_at INTEGER,                            -- held: tried again; obligation open: overdue
     last_error TEXT,
     read_how TEXT,                             -- 'taken': in inbox/.read; 'removed': gone otherwise;
                                                -- NULL: not known

@@ -27,7 +27,7 @@ from relay.checksums import SHA256_PREFIX, sha256_hex
 from relay.clock import Clock
 from relay.errors import InvalidName, MessageError, Refused, RelayError, Timeout
 from relay.home import Home, default_root
-from relay.message import RELAY_HEADERS, Kind, MessageFile
+from relay.message import RELAY_HEADERS, SENT_KINDS, Kind, MessageFile
 from relay.names import ORCHESTRATOR, check_agent_name, is_channel_name
 
 ACK_STATUSES = ("received", "in_progress", "completed")
@@ -441,10 +441,9 @@ def _check_types(to: object, body: object, kind: object, options: SendOptions) -
 
 
 def _kind(word: str) -> Kind:
-    try:
-        return Kind(word.lower())
-    except ValueError as exc:
-        raise MessageError(f"{word!r} is not one of {', '.join(Kind)}", header="KIND") from exc
+    if word.lower() not in SENT_KINDS:
+        raise MessageError(f"{word!r} is not one of {', '.join(SENT_KINDS)}", header="KIND")
+    return Kind(word.lower())
 
 
 def _headers(re: str | None, options: SendOptions) -> dict[str, str]:

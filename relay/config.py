@@ -70,6 +70,8 @@ class Limits(Section, frozen=True):
     # A gigabyte is read in a second or two; what is larger is a disk image, not a message.
     max_attachment_mib: Positive = 1024
     batch_files: Positive = 256  # one ledger transaction; larger ones gain nothing
+    # Answers along RE within a minute: two models that thank each other, not a talk of theirs.
+    reply_depth: Positive = 64
     batch_deliveries: Positive = 2000  # a broadcast to 1,000 agents must not starve the others
 
 
@@ -133,6 +135,7 @@ class Delivery(Section, frozen=True):
     """What holds where neither message nor channel says otherwise."""
 
     ack_timeout_s: Positive = 60  # a minute; AWAIT, or the channel's ack_timeout, say otherwise
+    command_timeout_s: Positive = 1800  # what a command asks for takes a model half an hour
     give_up_after_s: Positive = 86_400  # a day: an agent that was away for the night finds its mail
 
 

@@ -67,6 +67,7 @@ class Kind(StrEnum):
     ERROR = "error"
     STATUS = "status"
     NOTIFICATION = "notification"
+    REMINDER = "reminder"  # the orchestrator's: an answer is owed
     SPAWN = "spawn"
     RELEASE = "release"
     CONTINUITY = "continuity"
@@ -79,6 +80,7 @@ class Kind(StrEnum):
 _KINDS = {kind.value: kind for kind in Kind}
 # Kinds that change who takes part in a channel; TO may name it, else a line CHANNEL does.
 CHANNEL_KINDS = frozenset({Kind.JOIN, Kind.LEAVE, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE})
+SENT_KINDS = tuple(kind for kind in Kind if kind is not Kind.REMINDER)  # by agents
 # What may lack a body: the KIND's word is then the content (`received` for an ack).
 EMPTY_BODY_CONTENT = {Kind.ACK: b"received"} | {
     kind: kind.value.encode()
@@ -309,17 +311,17 @@ def _parse(head: bytes, body: bytes, file: str, *, delivered: bool) -> MessageFi
             f"the body is not UTF-8 (byte {exc.start}); put binary data into an attachment",
             file=file,
         ) from exc
-    to, kind = _address(headers, file)
+    to, kind = _address(headers, file, delivered=delivered)
     return MessageFile(to, kind, headers, body, attachments)
 
 
-def _address(headers: dict[str, str], file: str) -> tuple[str, Kind]:
+def _address(headers: dict[str, str], file: str, *, delivered: bool = False) -> tuple[str, Kind]:
     """TO and KIND, taken out of these headers."""
     word = headers.pop("KIND", Kind.MESSAGE)
     kind = _KINDS.get(word.lower())
-    if kind is None:
+    if kind is None or (kind not in SENT_KINDS and not delivered):
         raise MessageError(
-            f"{_shown(word)} is not one of {', '.join(_KINDS)}", file=file, header="KIND"
+            f"{_shown(word)} is not one of {', '.join(SENT_KINDS)}", file=file, header="KIND"
         )
     to = headers.pop("TO", None)
     if to is None:

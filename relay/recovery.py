@@ -30,11 +30,11 @@ from relay.clock import NS_PER_MS, iso_date
 from relay.comm.engine import CommStore
 from relay.comm.model import DeliveryState, Message
 from relay.errors import MessageError, UnsafePath
-from relay.flow import delivery
+from relay.flow import delivery, lost_time
 from relay.flow.originals import read_original, rebuild
 from relay.home import PENDING, READ, Dirs, Home
 from relay.ledger import Ledger, Row
-from relay.ledger.projection import Projection, deliveries_of, facts_of
+from relay.ledger.projection import Projection, deliveries_of, duties_of, facts_of
 from relay.message import DEFAULT_MAX_BODY_BYTES, max_file_bytes, parse_delivered, render
 from relay.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
 
@@ -52,6 +52,7 @@ def recover(basis: Basis, told: Projection, *, power_cut: bool = False) -> list[
     """
     _, home, ledger, store, events, clock, log, _ = basis
     now = clock.now_ns()
+    lost_time.since_last_run(basis)
     with ledger.transaction():
         for operation in ledger.processes.roll_back(now):
             log(f"Rolled back an operation that was cut short: {operation}", action="roll_back")
@@ -65,6 +66,7 @@ def recover(basis: Basis, told: Projection, *, power_cut: bool = False) -> list[
         events.commit()
         remade = _tell_ledger(ledger, store, told, events.journal.durable, now)
         remade += _tell_of_unsettled(ledger, store)
+        _settle_duties(ledger, store)
         _find_refused(dirs, ledger, told)
         _hold_the_rest(ledger, store, now)
         rows = ledger.open_rows()
@@ -204,6 +206,7 @@ def _tell_ledger(
             ledger.record(missing, own=True)
             remade += len(missing)
         ledger.restore(told.deliveries(relay_id_of, now))
+        ledger.restore_duties(told.duties(relay_id_of))
         ledger.fail(told.failures, now)
         ledger.registry.refer(told.references)
         for one in told.rejections:
@@ -248,8 +251,21 @@ def _tell_of_unsettled(ledger: Ledger, store: CommStore) -> int:
                 ledger.record([facts_of(message, relay_id)], own=True)
                 reached = store.state.deliveries.get(message.id, {})
                 ledger.restore(deliveries_of(message, relay_id, reached))
+                ledger.restore_duties(duties_of(relay_id, store.state.owed.get(message.id, {})))
                 remade += 1
     return remade
+
+
+def _settle_duties(ledger: Ledger, store: CommStore) -> None:
+    """What is owed: ledger and store say the same. The ledger of an earlier version knows more."""
+    with ledger.transaction():
+        for relay_id, recipient, said in ledger.open_duties():
+            message = store.by_relay_id(relay_id)
+            if message is None or message.id not in store.state.messages:
+                ledger.owe(relay_id, recipient, "given_up", None)
+            elif recipient not in store.state.owed.get(message.id, {}):
+                store.owe_again(message, recipient, said)
+        ledger.restore_duties(lost_time.open_duties(store))
 
 
 def _hold_the_rest(ledger: Ledger, store: CommStore, now: int) -> None:

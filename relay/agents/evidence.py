@@ -44,6 +44,11 @@ class Evidence:
             if message is not None and message.delivered_at:
                 since = message.delivered_at * NS_PER_S
                 owes[recipient] = min(since, owes.get(recipient, since))
+        for known in state.owed.values():
+            for recipient in wanted.intersection(known):
+                if not known[recipient].said:  # what has begun takes the time that it takes
+                    since = known[recipient].since * NS_PER_S
+                    owes[recipient] = min(since, owes.get(recipient, since))
         return {name: Seen(heard.get(name), owes.get(name)) for name in wanted}
 
     def answer_to(self, intent: Intent) -> tuple[Kind, str] | None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from relay.agents.roster import Roster
 from relay.agents.standing import AWAY, Change, Facts, Status, asked, away_text, judge
-from relay.clock import Clock
+from relay.clock import NS_PER_S, Clock
 from relay.comm.engine import CommStore
 from relay.config import Agents
 from relay.errors import MessageError
@@ -56,7 +56,8 @@ class Lives:
         self.silent: set[str] = set()  # inactive
         self._statuses: dict[str, str] = {}  # of all that are not active
         self._changes = -1
-        self._ended: dict[str, tuple[int, int]] = {}  # pid, and when it was first found ended
+        # pid, when it was first found ended, when it had become its agent's (Unix ns)
+        self._ended: dict[str, tuple[int, int, int]] = {}
 
     def refresh(self) -> None:
         """Read again what the ledger says, if anything changed there."""
@@ -100,6 +101,22 @@ class Lives:
             return False
         ended_at = self._ledger.processes.ended_at(name)
         return ended_at is not None and at <= ended_at <= self._clock.now_ns()
+
+    def ended(self, name: str, since: int) -> str:
+        """How the process ended that an agent had at that time (Unix ns), as far as is known.
+
+        Empty: it has not, or left in good order. One that the relay started has ended, too, when
+        it was started again since.
+        """
+        row = self._ledger.processes.rows().get(name)
+        if row is not None and row.started_at and since + NS_PER_S <= row.started_at:
+            return f"the process of {name} ended, and was started again"
+        if row is not None and row.ended_at and (row.started_at or 0) <= since <= row.ended_at:
+            return f"the process of {name} ended"
+        pid, found_at, started_at = self._ended.get(name, (0, 0, 0))
+        if started_at <= since <= found_at:
+            return f"process {pid} of {name} ended"
+        return ""
 
     def review(self, dirs: Dirs, names: Iterable[str] | None = None) -> list[Comeback]:
         """Judge every agent by what is known now, or those of ``names``.
@@ -149,7 +166,7 @@ class Lives:
         else:
             known = self._ended.get(one.name)
             if known is None or known[0] != pid:
-                known = self._ended[one.name] = (pid, now)
+                known = self._ended[one.name] = (pid, now, started_at or 0)
             ended_at = known[1]
         return Facts(
             one.name,

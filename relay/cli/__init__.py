@@ -47,7 +47,7 @@ COMMANDS = {
     "thread": ("relay.cli.history", "Show the messages of one thread, oldest first."),
     "search": ("relay.cli.history", "Find messages by a regular expression."),
     "channel": ("relay.cli.channel", "Show channels, make them and change them."),
-    "acks": ("relay.cli.acks", "Show the acknowledgments that are owed."),
+    "acks": ("relay.cli.acks", "Show the answers and acknowledgments that are owed."),
     "dead": ("relay.cli.dead", "Show dead letters, send them again or let them go."),
     "acomm": ("relay.cli.acomm", "Check, dump and build `.acomm` store files."),
     "aof": ("relay.cli.aof", "Check a journal stream, print its records and its manifest."),

@@ -1,7 +1,8 @@
-"""``relay acks``: who owes an acknowledgment for what. As of the store's last flush."""
+"""``relay acks``: who owes an answer or an acknowledgment for what, and what is begun."""
 
 from __future__ import annotations
 
+import calendar
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -10,10 +11,11 @@ import click
 
 from relay.cli.common import home_option, json_option, open_home, show_rows
 from relay.cli.history import read_store
+from relay.clock import NS_PER_S, elapsed
 
 if TYPE_CHECKING:
     from relay.comm import CommStore, Message
-    from relay.comm.model import Delivery
+    from relay.comm.model import Delivery, Obligation
 
 
 @click.command(epilog="\b\nExamples:\n  relay acks\n  relay acks --overdue --agent bob")
@@ -25,11 +27,12 @@ if TYPE_CHECKING:
 def acks(
     ctx: click.Context, home: str | None, agent: str | None, overdue_alone: bool, as_json: bool
 ) -> None:
-    """Show the acknowledgments that are owed.
+    """Show the answers and acknowledgments that are owed.
 
-    Of commands, queries and what was sent at-least-once: delivered, and not acknowledged. Due:
-    when it counts as overdue, or, once it is, when the message is delivered again; `-` where no
-    time is kept.
+    Of commands and queries, until they are completed, failed or given up; and of what was sent
+    at-least-once. Said: the last word of its recipient that was no answer, and how long ago; else
+    whether it was read. Due: when the answer is overdue, or, once an at-least-once message is, when
+    it is delivered again; `-` where no time is kept. Reminded: how often its recipient was.
     """
     with open_home(ctx, home) as opened:
         store = read_store(opened)
@@ -39,35 +42,50 @@ def acks(
         for row in _owed(store, now_ms)
         if agent in (None, row["to"]) and (row["overdue"] or not overdue_alone)
     ]
-    header = ("ID", "FROM", "TO", "KIND", "DELIVERED", "DUE", "OVERDUE", "ATTEMPT")
-    nothing = "no acknowledgment is " + ("overdue" if overdue_alone else "owed")
+    header = (
+        *("ID", "FROM", "TO", "KIND", "DELIVERED", "SAID"),
+        *("DUE", "OVERDUE", "ATTEMPT", "REMINDED"),
+    )
+    nothing = "no answer is " + ("overdue" if overdue_alone else "owed")
     show_rows(rows, header, _cells, as_json=as_json, nothing=nothing)
 
 
 def _owed(store: CommStore, now_ms: int) -> Iterator[dict[str, Any]]:
-    """A row for each delivery that awaits its acknowledgment, oldest message first."""
+    """A row for each delivery whose answer or acknowledgment is owed, oldest message first."""
+    from relay.comm.duties import is_retried
     from relay.comm.model import DeliveryState
 
     awaits = (DeliveryState.WAITING, DeliveryState.DELIVERED, DeliveryState.RECEIVED)
     for message in store.state.messages.values():
-        deliveries = store.state.deliveries.get(message.id, {})
-        if not deliveries or not store.expects_ack(message):
+        owed = store.state.owed.get(message.id, {})
+        channel = store.state.channels[message.channel_id]
+        again = is_retried(channel, message.message_type, message.metadata)
+        if not owed and not again:
             continue
-        for recipient, delivery in deliveries.items():
-            if delivery.state in awaits:
+        for recipient, delivery in store.state.deliveries.get(message.id, {}).items():
+            if recipient in owed or (again and delivery.state in awaits):
                 waits = delivery.state is DeliveryState.WAITING
-                overdue = waits or delivery.due_ms <= now_ms if delivery.due_ms else None
-                yield _row(message, recipient, delivery, overdue)
+                one = owed.get(recipient)
+                due_ms = delivery.due_ms or (one.due_ms if one else 0)
+                overdue = waits or due_ms <= now_ms if due_ms else None
+                yield _row(message, recipient, delivery, one, due_ms, overdue)
 
 
 def _row(
-    message: Message, recipient: str, delivery: Delivery, overdue: bool | None
+    message: Message,
+    recipient: str,
+    delivery: Delivery,
+    owed: Obligation | None,
+    due_ms: int,
+    overdue: bool | None,
 ) -> dict[str, Any]:
     from relay.clock import NS_PER_MS, NS_PER_S, iso_time
+    from relay.comm.model import DeliveryState
     from relay.flow.router import KIND_OF
 
     metadata = message.metadata or {}
     delivered = message.delivered_at
+    said = owed.said if owed else ""
     return {
         "id": metadata.get("relay_id"),
         "number": message.id,
@@ -75,9 +93,13 @@ def _row(
         "to": recipient,
         "kind": str(metadata.get("kind", KIND_OF[message.message_type])),
         "delivered_at": iso_time(delivered * NS_PER_S)[:19] + "Z" if delivered else None,
-        "due_at": iso_time(delivery.due_ms * NS_PER_MS) if delivery.due_ms else None,
+        "due_at": iso_time(due_ms * NS_PER_MS) if due_ms else None,
         "overdue": overdue,
         "attempt": delivery.attempt,
+        "read": delivery.state >= DeliveryState.RECEIVED,
+        "said": said or None,
+        "said_at": iso_time(owed.since * NS_PER_S)[:19] + "Z" if owed and said else None,
+        "reminders": owed.reminders if owed else 0,
     }
 
 
@@ -89,7 +111,17 @@ def _cells(row: dict[str, Any]) -> tuple[object, ...]:
         row["to"],
         row["kind"],
         row["delivered_at"],
+        _said(row),
         due[:19] + "Z" if due else None,
         {True: "yes", False: "no", None: None}[row["overdue"]],
         row["attempt"],
+        row["reminders"],
     )
+
+
+def _said(row: dict[str, Any]) -> str:
+    """The recipient's last word and its age; else what is known of the file."""
+    if not row["said"]:
+        return "read" if row["read"] else "not read"
+    at = calendar.timegm(time.strptime(row["said_at"], "%Y-%m-%dT%H:%M:%SZ"))
+    return f"{row['said']} {elapsed(time.time_ns() - at * NS_PER_S)} ago"

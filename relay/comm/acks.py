@@ -6,7 +6,8 @@ For each recipient of its own, by the schedule of the guide (base 1 s, 3 retries
               -- ack_timeout --> waits 4 s --> again -- ack_timeout --> dead
 
 The guide's numbered steps give one retry less than its table; the table and ``max_retries``
-agree, and hold. Source: message-engine.txt, "Acknowledgment Flow" to "ExactlyOnce Deduplication".
+agree, and hold. Where at least once was not asked for no time runs, and nothing is delivered again.
+Source: message-engine.txt, "Acknowledgment Flow" to "ExactlyOnce Deduplication".
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from relay.clock import NS_PER_MS, NS_PER_S
-from relay.comm import events
-from relay.comm.duties import is_replayed
+from relay.comm import duties, events
 from relay.comm.model import (
     Channel,
     ChannelState,
@@ -31,7 +31,8 @@ from relay.comm.model import (
     Message,
     handed_out,
 )
-from relay.comm.receiving import LONGEST_MS, SYSTEM
+from relay.comm.owing import LONGEST_MS
+from relay.comm.receiving import SYSTEM
 from relay.comm.sending import SendCommands
 from relay.comm.validation import check_number
 from relay.errors import ChannelUnavailable, MessageNotFound, ValidationFailed
@@ -217,7 +218,7 @@ class DueCommands(SendCommands):
     def _deliver_replay(self, message_id: int) -> None:
         """The first attempt of a replay, where the store delivers itself; else it is due."""
         for recipient, one in self.state.deliveries.get(message_id, {}).items():
-            if self.delivers_itself and is_replayed(one):
+            if self.delivers_itself and duties.is_replayed(one):
                 self.deliver(message_id, [recipient], one.attempt + 1)
 
     def discard_dead_letter(self, message_id: int) -> None:
@@ -259,10 +260,19 @@ class DueCommands(SendCommands):
         message = self.state.messages[message_id]
         delivery = self.state.deliveries[message_id][recipient]
         attempt = delivery.attempt
+        channel = self.state.channels[message.channel_id]
+        is_waiting = delivery.state is DeliveryState.WAITING
+        fields = (channel, message.message_type, message.metadata)
+        if not is_waiting and not duties.is_retried(*fields):
+            # of a store as it was before, or a channel that promises less by now
+            self._time(message_id, recipient, msgspec.structs.replace(delivery, due_ms=0))
+            if self.is_owed(message):
+                self._owe(message, [recipient], now_ms)
+            return None
         if self._is_over(message, now_ms):
             reason = TTL_OVER.format(ttl=message.ttl)
             return Overdue(message, recipient, Verdict.EXPIRED, attempt, reason)
-        if delivery.state is DeliveryState.WAITING:
+        if is_waiting:
             if self._happened(message, recipient, now_ms):
                 self._count_attempt(message, recipient, delivery, now_ms)
                 return None
@@ -288,7 +298,8 @@ class DueCommands(SendCommands):
         timeout_ms = self._ack_timeout_ms(message)
         if attempts > self._config(message).max_retries:
             return NO_ACK.format(timeout_s=f"{timeout_ms / 1000:g}", attempts=attempts)
-        age_s = now_ms // 1000 - message.created_at
+        lost_s = self.lost_ns(message.created_at * NS_PER_S) // NS_PER_S
+        age_s = now_ms // 1000 - message.created_at - lost_s
         if not delivery.spent and age_s >= max(self.give_up_after_s, timeout_ms // 1000 + 1):
             return TOO_OLD.format(age_s=age_s, attempts=attempts)
         return ""

@@ -30,6 +30,7 @@ class StoreBase:
         self._clock = clock
         self.state = state or State(self._now_s())
         self.ack_timeout_s = 60  # where neither message nor channel says otherwise
+        self.command_timeout_s = 1800  # the same for the answer to a command, where one is owed
         # False: its owner delivers by other means, and says so; see ``DueCommands``.
         self.delivers_itself = True
         self.give_up_after_s = 86_400  # a day: what is not acknowledged by then is a dead letter

@@ -177,7 +177,7 @@ class ChannelCommands(PressureCommands):
                 if (
                     message is not None
                     and message.channel_id == channel_id
-                    and not duties.still_owed(channel, message)
+                    and not duties.still_retried(channel, message)
                 ):
                     self.move_deliveries(number, [participant], DeliveryState.BOUNCED)
         return self.get_channel(channel_id)

@@ -13,6 +13,9 @@
                       last at, archived, size
     tag 8 LEAVING     count u64; each: message id u64
     tag 10 JOURNAL    stream id u64, logical offset u64, boot id str: what the file covers of it
+    tag 11 OWED       count u64; each: message id u64, recipient str, due ms u64, reminders u32,
+                      said str, since u64
+    tag 12 LOST       count u64; each: at u64, lost ms i64
 
 ``sequence`` counts the events of the store's whole life; a file covers the events up to its
 own. A file without these blocks opens all the same. Table: docs/formats/acomm.md.
@@ -32,6 +35,7 @@ from relay.comm.model import (
     ChannelSettings,
     Delivery,
     DeliveryState,
+    Obligation,
     StoreFile,
 )
 from relay.errors import FormatError
@@ -45,6 +49,8 @@ HELD = 6
 ARCHIVES = 7
 LEAVING = 8
 JOURNAL = 10  # 9 is the archives'
+OWED = 11
+LOST = 12
 _COUNTERS = Struct("<4Q")
 _DELIVERY = Struct("<BIQBI")
 _DEAD = Struct("<QQ")
@@ -52,6 +58,8 @@ _SETTING = Struct("<QQB")
 assert (_COUNTERS.size, _DELIVERY.size, _DEAD.size, _SETTING.size) == (32, 18, 16, 17)
 _NOTE = Struct("<7Q")
 _JOURNAL = Struct("<QQ")
+_OBLIGATION = Struct("<QI")
+_LOST = Struct("<Qq")
 _COUNT = Struct("<Q")
 _LENGTH = Struct("<I")
 _STATES = tuple(DeliveryState)
@@ -75,8 +83,15 @@ class Position(NamedTuple):
     boot_id: str  # of the machine, when it was there
 
 
+class Lost(NamedTuple):
+    """Time in which the store's owner did not run."""
+
+    at: int  # Unix seconds: its end
+    ms: int
+
+
 class EngineState(NamedTuple):
-    """Counters, deliveries, dead letters, the exactly-once set, settings, what is held."""
+    """Counters, deliveries, dead letters, the exactly-once set, settings, what is held, owed."""
 
     next_channel: int = 1
     next_message: int = 1
@@ -90,6 +105,8 @@ class EngineState(NamedTuple):
     archives: tuple[ArchiveNote, ...] = ()
     leaving: tuple[int, ...] = ()  # messages of the last archive that are still in the file
     journal: Position | None = None  # what the file covers, where there is a journal
+    owed: dict[int, dict[str, Obligation]] = {}  # noqa: RUF012
+    lost: tuple[Lost, ...] = ()  # oldest first
 
     def encode(self) -> dict[int, bytes]:
         """The blocks by tag; same values, same bytes."""
@@ -112,6 +129,12 @@ class EngineState(NamedTuple):
         if self.journal is not None:
             stream_id, offset, boot_id = self.journal
             blocks[JOURNAL] = _JOURNAL.pack(stream_id, offset) + _text(boot_id)
+        if self.owed:
+            blocks[OWED] = _encode_owed(self.owed)
+        if self.lost:
+            blocks[LOST] = _COUNT.pack(len(self.lost)) + b"".join(
+                _LOST.pack(*one) for one in self.lost
+            )
         return blocks
 
     @classmethod
@@ -138,6 +161,8 @@ class EngineState(NamedTuple):
                 _Cursor(blocks.get(ARCHIVES, nothing)).archives(),
                 _Cursor(blocks.get(LEAVING, nothing)).numbers(),
                 _Cursor(blocks[JOURNAL]).position() if JOURNAL in blocks else None,
+                _Cursor(blocks.get(OWED, nothing)).owed(),
+                _Cursor(blocks.get(LOST, nothing)).lost(),
             )
         except (StructError, IndexError, UnicodeDecodeError) as exc:
             raise FormatError("section 256", 0, "whole blocks of ENGINE_STATE", exc) from exc
@@ -201,6 +226,16 @@ def _encode_settings(settings: dict[int, ChannelSettings]) -> bytes:
         _SETTING.pack(channel_id, one.max_pending or 0, FLUSH_MODES.index(one.flush))
         for channel_id, one in sorted(settings.items())
     )
+
+
+def _encode_owed(owed: dict[int, dict[str, Obligation]]) -> bytes:
+    each = [(number, *item) for number, known in sorted(owed.items()) for item in known.items()]
+    parts = [_COUNT.pack(len(each))]
+    for number, recipient, one in each:
+        parts.append(_COUNT.pack(number) + _text(recipient))
+        parts.append(_OBLIGATION.pack(one.due_ms, one.reminders) + _text(one.said))
+        parts.append(_COUNT.pack(one.since))
+    return b"".join(parts)
 
 
 def _encode_numbers(numbers: tuple[int, ...]) -> bytes:
@@ -281,6 +316,21 @@ class _Cursor:
 
     def numbers(self) -> tuple[int, ...]:
         found = tuple(self._number() for _ in range(self._number()))
+        self._end()
+        return found
+
+    def owed(self) -> dict[int, dict[str, Obligation]]:
+        found: dict[int, dict[str, Obligation]] = {}
+        for _ in range(self._number()):
+            number, recipient = self._number(), self._text()
+            due_ms, reminders = self._unpack(_OBLIGATION)
+            one = Obligation(due_ms, reminders, self._text(), self._number())
+            found.setdefault(number, {})[recipient] = one
+        self._end()
+        return found
+
+    def lost(self) -> tuple[Lost, ...]:
+        found = tuple(Lost(*self._unpack(_LOST)) for _ in range(self._number()))
         self._end()
         return found
 

@@ -225,6 +225,42 @@ class TakenOut(_Event, frozen=True):
     at: int
 
 
+class Owed(_Event, frozen=True):
+    """These recipients owe an answer from now on, or said that it is under way."""
+
+    message_id: int
+    recipients: tuple[str, ...]
+    due_ms: int  # when it is overdue; 0: attempts to deliver it go on, and end first
+    at: int
+    said: str = ""  # received, in_progress: the status of an acknowledgment that ends nothing
+
+
+class Reminded(_Event, frozen=True):
+    """A recipient is reminded of the answer that it owes."""
+
+    message_id: int
+    recipient: str
+    due_ms: int  # when it is overdue again
+    reminders: int  # with this one
+    at: int
+
+
+class OwedNoMore(_Event, frozen=True):
+    """These recipients have answered, or their answers are waited for no longer."""
+
+    message_id: int
+    recipients: tuple[str, ...]
+    at: int
+    said: str = ""  # the answer's status; empty: given up
+
+
+class TimeLost(_Event, frozen=True):
+    """Time went by in which the store's owner did not run: each deadline is so much later."""
+
+    by_ms: int  # negative: the clock was set back
+    at: int
+
+
 class DuplicateNoted(_Event, frozen=True):
     """An exactly-once delivery happened: until it expires it does not happen again."""
 
@@ -262,6 +298,10 @@ Event = (
     | ArchiveDropped
     | Rolled
     | TakenOut
+    | Owed
+    | Reminded
+    | OwedNoMore
+    | TimeLost
     | DuplicateNoted
     | DuplicatesForgotten
 )

@@ -83,6 +83,7 @@ def fitting(kept: EngineState, file: StoreFile) -> EngineState:
         deliveries=_of(ids, kept.deliveries),
         dead=_of(ids, kept.dead),
         settings=_of({channel.id for channel in file.channels}, kept.settings),
+        owed=_of({one.id for one in file.messages}, kept.owed),
     )
 
 
@@ -100,6 +101,7 @@ def problems(file: StoreFile) -> Iterator[str]:
         ("deliveries", "message", (kept.deliveries, fits.deliveries)),
         ("a dead letter", "message", (kept.dead, fits.dead)),
         ("settings", "channel", (kept.settings, fits.settings)),
+        ("an answer that is owed", "message", (kept.owed, fits.owed)),
     ):
         if strange := of[0].keys() - of[1].keys():
             yield f"section 256 has {what} of {name} {min(strange)}, which is not there"

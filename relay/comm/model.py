@@ -300,6 +300,15 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     spent: int = 0  # attempts that a replayed dead letter had before
 
 
+class Obligation(msgspec.Struct, frozen=True):
+    """An answer that a recipient owes: it has the message, and has neither done nor refused it."""
+
+    due_ms: int = 0  # Unix ms: when it is overdue; 0: attempts go on, and end first
+    reminders: int = 0  # how often it was reminded
+    said: str = ""  # its last acknowledgment that is no end: received, in_progress
+    since: int = 0  # Unix seconds: when it said so; else when it got the message
+
+
 class DeadLetter(msgspec.Struct, frozen=True):
     """A message whose delivery to ``recipients`` was given up."""
 

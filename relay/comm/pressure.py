@@ -70,6 +70,7 @@ class PressureCommands(RetentionCommands):
                 state.channels[message.channel_id],
                 message,
                 state.deliveries.get(message.id, {}).values(),
+                state.owed.get(message.id, {}),
             )
             for message in state.messages.values()
         )

@@ -10,8 +10,7 @@ from itertools import islice
 
 from relay.clock import NS_PER_S
 from relay.comm import events
-from relay.comm.base import StoreBase
-from relay.comm.duties import owes_ack, still_owed
+from relay.comm.duties import owes_ack, still_retried
 from relay.comm.model import (
     ChannelConfig,
     ChannelState,
@@ -23,16 +22,16 @@ from relay.comm.model import (
     Priority,
     handed_out,
 )
+from relay.comm.owing import OwingCommands
 from relay.comm.query import QueryResult, check_filter, find, select, sort
 from relay.comm.validation import check_number, check_text
 from relay.errors import NotParticipant
 
 SYSTEM = "_system"  # the engine's own channel, and its participant
 _ALL = 2**32  # messages: more than a store holds
-LONGEST_MS = 2**53  # beyond any wait, and twice of it from now is a time that a file holds
 
 
-class ReceiveCommands(StoreBase):
+class ReceiveCommands(OwingCommands):
     """The CommStore's commands that read."""
 
     _resuming = False  # one resumption goes on until nothing more may go
@@ -44,31 +43,25 @@ class ReceiveCommands(StoreBase):
         attempt: int = 0,
         now_ms: int | None = None,
     ) -> None:
-        """Stage 5: these recipients have it now; where one is owed, the ack's time runs.
+        """Stage 5: these recipients have it now; where it comes again, the ack's time runs.
 
         ``attempt``: of a delivery that was made again; 0: as it was.
         """
         message = self.state.messages.get(message_id)
         if message is not None:
-            owes = still_owed(self.state.channels[message.channel_id], message)
+            retried = still_retried(self.state.channels[message.channel_id], message)
             now_ms = self._now_ms() if now_ms is None else now_ms
-            due_ms = now_ms + self._ack_timeout_ms(message) if owes else 0
+            due_ms = now_ms + self._ack_timeout_ms(message) if retried else 0
             moved = self.move_deliveries(
                 message_id, recipients, DeliveryState.DELIVERED, due_ms, attempt
             )
-            if owes:
+            if retried:
                 self._note_exactly_once(message, moved, now_ms)
+            if self.is_owed(message):
+                self._owe(message, moved, now_ms)
 
     def _config(self, message: Message) -> ChannelConfig:
         return self.state.channels[message.channel_id].config
-
-    def _ack_timeout_ms(self, message: Message) -> int:
-        """What the message asks for, else its channel, else the default."""
-        asked_ms = (message.metadata or {}).get("await_ms")
-        if isinstance(asked_ms, int) and asked_ms > 0:
-            return min(asked_ms, LONGEST_MS)
-        asked_s = self._config(message).ack_timeout or self.ack_timeout_s
-        return min(asked_s * 1000, LONGEST_MS)
 
     def _note_exactly_once(self, message: Message, recipients: Iterable[str], now_ms: int) -> None:
         """Remember an exactly-once delivery for twice its ack timeout from now on."""
@@ -116,6 +109,35 @@ class ReceiveCommands(StoreBase):
             if self.state.pending.held and state is not DeliveryState.DELIVERED:
                 self.resume()
         return moved
+
+    def hear_answer(
+        self,
+        message: Message,
+        recipient: str,
+        said: str,
+        *,
+        ends: bool,
+        answer: tuple[str, str] = ("", ""),
+    ) -> None:
+        """What a recipient says of a message: acknowledged; ``ends``: it owes nothing any more.
+
+        ``said``: received, in_progress, completed, failed; ``answer``: see ``move_deliveries``.
+        The answer that never came is owed again by who begins after all, and by nobody who has
+        answered before.
+        """
+        delivery = self.state.deliveries.get(message.id, {}).get(recipient)
+        was_silent = (
+            delivery is not None
+            and delivery.state is not DeliveryState.ACKNOWLEDGED
+            and self.is_owed(message)
+            and recipient != message.sender
+        )
+        state = DeliveryState.ACKNOWLEDGED
+        self.move_deliveries(message.id, [recipient], state, said=said, answer=answer)
+        if ends and self.is_owed(message):
+            self.release(message.id, [recipient], said)
+        elif not ends and (recipient in self.state.owed.get(message.id, {}) or was_silent):
+            self._go_on(message, recipient, said)
 
     def stage(self, deliveries: Iterable[tuple[int, str, int]]) -> None:
         """An owner that delivers has these ready: (message id, recipient, attempt), as one event.
@@ -252,11 +274,12 @@ class ReceiveCommands(StoreBase):
         return known if archived is None else handed_out(archived)
 
     def unsettled(self) -> dict[str, int]:
-        """Relay id -> number of each message that somebody has not got, or was given up for."""
+        """Relay id -> number of each message that somebody has not got, owes, or is dead for."""
         return {
             relay_id: number
             for relay_id, number in self.state.relay_ids.items()
-            if any(
+            if number in self.state.owed
+            or any(
                 delivery.state in _UNSETTLED or delivery.due_ms
                 for delivery in self.state.deliveries.get(number, {}).values()
             )

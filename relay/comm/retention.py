@@ -1,8 +1,9 @@
 """Which messages leave the live ones for the archive: by policy, by command, under pressure.
 
-Never one with an open delivery, nor one that is a dead letter for somebody. An archived message
-stays in the store's file and can be asked for; ``compact`` drops it. Source: data-structures.txt
-"RetentionPolicy"; acomm-file-format.txt, section 6; message-engine.txt, "Backpressure".
+Never one with an open delivery or an answer that is owed, nor one that is a dead letter for
+somebody. An archived message stays in the store's file and can be asked for; ``compact`` drops it.
+Source: data-structures.txt "RetentionPolicy"; acomm-file-format.txt, section 6; message-engine.txt,
+"Backpressure".
 """
 
 from __future__ import annotations
@@ -101,6 +102,6 @@ class RetentionCommands(ReceiveCommands):
         """True when nobody waits for the message any more."""
         deliveries = self.state.deliveries.get(message.id, {}).values()
         channel = self.state.channels[message.channel_id]
-        return message.id not in self.state.dead and not duties.is_open(
-            channel, message, deliveries, not self.delivers_itself
-        )
+        if message.id in self.state.dead or message.id in self.state.owed:
+            return False
+        return not duties.is_open(channel, message, deliveries, not self.delivers_itself)

@@ -14,7 +14,6 @@ from relay.comm.channels import ChannelCommands
 from relay.comm.model import (
     Channel,
     ChannelType,
-    DeliveryState,
     Message,
     MessageStatus,
     MessageType,
@@ -366,7 +365,10 @@ class SendCommands(ChannelCommands):
                 **fields,  # type: ignore[arg-type]
             )
             self.hand_over_new(answer)
+            is_response = message_type == MessageType.RESPONSE
+            metadata = answer.metadata or {}
+            said = "completed" if is_response else str(metadata.get("ack_status", "received"))
             for one in originals:
-                self.move_deliveries(one.id, [sender], DeliveryState.ACKNOWLEDGED)
+                self.hear_answer(one, sender, said, ends=duties.ends(one, said, is_response))
         self.settle(channel_id)
         return handed_out(self.state.messages[answer.id])

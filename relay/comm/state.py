@@ -11,12 +11,13 @@ from collections.abc import Callable
 import msgspec
 
 from relay.comm import duties, events
-from relay.comm.engine_state import DeadNote
+from relay.comm.engine_state import DeadNote, Lost
 from relay.comm.model import (
     ChannelState,
     Delivery,
     DeliveryState,
     MessageStatus,
+    Obligation,
     with_status,
 )
 from relay.comm.tables import Tables, record_bytes
@@ -31,6 +32,8 @@ _STATUS_OF = {
 }
 _HOPELESS = frozenset({DeliveryState.BOUNCED, DeliveryState.EXPIRED, DeliveryState.DEAD})
 _SENT = Delivery()
+_NO_OBLIGATION = Obligation()
+MOST_LOST = 64  # times in which nobody ran that are kept: what is open is younger than the oldest
 
 
 class State(Tables):
@@ -169,6 +172,8 @@ class State(Tables):
         self._set_deliveries(event.message_id, known, moved)
         if event.state is DeliveryState.ACKNOWLEDGED and event.message_id in self.dead:
             self._answered_after_all(event.message_id, event.recipients)
+        if event.state in _HOPELESS and event.message_id in self.owed:
+            self._set_owed(event.message_id, dict.fromkeys(event.recipients))
         self._set_status(event.message_id, event.at)
         if event.attempt:
             self._note_retries(event.message_id, moved[event.recipients[0]])
@@ -218,6 +223,8 @@ class State(Tables):
             for recipient in event.recipients
         }
         self._set_deliveries(event.message_id, known, dead)
+        if event.message_id in self.owed:
+            self._set_owed(event.message_id, dict.fromkeys(event.recipients))
         earlier = self.dead.get(event.message_id, DeadNote(event.at, "", ()))
         self.dead[event.message_id] = DeadNote(
             event.at, event.last_error, (*earlier.recipients, *event.recipients)
@@ -276,6 +283,60 @@ class State(Tables):
         self.archive_index.remove(archived)
         for message in (*gone, *archived):
             self._forget(message)
+        self.modified_at = event.at
+
+    def _owed(self, event: events.Owed) -> None:
+        if event.message_id not in self.messages:
+            return  # dead for all, or rolled out: too late to wait for it
+        known = self.owed.get(event.message_id, {})
+        moved: dict[str, Obligation | None] = {
+            recipient: Obligation(
+                event.due_ms,
+                known.get(recipient, _NO_OBLIGATION).reminders,
+                event.said,
+                event.at,
+            )
+            for recipient in event.recipients
+        }
+        self._set_owed(event.message_id, moved)
+        self.modified_at = event.at
+
+    def _reminded(self, event: events.Reminded) -> None:
+        before = self.owed[event.message_id][event.recipient]
+        after = msgspec.structs.replace(before, due_ms=event.due_ms, reminders=event.reminders)
+        self._set_owed(event.message_id, {event.recipient: after})
+        self.modified_at = event.at
+
+    def _owed_no_more(self, event: events.OwedNoMore) -> None:
+        self._set_owed(event.message_id, dict.fromkeys(event.recipients))
+        self.modified_at = event.at
+
+    def _time_lost(self, event: events.TimeLost) -> None:
+        by_ms = event.by_ms
+
+        def later(due_ms: int) -> int:
+            return max(1, due_ms + by_ms) if due_ms else 0
+
+        self.timers, self.reminders = [], []
+        for message_id, known in self.deliveries.items():
+            if any(one.due_ms for one in known.values()):
+                self.deliveries[message_id] = {
+                    recipient: msgspec.structs.replace(one, due_ms=later(one.due_ms))
+                    for recipient, one in known.items()
+                }
+        self._load_deliveries(self.deliveries)
+        self._load_owed(
+            {
+                message_id: {
+                    recipient: msgspec.structs.replace(one, due_ms=later(one.due_ms))
+                    for recipient, one in known.items()
+                }
+                for message_id, known in self.owed.items()
+            }
+        )
+        self.duplicates = {key: later(at_ms) for key, at_ms in self.duplicates.items()}
+        self.next_forget_ms = min(self.duplicates.values(), default=None)
+        self.lost = (*self.lost[1 - MOST_LOST :], Lost(event.at, by_ms))
         self.modified_at = event.at
 
     def _duplicate_noted(self, event: events.DuplicateNoted) -> None:
@@ -362,6 +423,10 @@ _APPLY: dict[type, Callable[..., None]] = {
     events.ArchiveDropped: State._archive_dropped,
     events.Rolled: State._rolled,
     events.TakenOut: State._taken_out,
+    events.Owed: State._owed,
+    events.Reminded: State._reminded,
+    events.OwedNoMore: State._owed_no_more,
+    events.TimeLost: State._time_lost,
     events.DuplicateNoted: State._duplicate_noted,
     events.DuplicatesForgotten: State._duplicates_forgotten,
 }

@@ -15,7 +15,14 @@ from typing import Self
 import msgspec
 
 from relay.comm import duties, invariants
-from relay.comm.engine_state import DeadNote, DuplicateKey, EngineState, Position, Snapshot
+from relay.comm.engine_state import (
+    DeadNote,
+    DuplicateKey,
+    EngineState,
+    Lost,
+    Position,
+    Snapshot,
+)
 from relay.comm.message_index import MessageIndex
 from relay.comm.model import (
     ArchiveNote,
@@ -26,6 +33,7 @@ from relay.comm.model import (
     Message,
     MessageStatus,
     Metadata,
+    Obligation,
     RetentionKind,
     StoreFile,
     Subscription,
@@ -84,6 +92,10 @@ class Tables:
         self.topics: dict[int, TopicTrie] = {}  # channel -> its subscriptions by pattern
         self.timers: list[tuple[int, int, str]] = []  # heap of (due ms, message, recipient)
         self._most_timers = MANY_TIMERS
+        self.owed: dict[int, dict[str, Obligation]] = {}  # open ones; inner dicts are replaced
+        self.reminders: list[tuple[int, int, str]] = []  # heap, like the timers, of what is owed
+        self._most_reminders = MANY_TIMERS
+        self.lost: tuple[Lost, ...] = ()  # when nobody ran, oldest first
         self.dead: dict[int, DeadNote] = {}  # what was given up, by message
         self.dead_letters: dict[int, Message] = {}  # those given up for all: no longer live
         self.dead_index = MessageIndex()
@@ -132,6 +144,8 @@ class Tables:
                 state.pending.hold(state.messages[number])
         for channel_id, settings in kept.settings.items():
             state._set_settings(channel_id, settings)
+        state._load_owed(kept.owed)
+        state.lost = kept.lost
         state.archives, state.leaving = kept.archives, kept.leaving
         state.journal = kept.journal
         rolled = (note.last_id for note in kept.archives)
@@ -193,6 +207,8 @@ class Tables:
                 tuple(self.pending.held),
                 self.archives,
                 self.leaving,
+                owed=self.owed.copy(),
+                lost=self.lost,
             ),
         )
 
@@ -236,6 +252,41 @@ class Tables:
         delivery = self.deliveries.get(message_id, {}).get(recipient)
         return delivery is not None and delivery.due_ms == due_ms and message_id in self.messages
 
+    def is_due(self, reminder: tuple[int, int, str]) -> bool:
+        """False for a reminder of what is owed no more, or not by then."""
+        due_ms, message_id, recipient = reminder
+        one = self.owed.get(message_id, {}).get(recipient)
+        return one is not None and one.due_ms == due_ms
+
+    def _set_owed(self, message_id: int, moved: dict[str, Obligation | None]) -> None:
+        """Keep obligations as they are from now on; None: it is owed no more."""
+        both = self.owed.get(message_id, {}) | moved
+        left = {recipient: one for recipient, one in both.items() if one is not None}
+        if left:
+            self.owed[message_id] = left
+        else:
+            self.owed.pop(message_id, None)
+        for recipient, one in left.items():
+            if recipient in moved and one.due_ms:
+                heappush(self.reminders, (one.due_ms, message_id, recipient))
+        if len(self.reminders) > self._most_reminders:
+            self.reminders = [one for one in self.reminders if self.is_due(one)]
+            heapify(self.reminders)
+            self._most_reminders = max(MANY_TIMERS, 2 * len(self.reminders))
+        message = self.messages.get(message_id)
+        if message is not None and self.pending.pending:
+            self._note_pending(message)
+
+    def _load_owed(self, owed: dict[int, dict[str, Obligation]]) -> None:
+        self.owed = owed
+        self.reminders = [
+            (one.due_ms, number, recipient)
+            for number, known in owed.items()
+            for recipient, one in known.items()
+            if one.due_ms
+        ]
+        heapify(self.reminders)
+
     def _drop_stale_timers(self) -> None:
         """Acknowledged in time, a timer would stay until it is due, however late that is."""
         self.timers = [timer for timer in self.timers if self.is_current(timer)]
@@ -260,7 +311,7 @@ class Tables:
             return
         deliveries = self.deliveries.get(message.id, {}).values()
         if message.id not in self.pending.held and duties.is_pending(
-            self.channels[message.channel_id], message, deliveries
+            self.channels[message.channel_id], message, deliveries, self.owed.get(message.id, {})
         ):
             numbers[message.id] = None
         else:
@@ -347,6 +398,7 @@ class Tables:
     def _forget(self, message: Message) -> None:
         """What was kept of a message that is gone for good."""
         self.record_bytes -= record_bytes(message)
+        self.owed.pop(message.id, None)
         for recipient, delivery in self.deliveries.pop(message.id, {}).items():
             if delivery.queued:
                 self.queues[recipient].pop(message.id, None)

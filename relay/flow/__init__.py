@@ -9,6 +9,9 @@
     carry, delivery               stage, commit, deliver, note
     finish                        archive
     held, overdue, originals      what is delivered again
+    reminders                     answers that are overdue
+    loops                         agents that answer each other without end
+    lost_time                     deadlines count the time that the relay runs
     work                          the values that go from step to step
 
 States, and what a crash leaves of each: docs/states.md.

@@ -13,14 +13,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from relay.basis import Basis
-from relay.clock import NS_PER_S
+from relay.clock import NS_PER_MS, NS_PER_S
 from relay.comm import events
-from relay.comm.model import DeliveryState
+from relay.comm.model import DeliveryState, Obligation
 from relay.errors import UnsafePath
 from relay.flow import delivery
 from relay.flow.delivery import DiskFull
 from relay.flow.finish import Finisher
-from relay.flow.work import Posting, Work
+from relay.flow.work import Duty, Posting, Reminder, Work
 from relay.home import Dirs
 from relay.ledger import Held, Written
 from relay.names import ORCHESTRATOR
@@ -182,6 +182,8 @@ class Carrier:
                 self._store.move_deliveries(bounced.id, tuple(work.bounced), DeliveryState.BOUNCED)
             for one in work.over:
                 self._end(one.number, one.recipient, one.state, one.reason)
+            for reminder in work.reminders:
+                self._remind(reminder)
             if work.failure and work.origin is not None:
                 self._store.note(self._refusal(work, now))
         self._store.stage(ready)  # last: a batch that was cut short has staged nothing
@@ -192,6 +194,12 @@ class Carrier:
             self._store.give_up(number, [recipient], reason)
         else:
             self._store.move_deliveries(number, [recipient], state)
+
+    def _remind(self, one: Reminder) -> None:
+        if one.due_ms:
+            self._store.remind(one.number, one.recipient, one.due_ms)
+        else:
+            self._store.release(one.number, [one.recipient])
 
     def _refusal(self, work: Work, now: int) -> events.FileRefused:
         assert work.origin is not None
@@ -216,11 +224,19 @@ class Carrier:
                 reached = self._deliver_posting(dirs, work, posting)
                 attempt = posting.attempt or 1
                 now = self._clock.now_ns()
+                self._store.deliver(posting.engine_id, reached, posting.attempt)
+                owed = self._store.state.owed.get(posting.engine_id, {})
                 written.extend(
-                    Written(posting.message_id, recipient, attempt, staged_at, now)
+                    Written(
+                        posting.message_id,
+                        recipient,
+                        attempt,
+                        staged_at,
+                        now,
+                        *(_duty(owed[recipient]) if recipient in owed else ()),
+                    )
                     for recipient in reached
                 )
-                self._store.deliver(posting.engine_id, reached, posting.attempt)
             if work.control:
                 now = self._clock.now_ns()
                 written.append(Written(work.message_id, ORCHESTRATOR, 1, staged_at, now))
@@ -297,6 +313,10 @@ class Carrier:
         processes.close(work.closes, now)
         processes.put([work.process] if work.process is not None else [])
 
+    def _note_reminder(self, one: Reminder) -> None:
+        duty = Duty("open", one.due_ms * NS_PER_MS) if one.due_ms else Duty("given_up")
+        self._ledger.owe(one.message_id, one.recipient, *duty, one.reminders)
+
     def _note_effects(self, works: list[Work], now: int) -> None:
         """What answers, status messages and ends say of others' rows."""
         registry = self._ledger.registry
@@ -314,6 +334,10 @@ class Carrier:
             if answer is not None:
                 said = (answer.answer_id or None, answer.text or None)
                 self._ledger.acknowledge(*answer[:3], now, *said)
+                if answer.duty is not None:
+                    self._ledger.owe(answer.message_id, answer.recipient, *answer.duty)
+            for reminder in work.reminders:
+                self._note_reminder(reminder)
             if work.status_note is not None:
                 registry.note_status(work.agent, work.status_note, now)
             if work.life is not None:
@@ -321,3 +345,8 @@ class Carrier:
             for one in work.over:
                 state = one.state.label.lower()
                 self._ledger.end(one.message_id, one.recipient, state, one.reason)
+
+
+def _duty(one: Obligation) -> Duty:
+    """What the ledger says of an answer that is owed."""
+    return Duty("open", one.due_ms * NS_PER_MS or None)

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Set
 from relay.agents import continuity
 from relay.agents.saves import Saves
 from relay.agents.standing import Change, asked
-from relay.clock import NS_PER_S
+from relay.clock import NS_PER_MS, NS_PER_S
+from relay.comm import duties
 from relay.comm.acks import DEAD_LETTER_TOPIC
 from relay.comm.engine import CommStore
 from relay.comm.model import (
@@ -35,6 +36,7 @@ from relay.flow.intake import Accepted
 from relay.flow.router import Bounce, Directory, Route
 from relay.flow.work import (
     Acknowledged,
+    Duty,
     Later,
     Posting,
     Work,
@@ -52,6 +54,7 @@ from relay.security.trust import Trust
 HELD_BACK = "held back: the channel has as many pending messages as max_pending allows"
 HELD_BACK_NS = 60 * NS_PER_S  # it is let go as soon as it may, and looked at this often
 CARRIED_OUT_LATER = frozenset({Kind.SPAWN, Kind.RELEASE})
+NOTICES = frozenset({Kind.NOTIFICATION, Kind.REMINDER})  # of the relay's: they answer nothing
 STICKY = "sent before it joined"
 MAX_NOTE = 500  # characters of a status that the agents table keeps
 MAX_ANSWER = 200  # characters of an answer that the ledger keeps with what it answers
@@ -193,6 +196,19 @@ class Decider:
             notice = MessageFile(to, Kind.NOTIFICATION, headers, body)
             self._post_own(work, notice, notice_id, stored, targets, SYSTEM)
 
+    def say(self, work: Work, to: str, kind: Kind, text: str, key: str, order: int = 0) -> None:
+        """A word of the orchestrator's own to anybody about the work's message, in that work.
+
+        Said once for each ``key``: the second time it is the same message, with the same text. What
+        is said of one message stands in an inbox by ``order``. Errors: StoreFull, StoreCapacity.
+        """
+        own_id = answer_id(work.discovered_at + order, to, work.message_id, key)
+        said = self._store.by_relay_id(own_id)
+        body = said.content if said else f"{text}\n".encode()
+        message = MessageFile(to, kind, {"RE": work.message_id}, body)
+        kept = said or self._keep_answer(work, message, own_id, None)
+        self._post_own(work, message, own_id, kept, (to,))
+
     def _known(self, work: Work) -> Message | None:
         """The message that the store numbered before a crash, or before a passing error."""
         stored = self._store.by_relay_id(work.message_id)
@@ -280,9 +296,15 @@ class Decider:
             status = word[1] if word else "received"
             text = text.removeprefix(status).lstrip(" :,\t\r\n") if word else text
         text = text.partition("\n")[0].rstrip()[:MAX_ANSWER]
-        acked, answer = DeliveryState.ACKNOWLEDGED, (work.message_id, text)
-        self._store.move_deliveries(original.id, [sender], acked, said=status, answer=answer)
-        return Acknowledged(original.relay_id or "", sender, status, *answer)
+        answer = (work.message_id, text)
+        ends = duties.ends(original, status, message.kind is Kind.RESPONSE)
+        store = self._store
+        store.hear_answer(original, sender, status, ends=ends, answer=answer)
+        owed = store.state.owed.get(original.id, {}).get(sender)
+        duty = Duty("open", owed.due_ms * NS_PER_MS or None) if owed else None
+        if ends and store.is_owed(original):
+            duty = Duty("answered")
+        return Acknowledged(original.relay_id or "", sender, status, *answer, duty)
 
     def _obey(self, work: Work, message: MessageFile, stored: Message, agents: Set[str]) -> None:
         """The message is for the orchestrator: do it, once, and answer."""
@@ -425,9 +447,9 @@ class Decider:
     ) -> Message:
         """Send the answer through the engine, as an acknowledgment where one is expected."""
         store = self._store
-        name = direct_channel_name(work.agent, ORCHESTRATOR)
-        channel = self._channel(Route(name, ChannelType.DIRECT, (work.agent, ORCHESTRATOR)))
-        is_notice = reply.kind is Kind.NOTIFICATION
+        name = direct_channel_name(reply.to, ORCHESTRATOR)
+        channel = self._channel(Route(name, ChannelType.DIRECT, (reply.to, ORCHESTRATOR)))
+        is_notice = reply.kind in NOTICES
         acknowledges = stored is not None and store.expects_ack(stored) and not is_notice
         metadata: Metadata = {
             "relay_id": reply_id,
@@ -441,14 +463,14 @@ class Decider:
             ORCHESTRATOR,
             _type_of(reply.kind, acknowledges=acknowledges),
             reply.body,
-            recipients=(work.agent,),
+            recipients=(reply.to,),
             correlation_id=stored.correlation_id if stored and acknowledges else None,
             metadata=metadata,
         )
 
 
 def _type_of(kind: Kind, *, acknowledges: bool) -> MessageType:
-    if kind is Kind.NOTIFICATION:
+    if kind in NOTICES:
         return MessageType.NOTIFICATION
     return MessageType.ACKNOWLEDGMENT if acknowledges else MessageType.ERROR
 

@@ -29,7 +29,10 @@ from relay.flow.found import OUTBOX
 from relay.flow.hearing import Hearing
 from relay.flow.held import Ended, HeldMail
 from relay.flow.intake import Accepted, Intake, Look
+from relay.flow.loops import Loops
+from relay.flow.lost_time import LostTime
 from relay.flow.overdue import OverdueMail
+from relay.flow.reminders import Reminders
 from relay.flow.waiting import Limited
 from relay.flow.watcher import Wake
 from relay.flow.work import Over, Work
@@ -65,7 +68,6 @@ class Dispatcher:
         self._put_together(basis)
         self._last_roll_error = ""
         self._last_flush_error = ""
-        self._last_now_ns = 0
         self._orders: list[Order | Prune | Pack] = []
         self._asked = False  # for processes to be started or ended
 
@@ -93,6 +95,9 @@ class Dispatcher:
         self._carrier = Carrier(basis, self._finisher)
         self._held = HeldMail(ledger, store, config, clock, lives.away)
         self._overdue = OverdueMail(basis, self._decider, self._carrier, lives.away)
+        self._loops = Loops(store, config.limits.reply_depth, clock)
+        self._lost_time = LostTime(basis)
+        self._reminders = Reminders(basis, self._decider, self._carrier, lives.away, lives.ended)
         self.teller = Teller(basis, roster, self._decider, self._carrier, saves)
         self._hearing = Hearing(basis, self._intake, roster, lives, self.teller)
 
@@ -132,7 +137,7 @@ class Dispatcher:
 
     def tick(self, wake: Wake) -> int:
         """Do what is due; returns when the next thing is (monotonic ns, 0 for at once)."""
-        self._watch_clock()
+        self._lost_time.look()
         begin = self.tally.begin
         self._guard.check()
         self._lives.refresh()
@@ -145,9 +150,11 @@ class Dispatcher:
             if looks:
                 self._process(dirs, looks)
             begin("due")
+            self._loops.put_back(self.teller.loops(self._loops.take_begun()))
             self.teller.limits(dirs, self._intake.take_incidents())
             self._retry_held(dirs)
             self._overdue.retry_due(dirs, self._roster.agents)
+            self._reminders.remind_due(dirs, self._roster.agents)
             begin("archive")
             self._finish(dirs)
             begin("upkeep")
@@ -179,16 +186,8 @@ class Dispatcher:
         self._events.commit()
         self._flusher.flush()
         self._events.commit()
-
-    def _watch_clock(self) -> None:
-        """Log a clock that was set back; order is order of discovery and does not mind."""
-        now = self._clock.now_ns()
-        if now < self._last_now_ns - NS_PER_S:
-            back_s = (self._last_now_ns - now) / NS_PER_S
-            self._log(
-                f"The clock was set back by {back_s:.1f} s", action="clock_skew", level="warning"
-            )
-        self._last_now_ns = now
+        with self._ledger.transaction():
+            self._ledger.note_alive(self._clock.now_ns())
 
     # -- 2-4 look, record, claim -------------------------------------------------------
 
@@ -233,6 +232,10 @@ class Dispatcher:
                     self._door.refuse(work, look)
             if isinstance(look, Accepted) and not work.failure:
                 work.attachments = look.message.attachments
+                why = self._loops.holds(work, look.message)
+                if why and not self._is_known(work):
+                    self._postpone(work, why)
+                    continue
             try:
                 self._decide(work, look)
             except PASSING as exc:
@@ -374,7 +377,7 @@ class Dispatcher:
     def _next_due(self) -> int:
         due = [self._hearing.due_ns()]
         parts = (self._intake, self._events, self._flusher, self._held, self._overdue, self._roller)
-        for part in parts:
+        for part in (*parts, self._reminders):
             at = None if part is self._intake and self.paused else part.due_ns()
             if at is not None:
                 due.append(at)

@@ -63,6 +63,8 @@ class Hearing:
         self._readings.left(wake.left)
         if scan:
             self._ledger.check_file()
+            with self._ledger.transaction():
+                self._ledger.note_alive(self._clock.now_ns())
             self._intake.limit.sweep()
             self._note(hardening.stray_agents(self._home))
             self._next_scan_ns = now + self._detection.scan_interval_s * NS_PER_S

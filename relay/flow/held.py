@@ -1,6 +1,7 @@
 """Held deliveries: an inbox that could not be written is tried again, and holds up nobody else.
 
-Tried after 1, 2, 4 … 60 s, until the message's TTL, or ``delivery.give_up_after_s``, is over.
+Tried after 1, 2, 4 … 60 s, until the message's TTL is over, or ``delivery.give_up_after_s`` of the
+time that the relay runs.
 Source: DESIGN, "When the engine cannot take it"; FORMATS 4, state ``held``.
 """
 
@@ -109,7 +110,7 @@ class HeldMail:
             return Ended(row, held, DeliveryState.BOUNCED, self._away[held.recipient])
         if held.recipient not in agents:
             return Ended(row, held, DeliveryState.BOUNCED, GONE)
-        age_s = (now - held.staged_at) // NS_PER_S
+        age_s = (now - held.staged_at - self._store.lost_ns(held.staged_at)) // NS_PER_S
         if age_s >= self._config.delivery.give_up_after_s:
             text = f"its inbox could not be written for {age_s} s: {held.last_error}"
             if self._held_back(held):

@@ -51,6 +51,7 @@ MESSAGE_TYPES = {
     Kind.ERROR: MessageType.ERROR,
     Kind.STATUS: MessageType.NOTIFICATION,
     Kind.NOTIFICATION: MessageType.NOTIFICATION,
+    Kind.REMINDER: MessageType.NOTIFICATION,
 }
 # The kind that a type stands for; metadata `kind` where it stands for another.
 KIND_OF = {

@@ -49,6 +49,23 @@ class Over(NamedTuple):
     reason: str
 
 
+class Duty(NamedTuple):
+    """What the ledger says of an answer that a recipient owes."""
+
+    obligation: str  # open, answered, given_up
+    due_at: int | None = None  # Unix nanoseconds: when it is overdue
+
+
+class Reminder(NamedTuple):
+    """A recipient is reminded of the answer that it owes, or it is given up."""
+
+    number: int  # of the message, in the store
+    message_id: str
+    recipient: str
+    reminders: int  # with this one
+    due_ms: int  # when it is overdue again; 0: given up
+
+
 class Acknowledged(NamedTuple):
     """What an answer says of the message that it answers."""
 
@@ -57,6 +74,7 @@ class Acknowledged(NamedTuple):
     status: str  # received, in_progress, completed, failed
     answer_id: str = ""  # of the answer itself
     text: str = ""  # the first line of what it says
+    duty: Duty | None = None  # what is owed after it; None: as before
 
 
 class Work:
@@ -87,6 +105,7 @@ class Work:
         "postings",
         "process",
         "redacted",
+        "reminders",
         "requests",
         "seen_at",
         "status_note",
@@ -119,6 +138,7 @@ class Work:
         self.acknowledged: Acknowledged | None = None
         self.origin: Origin | None = None  # what is known of the file, where there is one
         self.over: list[Over] = []  # deliveries that end with this
+        self.reminders: list[Reminder] = []  # whom this reminds, or gives up
         self.redacted: bytes | None = None  # what is archived instead of the file: it has secrets
         self.requests: list[Request] = []  # processes to be started or ended, once this is accepted
         self.process: Process | None = None  # what the ledger says of one from now on

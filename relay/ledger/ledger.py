@@ -24,6 +24,7 @@ from relay.ledger.registry import Registry
 from relay.ledger.values import (
     Delivery,
     DeliveryFacts,
+    DutyFacts,
     FileFacts,
     Held,
     Read,
@@ -36,6 +37,7 @@ from relay.processes.table import Processes
 __all__ = [
     "Delivery",
     "DeliveryFacts",
+    "DutyFacts",
     "FileFacts",
     "Held",
     "Ledger",
@@ -248,10 +250,13 @@ class Ledger:
     def written(self, deliveries: Iterable[Written]) -> None:
         """Files that stand in inboxes, for the first time or once more."""
         self._db.executemany(
-            "INSERT INTO deliveries (message_id, recipient, state, attempt, staged_at, written_at) "
-            "VALUES (?, ?, 'written', ?, ?, ?) ON CONFLICT (message_id, recipient) DO UPDATE SET "
+            "INSERT INTO deliveries (message_id, recipient, state, attempt, staged_at, written_at, "
+            "obligation, due_at) "
+            "VALUES (?, ?, 'written', ?, ?, ?, ?, ?) ON CONFLICT (message_id, recipient) "
+            "DO UPDATE SET "
             "state = 'written', attempt = excluded.attempt, staged_at = excluded.staged_at, "
-            "written_at = excluded.written_at, due_at = NULL, last_error = NULL "
+            "written_at = excluded.written_at, due_at = excluded.due_at, last_error = NULL, "
+            "obligation = coalesce(excluded.obligation, obligation) "
             "WHERE state IN ('staged', 'held') "
             "OR (state IN ('written', 'read', 'dead') AND excluded.attempt > attempt)",
             deliveries,
@@ -281,6 +286,49 @@ class Ledger:
             deliveries,
         )
 
+    def restore_duties(self, duties: Iterable[DutyFacts]) -> None:
+        """What is owed as journal and store have it, in rows that there are."""
+        self._db.executemany(
+            "UPDATE deliveries SET obligation = ?, due_at = CASE state WHEN 'held' THEN due_at "
+            "ELSE ? END, reminders = max(reminders, ?), ack_status = coalesce(?, ack_status), "
+            "acked_at = coalesce(?, acked_at) WHERE message_id = ? AND recipient = ?",
+            [(*one[2:], *one[:2]) for one in duties],
+        )
+        self._db.execute(
+            "UPDATE deliveries SET obligation = 'given_up' WHERE obligation = 'open' "
+            "AND state IN ('bounced', 'expired', 'dead')"
+        )
+
+    def open_duties(self) -> list[tuple[str, str, str]]:
+        """(message id, recipient, its last ack's status) of every answer that is owed."""
+        return self._db.execute(
+            "SELECT message_id, recipient, coalesce(ack_status, '') FROM deliveries "
+            "WHERE obligation = 'open'"
+        ).fetchall()
+
+    def owe(
+        self,
+        message_id: str,
+        recipient: str,
+        obligation: str,
+        due_at: int | None,
+        reminders: int = 0,
+    ) -> None:
+        """How an answer that was owed stands from now on."""
+        self._db.execute(
+            "UPDATE deliveries SET obligation = ?, due_at = CASE state WHEN 'held' THEN due_at "
+            "ELSE ? END, reminders = max(reminders, ?) WHERE message_id = ? AND recipient = ?",
+            (obligation, due_at, reminders, message_id, recipient),
+        )
+
+    def hasten(self, latest_ns: int) -> None:
+        """No held delivery is due later than this: the clock was set back."""
+        self._db.execute(
+            "UPDATE deliveries SET due_at = ? "
+            "WHERE state IN ('held', 'staged') AND state = 'held' AND due_at > ?",
+            (latest_ns, latest_ns),
+        )
+
     def hold(self, held: Iterable[Held]) -> None:
         """Deliveries that could not be made now."""
         self._db.executemany(
@@ -301,7 +349,8 @@ class Ledger:
     def end(self, message_id: str, recipient: str, state: str, reason: str) -> None:
         """Given up, as ``expired``, ``bounced`` or ``dead``; what is acked stays so."""
         self._db.execute(
-            "UPDATE deliveries SET state = ?, last_error = ?, due_at = NULL "
+            "UPDATE deliveries SET state = ?, last_error = ?, due_at = NULL, "
+            "obligation = CASE obligation WHEN 'open' THEN 'given_up' ELSE obligation END "
             "WHERE message_id = ? AND recipient = ? "
             "AND state IN ('staged', 'held', 'written', 'read', 'dead') AND state <> ?",
             (state, reason, message_id, recipient, state),
@@ -434,6 +483,17 @@ class Ledger:
     def position(self) -> int:
         """Up to where the ledger follows the journal; 0 for a new one."""
         return int(self.get_state("journal") or 0)
+
+    def note_alive(self, now_ns: int) -> None:
+        """The relay runs: how long it did not, the next start finds out by this."""
+        self.set_state("alive_at", str(now_ns), now_ns)
+
+    def alive_at(self) -> int:
+        """When the relay was last seen to run (Unix nanoseconds); 0: this ledger does not know."""
+        row = self._db.execute(
+            "SELECT max(updated_at) FROM orchestrator_state WHERE key IN ('alive_at', 'journal')"
+        ).fetchone()
+        return int(row[0] or 0)
 
     def set_state(self, key: str, value: str, now_ns: int) -> None:
         """Set a value of ``orchestrator_state``."""

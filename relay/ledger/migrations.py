@@ -86,6 +86,10 @@ ALTER TABLE deliveries ADD COLUMN answer_id TEXT;
 ALTER TABLE deliveries ADD COLUMN answer_text TEXT;
 ALTER TABLE deliveries ADD COLUMN obligation TEXT;
 ALTER TABLE deliveries ADD COLUMN reminders INTEGER NOT NULL DEFAULT 0;
+UPDATE deliveries SET obligation = 'open' WHERE (state IN ('written', 'read')
+    OR state = 'acked' AND ack_status IN ('received', 'in_progress'))
+    AND recipient <> '__orchestrator__' AND message_id IN
+    (SELECT message_id FROM messages WHERE message_type IN ('command', 'query'));
 CREATE INDEX deliveries_owed ON deliveries (recipient, message_id) WHERE obligation = 'open';
 CREATE INDEX deliveries_dead ON deliveries (recipient, message_id) WHERE state = 'dead';
 ALTER TABLE agents ADD COLUMN mailbox TEXT;

@@ -11,13 +11,13 @@ from typing import Any
 
 from msgspec.structs import astuple
 
-from relay.clock import NS_PER_S
+from relay.clock import NS_PER_MS, NS_PER_S
 from relay.comm import events
 from relay.comm.events import Event
-from relay.comm.model import Delivery, DeliveryState, Message
+from relay.comm.model import Delivery, DeliveryState, Message, Obligation
 from relay.flow import router
 from relay.flow.work import own_facts
-from relay.ledger import DeliveryFacts, FileFacts
+from relay.ledger import DeliveryFacts, DutyFacts, FileFacts
 from relay.names import MSG_SUFFIX, ORCHESTRATOR
 
 _STATES = {
@@ -44,6 +44,7 @@ class Projection:
         self.rejections: list[events.FileRefused] = []  # without a row of their own
         self.references: list[tuple[str, str, int]] = []  # attachment, message id, when
         self.moved: dict[Key, DeliveryFacts] = {}  # without their message ids
+        self.owed: dict[Key, DutyFacts] = {}  # likewise
         self._is_recent = True
         self.written: set[Key] = set()  # put into an inbox, in the events that are recent
 
@@ -65,6 +66,38 @@ class Projection:
                 due_at = now_ns if facts.state == "held" else None
                 rows.append(facts._replace(message_id=relay_id, due_at=due_at))
         return rows
+
+    def duties(self, relay_id_of: Callable[[int], str | None]) -> list[DutyFacts]:
+        """What those rows say of answers that are owed."""
+        named = ((self.relay_ids.get(key[0]) or relay_id_of(key[0]), key) for key in self.owed)
+        return [self.owed[key]._replace(message_id=name) for name, key in named if name is not None]
+
+    def _owed(self, event: events.Owed) -> None:
+        for recipient in event.recipients:
+            before = self.owed.get((event.message_id, recipient), DutyFacts("", recipient, "open"))
+            after = before._replace(
+                obligation="open",
+                due_at=event.due_ms * NS_PER_MS or None,
+                ack_status=event.said or before.ack_status,
+                acked_at=event.at * NS_PER_S if event.said else before.acked_at,
+            )
+            self.owed[event.message_id, recipient] = after
+
+    def _reminded(self, event: events.Reminded) -> None:
+        key, due_at = (event.message_id, event.recipient), event.due_ms * NS_PER_MS
+        before = self.owed.get(key, DutyFacts("", event.recipient, "open"))
+        self.owed[key] = before._replace(due_at=due_at, reminders=event.reminders)
+
+    def _owed_no_more(self, event: events.OwedNoMore) -> None:
+        for recipient in event.recipients:
+            before = self.owed.get((event.message_id, recipient), DutyFacts("", recipient, "open"))
+            after = before._replace(
+                obligation="answered" if event.said else "given_up",
+                due_at=None,
+                ack_status=event.said or before.ack_status,
+                acked_at=event.at * NS_PER_S if event.said else before.acked_at,
+            )
+            self.owed[event.message_id, recipient] = after
 
     def _added(self, event: events.DeliveriesAdded) -> None:
         for number in event.message_ids:
@@ -204,6 +237,14 @@ def deliveries_of(
     ]
 
 
+def duties_of(relay_id: str, owed: Mapping[str, Obligation]) -> list[DutyFacts]:
+    """What is owed for a message, as the store has it."""
+    return [
+        DutyFacts(relay_id, recipient, "open", one.due_ms * NS_PER_MS or None, one.reminders)
+        for recipient, one in owed.items()
+    ]
+
+
 _FOLD: dict[type, Callable[..., None]] = {
     events.MessageSent: Projection._accepted,
     events.FileRefused: Projection._refused,
@@ -214,4 +255,7 @@ _FOLD: dict[type, Callable[..., None]] = {
     events.LateRead: Projection._late_read,
     events.DeadLettered: Projection._dead_lettered,
     events.DeliveryTimed: Projection._timed,
+    events.Owed: Projection._owed,
+    events.Reminded: Projection._reminded,
+    events.OwedNoMore: Projection._owed_no_more,
 }

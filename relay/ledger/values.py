@@ -46,6 +46,8 @@ class Written(NamedTuple):
     attempt: int
     staged_at: int  # the commit that accepted it
     written_at: int
+    obligation: str | None = None  # 'open': its recipient owes an answer
+    due_at: int | None = None  # Unix ns: when that is overdue
 
 
 TAKEN = "taken"  # read_how: the file is in inbox/.read
@@ -88,6 +90,18 @@ class DeliveryFacts(NamedTuple):
     read_how: str | None = None
     answer_id: str | None = None
     answer_text: str | None = None
+
+
+class DutyFacts(NamedTuple):
+    """What the journal tells of an answer that is owed; None: it does not say."""
+
+    message_id: str
+    recipient: str
+    obligation: str
+    due_at: int | None = None
+    reminders: int = 0
+    ack_status: str | None = None  # what the recipient said last
+    acked_at: int | None = None
 
 
 class Delivery(NamedTuple):

@@ -140,7 +140,7 @@ class BoardCollector(Collector):
         yield _gauge("relay_messages_active", "Messages of the live store.", snapshot.active)
         text = "Dead letters that nobody has looked after."
         yield _gauge("relay_dead_letters", text, snapshot.dead_letters)
-        text = "Acknowledgments owed that have a deadline."
+        text = "Answers and acknowledgments that are owed."
         yield _gauge("relay_acknowledgments_owed", text, snapshot.owed_acks)
         text = "Length of the journal's stream since its beginning."
         yield _gauge("relay_journal_stream_bytes", text, snapshot.journal_end)

@@ -43,7 +43,7 @@ class Snapshot(NamedTuple):
     held_back: int  # messages that max_pending keeps back
     active: int  # messages of the live store
     dead_letters: int
-    owed: dict[str, int]  # acknowledgments with a deadline, by agent; empty where they are many
+    owed: dict[str, int]  # answers and acknowledgments, by agent; empty where they are many
     owed_acks: int  # all of them; where they are many, no fewer than there are
     journal_end: int  # bytes of the stream so far
 
@@ -114,9 +114,10 @@ class Publisher:
 
     def _owed(self) -> tuple[dict[str, int], int]:
         state = self._store.state
-        if len(state.timers) > MOST_TIMERS:
-            return {}, len(state.timers)
+        if len(state.timers) + len(state.owed) > MOST_TIMERS:
+            return {}, len(state.timers) + len(state.owed)
         current = {timer[1:] for timer in state.timers if state.is_current(timer)}
+        current |= {(number, name) for number, known in state.owed.items() for name in known}
         owed: dict[str, int] = {}
         for _, recipient in current:
             owed[recipient] = owed.get(recipient, 0) + 1

@@ -15,8 +15,10 @@ from relay.basis import Basis
 from relay.errors import CommError, StoreCapacity, StoreFull, UnsafePath
 from relay.flow.carry import Carrier
 from relay.flow.decide import Decider
+from relay.flow.loops import Loop
 from relay.flow.work import Work, notice_of_message
 from relay.home import Dirs
+from relay.names import OPERATOR
 from relay.processes.rules import Notice
 from relay.security.incidents import Incident
 
@@ -37,8 +39,16 @@ class Teller:
         self._log = basis.log
         self._untold: list[Incident] = []  # limits whose agents the disk kept us from telling
 
-    def announce(self, agents: Iterable[str], text: str, key: str, at_ns: int) -> bool:
-        """Notify those of ``agents`` that are there, once for each key and time.
+    def announce(
+        self,
+        agents: Iterable[str],
+        text: str,
+        key: str,
+        at_ns: int,
+        incident: Incident | None = None,
+    ) -> bool:
+        """Notify those of ``agents`` that are there, once for each key and time; an incident is
+        kept with it.
 
         False when disk or store takes nothing now, or nobody is there: ask again.
         """
@@ -47,6 +57,9 @@ class Teller:
             works = [self._decider.notify(name, at_ns, key, text) for name in names]
         except (StoreFull, StoreCapacity):
             return False
+        for work in works[:1] if incident is not None else ():
+            assert incident is not None
+            work.incidents, work.again = [incident], True
         with self._home.dirs() as dirs:
             return bool(works) and not self._carrier.carry_out(dirs, works)
 
@@ -85,6 +98,19 @@ class Teller:
         except (CommError, OSError, UnsafePath) as exc:
             self._log(f"Cannot greet {name} now: {exc}", action="postpone", level="warning")
             return False
+
+    def loops(self, begun: list[Loop]) -> list[Loop]:
+        """Lead and operator hear of loops, once each; those that cannot be told now."""
+        untold: list[Loop] = []
+        for one in begun:
+            hears = {OPERATOR, self._roster.lead() or OPERATOR}
+            key, detail = f"loop {one.message_id}", one.incident.detail
+            if self.announce(hears, detail, key, one.at_ns, one.incident):
+                kind, agent = str(one.incident.kind), one.incident.agent
+                self._log(detail, action=kind, level="warning", agent=agent)
+            else:
+                untold.append(one)
+        return untold
 
     def limits(self, dirs: Dirs, begun: list[Incident]) -> None:
         """Agents that ran into a limit, ``begun`` since the last time, hear it once; it is kept."""

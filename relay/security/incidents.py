@@ -33,6 +33,7 @@ class IncidentKind(StrEnum):
     NOT_A_REGULAR_FILE = "not_a_regular_file"  # a link, FIFO, socket, directory, device; refused
     QUOTA_EXCEEDED = "quota_exceeded"  # more waits in an outbox than may; it waits there
     RATE_LIMITED = "rate_limited"  # an agent sends faster than it may; the rest waits
+    REPLY_LOOP = "reply_loop"  # agents answer each other without end; what is too much waits
     STRAY_MESSAGE = "stray_message"  # in an inbox, and not delivered by the relay; left there
     UNSIGNED = "unsigned"  # without a signature, where one is asked for; refused
 

@@ -365,6 +365,7 @@ def _load(
     store.warn = warn or store.warn
     store.delivers_itself = False  # a file in an inbox is what counts
     store.ack_timeout_s = config.delivery.ack_timeout_s
+    store.command_timeout_s = config.delivery.command_timeout_s
     store.give_up_after_s = config.delivery.give_up_after_s
     return store
 

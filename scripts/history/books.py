@@ -132,7 +132,8 @@ class Books:
     def _write(self) -> None:
         for table, rows in self._rows.items():
             places = ", ".join("?" * len(rows[0]))
-            self._db.executemany(f"INSERT INTO {table} VALUES ({places})", rows)
+            into = f"{table} ({', '.join(Delivered._fields)})" if table == "deliveries" else table
+            self._db.executemany(f"INSERT INTO {into} VALUES ({places})", rows)
         self._rows, self._waiting = {}, 0
 
     def close(self) -> None:

@@ -29,6 +29,9 @@ COMMIT_EVENTS = 4_000
 ROLL_MESSAGES = 100_000  # the most of one archive, and so the live ones
 
 
+ENDS = ("completed", "failed")
+
+
 class Sent(NamedTuple):
     """A message that the engine took."""
 
@@ -163,6 +166,10 @@ class Engine:
         assert due_ms is not None
         return due_ms * NS_PER_MS
 
+    def owed(self, sent: Sent, recipient: str) -> bool:
+        """True while the recipient owes an answer."""
+        return recipient in self._store.state.owed.get(sent.number, {})
+
     def deliver_again(self, sent: Sent) -> None:
         """The same word once more, for a delivery that was made: what must never be."""
         moved = events.DeliveriesMoved(
@@ -176,7 +183,9 @@ class Engine:
 
     def acknowledge(self, number: int, recipient: str, said: str) -> None:
         """An answer came."""
-        self._store.move_deliveries(number, [recipient], DeliveryState.ACKNOWLEDGED, said=said)
+        message = self._store.get_message(number)
+        assert message is not None
+        self._store.hear_answer(message, recipient, said, ends=said in ENDS)
 
     def give_up(self, number: int, recipient: str, reason: str) -> None:
         """It is a dead letter."""

@@ -37,6 +37,7 @@ SPOILED = ("attachment_gone", "attachment_altered")
 # Of an incident: its kind, the agent's folder that it is about, its words.
 OPEN_INBOX = (IncidentKind.MODE_REPAIRED, "inbox", "was open to others, its mode is 700 now")
 TOO_FAST = (IncidentKind.RATE_LIMITED, "outbox", "sends faster than 200 messages a second")
+AGAIN = {"DELIVERY": "at-least-once"}  # what is not acknowledged in time is overdue
 AS_USUAL = ("overdue", "unanswered")  # sent like any other, and never answered
 
 
@@ -82,7 +83,7 @@ class FaultyHistory(History):
         post = Post(at_ns, sender, to, Kind.MESSAGE, self._text.body(), fault=name)
         posts = [post]
         if name in ("overdue", "dead"):
-            posts = [post._replace(kind=Kind.COMMAND)]
+            posts = [post._replace(kind=Kind.COMMAND, headers=AGAIN)]
         if name == "dead":
             posts = [
                 posts[0]._replace(at_ns=at_ns + n * 10 * MINUTE_NS, body=self._text.body())
@@ -91,7 +92,7 @@ class FaultyHistory(History):
         elif name in SPOILED:
             posts = [post._replace(attach=True)]
         elif name == "unanswered":
-            posts = [post._replace(kind=Kind.QUERY)]
+            posts = [post._replace(kind=Kind.QUERY, headers=AGAIN)]
         elif name == "orphan":
             unknown = self._new_id(at_ns - MINUTE_NS)
             posts = [post._replace(kind=Kind.ACK, headers={"RE": unknown}, body=b"received")]

@@ -25,7 +25,7 @@ from relay.names import EVERYONE, OPERATOR
 from relay.processes.table import EXITED, RELEASED, Process
 from scripts.history.books import Books, Delivered
 from scripts.history.clock import HistoryClock
-from scripts.history.engine import ROLL_MESSAGES, Engine, Sent
+from scripts.history.engine import ENDS, ROLL_MESSAGES, Engine, Sent
 from scripts.history.originals import Originals, loose_from, path_of
 from scripts.history.talk import DAY_NS, LEAD, Post, Talk, latency_ns, make_cast
 
@@ -286,7 +286,15 @@ class History:
         recipients = sent.recipients if sent else (draft.post.to,)
         number = sent.number if sent else None
         rows = [
-            Delivered(draft.message_id, recipient, "written", 1, staged_at, written_at)
+            Delivered(
+                draft.message_id,
+                recipient,
+                "written",
+                1,
+                staged_at,
+                written_at,
+                obligation="open" if sent and self.engine.owed(sent, recipient) else None,
+            )
             for recipient in recipients
         ]
         found = [Underway(draft, number, row) for row in rows]
@@ -335,7 +343,9 @@ class History:
     def _acked(self, message_id: str, reader: str, said: str) -> None:
         now = self.clock.now_ns()
         row = self._owed.pop((message_id, reader)).row
-        self.books.delivery(row._replace(state="acked", acked_at=now, ack_status=said))
+        duty = row.obligation and ("answered" if said in ENDS else "open")
+        row = row._replace(state="acked", acked_at=now, ack_status=said, obligation=duty)
+        self.books.delivery(row)
         self.books.moved(now, f"{message_id} > {reader}", "read", "acked", row.attempt)
 
 

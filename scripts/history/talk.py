@@ -173,7 +173,7 @@ class Talk:
             return None
         rng = self._rng
         if follow.what == "ack":
-            body = rng.choice((b"received", b"completed\n", self._text.body("completed: ")))
+            body = rng.choice((b"completed", b"completed\n", self._text.body("completed: ")))
             at_ns = read_ns + latency_ns(rng, 3, 0.7, 25)
             return Post(at_ns, reader, post.sender, Kind.ACK, body, {"RE": message_id})
         if follow.what == "response":

@@ -66,6 +66,33 @@ def test_owed_late_overdue_and_orphans_with_a_journal(
     assert (pair["p50_ms"], pair["max_ms"]) == (20.0, 20.0)
 
 
+def test_M03_what_is_begun_is_owed_and_what_was_given_up_is_not(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    names = ("begun", "silent", "done", "over")
+    for name in names:
+        home.sent(f"1-{name}")
+        home.becomes(f"1-{name}", message_type=MessageType.COMMAND)
+    home.write_store()
+    at, due = START_NS + 25 * NS_PER_MS, START_NS + OWED_S * NS_PER_S
+    with home.ledger.transaction():
+        home.ledger.acknowledge("1-begun", "bob", "in_progress", at)
+        home.ledger.owe("1-begun", "bob", "open", due)
+        home.ledger.owe("1-silent", "bob", "open", due + 3600 * NS_PER_S)
+        home.ledger.acknowledge("1-done", "bob", "completed", at)
+        home.ledger.owe("1-done", "bob", "answered", None)
+        home.ledger.owe("1-over", "bob", "given_up", None, 2)
+    tell(home, {f"1-{name}": delivered(n) for n, name in enumerate(names, 1)})
+    with home.ledger.transaction():
+        home.ledger.set_state("epoch", "1", START_NS + (OWED_S + 40) * NS_PER_S)
+    tables, checks = run(acks.JOB, home.evidence(spark, tmp_path / "run"))
+    assert checks == {"overdue": {"1-begun"}}
+    classes = {row["message_id"]: row["class"] for row in tables["acks_owed"]}
+    assert classes == {"1-begun": "overdue", "1-silent": "owed"}
+    (pair,) = tables["acks"]
+    assert (pair["acked"], pair["owed"], pair["overdue"]) == (1, 2, 1)
+
+
 def test_without_a_journal_the_kind_says_what_is_owed(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -120,13 +121,14 @@ def check(box: Box) -> None:
 
 
 def overdue(box: Box) -> None:
-    """A command that nobody acknowledges: four attempts, a dead letter, a nack, a notice."""
+    """At least once, and nobody acknowledges: four attempts, a dead letter, a nack, a notice."""
     box.drop(
         "carol",
         "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: _system\nPATTERN: _system.#",
         "1000000001-01.msg",
     )
-    box.drop("alice", "TO: bob\nKIND: command\n\ndeploy", "1000000002-02.msg")
+    asks = "DELIVERY: at-least-once"
+    box.drop("alice", f"TO: bob\nKIND: command\n{asks}\n\ndeploy", "1000000002-02.msg")
     box.tick()
     for pause_s in (60, 1, 60, 2, 60, 4, 60):
         box.clock.advance(pause_s)
@@ -149,6 +151,60 @@ def check_overdue(box: Box) -> None:
     assert [letter.recipients for letter in box.store.dead_letters()] == [("bob",)]
     assert not list(box.path("agents").glob("*/inbox/.pending/*"))
     assert box.sql("SELECT DISTINCT status FROM messages") == [("archived",)]
+
+
+ASKED, BEGUN, DONE = "1000000002-02", "1000000003-03", "1000000004-04"
+
+
+def answer(box: Box, text: str, name: str) -> None:
+    """Carol answers, unless that file is on its way already."""
+    if (name,) not in box.sql("SELECT message_id FROM messages"):
+        box.drop("carol", f"TO: alice\nKIND: ack\nRE: {ASKED}\n\n{text}", f"{name}.msg")
+    box.tick()
+
+
+def owed(box: Box) -> None:
+    """A command that nobody answers: two reminders, then it is given up. Another one is begun,
+    reminded of once, and done."""
+    box.drop("alice", "TO: bob\nKIND: command\n\ndeploy", "1000000001-01.msg")
+    box.drop("alice", "TO: carol\nKIND: command\n\ntest", f"{ASKED}.msg")
+    box.tick()
+    answer(box, "in_progress", BEGUN)
+    box.clock.advance(1800)
+    box.tick()
+    answer(box, "completed", DONE)
+    for _ in range(2):
+        box.clock.advance(1800)
+        box.tick()
+    box.flush()
+
+
+def check_owed(box: Box) -> None:
+    """However it went: each reminder, and each word to the sender, is there once."""
+    answer(box, "completed", DONE)
+    for _ in range(4):
+        box.clock.advance(1801)
+        box.tick(2)
+    box.flush()
+    assert box.store.state.owed == {}
+    duties = box.sql(
+        "SELECT recipient, obligation, due_at, ack_status FROM deliveries "
+        "WHERE obligation IS NOT NULL ORDER BY 1"
+    )
+    assert duties == [("bob", "given_up", None, None), ("carol", "answered", None, "completed")]
+    assert box.sql("SELECT max(reminders) FROM deliveries WHERE recipient = 'bob'") == [(2,)]
+    got = {
+        agent: [_parse(path) for path in box.path("agents", agent, "inbox").glob("**/*.msg")]
+        for agent in ("alice", "bob", "carol")
+    }
+    assert Counter(str(one.kind) for one in got["bob"]) == {"command": 1, "reminder": 2}
+    kinds = Counter(str(one.kind) for one in got["carol"])
+    assert kinds["command"] == 1 and kinds["reminder"] <= 1
+    told = [one.body.decode() for one in got["alice"] if one.kind == "notification"]
+    about_bob = [text for text in told if text.startswith("bob")]
+    assert len(about_bob) == len(set(about_bob)) == 3
+    assert sum("waited for no longer" in text for text in about_bob) == 1
+    assert not list(box.path("agents").glob("*/inbox/.pending/*"))
 
 
 def rolled(box: Box) -> None:
@@ -221,6 +277,7 @@ def check_vanished(box: Box) -> None:
 SCENARIOS = {
     "batch": (scenario, check),
     "overdue": (overdue, check_overdue),
+    "owed": (owed, check_owed),
     "rolled": (rolled, check_rolled),
     "vanished": (vanished, check_vanished),
 }

@@ -14,7 +14,7 @@ from relay.home import STORE
 from tests.box import Box
 
 pytestmark = pytest.mark.timeout(60)  # some take seven seconds on a quiet machine
-COMMAND = "TO: bob\nKIND: command\n\ndeploy"
+COMMAND = "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy"
 SYSTEM = "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: _system\nPATTERN: _system.#"
 
 
@@ -103,7 +103,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, only: str = "") -> Iterator[None]
 
 
 def test_an_ack_after_the_ttl_counts_in_both(box: Box) -> None:
-    sent = box.send("alice", "TO: bob\nKIND: command\nTTL: 30\n\ndeploy")
+    sent = box.send("alice", "TO: bob\nKIND: command\nTTL: 30\nDELIVERY: at-least-once\n\ndeploy")
     after(box, 60)
     agree(box, sent, bob="expired")
     ack(box, "bob", sent)
@@ -189,7 +189,9 @@ def test_what_died_before_a_crash_is_dead_after_it_and_told_once(box: Box) -> No
 
 def test_what_expired_unwritten_before_a_crash_is_expired_after_it(box: Box) -> None:
     with broken(box, "bob"):
-        sent = box.send("alice", "TO: bob\nKIND: command\nTTL: 30\n\ndeploy")
+        sent = box.send(
+            "alice", "TO: bob\nKIND: command\nTTL: 30\nDELIVERY: at-least-once\n\ndeploy"
+        )
         box.flush()
         flushed = box.path(STORE).read_bytes()
         for _ in range(8):

@@ -99,9 +99,9 @@ def test_a_store_without_any(tmp_path: Path) -> None:
     done = relay("dead", "list", home=home)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "no dead letters\n")
     done = relay("acks", home=home)
-    assert (done.returncode, done.stderr) == (0, "no acknowledgment is owed\n")
+    assert (done.returncode, done.stderr) == (0, "no answer is owed\n")
     done = relay("acks", "--overdue", home=home)
-    assert (done.returncode, done.stderr) == (0, "no acknowledgment is overdue\n")
+    assert (done.returncode, done.stderr) == (0, "no answer is overdue\n")
 
 
 def test_what_is_owed_and_since_when(home: Path) -> None:
@@ -119,15 +119,16 @@ def test_what_is_owed_and_since_when(home: Path) -> None:
     assert lines(home, "acks", "--agent", "carol") == [owed[1], owed[3]]
     assert lines(home, "acks", "--agent", "carol", "--overdue") == [owed[1]]
     table = relay("acks", home=home).stdout.splitlines()
-    assert table[0].split()[-3:] == ["DUE", "OVERDUE", "ATTEMPT"]
-    assert table[1].split()[-2:] == ["yes", "1"] and table[3].split()[-2:] == ["no", "1"]
+    assert table[0].split()[-5:] == ["SAID", "DUE", "OVERDUE", "ATTEMPT", "REMINDED"]
+    assert table[1].split()[-3:] == ["yes", "1", "0"] and table[3].split()[-3:] == ["no", "1", "0"]
 
 
 def test_what_waits_for_its_next_attempt_is_overdue(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home")
     clock = FakeClock()
     with CommStore.open(str(home / STORE), clock=clock) as store:
-        patient = ChannelConfig(ack_timeout=10, retry_backoff_ms=3_600_000)
+        asked = DeliveryMode.AT_LEAST_ONCE
+        patient = ChannelConfig(asked, ack_timeout=10, retry_backoff_ms=3_600_000)
         channel = store.create_channel("c", ChannelType.GROUP, "alice", patient)
         store.join_channel(channel.id, "bob")
         store.send_message(channel.id, "alice", MessageType.COMMAND, "go")

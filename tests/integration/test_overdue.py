@@ -1,4 +1,4 @@
-"""No acknowledgment comes: delivered again with the next ATTEMPT, then dead, and told so."""
+"""At least once, and no acknowledgment comes: delivered again with the next ATTEMPT, then dead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from relay.home import LEDGER
 from tests.box import Box
 from tests.procs import relay
 
-COMMAND = "TO: bob\nKIND: command\n\ndeploy"
+COMMAND = "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy"
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_exactly_once_is_never_written_again(box: Box) -> None:
 
 
 def test_each_recipient_by_itself(box: Box) -> None:
-    sent = box.send("alice", "TO: *\nKIND: command\n\nreport")
+    sent = box.send("alice", "TO: *\nKIND: command\nDELIVERY: at-least-once\n\nreport")
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted all well")
     until_dead(box)
     assert box.states(sent) == {"bob": "acked", "carol": "dead", "operator": "dead"}
@@ -151,7 +151,7 @@ def test_each_recipient_by_itself(box: Box) -> None:
 
 
 def test_past_its_ttl_nothing_is_delivered_again(box: Box) -> None:
-    sent = box.send("alice", "TO: bob\nKIND: command\nTTL: 30\n\ndeploy")
+    sent = box.send("alice", "TO: bob\nKIND: command\nTTL: 30\nDELIVERY: at-least-once\n\ndeploy")
     box.take("bob", sent)
     after(box, 60)
     assert box.states(sent) == {"bob": "expired"}
@@ -197,7 +197,7 @@ def test_a_late_ack_takes_it_back(box: Box) -> None:
 
 
 def test_a_replay_goes_to_the_dead_alone_and_begins_anew(box: Box) -> None:
-    sent = box.send("alice", "TO: *\nKIND: command\n\nreport")
+    sent = box.send("alice", "TO: *\nKIND: command\nDELIVERY: at-least-once\n\nreport")
     box.take("bob", sent)
     for agent in ("bob", "operator"):
         box.send(agent, f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted")

@@ -263,7 +263,8 @@ def test_a_channel_made_before_the_crash_is_there_after_it(box: Box) -> None:
 
 
 def test_a_command_obeyed_before_a_crash_is_not_obeyed_again(box: Box) -> None:
-    sent = box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    asks = "DELIVERY: at-least-once"
+    sent = box.send("alice", f"TO: bob\nKIND: command\n{asks}\n\ndeploy")
     for pause_s in (60, 1, 60, 2, 60, 4, 60):
         box.clock.advance(pause_s)
         box.tick()

@@ -113,7 +113,8 @@ def test_what_was_answered_stays_so_when_its_inbox_fails(
 
 def test_what_is_underway_goes_on_though_ledger_and_journal_are_gone(tmp_path: Path) -> None:
     box = Box(tmp_path / "home", "alice", "bob", "carol")
-    asked = box.send("alice", "TO: carol\nKIND: command\n\ndo it")
+    asks = "DELIVERY: at-least-once"
+    asked = box.send("alice", f"TO: carol\nKIND: command\n{asks}\n\ndo it")
     pending = break_inbox(box, "bob")
     held = box.send("alice", "TO: bob\n\nheld")
     box.flush()

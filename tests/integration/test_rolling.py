@@ -62,7 +62,7 @@ def test_final_messages_leave_and_are_found(box: Box) -> None:
 
 
 def test_a_late_answer_finds_what_it_answers(box: Box) -> None:
-    asked = box.send("alice", "TO: bob\nKIND: command\n\nlong work")
+    asked = box.send("alice", "TO: bob\nDELIVERY: at-least-once\n\nlong work")
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\nreceived")
     for number in range(3):
         box.send("alice", f"TO: bob\n\n{number}")
@@ -86,7 +86,7 @@ def test_an_unread_text_is_rolled_and_read_later(box: Box) -> None:
 
 
 def test_a_damaged_archive_refuses_the_answer_that_needs_it_and_nothing_else(box: Box) -> None:
-    asked = box.send("alice", "TO: bob\nKIND: command\n\nwork")
+    asked = box.send("alice", "TO: bob\nDELIVERY: at-least-once\n\nwork")
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\nreceived")
     for number in range(3):
         box.send("alice", f"TO: bob\n\n{number}")

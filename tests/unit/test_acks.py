@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from relay.comm import events
 from relay.comm.acks import DEAD_LETTER_TOPIC, SYSTEM, Verdict
 from relay.comm.engine import CommStore
 from relay.comm.model import (
@@ -328,11 +330,47 @@ def test_at_most_once_has_no_timer() -> None:
     assert scene.store.next_due_ms() is None
 
 
-def test_a_command_has_one_in_any_channel() -> None:
+@pytest.mark.parametrize("kind", [MessageType.COMMAND, MessageType.QUERY])
+def test_at_most_once_nothing_is_delivered_again_and_nothing_dies(kind: MessageType) -> None:
     scene = Scene(ChannelConfig())
-    scene.store.send_message(scene.channel.id, "lead", MessageType.COMMAND, "do it")
+    sent = scene.store.send_message(scene.channel.id, "lead", kind, "do it").id
+    assert scene.store.next_due_ms() is None
+    for _ in range(8):
+        assert scene.after(61) == []  # past the default ack timeout
+    assert scene.state(sent) is DeliveryState.DELIVERED
+    assert scene.store.dead_letters() == []
+    scene.store.receive_messages(None, "worker")
+    message = scene.store.get_message(sent)
+    assert message is not None and message.retry_count == 0 and scene.store.is_final(message)
+    scene.store.acknowledge_message(sent, "worker", "completed")
+    assert scene.state(sent) is DeliveryState.ACKNOWLEDGED
+
+
+def test_a_command_that_asks_for_it_comes_again_in_any_channel() -> None:
+    scene = Scene(ChannelConfig())
+    asks = {"delivery": "at-least-once"}
+    number = scene.channel.id
+    scene.store.send_message(number, "lead", MessageType.COMMAND, "do it", metadata=asks)
     scene.after(60.1)  # the default ack timeout
     assert scene.after(1.1) == [("worker", 2)]
+
+
+def test_a_query_whose_sender_waits_comes_again_in_any_channel() -> None:
+    scene = Scene(ChannelConfig())
+    scene.store.send_query(scene.channel.id, "lead", "which?", 5)
+    scene.after(5.1)
+    assert scene.after(1.1) == [("worker", 2)]
+
+
+def test_a_timer_of_an_earlier_version_stops_where_nothing_asked_for_it() -> None:
+    scene = Scene(ChannelConfig())
+    sent = scene.store.send_message(scene.channel.id, "lead", MessageType.COMMAND, "do it").id
+    state = scene.store.state
+    due = msgspec.structs.replace(state.deliveries[sent]["worker"], due_ms=1)
+    scene.store.apply(events.DeliveryTimed(sent, "worker", due, 0))
+    assert scene.after(1) == []
+    assert scene.store.next_due_ms() is None
+    assert scene.state(sent) is DeliveryState.DELIVERED
 
 
 def test_events_replayed_give_the_same_store(scene: Scene) -> None:

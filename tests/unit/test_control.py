@@ -257,7 +257,7 @@ def test_a_status_is_told_not_asked(store: CommStore) -> None:
     assert ask(store, "status", "compiling") == Answer(None)
 
 
-OTHERS = set(Kind) - CHANNEL_KINDS - {Kind.STATUS, Kind.COMMAND}
+OTHERS = set(Kind) - CHANNEL_KINDS - {Kind.STATUS, Kind.COMMAND, Kind.REMINDER}
 
 
 @pytest.mark.parametrize("kind", sorted(OTHERS))

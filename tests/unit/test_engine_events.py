@@ -75,6 +75,25 @@ def identify(store: CommStore, identities: dict[str, str]) -> None:
     store.identities = {}
 
 
+def owed(store: CommStore) -> object:
+    """As in a relay: a command is begun, reminded of, and answered or not; time is lost."""
+    store.delivers_itself = False
+    try:
+        message = store.send_message(numbered(store, "Group"), "a", MessageType.COMMAND, "do")
+        store.hear_answer(message, "b", "received", ends=False)
+        clock = store._clock
+        assert isinstance(clock, FakeClock)
+        clock.advance(3600)
+        for one in store.overdue_answers(9):
+            store.remind(one.message.id, one.recipient, one.next_due_ms)
+        store.lose_time(60_000)
+        if message.id % 2:
+            store.hear_answer(message, "b", "completed", ends=True)
+    finally:
+        store.delivers_itself = True
+    return message.id
+
+
 def all_join(store: CommStore, number: int) -> object:
     """The channel becomes sticky, and everybody comes."""
     store.configure_channel(number, sticky_messages=True, tags=["x"], description="what for")
@@ -230,7 +249,7 @@ def on_deliveries(drawn: Drawn) -> list[Operation]:
 
 
 # Rare enough among the others, and what much follows from.
-AS_TIME_GOES_BY: list[Operation] = [once, later, later, replay_all, replay_all]
+AS_TIME_GOES_BY: list[Operation] = [once, later, later, replay_all, replay_all, owed]
 
 
 def channels_of_every_type(store: CommStore) -> None:

@@ -7,7 +7,14 @@ import pytest
 from relay.comm.acks import FORGET_A_MS
 from relay.comm.engine import CommStore
 from relay.comm.events import DuplicatesForgotten, Event
-from relay.comm.model import Channel, ChannelType, MessageFilter, MessageStatus, MessageType
+from relay.comm.model import (
+    Channel,
+    ChannelType,
+    DeliveryMode,
+    MessageFilter,
+    MessageStatus,
+    MessageType,
+)
 from relay.comm.tables import MANY_TIMERS
 from tests.fakes import FakeClock
 from tests.unit.comm_support import EXACTLY_ONCE, channel_of, reopened, send
@@ -88,7 +95,14 @@ def test_a_large_exactly_once_set_is_gone_through_rarely(
 
 
 def test_a_long_run_leaves_no_timer_behind(store: CommStore, clock: FakeClock) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "lead", "worker", ack_timeout=50_000)
+    channel = channel_of(
+        store,
+        ChannelType.GROUP,
+        "lead",
+        "worker",
+        ack_timeout=50_000,
+        delivery=DeliveryMode.AT_LEAST_ONCE,
+    )
     waits = send(store, channel, "lead", MessageType.COMMAND).id
     for _ in range(3 * MANY_TIMERS):
         number = send(store, channel, "lead", MessageType.COMMAND).id

@@ -13,6 +13,7 @@ from relay.comm.engine import CommStore
 from relay.comm.model import (
     ChannelState,
     ChannelType,
+    DeliveryMode,
     DeliveryState,
     MessageFilter,
     MessageStatus,
@@ -72,7 +73,9 @@ def test_a_limit_takes_the_first_to_be_delivered_and_leaves_the_rest(store: Comm
 def test_who_has_left_is_served_nothing_of_that_channel(store: CommStore) -> None:
     left = channel_of(store, ChannelType.GROUP, "a", "b", name="left")
     stays = channel_of(store, ChannelType.GROUP, "a", "b", name="stays")
-    text, command = send(store, left, "a"), send(store, left, "a", MessageType.COMMAND)
+    asks = {"delivery": "at-least-once"}
+    text = send(store, left, "a")
+    command = send(store, left, "a", MessageType.COMMAND, metadata=asks)
     other = send(store, stays, "a")
     store.leave_channel(left.id, "b")
     assert standing(store, text.id) == {"b": DeliveryState.BOUNCED}
@@ -84,7 +87,15 @@ def test_who_has_left_is_served_nothing_of_that_channel(store: CommStore) -> Non
 def test_whoever_left_an_acknowledgment_owing_is_given_up_in_time(
     store: CommStore, clock: FakeClock
 ) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a", "b", max_retries=0, ack_timeout=5)
+    channel = channel_of(
+        store,
+        ChannelType.GROUP,
+        "a",
+        "b",
+        max_retries=0,
+        ack_timeout=5,
+        delivery=DeliveryMode.AT_LEAST_ONCE,
+    )
     command = send(store, channel, "a", MessageType.COMMAND)
     store.leave_channel(channel.id, "b")
     clock.advance(5)

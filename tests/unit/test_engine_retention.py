@@ -7,6 +7,7 @@ import pytest
 from relay.comm.engine import CommStore
 from relay.comm.model import (
     ChannelType,
+    DeliveryMode,
     Message,
     MessageFilter,
     MessageStatus,
@@ -96,7 +97,7 @@ def test_a_policy_that_is_set_later_holds_for_what_is_there(store: CommStore) ->
 def test_what_is_open_stays_and_the_next_that_is_not_goes(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.GROUP, "a", "b", retention=kept(RetentionKind.COUNT, 2))
     unread = send(store, channel, "a")
-    command = send(store, channel, "a", MessageType.COMMAND)
+    command = send(store, channel, "a", MessageType.COMMAND, metadata={"delivery": "at-least-once"})
     store.receive(command.id, "b")
     send_received_after = send(store, channel, "a")
     store.receive(send_received_after.id, "b")
@@ -108,7 +109,16 @@ def test_what_is_open_stays_and_the_next_that_is_not_goes(store: CommStore) -> N
 
 
 def test_a_dead_letter_of_somebody_is_not_archived(store: CommStore, clock: FakeClock) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a", "b", "c", max_retries=0, ack_timeout=5)
+    channel = channel_of(
+        store,
+        ChannelType.GROUP,
+        "a",
+        "b",
+        "c",
+        max_retries=0,
+        ack_timeout=5,
+        delivery=DeliveryMode.AT_LEAST_ONCE,
+    )
     command = send(store, channel, "a", MessageType.COMMAND)
     store.acknowledge_message(command.id, "b", "completed")
     clock.advance(5)
@@ -200,7 +210,12 @@ def test_compact_drops_the_archive_and_dead_letters_and_nothing_else(
 ) -> None:
     channel = channel_of(store, ChannelType.GROUP, "a", "b", max_retries=0, ack_timeout=5)
     dead = send(
-        store, channel, "a", MessageType.COMMAND, content="dead", metadata={"relay_id": "d"}
+        store,
+        channel,
+        "a",
+        MessageType.COMMAND,
+        content="dead",
+        metadata={"relay_id": "d", "delivery": "at-least-once"},
     )
     clock.advance(5)
     store.tick()
@@ -218,7 +233,15 @@ def test_compact_drops_the_archive_and_dead_letters_and_nothing_else(
 
 
 def test_compact_leaves_a_message_that_others_have_open(store: CommStore, clock: FakeClock) -> None:
-    channel = channel_of(store, ChannelType.GROUP, "a", "b", max_retries=0, ack_timeout=5)
+    channel = channel_of(
+        store,
+        ChannelType.GROUP,
+        "a",
+        "b",
+        max_retries=0,
+        ack_timeout=5,
+        delivery=DeliveryMode.AT_LEAST_ONCE,
+    )
     command = send(store, channel, "a", MessageType.COMMAND)
     clock.advance(4)
     store.configure_channel(channel.id, sticky_messages=True)

@@ -17,12 +17,22 @@ from relay.comm.engine_state import (
     DUPLICATES,
     HELD,
     LEAVING,
+    LOST,
+    OWED,
     SETTINGS,
     DeadNote,
     EngineState,
+    Lost,
     Position,
 )
-from relay.comm.model import FLUSH_MODES, ArchiveNote, ChannelSettings, Delivery, DeliveryState
+from relay.comm.model import (
+    FLUSH_MODES,
+    ArchiveNote,
+    ChannelSettings,
+    Delivery,
+    DeliveryState,
+    Obligation,
+)
 from relay.errors import FormatError
 
 U64 = st.integers(0, 2**64 - 1)
@@ -69,6 +79,17 @@ STATES = st.builds(
     st.lists(st.builds(ArchiveNote, st.text(max_size=9), *[U64] * 7), max_size=3).map(tuple),
     st.lists(U64, max_size=4).map(tuple),
     st.none() | st.builds(Position, U64, U64, st.text(max_size=9)),
+    st.dictionaries(
+        U64,
+        st.dictionaries(
+            st.text(max_size=9),
+            st.builds(Obligation, U64, st.integers(0, 9), st.text(max_size=9), U64),
+            min_size=1,
+            max_size=3,
+        ),
+        max_size=3,
+    ),
+    st.lists(st.builds(Lost, U64, st.integers(-(2**63), 2**63 - 1)), max_size=3).map(tuple),
 )
 ONE = EngineState(
     3,
@@ -89,6 +110,8 @@ ONE = EngineState(
     (ArchiveNote("d/000001.acomm", 2, 3, 4, 50, 60, 1, 700),),
     (3,),
     Position(1, 4096, "boot"),
+    {7: {"bob": Obligation(9, 1, "received", 8)}},
+    (Lost(50, -60),),
 )
 
 
@@ -117,6 +140,12 @@ ONE_BYTES = {
     7: struct.pack("<Q", 1) + text("d/000001.acomm") + struct.pack("<7Q", 2, 3, 4, 50, 60, 1, 700),
     8: struct.pack("<2Q", 1, 3),
     10: struct.pack("<2Q", 1, 4096) + text("boot"),
+    11: struct.pack("<2Q", 1, 7)
+    + text("bob")
+    + struct.pack("<QI", 9, 1)
+    + text("received")
+    + struct.pack("<Q", 8),
+    12: struct.pack("<QQq", 1, 50, -60),
 }
 
 
@@ -163,7 +192,9 @@ def test_counters_of_another_size(size: int) -> None:
     broken({COUNTERS: bytes(size)})
 
 
-@pytest.mark.parametrize("tag", [DELIVERIES, DEAD, DUPLICATES, SETTINGS, HELD, ARCHIVES, LEAVING])
+@pytest.mark.parametrize(
+    "tag", [DELIVERIES, DEAD, DUPLICATES, SETTINGS, HELD, ARCHIVES, LEAVING, OWED, LOST]
+)
 def test_a_block_cut_short_anywhere(tag: int) -> None:
     for size in range(len(ONE_BYTES[tag])):
         broken({tag: ONE_BYTES[tag][:size]})
@@ -212,7 +243,7 @@ def test_messages_that_stand_alike_share_one_list() -> None:
 @settings(max_examples=500)
 @given(st.binary(max_size=80), st.binary(max_size=40))
 def test_any_bytes_are_a_state_or_a_fault(deliveries: bytes, counters: bytes) -> None:
-    for tag in (DELIVERIES, DEAD, DUPLICATES, SETTINGS, HELD, ARCHIVES, LEAVING):
+    for tag in (DELIVERIES, DEAD, DUPLICATES, SETTINGS, HELD, ARCHIVES, LEAVING, OWED, LOST):
         blocks = {tag: deliveries, COUNTERS: counters}
         with contextlib.suppress(FormatError):
             EngineState.decode(blocks)

@@ -14,6 +14,7 @@ from relay.message import (
     CONTROL_CHARACTER,
     EMPTY_BODY_CONTENT,
     RELAY_HEADERS,
+    SENT_KINDS,
     Kind,
     MessageFile,
     parse,
@@ -35,7 +36,7 @@ BODIES = st.text(max_size=60).map(str.encode)
 @st.composite
 def messages(draw: st.DrawFn) -> MessageFile:
     """Any message that an agent may write."""
-    kind = draw(st.sampled_from(Kind))
+    kind = draw(st.sampled_from(SENT_KINDS))
     headers = draw(st.dictionaries(NAMES.filter(lambda n: n not in RULED), VALUES, max_size=6))
     optional = {
         "THREAD": st.from_regex(r"[A-Za-z0-9._:-]{1,40}", fullmatch=True),

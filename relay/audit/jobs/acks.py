@@ -1,17 +1,18 @@
 """Acknowledgments: who owes one, what is overdue, what nobody asked for, how long they take.
 
-A command, a query, and what is sent at least once is to be acknowledged. The journal says of each
-delivery when that is overdue; where it was pruned, the kind of the message and its channel do.
+A command or query is owed an answer as long as the ledger says so (``obligation``), an
+acknowledgment that is no end included; what is sent at least once is to be acknowledged. Ledger
+and journal say when that is overdue; where neither does, the kind of the message and its channel.
 
 | class | means | found |
 |---|---|---|
-| owed | delivered, and not acknowledged; its time has not come | |
+| owed | delivered, and not answered; its time has not come | |
 | late | the same, delivered more than once already | |
 | overdue | its time passed while the relay was at work, and nothing was done | warning |
 | orphan | acknowledged, and it never asked for that; or an answer to nothing | warning |
 
 A relay that is not running does nothing: overdue is judged by when it was last seen at work. What
-was given up for want of an answer is a dead letter, and no longer owed.
+was given up for want of an answer, a dead letter or not, is no longer owed.
 """
 
 from __future__ import annotations
@@ -99,11 +100,16 @@ def judge(
     joined = _with_what_asks(deliveries, asked, journal, state)
     is_told = F.coalesce(F.col("written_at") >= F.col("journal_from"), F.lit(False))
     by_kind = F.coalesce("asks", F.lit(False))
-    owes = F.when(is_told, F.col("due_at").isNotNull()).otherwise(by_kind)
+    is_open = F.col("obligation") == "open"
+    owes = (
+        F.when(F.col("obligation").isNotNull(), is_open)
+        .when(is_told, F.col("due_at").isNotNull())
+        .otherwise(by_kind)
+    )
     after_us = F.unix_micros("written_at") + F.col("timeout_s") * 1_000_000
-    due_at = F.coalesce("due_at", F.when(by_kind, F.timestamp_micros(after_us)))
+    due_at = F.coalesce("owed_until", "due_at", F.when(by_kind, F.timestamp_micros(after_us)))
     past_s = (F.unix_micros("alive_at") - F.unix_micros(due_at)) / 1_000_000
-    is_acked = F.col("acked_at").isNotNull()
+    is_acked = F.col("acked_at").isNotNull() & ~F.coalesce(is_open, F.lit(False))
     changed = F.coalesce(F.col("modified_at") >= F.col("written_at"), F.lit(False))
     is_orphan = is_told & F.col("due_at").isNull() & ~by_kind & ~changed
     known = F.col("number").isNotNull()
@@ -181,7 +187,7 @@ def unasked(stored: DataFrame) -> DataFrame:
 
 def by_pair(judged: DataFrame) -> DataFrame:
     """Counts and times by sender and recipient: schemas.ACKS."""
-    is_acked = F.col("acked_at").isNotNull()
+    is_acked = F.col("acked_at").isNotNull() & F.coalesce(F.col("class") == "orphan", F.lit(True))
     took = (F.unix_micros("acked_at") - F.unix_micros("written_at")) / _US_PER_MS
     took_ms = F.when(is_acked, took)
     pairs = judged.groupBy(F.col("agent").alias("sender"), "recipient").agg(

@@ -29,6 +29,8 @@ _COLUMNS = (
     "written_at",
     "read_at",
     "acked_at",
+    "obligation",
+    "owed_until",
     "waited",
 )
 
@@ -60,6 +62,8 @@ def sent(evidence: Evidence) -> DataFrame:
             "written_at",
             "read_at",
             "acked_at",
+            "obligation",
+            "due_at",
         )
         return with_messages(deliveries, messages)
 
@@ -70,7 +74,8 @@ def with_messages(deliveries: DataFrame, messages: DataFrame) -> DataFrame:
     """Deliveries with sender, TO, kind, size, order and discovery of their messages."""
     names = {"id": "ledger_id", "agent_name": "sender", "message_type": "kind"}
     facts = messages.withColumnsRenamed(names)
-    joined = deliveries.join(facts, on="message_id", how="inner")
+    until = F.when(F.col("obligation") == "open", F.col("due_at"))
+    joined = deliveries.withColumn("owed_until", until).join(facts, on="message_id", how="inner")
     return joined.withColumn("waited", _waited()).select(*_COLUMNS)
 
 

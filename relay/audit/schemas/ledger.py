@@ -45,7 +45,7 @@ LEDGER = {
             maybe("read_at", TIME, "the file left the inbox"),
             maybe("acked_at", TIME, "the ack was discovered"),
             maybe("ack_status", TEXT, "received, in_progress, completed, failed"),
-            maybe("due_at", TIME, "when it is tried again"),
+            maybe("due_at", TIME, "held: when it is tried again; open: overdue"),
             maybe("last_error", TEXT, "why it is held"),
             maybe("read_how", TEXT, "taken, removed"),
             maybe("answer_id", TEXT, "message_id of the last ack, nack or response"),

@@ -1,0 +1,96 @@
+"""Two agents that thank each other: beyond 64 answers a minute theirs wait, and none is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.config import Config, Limits
+from tests.box import Box
+
+MOST = 64
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    opened = Box(tmp_path / "home", "alice", "bob", "carol", config=Config(lead="carol"))
+    yield opened
+    opened.close()
+
+
+def echo(box: Box, *agents: str) -> int:
+    """Each of these reads what it has, and thanks for it; how many answers that made."""
+    made = 0
+    for agent in agents:
+        for message_id, message in box.inbox(agent).items():
+            if message.headers["FROM"] != "__orchestrator__":
+                box.take(agent, message_id)
+                box.drop(agent, f"TO: {message.headers['FROM']}\nRE: {message_id}\n\nthank you")
+                made += 1
+    box.tick(2)
+    return made
+
+
+def talk(box: Box) -> int:
+    """They go on until nothing comes any more; how many answers that made."""
+    made = 0
+    for _ in range(4 * MOST):
+        more = echo(box, "alice", "bob")
+        if not more:
+            break
+        made += more
+    return made
+
+
+def notes(box: Box, agent: str) -> list[str]:
+    return [m.body.decode() for m in box.inbox(agent).values() if m.kind == "notification"]
+
+
+def test_S8_two_that_thank_each_other_are_slowed_down_and_nothing_is_lost(box: Box) -> None:
+    box.send("alice", "TO: bob\n\nhello")
+    assert talk(box) == MOST + 1  # the last one waits
+    (waits,) = box.outbox("alice") + box.outbox("bob")
+    row = box.row(waits.removesuffix(".msg"))
+    assert row["status"] == "pending"
+    assert "more than 64 answers of alice, bob along RE within a minute" in row["last_error"]
+    other = box.send("alice", "TO: carol\n\nsomething else")  # nobody else is held up
+    assert box.states(other) == {"carol": "written"}
+    box.clock.advance(61)
+    box.tick(2)
+    assert box.row(waits.removesuffix(".msg"))["status"] in ("completed", "archived")
+    assert MOST <= talk(box) <= MOST + 2  # the next ones; 64 a minute
+    for agent in ("carol", "operator"):
+        (note,) = notes(box, agent)
+        assert note.startswith("a loop of answers: more than 64 answers of alice, bob along RE")
+    assert box.sql("SELECT count(*) FROM security_events WHERE kind = 'reply_loop'") == [(1,)]
+    assert box.sql("SELECT count(*) FROM messages WHERE status = 'failed'") == [(0,)]
+
+
+def test_S8_after_a_crash_it_still_waits_and_is_not_told_twice(box: Box) -> None:
+    box.send("alice", "TO: bob\n\nhello")
+    talk(box)
+    waits = box.outbox("alice") + box.outbox("bob")
+    box.kill()
+    box.open()
+    box.tick(2)
+    assert box.outbox("alice") + box.outbox("bob") == waits
+    assert len(notes(box, "operator")) == len(notes(box, "carol")) == 1
+    assert box.sql("SELECT count(*) FROM security_events WHERE kind = 'reply_loop'") == [(1,)]
+
+
+def test_S8_a_talk_that_takes_its_time_is_never_held(box: Box) -> None:
+    box.send("alice", "TO: bob\n\nhello")
+    for _ in range(2 * MOST):
+        box.clock.advance(1)
+        assert echo(box, "alice", "bob") == 1
+    assert notes(box, "operator") == []
+
+
+def test_S8_the_limit_is_a_setting(tmp_path: Path) -> None:
+    box = Box(tmp_path / "home", "alice", "bob", config=Config(limits=Limits(reply_depth=3)))
+    box.send("alice", "TO: bob\n\nhello")
+    assert talk(box) == 4
+    assert len(notes(box, "operator")) == 1
+    box.close()

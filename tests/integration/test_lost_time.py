@@ -1,0 +1,132 @@
+"""Time-outs count the time that the relay runs: a jump of the clock, a sleep of the machine, or a
+relay that is down gives nothing up by itself."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.home import LEDGER
+from tests.box import Box
+from tests.integration.test_owed import COMMAND, after, duty, of_kind, told
+
+AGAIN = COMMAND.replace("\n\n", "\nDELIVERY: at-least-once\n\n")
+THREE_DAYS = 3 * 86_400
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    opened = Box(tmp_path / "home", "alice", "bob")
+    yield opened
+    opened.close()
+
+
+def jumps(box: Box, seconds: int) -> None:
+    """The clock is set, or the machine slept: the monotonic one has not gone on."""
+    box.clock.jump(seconds)
+
+
+def is_down(box: Box, seconds: int) -> None:
+    box.kill()
+    box.clock.advance(seconds)
+    box.open()
+
+
+WAYS = pytest.mark.parametrize("lose", [jumps, is_down])
+
+
+@WAYS
+def test_D7_what_waits_for_its_ack_has_its_attempts_all_the_same(box: Box, lose) -> None:  # type: ignore[no-untyped-def]
+    sent = box.send("alice", AGAIN)
+    lose(box, THREE_DAYS)
+    box.tick(3)
+    assert box.inbox("bob")[sent].headers["ATTEMPT"] == "1"
+    assert box.states(sent) == {"bob": "written"}
+    for pause_s in (1, 2, 4):
+        after(box, 61)
+        after(box, pause_s)
+    assert box.inbox("bob")[sent].headers["ATTEMPT"] == "4"
+    after(box, 61)
+    (nack,) = box.nacks("alice")
+    assert "no acknowledgment within 60 s, 4 attempts" in nack
+
+
+@WAYS
+def test_D7_an_answer_has_the_rest_of_its_time(box: Box, lose) -> None:  # type: ignore[no-untyped-def]
+    sent = box.send("alice", COMMAND)
+    after(box, 1000)
+    lose(box, THREE_DAYS)
+    box.tick(3)
+    assert of_kind(box, "bob", "reminder") == []
+    after(box, 700)
+    assert of_kind(box, "bob", "reminder") == []
+    after(box, 100)
+    assert len(of_kind(box, "bob", "reminder")) == 1
+    assert duty(box, sent)[:2] == ("open", 1)
+    lose(box, THREE_DAYS)
+    box.tick(3)
+    assert len(told(box, "alice")) == 1
+    ((due_at,),) = box.sql("SELECT due_at FROM deliveries WHERE message_id = ?", sent)
+    assert 1700 < (due_at - box.clock.now_ns()) / 10**9 <= 1800
+
+
+@WAYS
+def test_D7_what_is_held_is_not_given_up_by_age(box: Box, lose) -> None:  # type: ignore[no-untyped-def]
+    pending = box.path("agents", "bob", "inbox", ".pending")
+    shutil.rmtree(pending)
+    pending.write_text("no directory")
+    sent = box.send("alice", "TO: bob\n\nhi")
+    assert box.states(sent) == {"bob": "held"}
+    lose(box, THREE_DAYS)
+    after(box, 61)
+    assert box.states(sent) == {"bob": "held"}
+    assert box.nacks("alice") == []
+    for _ in range(24):  # a day of its own
+        after(box, 3601)
+    assert box.states(sent) == {"bob": "dead"}
+
+
+def test_D7_a_ttl_is_a_time_of_the_clock(box: Box) -> None:
+    pending = box.path("agents", "bob", "inbox", ".pending")
+    shutil.rmtree(pending)
+    pending.write_text("no directory")
+    sent = box.send("alice", "TO: bob\nTTL: 3600\n\nhi")
+    box.clock.jump(THREE_DAYS)
+    after(box, 61)
+    assert box.states(sent) == {"bob": "expired"}
+
+
+def test_D7_a_clock_that_is_set_back_holds_nothing_up(box: Box) -> None:
+    sent = box.send("alice", COMMAND)
+    again = box.send("alice", AGAIN)
+    pending = box.path("agents", "bob", "inbox", ".pending")
+    pending.rename(pending.with_name("aside"))
+    pending.write_text("no directory")
+    held = box.send("alice", "TO: bob\n\nheld")
+    box.clock.jump(-THREE_DAYS)
+    box.tick(2)
+    pending.unlink()
+    pending.with_name("aside").rename(pending)
+    after(box, 61)
+    after(box, 2)
+    assert box.states(held) == {"bob": "written"}
+    assert box.inbox("bob")[again].headers["ATTEMPT"] == "2"
+    after(box, 1800)
+    assert duty(box, sent)[:2] == ("open", 1)
+
+
+def test_D7_killed_before_the_ledger_heard_of_it_no_time_is_lost_twice(box: Box) -> None:
+    box.send("alice", COMMAND)
+    box.tick()
+    box.kill()
+    ledger = box.path(LEDGER).read_bytes()
+    box.clock.advance(THREE_DAYS)
+    box.open()
+    box.kill()
+    box.path(LEDGER).write_bytes(ledger)  # as it stood before that start
+    box.open()
+    ((_, lost),) = [one for one in box.store.state.lost if one.ms > 60_000]
+    assert THREE_DAYS * 1000 <= lost < (THREE_DAYS + 60) * 1000
