@@ -142,10 +142,10 @@ class Inbox:
 
     def _in_order(self, dirs: Dirs) -> list[str]:
         """Every name, by priority, then age. A file is looked into when it is first seen."""
-        inbox, known = dirs.get("agents", self._agent, "inbox"), self._priorities
+        names, known = self._list(dirs), self._priorities
+        inbox = dirs.get("agents", self._agent, "inbox")
         self._priorities = {
-            name: known[name] if name in known else priority_in(name, inbox)
-            for name in self._list(dirs)
+            name: known[name] if name in known else priority_in(name, inbox) for name in names
         }
         return sorted(self._priorities, key=lambda name: (self._priorities[name], name))
 
