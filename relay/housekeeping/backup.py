@@ -129,12 +129,13 @@ def _make(home: Home, config: Config, clock: Clock, root: str) -> BackedUp:
         store = look(made, clock, config, key, heard=told.fold)
     known = _known(store, told, os.path.join(root, LEDGER))
     for note in store.state.archives:
-        copy.file(tuple(ARCHIVES.split("/")), note.name)
+        *folders, name = f"{ARCHIVES}/{note.name}".split("/")
+        copy.file(tuple(folders), name)
     copy.tree("archive", wanted=known)
     copy.tree("attachments")
     copy.tree(CONTINUITY)
     for agent in home.agent_names():
-        _Mail(copy, store, agent).follow()
+        _Mail(copy, store, known, agent).follow()
     manifest = Manifest(VERSION, __version__, home_id, at, tuple(copy.files.values()), copy.dirs)
     copy.keep_times()
     fsio.write_atomic(os.path.join(root, MANIFEST), msgspec.json.encode(manifest))
@@ -323,9 +324,12 @@ class _Mail:
     since moves on here, and one that left has left: nobody finds twice what he has taken.
     """
 
-    def __init__(self, copy: _Copy, store: CommStore, agent: str) -> None:
+    def __init__(
+        self, copy: _Copy, store: CommStore, known: Callable[[str], bool], agent: str
+    ) -> None:
         self._copy = copy
         self._store = store
+        self._known = known
         self._agent = agent
         self._base = ("agents", agent, "inbox")
 
@@ -363,9 +367,9 @@ class _Mail:
     def _has(self, name: str) -> bool:
         """True when the copy's journal says that this agent is to have this file."""
         message = self._store.by_relay_id(message_id_of(name) or "")
-        return message is not None and self._agent in self._store.state.deliveries.get(
-            message.id, {}
-        )
+        if message is None:  # of one that was rolled out since, it says the message alone
+            return self._known(name)
+        return self._agent in self._store.state.deliveries.get(message.id, {})
 
     def _path(self, folder: str) -> str:
         return "/".join((*self._base, folder) if folder else self._base)

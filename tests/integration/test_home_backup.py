@@ -189,6 +189,33 @@ def test_D2_what_happens_while_it_is_copied_is_whole_or_not_there(
     again.close()
 
 
+def test_D2_what_was_delivered_and_rolled_meanwhile_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message leaves the live store while the home is copied; its reader has not taken it yet."""
+    config = Config(store=Store(roll_after_s=1, roll_messages=1))
+    box = Box(tmp_path / "home", "alice", "bob", config=config)
+    sent: list[str] = []
+
+    def during(operation: str, name: str) -> None:
+        if name.endswith(LEDGER + ".tmp") and not sent:
+            sent.append(box.send("alice", "TO: bob\n\nmeanwhile"))
+            for _ in range(20):
+                box.clock.advance(60)
+                box.tick()
+            assert box.store.by_relay_id(sent[0]) is None  # it is in an archive alone
+
+    monkeypatch.setattr(fsio, "fault", during)
+    backup(box, tmp_path / "kept")
+    monkeypatch.undo()
+    box.close()
+    restore(str(tmp_path / "kept"), str(tmp_path / "again"))
+    again = Box(tmp_path / "again", config=config)
+    again.tick()
+    assert set(again.inbox("bob")) == set(sent) and len(sent) == 1
+    again.close()
+
+
 @pytest.mark.timeout(60)
 def test_D2_under_traffic_nothing_accepted_is_lost_and_nothing_doubled(home: Path) -> None:
     """Real processes: one writes as fast as it can, one takes, the relay runs, a copy is made."""
