@@ -198,7 +198,7 @@ _relay_register() {
         esac
     done
     [ "$known" = '{' ] || known="$known, "
-    temp=$home/agents/$name/.meta.json.$$.tmp
+    temp=$outbox/.pending/meta.json.$$.tmp # left there by a kill it is removed like any orphan
     id=$(_relay_new_id)
     printf '%s"pid": %s, "pid_start_ticks": %s, "started_at": %s, "unregisters": false}\n' \
         "$known" "$$" "$ticks" "${id%%-*}" >"$temp" && mv -f -- "$temp" "$meta"

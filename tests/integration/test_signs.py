@@ -250,6 +250,25 @@ def test_M07_what_else_is_in_meta_json_stays(
     one.kill()
 
 
+def test_M07_a_shell_killed_while_it_registers_leaves_meta_json_as_it_was(
+    shell: list[str], box: Box, tmp_path: Path
+) -> None:
+    path = box.path("agents", "bob", "meta.json")
+    path.write_text('{"role": "member"}')
+    script = "mv() { kill -9 $$; sleep 1; }; relay_recv"  # after the write, before the rename
+    one = Sourced(shell, box.root, tmp_path, "bob", script)
+    one.kill()
+    assert path.read_text() == '{"role": "member"}'
+    assert os.listdir(path.parent).count("meta.json") == 1
+    pending = box.path("agents", "bob", "outbox", ".pending")
+    (left,) = os.listdir(pending)
+    assert left == f"meta.json.{one.process.pid}.tmp"
+    os.utime(pending / left, (1, 1))
+    box.clock.advance(3601)
+    box.tick(2)
+    assert os.listdir(pending) == []
+
+
 def test_M07_a_shell_that_ended_bounces_nothing(box: Box, tmp_path: Path) -> None:
     """It cannot say whether it left in good order: its mail waits, as for one without a process."""
     one = Sourced(SHELLS["dash"], box.root, tmp_path, "bob", "relay_recv")
