@@ -63,7 +63,7 @@ def judge(
     inbox = dirs.get("agents", agent, "inbox")
     is_other = known is not None and _identity(inbox) != known
     changed_at = os.fstat(inbox).st_mtime_ns + COARSE_NS
-    is_whole = fsio.exists(PENDING, inbox) and fsio.exists(READ, inbox)
+    is_whole = fsio.exists(PENDING, inbox) or fsio.exists(READ, inbox)
     found: dict[str, Trace] = {}
     for message_id, written_at in missing.items():
         if was_taken(dirs, agent, message_id):
