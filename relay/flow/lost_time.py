@@ -9,9 +9,12 @@ deadlines nearer again.
 
 from __future__ import annotations
 
+import contextlib
+
 from relay.basis import Basis
 from relay.clock import NS_PER_MS, NS_PER_S
 from relay.comm.engine import CommStore
+from relay.errors import LedgerError
 from relay.ledger import DutyFacts
 from relay.ledger.projection import duties_of
 
@@ -36,6 +39,10 @@ class LostTime:
                 self._basis.log(_said(lost_ns), action="clock_skew", level="warning")
                 move_deadlines(self._basis, lost_ns)
 
+    def note(self) -> None:
+        """The relay ran until now."""
+        note_alive(self._basis)
+
 
 def since_last_run(basis: Basis) -> None:
     """At a start: how long no relay ran, as far as ledger and store can tell."""
@@ -46,6 +53,14 @@ def since_last_run(basis: Basis) -> None:
         seen_at = lost[-1].at * NS_PER_S
     if abs(now - seen_at) >= LEAST_NS:
         move_deadlines(basis, now - seen_at)
+
+
+def note_alive(basis: Basis) -> None:
+    """The relay runs, as the next start will want to know. Where the disk takes no write now, it is
+    left: that is no fault of anybody's mail, and deadlines would only be later by it."""
+    with contextlib.suppress(LedgerError):
+        with basis.ledger.transaction():
+            basis.ledger.note_alive(basis.clock.now_ns())
 
 
 def move_deadlines(basis: Basis, lost_ns: int) -> None:
