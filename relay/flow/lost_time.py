@@ -47,7 +47,7 @@ class LostTime:
 def since_last_run(basis: Basis) -> None:
     """At a start: how long no relay ran, as far as ledger and store can tell."""
     store, now = basis.store, basis.clock.now_ns()
-    seen_at = basis.ledger.alive_at() or store.modified_at * NS_PER_S
+    seen_at = basis.ledger.duties.alive_at() or store.modified_at * NS_PER_S
     lost = store.state.lost
     if lost and lost[-1].at * NS_PER_S > seen_at:  # a crash came before the ledger heard of it
         seen_at = lost[-1].at * NS_PER_S
@@ -60,7 +60,7 @@ def note_alive(basis: Basis) -> None:
     left: that is no fault of anybody's mail, and deadlines would only be later by it."""
     with contextlib.suppress(LedgerError):
         with basis.ledger.transaction():
-            basis.ledger.note_alive(basis.clock.now_ns())
+            basis.ledger.duties.note_alive(basis.clock.now_ns())
 
 
 def move_deadlines(basis: Basis, lost_ns: int) -> None:
@@ -69,9 +69,9 @@ def move_deadlines(basis: Basis, lost_ns: int) -> None:
     store.lose_time(lost_ns // NS_PER_MS)
     basis.events.commit()
     with ledger.transaction():
-        ledger.restore_duties(open_duties(store))
-        ledger.hasten(now + basis.config.retry.most_s * NS_PER_S)
-        ledger.note_alive(now)
+        ledger.duties.restore(open_duties(store))
+        ledger.duties.hasten(now + basis.config.retry.most_s * NS_PER_S)
+        ledger.duties.note_alive(now)
 
 
 def open_duties(store: CommStore) -> list[DutyFacts]:
