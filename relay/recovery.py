@@ -206,7 +206,7 @@ def _tell_ledger(
             ledger.record(missing, own=True)
             remade += len(missing)
         ledger.restore(told.deliveries(relay_id_of, now))
-        ledger.restore_duties(told.duties(relay_id_of))
+        ledger.duties.restore(told.duties(relay_id_of))
         ledger.fail(told.failures, now)
         ledger.registry.refer(told.references)
         for one in told.rejections:
@@ -251,7 +251,7 @@ def _tell_of_unsettled(ledger: Ledger, store: CommStore) -> int:
                 ledger.record([facts_of(message, relay_id)], own=True)
                 reached = store.state.deliveries.get(message.id, {})
                 ledger.restore(deliveries_of(message, relay_id, reached))
-                ledger.restore_duties(duties_of(relay_id, store.state.owed.get(message.id, {})))
+                ledger.duties.restore(duties_of(relay_id, store.state.owed.get(message.id, {})))
                 remade += 1
     return remade
 
@@ -259,13 +259,13 @@ def _tell_of_unsettled(ledger: Ledger, store: CommStore) -> int:
 def _settle_duties(ledger: Ledger, store: CommStore) -> None:
     """What is owed: ledger and store say the same. The ledger of an earlier version knows more."""
     with ledger.transaction():
-        for relay_id, recipient, said in ledger.open_duties():
+        for relay_id, recipient, said in ledger.duties.open():
             message = store.by_relay_id(relay_id)
             if message is None or message.id not in store.state.messages:
-                ledger.owe(relay_id, recipient, "given_up", None)
+                ledger.duties.owe(relay_id, recipient, "given_up", None)
             elif recipient not in store.state.owed.get(message.id, {}):
                 store.owe_again(message, recipient, said)
-        ledger.restore_duties(lost_time.open_duties(store))
+        ledger.duties.restore(lost_time.open_duties(store))
 
 
 def _hold_the_rest(ledger: Ledger, store: CommStore, now: int) -> None:

@@ -256,7 +256,7 @@ class Tables:
         """False for a reminder of what is owed no more, or not by then."""
         due_ms, message_id, recipient = reminder
         one = self.owed.get(message_id, {}).get(recipient)
-        return one is not None and one.due_ms == due_ms
+        return one is not None and one.due_ms == due_ms and message_id in self.messages
 
     def _set_owed(self, message_id: int, moved: dict[str, Obligation | None]) -> None:
         """Keep obligations as they are from now on; None: it is owed no more."""

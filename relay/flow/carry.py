@@ -315,7 +315,7 @@ class Carrier:
 
     def _note_reminder(self, one: Reminder) -> None:
         duty = Duty("open", one.due_ms * NS_PER_MS) if one.due_ms else Duty("given_up")
-        self._ledger.owe(one.message_id, one.recipient, *duty, one.reminders)
+        self._ledger.duties.owe(one.message_id, one.recipient, *duty, one.reminders)
 
     def _note_effects(self, works: list[Work], now: int) -> None:
         """What answers, status messages and ends say of others' rows."""
@@ -335,7 +335,7 @@ class Carrier:
                 said = (answer.answer_id or None, answer.text or None)
                 self._ledger.acknowledge(*answer[:3], now, *said)
                 if answer.duty is not None:
-                    self._ledger.owe(answer.message_id, answer.recipient, *answer.duty)
+                    self._ledger.duties.owe(answer.message_id, answer.recipient, *answer.duty)
             for reminder in work.reminders:
                 self._note_reminder(reminder)
             if work.status_note is not None:

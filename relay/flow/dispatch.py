@@ -186,8 +186,7 @@ class Dispatcher:
         self._events.commit()
         self._flusher.flush()
         self._events.commit()
-        with self._ledger.transaction():
-            self._ledger.note_alive(self._clock.now_ns())
+        self._lost_time.note()
 
     # -- 2-4 look, record, claim -------------------------------------------------------
 

@@ -15,6 +15,7 @@ from relay.agents.roster import Roster
 from relay.basis import Basis
 from relay.clock import NS_PER_MS, NS_PER_S
 from relay.errors import FormatError, UnsafePath
+from relay.flow import lost_time
 from relay.flow.intake import Intake
 from relay.flow.readings import GRACE_NS, Readings
 from relay.flow.watcher import Wake
@@ -31,6 +32,7 @@ class Hearing:
     def __init__(
         self, basis: Basis, intake: Intake, roster: Roster, lives: Lives, teller: Teller
     ) -> None:
+        self._basis = basis
         self._detection = basis.config.detection
         self._home = basis.home
         self._ledger = basis.ledger
@@ -63,8 +65,7 @@ class Hearing:
         self._readings.left(wake.left)
         if scan:
             self._ledger.check_file()
-            with self._ledger.transaction():
-                self._ledger.note_alive(self._clock.now_ns())
+            lost_time.note_alive(self._basis)
             self._intake.limit.sweep()
             self._note(hardening.stray_agents(self._home))
             self._next_scan_ns = now + self._detection.scan_interval_s * NS_PER_S

@@ -9,9 +9,12 @@ deadlines nearer again.
 
 from __future__ import annotations
 
+import contextlib
+
 from relay.basis import Basis
 from relay.clock import NS_PER_MS, NS_PER_S
 from relay.comm.engine import CommStore
+from relay.errors import LedgerError
 from relay.ledger import DutyFacts
 from relay.ledger.projection import duties_of
 
@@ -36,16 +39,28 @@ class LostTime:
                 self._basis.log(_said(lost_ns), action="clock_skew", level="warning")
                 move_deadlines(self._basis, lost_ns)
 
+    def note(self) -> None:
+        """The relay ran until now."""
+        note_alive(self._basis)
+
 
 def since_last_run(basis: Basis) -> None:
     """At a start: how long no relay ran, as far as ledger and store can tell."""
     store, now = basis.store, basis.clock.now_ns()
-    seen_at = basis.ledger.alive_at() or store.modified_at * NS_PER_S
+    seen_at = basis.ledger.duties.alive_at() or store.modified_at * NS_PER_S
     lost = store.state.lost
     if lost and lost[-1].at * NS_PER_S > seen_at:  # a crash came before the ledger heard of it
         seen_at = lost[-1].at * NS_PER_S
     if abs(now - seen_at) >= LEAST_NS:
         move_deadlines(basis, now - seen_at)
+
+
+def note_alive(basis: Basis) -> None:
+    """The relay runs, as the next start will want to know. Where the disk takes no write now, it is
+    left: that is no fault of anybody's mail, and deadlines would only be later by it."""
+    with contextlib.suppress(LedgerError):
+        with basis.ledger.transaction():
+            basis.ledger.duties.note_alive(basis.clock.now_ns())
 
 
 def move_deadlines(basis: Basis, lost_ns: int) -> None:
@@ -54,9 +69,9 @@ def move_deadlines(basis: Basis, lost_ns: int) -> None:
     store.lose_time(lost_ns // NS_PER_MS)
     basis.events.commit()
     with ledger.transaction():
-        ledger.restore_duties(open_duties(store))
-        ledger.hasten(now + basis.config.retry.most_s * NS_PER_S)
-        ledger.note_alive(now)
+        ledger.duties.restore(open_duties(store))
+        ledger.duties.hasten(now + basis.config.retry.most_s * NS_PER_S)
+        ledger.duties.note_alive(now)
 
 
 def open_duties(store: CommStore) -> list[DutyFacts]:

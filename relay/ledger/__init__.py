@@ -2,6 +2,7 @@
 
     ledger        messages and deliveries
     registry      agents, what was meant, and what should not have been
+    duties        what recipients owe
     values        what goes into rows, and what comes out of them
     wording       what became of a message, in words for people
     migrations    from each version of the schema to the next

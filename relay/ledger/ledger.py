@@ -19,6 +19,7 @@ from importlib import resources
 
 from relay.errors import LedgerDamaged, LedgerError, VersionError
 from relay.ledger import file as ledger_file
+from relay.ledger.duties import Duties
 from relay.ledger.migrations import migrate
 from relay.ledger.registry import Registry
 from relay.ledger.values import (
@@ -77,6 +78,7 @@ class Ledger:
         self._db = connection
         self.registry = Registry(connection)
         self.processes = Processes(connection)
+        self.duties = Duties(connection)
         self._path = path
         self._inode = os.stat(path).st_ino
 
@@ -286,49 +288,6 @@ class Ledger:
             deliveries,
         )
 
-    def restore_duties(self, duties: Iterable[DutyFacts]) -> None:
-        """What is owed as journal and store have it, in rows that there are."""
-        self._db.executemany(
-            "UPDATE deliveries SET obligation = ?, due_at = CASE state WHEN 'held' THEN due_at "
-            "ELSE ? END, reminders = max(reminders, ?), ack_status = coalesce(?, ack_status), "
-            "acked_at = coalesce(?, acked_at) WHERE message_id = ? AND recipient = ?",
-            [(*one[2:], *one[:2]) for one in duties],
-        )
-        self._db.execute(
-            "UPDATE deliveries SET obligation = 'given_up' WHERE obligation = 'open' "
-            "AND state IN ('bounced', 'expired', 'dead')"
-        )
-
-    def open_duties(self) -> list[tuple[str, str, str]]:
-        """(message id, recipient, its last ack's status) of every answer that is owed."""
-        return self._db.execute(
-            "SELECT message_id, recipient, coalesce(ack_status, '') FROM deliveries "
-            "WHERE obligation = 'open'"
-        ).fetchall()
-
-    def owe(
-        self,
-        message_id: str,
-        recipient: str,
-        obligation: str,
-        due_at: int | None,
-        reminders: int = 0,
-    ) -> None:
-        """How an answer that was owed stands from now on."""
-        self._db.execute(
-            "UPDATE deliveries SET obligation = ?, due_at = CASE state WHEN 'held' THEN due_at "
-            "ELSE ? END, reminders = max(reminders, ?) WHERE message_id = ? AND recipient = ?",
-            (obligation, due_at, reminders, message_id, recipient),
-        )
-
-    def hasten(self, latest_ns: int) -> None:
-        """No held delivery is due later than this: the clock was set back."""
-        self._db.execute(
-            "UPDATE deliveries SET due_at = ? "
-            "WHERE state IN ('held', 'staged') AND state = 'held' AND due_at > ?",
-            (latest_ns, latest_ns),
-        )
-
     def hold(self, held: Iterable[Held]) -> None:
         """Deliveries that could not be made now."""
         self._db.executemany(
@@ -483,17 +442,6 @@ class Ledger:
     def position(self) -> int:
         """Up to where the ledger follows the journal; 0 for a new one."""
         return int(self.get_state("journal") or 0)
-
-    def note_alive(self, now_ns: int) -> None:
-        """The relay runs: how long it did not, the next start finds out by this."""
-        self.set_state("alive_at", str(now_ns), now_ns)
-
-    def alive_at(self) -> int:
-        """When the relay was last seen to run (Unix nanoseconds); 0: this ledger does not know."""
-        row = self._db.execute(
-            "SELECT max(updated_at) FROM orchestrator_state WHERE key IN ('alive_at', 'journal')"
-        ).fetchone()
-        return int(row[0] or 0)
 
     def set_state(self, key: str, value: str, now_ns: int) -> None:
         """Set a value of ``orchestrator_state``."""

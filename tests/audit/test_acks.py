@@ -77,11 +77,11 @@ def test_M03_what_is_begun_is_owed_and_what_was_given_up_is_not(
     at, due = START_NS + 25 * NS_PER_MS, START_NS + OWED_S * NS_PER_S
     with home.ledger.transaction():
         home.ledger.acknowledge("1-begun", "bob", "in_progress", at)
-        home.ledger.owe("1-begun", "bob", "open", due)
-        home.ledger.owe("1-silent", "bob", "open", due + 3600 * NS_PER_S)
+        home.ledger.duties.owe("1-begun", "bob", "open", due)
+        home.ledger.duties.owe("1-silent", "bob", "open", due + 3600 * NS_PER_S)
         home.ledger.acknowledge("1-done", "bob", "completed", at)
-        home.ledger.owe("1-done", "bob", "answered", None)
-        home.ledger.owe("1-over", "bob", "given_up", None, 2)
+        home.ledger.duties.owe("1-done", "bob", "answered", None)
+        home.ledger.duties.owe("1-over", "bob", "given_up", None, 2)
     tell(home, {f"1-{name}": delivered(n) for n, name in enumerate(names, 1)})
     with home.ledger.transaction():
         home.ledger.set_state("epoch", "1", START_NS + (OWED_S + 40) * NS_PER_S)
