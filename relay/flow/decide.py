@@ -8,7 +8,6 @@ before the answer that says so is committed. Source: DESIGN, "How a message flow
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Set
 
 from relay.agents import continuity
@@ -57,11 +56,9 @@ CARRIED_OUT_LATER = frozenset({Kind.SPAWN, Kind.RELEASE})
 NOTICES = frozenset({Kind.NOTIFICATION, Kind.REMINDER})  # of the relay's: they answer nothing
 STICKY = "sent before it joined"
 MAX_NOTE = 500  # characters of a status that the agents table keeps
-MAX_ANSWER = 200  # characters of an answer that the ledger keeps with what it answers
 NO_AGENT = "no longer an agent"
 NOBODY: Mapping[str, str] = {}
 DEFAULT_SPAWN = Spawn()
-ACK_WORD = re.compile(r"\s*(received|in_progress|completed)\b")
 
 
 class Decider:
@@ -286,17 +283,8 @@ class Decider:
 
     def _acknowledge(self, message: MessageFile, work: Work, original: Message) -> Acknowledged:
         """What this answer says of the delivery that it answers."""
-        word = ACK_WORD.match(message.content.decode())
-        text, sender = message.body.decode().lstrip(), work.agent
-        if message.kind is Kind.NACK:
-            status = "failed"
-        elif message.kind is Kind.RESPONSE:
-            status = "completed"
-        else:
-            status = word[1] if word else "received"
-            text = text.removeprefix(status).lstrip(" :,\t\r\n") if word else text
-        text = text.partition("\n")[0].rstrip()[:MAX_ANSWER]
-        answer = (work.message_id, text)
+        status, text = router.answer_status(message)
+        sender, answer = work.agent, (work.message_id, text)
         ends = duties.ends(original, status, message.kind is Kind.RESPONSE)
         store = self._store
         store.hear_answer(original, sender, status, ends=ends, answer=answer)

@@ -15,6 +15,7 @@ Source: relay-file-system.txt 4, FORMATS 1, DESIGN "Addresses".
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
@@ -41,6 +42,8 @@ from relay.names import (
     lead_by_name,
 )
 
+MAX_ANSWER = 200  # characters of an answer that the ledger keeps with what it answers
+ACK_WORD = re.compile(r"\s*(received|in_progress|completed)\b")
 MESSAGE_TYPES = {
     Kind.MESSAGE: MessageType.TEXT,
     Kind.COMMAND: MessageType.COMMAND,
@@ -302,6 +305,20 @@ def engine_fields(
         message.ttl_s,
         base64.b64decode(signature.removeprefix(SIGNATURE_PREFIX)) if signature else None,
     )
+
+
+def answer_status(message: MessageFile) -> tuple[str, str]:
+    """The status that an ack, nack or response gives, and the first line of what it says beside."""
+    text = message.body.decode().lstrip()
+    if message.kind is Kind.NACK:
+        status = "failed"
+    elif message.kind is Kind.RESPONSE:
+        status = "completed"
+    else:
+        word = ACK_WORD.match(message.content.decode())
+        status = word[1] if word else "received"
+        text = text.removeprefix(status).lstrip(" :,\t\r\n") if word else text
+    return status, text.partition("\n")[0].rstrip()[:MAX_ANSWER]
 
 
 def _correlation_id(

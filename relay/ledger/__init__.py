@@ -13,6 +13,7 @@
 The table of processes is in ``relay.processes.table``. The schema: schema.sql.
 """
 
+from relay.ledger.file import open_readonly
 from relay.ledger.ledger import (
     SCHEMA_VERSION,
     WAL_KEPT_BYTES,
@@ -25,7 +26,6 @@ from relay.ledger.ledger import (
     Read,
     Row,
     Written,
-    open_readonly,
     schema_sql,
     undelivered,
 )

@@ -160,6 +160,26 @@ def connect_readonly(path: str) -> Connection:
     return connect(path, uri=f"file:{quoted}?{mode}")
 
 
+def open_readonly(path: str) -> Connection:
+    """A reader's connection; it never blocks the relay and cannot write.
+
+    Errors: LedgerError when there is none or it is damaged, LedgerBusy.
+    """
+    if not os.path.exists(path):
+        hint = (
+            "`relay up` makes it, of the journal where there is one; a relay that runs does so too"
+        )
+        raise LedgerError(f"there is no ledger at {path}", hint=hint)
+    connection = connect_readonly(path)
+    connection.row_factory = sqlite3.Row
+    try:
+        connection.execute("SELECT 1 FROM messages LIMIT 1")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 def _is_read_only(path: str) -> bool:
     """True where nothing can be made beside a file: another's folder, a disk mounted to be read."""
     return not os.access(os.path.dirname(os.path.abspath(path)), os.W_OK)

@@ -45,7 +45,6 @@ __all__ = [
     "Read",
     "Row",
     "Written",
-    "open_readonly",
     "schema_sql",
     "undelivered",
 ]
@@ -455,26 +454,6 @@ class Ledger:
 def schema_sql() -> str:
     """The text of schema.sql."""
     return resources.files("relay").joinpath("schema.sql").read_text()
-
-
-def open_readonly(path: str) -> ledger_file.Connection:
-    """A reader's connection; it never blocks the relay and cannot write.
-
-    Errors: LedgerError when there is none or it is damaged, LedgerBusy.
-    """
-    if not os.path.exists(path):
-        hint = (
-            "`relay up` makes it, of the journal where there is one; a relay that runs does so too"
-        )
-        raise LedgerError(f"there is no ledger at {path}", hint=hint)
-    connection = ledger_file.connect_readonly(path)
-    connection.row_factory = sqlite3.Row
-    try:
-        connection.execute("SELECT 1 FROM messages LIMIT 1")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
 
 def undelivered(db: sqlite3.Connection, recipient: str, message_ids: set[str]) -> set[str]:
