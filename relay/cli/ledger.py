@@ -100,7 +100,7 @@ def restore(ctx: click.Context, home: str | None, file: str, force: bool, as_jso
     _say(facts, restored.content, f"restored from {file}{kept}", as_json)
 
 
-@ledger.command(epilog="\b\nExample:\n  relay ledger rebuild && relay up    # stopped before, by `relay down`")
+@ledger.command(epilog="\b\nExample:\n  relay ledger rebuild && relay up    # after `relay down`")
 @home_option
 @json_option
 @click.pass_context

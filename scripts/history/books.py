@@ -81,8 +81,7 @@ class Books:
 
     def delivery(self, row: Delivered) -> None:
         """A row of one recipient, as it stands at the end."""
-        unknown = (None, None, None, None, 0)  # how it was read, what was answered, what is owed
-        self._put("deliveries", (*row, *unknown))
+        self._put("deliveries", row)
 
     def moved(
         self,
@@ -132,8 +131,7 @@ class Books:
     def _write(self) -> None:
         for table, rows in self._rows.items():
             places = ", ".join("?" * len(rows[0]))
-            into = f"{table} ({', '.join(Delivered._fields)})" if table == "deliveries" else table
-            self._db.executemany(f"INSERT INTO {into} VALUES ({places})", rows)
+            self._db.executemany(f"INSERT INTO {table} VALUES ({places})", rows)
         self._rows, self._waiting = {}, 0
 
     def close(self) -> None:

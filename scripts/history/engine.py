@@ -181,11 +181,11 @@ class Engine:
         """The file left the inbox; what was rolled out by then is noted in the ledger alone."""
         self._store.receive(number, recipient)
 
-    def acknowledge(self, number: int, recipient: str, said: str) -> None:
-        """An answer came."""
+    def acknowledge(self, number: int, recipient: str, said: str, answer: tuple[str, str]) -> None:
+        """An answer came: its id and its first line."""
         message = self._store.get_message(number)
         assert message is not None
-        self._store.hear_answer(message, recipient, said, ends=said in ENDS)
+        self._store.hear_answer(message, recipient, said, ends=said in ENDS, answer=answer)
 
     def give_up(self, number: int, recipient: str, reason: str) -> None:
         """It is a dead letter."""

@@ -16,11 +16,10 @@ from relay.checksums import SHA256_PREFIX, sha256_hex
 from relay.clock import NS_PER_MS, NS_PER_S
 from relay.comm.model import Message, Origin
 from relay.config import Config, Journal, Retention, Store, encode
-from relay.flow.decide import ACK_WORD
-from relay.flow.router import engine_fields
+from relay.flow.router import answer_status, engine_fields
 from relay.home import LEDGER, META, Home
 from relay.ledger import FileFacts
-from relay.message import ANSWERS, Kind, MessageFile, render
+from relay.message import ANSWERS, MessageFile, render
 from relay.names import EVERYONE, OPERATOR
 from relay.processes.table import EXITED, RELEASED, Process
 from scripts.history.books import Books, Delivered
@@ -262,10 +261,10 @@ class History:
             post.sender, post.to, fields, draft.file.content, origin, recipients
         )
         if answers is not None:
-            word = ACK_WORD.match(draft.file.content.decode())
-            said = "completed" if post.kind is Kind.RESPONSE else word[1] if word else "received"
-            self.engine.acknowledge(answers.id, post.sender, said)
-            self._acked(post.headers["RE"], post.sender, said)
+            said, text = answer_status(draft.file)
+            answer = (draft.message_id, text)
+            self.engine.acknowledge(answers.id, post.sender, said, answer)
+            self._acked(post.headers["RE"], post.sender, said, answer)
         return sent
 
     def find(self, message_id: str) -> Message:
@@ -340,11 +339,18 @@ class History:
         else:
             self.books.delivery(row)
 
-    def _acked(self, message_id: str, reader: str, said: str) -> None:
+    def _acked(self, message_id: str, reader: str, said: str, answer: tuple[str, str]) -> None:
         now = self.clock.now_ns()
         row = self._owed.pop((message_id, reader)).row
         duty = row.obligation and ("answered" if said in ENDS else "open")
-        row = row._replace(state="acked", acked_at=now, ack_status=said, obligation=duty)
+        row = row._replace(
+            state="acked",
+            acked_at=now,
+            ack_status=said,
+            answer_id=answer[0],
+            answer_text=answer[1],
+            obligation=duty,
+        )
         self.books.delivery(row)
         self.books.moved(now, f"{message_id} > {reader}", "read", "acked", row.attempt)
 
