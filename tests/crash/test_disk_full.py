@@ -165,7 +165,28 @@ def check_batch(box: Box) -> None:
     steps.check(box)
 
 
-SCENARIOS = {**steps.SCENARIOS, "batch": (batch, check_batch)}
+def check_vanished(box: Box) -> None:
+    """Each is read, stands in the inbox, or went back to its sender: bob had no mailbox then."""
+    box.home.make_agent("bob")
+    for _ in range(2):
+        box.clock.advance(1)
+        box.tick(2)
+    states = dict(box.sql("SELECT message_id, state FROM deliveries WHERE recipient = 'bob'"))
+    told = [path.read_text() for path in box.path("agents", "alice", "inbox").rglob("*.msg")]
+    back = {one for one in VANISHING if any(f"RE: {one}\n" in text for text in told)}
+    assert {one for one, state in states.items() if state == "written"} == set(box.inbox("bob"))
+    assert {
+        one for one, state in states.items() if state in ("written", "read")
+    } | back == VANISHING
+    assert not list(box.path("agents").glob("*/inbox/.pending/*"))
+
+
+VANISHING = {"1000000001-01", "1000000002-02", "1000000003-03"}
+SCENARIOS = {
+    **steps.SCENARIOS,
+    "batch": (batch, check_batch),
+    "vanished": (steps.vanished, check_vanished),
+}
 
 
 def calls(tmp_path: Path, name: str, fails: tuple[str, ...]) -> int:
