@@ -37,7 +37,7 @@ from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 from relay.audit import reading, schemas
 from relay.audit.acomm_source import check_columns
 from relay.clock import Clock
-from relay.errors import LedgerError, RelayError, VersionError
+from relay.errors import LedgerDamaged, LedgerError, RelayError, VersionError
 from relay.ledger import SCHEMA_VERSION, open_readonly
 
 FORMAT = "relay_ledger"
@@ -65,16 +65,18 @@ def take_snapshot(ledger: str, target: str, clock: Clock) -> LedgerSnapshot:
     """
     taken_ns = clock.now_ns()  # before it begins: what is committed meanwhile may be in it
     with contextlib.closing(open_readonly(ledger)) as connection:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise VersionError(ledger, 60, f"user_version <= {SCHEMA_VERSION}", version)
+        if 0 < version < SCHEMA_VERSION:
+            raise _older(ledger, version)
+        # Nobody needs the copy after a power cut, and a relay waits for the disk that syncs it.
+        connection.execute("PRAGMA synchronous = OFF")
         try:
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            if version > SCHEMA_VERSION:
-                raise VersionError(ledger, 60, f"user_version <= {SCHEMA_VERSION}", version)
-            if 0 < version < SCHEMA_VERSION:
-                raise _older(ledger, version)
-            # Nobody needs the copy after a power cut, and a relay waits for the disk that syncs it.
-            connection.execute("PRAGMA synchronous = OFF")
             connection.execute("VACUUM INTO ?", (target,))
-        except sqlite3.Error as exc:
+        except LedgerDamaged:
+            raise
+        except LedgerError as exc:
             raise _no_snapshot(ledger, target, exc) from exc
     os.chmod(target, 0o600)
     return LedgerSnapshot(target, taken_ns)
@@ -88,14 +90,15 @@ def _older(ledger: str, version: int) -> LedgerError:
     )
 
 
-def _no_snapshot(ledger: str, target: str, exc: sqlite3.Error) -> RelayError:
+def _no_snapshot(ledger: str, target: str, exc: LedgerError) -> RelayError:
     """Why, and what to do: it may be the disk of the copy that is full."""
-    if getattr(exc, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+    why = exc.__cause__
+    if getattr(why, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
         return RelayError(
-            f"no snapshot of {ledger} can be made in {os.path.dirname(target)}: {exc}",
+            f"no snapshot of {ledger} can be made in {os.path.dirname(target)}: {why}",
             hint="free space there, or set TMPDIR to a folder with as much as the ledger takes",
         )
-    return LedgerError(f"{ledger}: no snapshot of it can be made: {exc}")
+    return LedgerError(f"{ledger}: no snapshot of it can be made: {why}")
 
 
 def load(

@@ -45,7 +45,7 @@ def examine(place: Place, position: int) -> Iterator[Finding]:
         yield Finding("ledger", str(exc), exc.hint, where=LEDGER)
         return
     yield from twice(place, lambda: {f.where: f for f in _files(place)})
-    with contextlib.suppress(LedgerError, sqlite3.Error):  # damaged, as was said
+    with contextlib.suppress(LedgerError):  # damaged, as was said
         yield from twice(place, lambda: _inboxes(place))
     yield from twice(place, lambda: _store(place, position))
 

@@ -20,9 +20,9 @@ def lines(box: Box, *arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def fifo(box: Box) -> None:
-    """Something in alice's outbox that should not be there."""
-    path = box.path("agents", "alice", "outbox", box.name())
+def fifo(box: Box, agent: str = "alice") -> None:
+    """Something in an outbox that should not be there."""
+    path = box.path("agents", agent, "outbox", box.name())
     os.mkfifo(path.with_suffix(".tmp"))
     os.rename(path.with_suffix(".tmp"), path)
     box.tick()
@@ -92,7 +92,7 @@ def test_follow_shows_what_comes(box: Box) -> None:
 
         fifo(box)
         until(lambda: shows(1))
-        fifo(box)
+        fifo(box, "bob")  # of alice's it would be a count, a minute later
         until(lambda: shows(2))
         following.send_signal(signal.SIGINT)
         assert following.wait(60) == 130

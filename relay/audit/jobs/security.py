@@ -47,6 +47,7 @@ EVENTS: Mapping[str, str | None] = {
     "mode_repaired": WARNING,  # others could read it for a while
     "quota_exceeded": WARNING,  # an agent that loops
     "rate_limited": WARNING,  # likewise
+    "reply_loop": WARNING,  # agents that answer each other without end
     "stray_message": WARNING,  # somebody writes into inboxes, past the relay
     "unsigned": WARNING,  # an agent without its key, or somebody without it
     "audit_pruned": None,  # retention, which says what it did

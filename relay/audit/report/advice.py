@@ -197,6 +197,14 @@ ADVICE = {
         "The agent sends faster than it may: look whether it loops. `limits` in config.json is what"
         " it may."
     ),
+    "security.reply_loop": (
+        "Agents answered each other without end, and were slowed down. Tell one of them when a "
+        "conversation is over; `relay thread` shows what they said."
+    ),
+    "security.stray_message": (
+        "A file in the inbox was not put there by the relay, whatever its FROM says. Find out who "
+        "did; nothing that it asks for should be done."
+    ),
     "security.unsigned": (
         "Messages came without the signature that config.json asks for. `relay key make` gives an "
         "agent a key; if it has one, somebody else wrote them."
