@@ -101,6 +101,7 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "ledger audit": ([], ["--json"], ["--security"], ["--security", "--json"]),
     "ledger backup": (["{home}/copy.db"],),
     "ledger check": ([],),
+    "backup": (["{home}.copy"],),
     "prune": (["--dry-run"],),
     "archive pack": (["--before", "2020-01-01"],),
     "key make": (["alice"],),
@@ -112,6 +113,8 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "sh": ([],),
     "down": ([],),
     "ledger restore": (["{home}/copy.db"],),
+    "ledger rebuild": ([],),
+    "restore": (["--force", "{home}.copy"],),
 }
 SHOWN_ELSEWHERE = {  # these begin Spark
     "audit run": "tests/audit/test_private.py and test_report.py",

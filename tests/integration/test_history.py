@@ -75,7 +75,7 @@ def test_channels(told: Box) -> None:
     (team,) = lines(told, "channel", "show", "#team")
     assert team["participants"] == {"alice": "Owner", "bob": "Member"}
     (ci,) = lines(told, "channel", "show", "ci")
-    assert ci["subscriptions"] == [{"subscriber": "carol", "pattern": "build.#"}]
+    assert ci["subscriptions"] == [{"subscriber": "carol", "pattern": "build.#", "filter": None}]
     assert relay("channel", "show", "nowhere", home=told.root).returncode == 1
 
 
