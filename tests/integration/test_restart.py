@@ -183,6 +183,7 @@ def test_a_start_that_the_disk_refuses_says_so_in_a_line(tmp_path: Path) -> None
 
 
 @pytest.mark.timeout(30)
+@pytest.mark.timeout(60)
 def test_status_says_why_a_relay_serves_nobody(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home", "alice", "bob")
     (home / "config.json").write_text('{"detection": {"scan_interval_s": 1}}')
@@ -191,7 +192,9 @@ def test_status_says_why_a_relay_serves_nobody(tmp_path: Path) -> None:
     (home / "ledger.db").rename(home / "away")
     (home / "ledger.db").mkdir()
     opened = Home(str(home))
-    until(lambda: "ledger.db" in trouble(opened))
+    log = home / "logs" / "relay.log"
+    until(lambda: "Beginning again in 8 s" in log.read_text())  # there is time to ask for it
+    assert "ledger.db" in trouble(opened)
     (home / "ledger.db").rmdir()
     (home / "away").rename(home / "ledger.db")
     said = relay("status", home=home).stdout.splitlines()
