@@ -182,6 +182,42 @@ def test_M02_long_done_in_the_store_it_is_made_again_from_its_original(box: Box)
     assert attempts(box) == {"hi": "2"}
 
 
+def test_M02_so_is_what_the_store_has_archived(box: Box) -> None:
+    sent = box.send("alice", HI)
+    box.store.archive(box.store.by_relay_id(sent).id)  # as a channel's retention does
+    shutil.rmtree(box.path("agents", "bob"))
+    after(box)
+    box.home.make_agent("bob")
+    after(box)
+    assert attempts(box) == {"hi": "2"}
+    box.kill()
+    box.open()
+    after(box)
+    assert attempts(box) == {"hi": "2"}
+    assert box.store.unsettled() == {}  # nothing is left open that no one settles
+
+
+def test_M02_the_time_for_an_answer_begins_when_it_is_there_again(box: Box) -> None:
+    """Nobody is reminded of what it does not have, nor a minute after it has it."""
+    sent = box.send("alice", "TO: bob\nKIND: command\n\ngo")
+    after(box, 1700)
+    shutil.rmtree(box.path("agents", "bob"))
+    after(box)
+    box.home.make_agent("bob")
+    inbox(box, ".pending").rmdir()
+    inbox(box, ".pending").symlink_to(box.path("tmp"))
+    after(box)
+    after(box, 1700)
+    assert box.states(sent) == {"bob": "held"}
+    inbox(box, ".pending").unlink()
+    for _ in range(20):
+        after(box, 60)
+    assert attempts(box) == {"go": "2"}  # the command, and no reminder
+    assert [m.kind for m in box.inbox("alice").values()] == []
+    after(box, 1800)
+    assert [m.kind for m in box.inbox("bob").values()] == ["command", "reminder"]
+
+
 @pytest.mark.parametrize("what", ["agents", "home"])
 def test_D4_an_inbox_put_back_from_an_older_copy_has_read_nothing(
     tmp_path: Path, what: str
