@@ -188,6 +188,8 @@ class Projection:
             changed["staged_at"] = at_s * NS_PER_S  # its age counts from here
         if state in _TIMES:
             changed[_TIMES[state]] = at_s * NS_PER_S
+        if state == "acked":  # who answers has read it
+            changed["read_at"] = before.read_at or at_s * NS_PER_S
         if said:
             changed["ack_status"] = said
         if why:
@@ -240,7 +242,14 @@ def deliveries_of(
 def duties_of(relay_id: str, owed: Mapping[str, Obligation]) -> list[DutyFacts]:
     """What is owed for a message, as the store has it."""
     return [
-        DutyFacts(relay_id, recipient, "open", one.due_ms * NS_PER_MS or None, one.reminders)
+        DutyFacts(
+            relay_id,
+            recipient,
+            "open",
+            one.due_ms * NS_PER_MS or None,
+            one.reminders,
+            one.said or None,
+        )
         for recipient, one in owed.items()
     ]
 
