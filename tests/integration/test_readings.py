@@ -147,6 +147,28 @@ def test_M02_made_again_at_once_it_is_another_mailbox(box: Box) -> None:
     assert attempts(box) == {"hi": "2"}
 
 
+def test_M02_another_inbox_in_its_place_is_seen_before_the_next_scan(box: Box) -> None:
+    """Two renames, of which no watch tells: what is taken out of the new one was read."""
+    first, second = box.send("alice", "TO: bob\n\n1"), box.send("alice", "TO: bob\n\n2")
+    strange = box.send("alice", "TO: carol\n\nnot bob's")
+    shutil.copy(box.path("agents/carol/inbox", f"{strange}.msg"), inbox(box))
+    after(box, 31)
+    for one in (first, strange):
+        remove(box, one)
+    box.tick()
+    new = box.path("tmp", "new")
+    (new / ".pending").mkdir(parents=True)
+    (new / ".read").mkdir()
+    os.rename(inbox(box), box.path("tmp", "old"))
+    os.rename(new, inbox(box))
+    after(box)
+    assert attempts(box) == {"1": "2", "2": "2"}
+    remove(box, second)
+    after(box)
+    after(box)
+    assert read(box, second) == ("read", "removed") and attempts(box) == {"1": "2"}
+
+
 def test_M02_of_a_retired_agent_it_goes_back_to_its_sender(box: Box) -> None:
     sent = box.send("alice", HI)
     retire = "ACTION: agent.retire\nNAME: bob\nREASON: done here"
