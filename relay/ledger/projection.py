@@ -159,6 +159,11 @@ class Projection:
         for recipient in event.recipients:
             number = event.message_id
             self._move(number, recipient, state, event.at, event.attempt, said=event.said)
+            duty = self.owed.get((number, recipient))
+            if event.said and duty is not None:  # the last word counts, behind the answer, too
+                self.owed[number, recipient] = duty._replace(
+                    ack_status=event.said, acked_at=event.at * NS_PER_S
+                )
             if event.answer_id:
                 moved = self.moved[number, recipient]
                 answer_id, text = event.answer_id, event.answer_text or None

@@ -68,6 +68,8 @@ def a_home(root: Path) -> tuple[Box, dict[str, str]]:
     answer("failed", "nack", "no such branch")
     answer("answered unread", "ack", "completed")
     answer("question", "response", "the second")
+    after(box)
+    answer("done", "ack", "received")  # once more, behind the answer: its last word
     for _ in range(13):
         after(box, 61)
     box.take("bob", sent["dead and read"])
