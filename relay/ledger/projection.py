@@ -86,7 +86,8 @@ class Projection:
     def _reminded(self, event: events.Reminded) -> None:
         key, due_at = (event.message_id, event.recipient), event.due_ms * NS_PER_MS
         before = self.owed.get(key, DutyFacts("", event.recipient, "open"))
-        self.owed[key] = before._replace(due_at=due_at, reminders=event.reminders)
+        count = max(before.reminders, event.reminders)  # it was given up once, and owed again
+        self.owed[key] = before._replace(due_at=due_at, reminders=count)
 
     def _owed_no_more(self, event: events.OwedNoMore) -> None:
         for recipient in event.recipients:
