@@ -100,7 +100,7 @@ class Readings:
                 due[agent].append(message_id)
                 del self._missing[agent, message_id]
         for agent, ids in due.items():
-            unread = self._ledger.unread(agent)
+            unread = self._ledger.unread_of(agent, ids)
             # a scan finds again what is not known now, when its mailbox is back
             with suppress(OSError, UnsafePath), self._home.dirs() as dirs:
                 if self._mailboxes.get(agent) in (None, mailbox.identity(dirs, agent)):

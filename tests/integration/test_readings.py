@@ -78,6 +78,22 @@ def test_M02_taken_and_removed_are_two_things(any_box: Box) -> None:
     any_box.close()
 
 
+def test_M02_one_that_is_removed_is_looked_up_alone_however_many_wait(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *_ = [box.send("alice", HI) for _ in range(5)]
+    after(box)
+    remove(box, first)
+    box.tick()
+
+    def all_of_them(_: str) -> dict[str, int]:
+        raise AssertionError("10,000 that wait take 10 ms")
+
+    monkeypatch.setattr(box.ledger, "unread", all_of_them)
+    after(box)
+    assert read(box, first) == ("read", "removed")
+
+
 def test_M02_taken_and_answered_in_one_batch_it_was_taken(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nKIND: command\n\ngo")
     box.take("bob", sent)
