@@ -109,8 +109,19 @@ class Readings:
                     self.scan(dirs, agent)
 
     def _judge(self, dirs: Dirs, agent: str, missing: Mapping[str, int]) -> None:
-        found = mailbox.judge(dirs, agent, self._mailboxes.get(agent), missing)
+        known = self._mailboxes.get(agent)
+        found = mailbox.judge(dirs, agent, known, missing)
+        born_ns = mailbox.born_ns(known)
+        older = [
+            one
+            for one, trace in found.items()
+            if trace is Trace.REMOVED and 0 < missing[one] < born_ns
+        ]
+        rows = self._ledger.deliveries(older) if older else {}
         for message_id, trace in found.items():
+            row = rows.get(message_id, {}).get(agent)
+            if row is not None and row.state == "dead":
+                continue  # it vanished with the inbox before, or stood in a copy: nobody knows
             if trace in (Trace.TAKEN, Trace.REMOVED):
                 how = TAKEN if trace is Trace.TAKEN else REMOVED
                 self._note_read(agent, message_id, how)

@@ -397,10 +397,10 @@ class Ledger:
         )
 
     def unread_of(self, recipient: str, message_ids: Iterable[str]) -> dict[str, int]:
-        """The same of these messages alone, without what was given up."""
+        """The same of these messages alone."""
         found = self._db.execute(
             "SELECT message_id, coalesce(written_at, 0) FROM deliveries WHERE recipient = ? "
-            "AND state = 'written' AND message_id IN (SELECT value FROM json_each(?))",
+            "AND state IN ('written', 'dead') AND message_id IN (SELECT value FROM json_each(?))",
             (recipient, json.dumps(list(message_ids))),
         )
         return dict(found.fetchall())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -340,6 +341,31 @@ def test_M01_a_dead_letter_that_is_read_says_so(box: Box) -> None:
     assert read(box, sent) == ("dead", "taken")
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted late, but done")
     assert read(box, sent) == ("acked", "taken")
+
+
+def test_M01_one_that_vanished_with_its_mailbox_was_removed_by_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = time.time_ns() - 7200 * 10**9  # the inbox that is made is the younger one
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda: before)
+        box = Box(tmp_path / "home", "alice", "bob")
+    dead = box.send("alice", "TO: bob\nDELIVERY: at-least-once\n\ngo")
+    for _ in range(12):
+        after(box, 61)
+    assert read(box, dead) == ("dead", None)
+    shutil.rmtree(box.path("agents", "bob"))
+    after(box)
+    box.home.make_agent("bob")
+    for _ in range(4):
+        after(box, 31)
+    assert read(box, dead) == ("dead", None)
+    box.kill()
+    box.open()
+    for _ in range(2):
+        after(box, 31)
+    assert read(box, dead) == ("dead", None)
+    box.close()
 
 
 def test_M01_so_does_one_that_was_read_while_no_relay_ran(box: Box) -> None:
