@@ -165,3 +165,31 @@ def test_D2_put_back_nothing_that_was_read_comes_again(tmp_path: Path, is_runnin
     assert again.sql(how, sent["unread"]) == [("read", "removed")]
     assert again.sql(how, sent["dead"]) == [("dead", "taken")]
     again.close()
+
+
+@pytest.mark.parametrize("how", ["gone", "made again", "by one"])
+def test_D2_what_vanished_before_the_copy_was_read_by_nobody(tmp_path: Path, how: str) -> None:
+    """The inbox that is copied is not the one that was delivered to; one that is says the truth."""
+    root = tmp_path / "home"
+    box = Box(root, *AGENTS)
+    sent = box.send("alice", "TO: bob\n\nhi")
+    after(box)
+    box.close()
+    if how == "by one":  # with rm, while no relay ran
+        remove(box, sent)
+    else:
+        shutil.rmtree(root / "agents/bob")
+    with Home(str(root)) as home:
+        if how == "made again":
+            home.make_agent("bob")
+        home_backup.backup(home, Config(), Clock(), str(tmp_path / "kept"))
+    os.rename(root, tmp_path / "lost")
+    restore(str(tmp_path / "kept"), str(root))
+    again = Box(root, seconds=60)
+    if how == "gone":
+        again.home.make_agent("bob")
+    for seconds in (1, 1, 31, 31):
+        after(again, seconds)
+    attempts = {m.headers["ATTEMPT"] for m in again.inbox("bob").values()}
+    assert attempts == (set() if how == "by one" else {"2"})
+    again.close()
