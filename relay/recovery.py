@@ -26,7 +26,7 @@ from relay import fsio
 from relay.agents import lives
 from relay.basis import Basis, Log
 from relay.checksums import sha256_hex
-from relay.clock import NS_PER_MS, iso_date
+from relay.clock import iso_date
 from relay.comm.engine import CommStore
 from relay.comm.model import DeliveryState, Message
 from relay.errors import MessageError, UnsafePath
@@ -57,7 +57,7 @@ def recover(basis: Basis, told: Projection, *, power_cut: bool = False) -> list[
         for operation in ledger.processes.roll_back(now):
             log(f"Rolled back an operation that was cut short: {operation}", action="roll_back")
     with home.dirs() as dirs:
-        inboxes = _Inboxes(dirs, store, now // NS_PER_MS, power_cut=power_cut)
+        inboxes = _Inboxes(dirs, store, power_cut=power_cut)
         delivered = inboxes.finish_staged()
         again = inboxes.check_written(told) if power_cut else 0
         removed = inboxes.remove_strays(home)
@@ -100,10 +100,9 @@ def recover(basis: Basis, told: Projection, *, power_cut: bool = False) -> list[
 class _Inboxes:
     """The deliveries that the journal knows, beside the files that are there."""
 
-    def __init__(self, dirs: Dirs, store: CommStore, now_ms: int, *, power_cut: bool) -> None:
+    def __init__(self, dirs: Dirs, store: CommStore, *, power_cut: bool) -> None:
         self._dirs = dirs
         self._store = store
-        self._now_ms = now_ms
         self._power_cut = power_cut
 
     def finish_staged(self) -> int:
@@ -120,7 +119,7 @@ class _Inboxes:
             if message is None or relay_id is None:
                 continue
             if self._power_cut and not self._stands(message, relay_id, recipient):
-                self._store.wait(number, recipient, self._now_ms)
+                self._store.hold(number, recipient, attempt + 1)
                 continue
             reason = delivery.deliver(self._dirs, relay_id, recipient, again=True)
             if reason:
@@ -141,7 +140,8 @@ class _Inboxes:
             if one.state is not DeliveryState.DELIVERED:
                 continue  # it was read, acknowledged, or is due anyhow
             if not self._stands(message, relay_id, recipient):
-                self._store.wait(number, recipient, self._now_ms)
+                # held, and not timed: exactly-once stops a timer's attempt, and this one was lost
+                self._store.hold(number, recipient, one.attempt + 1)
                 again += 1
         return again
 

@@ -24,6 +24,7 @@ from relay.ledger.registry import Standing
 from relay.message import Kind, command_fields
 from relay.names import ORCHESTRATOR
 from relay.processes import pids
+from relay.processes.table import Process
 
 
 class Comeback(NamedTuple):
@@ -102,13 +103,16 @@ class Lives:
         ended_at = self._ledger.processes.ended_at(name)
         return ended_at is not None and at <= ended_at <= self._clock.now_ns()
 
-    def ended(self, name: str, since: int) -> str:
-        """How the process ended that an agent had at that time (Unix ns), as far as is known.
+    def endings(self) -> Callable[[str, int], str]:
+        """How the process ended that an agent had at some time (Unix ns), as far as is known now.
 
         Empty: it has not, or left in good order. One that the relay started has ended, too, when
-        it was started again since.
+        it was started again since. One look at the ledger, however many are asked about.
         """
-        row = self._ledger.processes.rows().get(name)
+        rows = self._ledger.processes.rows()
+        return lambda name, since: self._ended_of(name, since, rows.get(name))
+
+    def _ended_of(self, name: str, since: int, row: Process | None) -> str:
         if row is not None and row.started_at and since + NS_PER_S <= row.started_at:
             return f"the process of {name} ended, and was started again"
         if row is not None and row.ended_at and (row.started_at or 0) <= since <= row.ended_at:

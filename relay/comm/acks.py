@@ -172,16 +172,19 @@ class DueCommands(SendCommands):
     def hold(self, message_id: int, recipient: str, attempt: int) -> None:
         """This attempt is its owner's to make, whenever that can be: no timer runs.
 
-        What was settled meanwhile, or is not known here, stays as it is.
+        What was settled meanwhile, is archived, or is not known here, stays as it is.
         """
         delivery = self.state.deliveries.get(message_id, {}).get(recipient)
         if delivery is None or delivery.state >= DeliveryState.ACKNOWLEDGED:
+            return
+        if message_id not in self.state.messages:
             return
         self._time(
             message_id,
             recipient,
             msgspec.structs.replace(delivery, state=DeliveryState.SENT, attempt=attempt, due_ms=0),
         )
+        self._suspend(message_id, recipient)
 
     def dead_letters(self) -> list[DeadLetter]:
         """Every message that was given up for somebody, oldest first."""

@@ -105,6 +105,12 @@ class OwingCommands(StoreBase):
         if owing:
             self.apply(events.Owed(message.id, owing, due_ms, now_ms // 1000))
 
+    def _suspend(self, message_id: int, recipient: str) -> None:
+        """It has the message no more, or not yet: the answer's time begins when it has it."""
+        one = self.state.owed.get(message_id, {}).get(recipient)
+        if one is not None and one.due_ms:
+            self.apply(events.Owed(message_id, (recipient,), 0, self._now_s(), one.said))
+
     def owe_again(self, message: Message, recipient: str, said: str) -> None:
         """Its owner's books say that this is owed, and the store does not know: from now on it is.
 

@@ -143,12 +143,13 @@ class ReceiveCommands(OwingCommands):
         """An owner that delivers has these ready: (message id, recipient, attempt), as one event.
 
         From its commit on they count as made, unless ``hold`` says otherwise. What was settled
-        meanwhile stays so.
+        meanwhile stays so, and what was archived.
         """
         ready = tuple(
             (number, recipient, attempt)
             for number, recipient, attempt in deliveries
-            if (one := self.state.deliveries.get(number, {}).get(recipient)) is not None
+            if number in self.state.messages
+            and (one := self.state.deliveries.get(number, {}).get(recipient)) is not None
             and one.state < DeliveryState.ACKNOWLEDGED
         )
         if ready:

@@ -97,7 +97,7 @@ class Dispatcher:
         self._overdue = OverdueMail(basis, self._decider, self._carrier, lives.away)
         self._loops = Loops(store, config.limits.reply_depth, clock)
         self._lost_time = LostTime(basis)
-        self._reminders = Reminders(basis, self._decider, self._carrier, lives.away, lives.ended)
+        self._reminders = Reminders(basis, self._decider, self._carrier, lives.away, lives.endings)
         self.teller = Teller(basis, roster, self._decider, self._carrier, saves)
         self._hearing = Hearing(basis, self._intake, roster, lives, self.teller)
 

@@ -43,6 +43,11 @@ def identity(dirs: Dirs, agent: str) -> str:
     return _identity(dirs.get("agents", agent, "inbox"))
 
 
+def born_ns(known: str | None) -> int:
+    """When an inbox of that identity was made (Unix ns); 0: not known."""
+    return int(known.partition(":")[2]) if known else 0
+
+
 def was_taken(dirs: Dirs, agent: str, message_id: str) -> bool:
     """True when the file is in ``.read``. Errors: OSError, UnsafePath."""
     try:

@@ -100,14 +100,28 @@ class Readings:
                 due[agent].append(message_id)
                 del self._missing[agent, message_id]
         for agent, ids in due.items():
-            unread = self._ledger.unread(agent)
+            unread = self._ledger.unread_of(agent, ids)
             # a scan finds again what is not known now, when its mailbox is back
             with suppress(OSError, UnsafePath), self._home.dirs() as dirs:
-                self._judge(dirs, agent, {one: unread.get(one, 0) for one in ids})
+                if self._mailboxes.get(agent) in (None, mailbox.identity(dirs, agent)):
+                    self._judge(dirs, agent, {one: unread.get(one, 0) for one in ids})
+                else:  # put in the other's place unseen: all that stood there went with it
+                    self.scan(dirs, agent)
 
     def _judge(self, dirs: Dirs, agent: str, missing: Mapping[str, int]) -> None:
-        found = mailbox.judge(dirs, agent, self._mailboxes.get(agent), missing)
+        known = self._mailboxes.get(agent)
+        found = mailbox.judge(dirs, agent, known, missing)
+        born_ns = mailbox.born_ns(known)
+        older = [
+            one
+            for one, trace in found.items()
+            if trace is Trace.REMOVED and 0 < missing[one] < born_ns
+        ]
+        rows = self._ledger.deliveries(older) if older else {}
         for message_id, trace in found.items():
+            row = rows.get(message_id, {}).get(agent)
+            if row is not None and row.state == "dead":
+                continue  # it vanished with the inbox before, or stood in a copy: nobody knows
             if trace in (Trace.TAKEN, Trace.REMOVED):
                 how = TAKEN if trace is Trace.TAKEN else REMOVED
                 self._note_read(agent, message_id, how)
@@ -130,9 +144,10 @@ class Readings:
         What was given up, or answered, stays that.
         """
         rows = self._ledger.deliveries(ids)
-        for message_id, row in ((one, deliveries[agent]) for one, deliveries in rows.items()):
+        for message_id, deliveries in rows.items():
             self._missing.pop((agent, message_id), None)
-            if row.state != "written" or (agent, message_id) in self._vanished:
+            row = deliveries.get(agent)
+            if row is None or row.state != "written" or (agent, message_id) in self._vanished:
                 continue
             attempt = row.attempt + 1
             stored = self._store.by_relay_id(message_id)

@@ -34,7 +34,8 @@ BEGUN = {"received": "acknowledged it as received", "in_progress": "begun it"}
 class Reminders:
     """Reminds of overdue answers. Owned by the loop.
 
-    ``ended``: how the process ended that an agent had at some time (Unix ns); empty: it did not.
+    ``endings``: makes what says how the process ended that an agent had at some time (Unix ns);
+    empty: it did not.
     """
 
     def __init__(
@@ -43,13 +44,13 @@ class Reminders:
         decider: Decider,
         carrier: Carrier,
         away: Mapping[str, str],
-        ended: Callable[[str, int], str],
+        endings: Callable[[], Callable[[str, int], str]],
     ) -> None:
         self._store = basis.store
         self._decider = decider
         self._carrier = carrier
         self._away = away
-        self._ended = ended
+        self._endings = endings
         self._retry = basis.config.retry
         self._clock = basis.clock
         self._log = basis.log
@@ -180,9 +181,13 @@ class Reminders:
             if owed.said
         }
         self._told &= begun
-        for number, name, since in sorted(begun - self._told):
+        fresh = sorted(begun - self._told)
+        if not fresh:
+            return
+        ended = self._endings()
+        for number, name, since in fresh:
             message = self._store.state.messages.get(number)
-            how = self._ended(name, since * NS_PER_S)
+            how = ended(name, since * NS_PER_S)
             if message is None or not how:
                 continue
             self._told.add((number, name, since))

@@ -28,6 +28,7 @@ from relay.clock import Clock, iso_time
 from relay.comm.engine import CommStore
 from relay.config import Config
 from relay.errors import FormatError, RelayError, UnsafePath
+from relay.flow import mailbox
 from relay.home import (
     ARCHIVES,
     CONFIG,
@@ -39,6 +40,7 @@ from relay.home import (
     Dirs,
     Home,
 )
+from relay.ledger import Ledger
 from relay.ledger import backup as ledger_backup
 from relay.ledger import file as ledger_file
 from relay.ledger.projection import Projection
@@ -136,6 +138,7 @@ def _make(home: Home, config: Config, clock: Clock, root: str) -> BackedUp:
     copy.tree(CONTINUITY)
     for agent in home.agent_names():
         _Mail(copy, store, known, agent).follow()
+    _keep_mailboxes(copy, home)
     manifest = Manifest(VERSION, __version__, home_id, at, tuple(copy.files.values()), copy.dirs)
     copy.keep_times()
     fsio.write_atomic(os.path.join(root, MANIFEST), msgspec.json.encode(manifest))
@@ -265,11 +268,31 @@ def _copy_ledger(copy: _Copy, home: Home) -> str:
         return ""
     target = os.path.join(copy.root, LEDGER)
     ledger_backup.backup(home, target)
-    with open(target, "rb") as file:
+    _list_ledger(copy)
+    return ledger_backup.home_id(target)
+
+
+def _list_ledger(copy: _Copy) -> None:
+    with open(os.path.join(copy.root, LEDGER), "rb") as file:
         status = os.fstat(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     copy.files[LEDGER] = Entry(LEDGER, status.st_size, digest, status.st_mtime_ns)
-    return ledger_backup.home_id(target)
+
+
+def _keep_mailboxes(copy: _Copy, home: Home) -> None:
+    """Where these inboxes are put back they have other inodes, and are the same: what is missing
+    from one left it. One that is not the inbox the ledger knows stays another one."""
+    if LEDGER not in copy.files:
+        return
+    with contextlib.closing(Ledger.open(os.path.join(copy.root, LEDGER))) as ledger:
+        same: list[tuple[str, None]] = []
+        for agent, known in ledger.registry.mailboxes().items():
+            with contextlib.suppress(OSError, UnsafePath), home.dirs() as dirs:
+                if mailbox.identity(dirs, agent) == known:
+                    same.append((agent, None))  # not known: the next start's first scan sees it
+        with ledger.transaction():
+            ledger.registry.set_mailboxes(same)
+    _list_ledger(copy)
 
 
 def _copy_journal(copy: _Copy, home: Home) -> None:

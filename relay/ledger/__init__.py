@@ -13,7 +13,7 @@
 The table of processes is in ``relay.processes.table``. The schema: schema.sql.
 """
 
-from relay.ledger.file import open_readonly
+from relay.ledger.file import open_readonly, undelivered
 from relay.ledger.ledger import (
     SCHEMA_VERSION,
     WAL_KEPT_BYTES,
@@ -27,7 +27,6 @@ from relay.ledger.ledger import (
     Row,
     Written,
     schema_sql,
-    undelivered,
 )
 
 __all__ = [

@@ -7,6 +7,7 @@ most, which the next copy begins anew. Nobody is held up by one: it reads a snap
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sqlite3
 import time
@@ -362,3 +363,13 @@ def remove(path: str, *suffixes: str) -> None:
     for suffix in suffixes:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path + suffix)
+
+
+def undelivered(db: sqlite3.Connection, recipient: str, message_ids: set[str]) -> set[str]:
+    """Those of these ids that no row of deliveries has for this recipient."""
+    found = db.execute(
+        "SELECT value FROM json_each(?) WHERE NOT EXISTS "
+        "(SELECT 1 FROM deliveries WHERE message_id = value AND recipient = ?)",
+        (json.dumps(sorted(message_ids)), recipient),
+    )
+    return {row[0] for row in found}

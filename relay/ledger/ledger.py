@@ -46,7 +46,6 @@ __all__ = [
     "Row",
     "Written",
     "schema_sql",
-    "undelivered",
 ]
 
 SCHEMA_VERSION = 3
@@ -397,9 +396,18 @@ class Ledger:
             ).fetchall()
         )
 
+    def unread_of(self, recipient: str, message_ids: Iterable[str]) -> dict[str, int]:
+        """The same of these messages alone."""
+        found = self._db.execute(
+            "SELECT message_id, coalesce(written_at, 0) FROM deliveries WHERE recipient = ? "
+            "AND state IN ('written', 'dead') AND message_id IN (SELECT value FROM json_each(?))",
+            (recipient, json.dumps(list(message_ids))),
+        )
+        return dict(found.fetchall())
+
     def undelivered(self, recipient: str, message_ids: set[str]) -> set[str]:
         """Those of these that nothing was ever delivered of to this agent."""
-        return undelivered(self._db, recipient, message_ids)
+        return ledger_file.undelivered(self._db, recipient, message_ids)
 
     # -- the rest ----------------------------------------------------------------------
 
@@ -454,16 +462,6 @@ class Ledger:
 def schema_sql() -> str:
     """The text of schema.sql."""
     return resources.files("relay").joinpath("schema.sql").read_text()
-
-
-def undelivered(db: sqlite3.Connection, recipient: str, message_ids: set[str]) -> set[str]:
-    """Those of these ids that no row of deliveries has for this recipient."""
-    found = db.execute(
-        "SELECT value FROM json_each(?) WHERE NOT EXISTS "
-        "(SELECT 1 FROM deliveries WHERE message_id = value AND recipient = ?)",
-        (json.dumps(sorted(message_ids)), recipient),
-    )
-    return {row[0] for row in found}
 
 
 def _restrict(path: str) -> None:

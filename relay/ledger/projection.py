@@ -86,7 +86,8 @@ class Projection:
     def _reminded(self, event: events.Reminded) -> None:
         key, due_at = (event.message_id, event.recipient), event.due_ms * NS_PER_MS
         before = self.owed.get(key, DutyFacts("", event.recipient, "open"))
-        self.owed[key] = before._replace(due_at=due_at, reminders=event.reminders)
+        count = max(before.reminders, event.reminders)  # it was given up once, and owed again
+        self.owed[key] = before._replace(due_at=due_at, reminders=count)
 
     def _owed_no_more(self, event: events.OwedNoMore) -> None:
         for recipient in event.recipients:
@@ -159,6 +160,11 @@ class Projection:
         for recipient in event.recipients:
             number = event.message_id
             self._move(number, recipient, state, event.at, event.attempt, said=event.said)
+            duty = self.owed.get((number, recipient))
+            if event.said and duty is not None:  # the last word counts, behind the answer, too
+                self.owed[number, recipient] = duty._replace(
+                    ack_status=event.said, acked_at=event.at * NS_PER_S
+                )
             if event.answer_id:
                 moved = self.moved[number, recipient]
                 answer_id, text = event.answer_id, event.answer_text or None
@@ -188,6 +194,8 @@ class Projection:
             changed["staged_at"] = at_s * NS_PER_S  # its age counts from here
         if state in _TIMES:
             changed[_TIMES[state]] = at_s * NS_PER_S
+        if state == "acked":  # who answers has read it
+            changed["read_at"] = before.read_at or at_s * NS_PER_S
         if said:
             changed["ack_status"] = said
         if why:
@@ -240,7 +248,14 @@ def deliveries_of(
 def duties_of(relay_id: str, owed: Mapping[str, Obligation]) -> list[DutyFacts]:
     """What is owed for a message, as the store has it."""
     return [
-        DutyFacts(relay_id, recipient, "open", one.due_ms * NS_PER_MS or None, one.reminders)
+        DutyFacts(
+            relay_id,
+            recipient,
+            "open",
+            one.due_ms * NS_PER_MS or None,
+            one.reminders,
+            one.said or None,
+        )
         for recipient, one in owed.items()
     ]
 

@@ -118,7 +118,7 @@ class Registry:
             ).fetchall()
         )
 
-    def set_mailboxes(self, mailboxes: Iterable[tuple[str, str]]) -> None:
+    def set_mailboxes(self, mailboxes: Iterable[tuple[str, str | None]]) -> None:
         """(agent, what tells its inbox from any other one): that one is delivered to now."""
         self._db.executemany(
             "UPDATE agents SET mailbox = ? WHERE name = ?",

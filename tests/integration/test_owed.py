@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from relay.agents.roster import META
+from relay.flow.watcher import Wake
 from relay.home import LEDGER
 from relay.message import MessageFile
 from tests.box import Box
@@ -347,6 +348,25 @@ def test_M03_a_process_that_ends_with_work_begun_is_told_once(box: Box) -> None:
     after(box, 6)
     assert told(box, "alice") == [notice]
     assert (duty(box, sent)[0], duty(box, other)[0]) == ("open", "open")
+
+
+def test_M03_however_much_is_begun_the_processes_are_looked_at_once(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(20):
+        answer(box, box.send("alice", COMMAND), "in_progress")
+    after(box, 1)
+    looks: list[object] = []
+    processes, rows = box.ledger.processes, box.ledger.processes.rows
+
+    def counted() -> object:
+        looks.append(None)
+        return rows()
+
+    monkeypatch.setattr(processes, "rows", counted)
+    box.clock.advance(6)
+    box.dispatcher.tick(Wake())
+    assert len(looks) == 1
 
 
 def test_M03_so_is_one_that_the_relay_started(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,22 @@ def test_M02_taken_and_removed_are_two_things(any_box: Box) -> None:
     any_box.close()
 
 
+def test_M02_one_that_is_removed_is_looked_up_alone_however_many_wait(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *_ = [box.send("alice", HI) for _ in range(5)]
+    after(box)
+    remove(box, first)
+    box.tick()
+
+    def all_of_them(_: str) -> dict[str, int]:
+        raise AssertionError("10,000 that wait take 10 ms")
+
+    monkeypatch.setattr(box.ledger, "unread", all_of_them)
+    after(box)
+    assert read(box, first) == ("read", "removed")
+
+
 def test_M02_taken_and_answered_in_one_batch_it_was_taken(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nKIND: command\n\ngo")
     box.take("bob", sent)
@@ -147,6 +164,28 @@ def test_M02_made_again_at_once_it_is_another_mailbox(box: Box) -> None:
     assert attempts(box) == {"hi": "2"}
 
 
+def test_M02_another_inbox_in_its_place_is_seen_before_the_next_scan(box: Box) -> None:
+    """Two renames, of which no watch tells: what is taken out of the new one was read."""
+    first, second = box.send("alice", "TO: bob\n\n1"), box.send("alice", "TO: bob\n\n2")
+    strange = box.send("alice", "TO: carol\n\nnot bob's")
+    shutil.copy(box.path("agents/carol/inbox", f"{strange}.msg"), inbox(box))
+    after(box, 31)
+    for one in (first, strange):
+        remove(box, one)
+    box.tick()
+    new = box.path("tmp", "new")
+    (new / ".pending").mkdir(parents=True)
+    (new / ".read").mkdir()
+    os.rename(inbox(box), box.path("tmp", "old"))
+    os.rename(new, inbox(box))
+    after(box)
+    assert attempts(box) == {"1": "2", "2": "2"}
+    remove(box, second)
+    after(box)
+    after(box)
+    assert read(box, second) == ("read", "removed") and attempts(box) == {"1": "2"}
+
+
 def test_M02_of_a_retired_agent_it_goes_back_to_its_sender(box: Box) -> None:
     sent = box.send("alice", HI)
     retire = "ACTION: agent.retire\nNAME: bob\nREASON: done here"
@@ -180,6 +219,42 @@ def test_M02_long_done_in_the_store_it_is_made_again_from_its_original(box: Box)
     box.home.make_agent("bob")
     after(box)
     assert attempts(box) == {"hi": "2"}
+
+
+def test_M02_so_is_what_the_store_has_archived(box: Box) -> None:
+    sent = box.send("alice", HI)
+    box.store.archive(box.store.by_relay_id(sent).id)  # as a channel's retention does
+    shutil.rmtree(box.path("agents", "bob"))
+    after(box)
+    box.home.make_agent("bob")
+    after(box)
+    assert attempts(box) == {"hi": "2"}
+    box.kill()
+    box.open()
+    after(box)
+    assert attempts(box) == {"hi": "2"}
+    assert box.store.unsettled() == {}  # nothing is left open that no one settles
+
+
+def test_M02_the_time_for_an_answer_begins_when_it_is_there_again(box: Box) -> None:
+    """Nobody is reminded of what it does not have, nor a minute after it has it."""
+    sent = box.send("alice", "TO: bob\nKIND: command\n\ngo")
+    after(box, 1700)
+    shutil.rmtree(box.path("agents", "bob"))
+    after(box)
+    box.home.make_agent("bob")
+    inbox(box, ".pending").rmdir()
+    inbox(box, ".pending").symlink_to(box.path("tmp"))
+    after(box)
+    after(box, 1700)
+    assert box.states(sent) == {"bob": "held"}
+    inbox(box, ".pending").unlink()
+    for _ in range(20):
+        after(box, 60)
+    assert attempts(box) == {"go": "2"}  # the command, and no reminder
+    assert [m.kind for m in box.inbox("alice").values()] == []
+    after(box, 1800)
+    assert [m.kind for m in box.inbox("bob").values()] == ["command", "reminder"]
 
 
 @pytest.mark.parametrize("what", ["agents", "home"])
@@ -266,6 +341,31 @@ def test_M01_a_dead_letter_that_is_read_says_so(box: Box) -> None:
     assert read(box, sent) == ("dead", "taken")
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted late, but done")
     assert read(box, sent) == ("acked", "taken")
+
+
+def test_M01_one_that_vanished_with_its_mailbox_was_removed_by_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = time.time_ns() - 7200 * 10**9  # the inbox that is made is the younger one
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda: before)
+        box = Box(tmp_path / "home", "alice", "bob")
+    dead = box.send("alice", "TO: bob\nDELIVERY: at-least-once\n\ngo")
+    for _ in range(12):
+        after(box, 61)
+    assert read(box, dead) == ("dead", None)
+    shutil.rmtree(box.path("agents", "bob"))
+    after(box)
+    box.home.make_agent("bob")
+    for _ in range(4):
+        after(box, 31)
+    assert read(box, dead) == ("dead", None)
+    box.kill()
+    box.open()
+    for _ in range(2):
+        after(box, 31)
+    assert read(box, dead) == ("dead", None)
+    box.close()
 
 
 def test_M01_so_does_one_that_was_read_while_no_relay_ran(box: Box) -> None:

@@ -60,6 +60,21 @@ def test_after_a_power_cut_a_start_that_was_cut_short_is_made_good(
     box.close()
 
 
+@pytest.mark.parametrize("mode", ["at-most-once", "at-least-once", "exactly-once"])
+def test_what_a_power_cut_took_from_an_inbox_comes_again_whatever_was_promised(
+    tmp_path: Path, mode: str
+) -> None:
+    box = Box(tmp_path / "home", "alice", "bob")
+    lost = box.send("alice", f"TO: bob\nKIND: command\nDELIVERY: {mode}\n\nlost")
+    box.kill()
+    box.path("agents", "bob", "inbox", f"{lost}.msg").unlink()
+    box.boot = "boot-2"
+    box.open()
+    assert [m.headers["ATTEMPT"] for m in box.inbox("bob").values()] == ["2"]
+    assert box.states(lost) == {"bob": "written"}
+    box.close()
+
+
 def break_inbox(box: Box, agent: str) -> Path:
     """Its ``.pending`` is no directory now: what comes for it is held."""
     pending = box.path("agents", agent, "inbox", ".pending")
