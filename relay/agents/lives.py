@@ -103,18 +103,19 @@ class Lives:
         return ended_at is not None and at <= ended_at <= self._clock.now_ns()
 
     def ended(self, name: str, since: int) -> str:
-        """How the process ended that an agent had at that time (Unix ns), as far as is known.
+        """How the process ended that an agent had in that second (Unix ns), as far as is known.
 
         Empty: it has not, or left in good order. One that the relay started has ended, too, when
         it was started again since.
         """
+        end = since + NS_PER_S
         row = self._ledger.processes.rows().get(name)
-        if row is not None and row.started_at and since + NS_PER_S <= row.started_at:
+        if row is not None and (row.started_at or 0) >= end:
             return f"the process of {name} ended, and was started again"
-        if row is not None and row.ended_at and (row.started_at or 0) <= since <= row.ended_at:
+        if row is not None and row.ended_at and since <= row.ended_at:
             return f"the process of {name} ended"
         pid, found_at, started_at = self._ended.get(name, (0, 0, 0))
-        if started_at <= since <= found_at:
+        if started_at < end and since <= found_at:
             return f"process {pid} of {name} ended"
         return ""
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from relay.agents.roster import META
+from relay.clock import NS_PER_S
 from relay.home import LEDGER
 from relay.message import MessageFile
 from tests.box import Box
@@ -347,6 +348,21 @@ def test_M03_a_process_that_ends_with_work_begun_is_told_once(box: Box) -> None:
     after(box, 6)
     assert told(box, "alice") == [notice]
     assert (duty(box, sent)[0], duty(box, other)[0]) == ("open", "open")
+
+
+def test_M03_so_is_one_that_began_in_the_second_in_which_it_registered(box: Box) -> None:
+    """A shell registers with its first call and says at once that it has begun."""
+    box.clock.advance(1 - box.clock.now_ns() % NS_PER_S / NS_PER_S + 0.2)
+    sent = box.send("alice", COMMAND)
+    process = register(box, "bob")
+    box.clock.advance(0.1)
+    answer(box, sent, "in_progress")
+    after(box, 31)
+    process.kill()
+    process.communicate()
+    after(box, 31)
+    after(box, 6)
+    assert told(box, "alice")[0].startswith(f"process {process.pid} of bob ended; ")
 
 
 def test_M03_so_is_one_that_the_relay_started(tmp_path: Path) -> None:
