@@ -56,7 +56,7 @@ def test_M05_the_headline_says_how_it_stands(box: Box) -> None:
     box.tick()
     assert headline(box, sent) == "command alice -> bob: read, not answered yet"
     begun = box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\nin_progress half way")
-    assert headline(box, sent).startswith("command alice -> bob: in progress by bob since ")
+    assert headline(box, sent).startswith("command alice -> bob: in progress by bob for ")
     assert headline(box, sent).endswith(f": half way (answer {begun})")
     assert lines(box, sent)[-1] == "completed by bob"  # not yet
     done = box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted\nall green\nand more")
