@@ -162,15 +162,17 @@ def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
 
 def _show(facts: dict[str, Any]) -> None:
     click.echo(printable(facts["message_id"]))
-    route = f"{facts['from']} -> {facts.get('to') or 'unknown'}"
-    about = f"{facts.get('kind') or 'unknown'} {route}: {facts['outcome']}"
-    click.echo(f"  {printable(about)}")
+    kind, to = facts.get("kind"), facts.get("to")
+    about = f"{kind or 'unknown'} {facts['from']} -> {to or 'unknown'}"
+    if not (kind or to):  # nobody could read it
+        about = f"a file of {facts['from']}"
+    click.echo(f"  {printable(about)}: {printable(facts['outcome'])}")
     hop = "  {:<28} {}".format
     for one in facts["hops"]:
         click.echo(hop(one["at"] or "unknown", printable(_told(one, facts))))
     for text in _not_yet(facts["deliveries"], facts.get("kind") in ("command", "query")):
         click.echo(hop("not yet", printable(text)))
-    if not facts["deliveries"] and facts["status"] not in ("failed", "rejected"):
+    if not facts["deliveries"] and facts["status"] in ("completed", "archived"):
         click.echo(hop("-", "no recipients"))
     if facts["error"] and facts["error"] not in facts["outcome"]:
         click.echo(hop("why", printable(facts["error"])))
