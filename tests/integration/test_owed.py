@@ -100,6 +100,17 @@ def test_M08_a_reminder_quotes_the_command_and_says_how_to_answer(box: Box) -> N
     assert duty(box, sent) == ("open", 1, None)
 
 
+def test_M08_who_answers_the_reminder_is_told_what_to_answer(box: Box) -> None:
+    box.send("alice", COMMAND)
+    after(box, HALF_AN_HOUR + 1)
+    (reminder,) = of_kind(box, "bob", "reminder")
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {reminder.headers['ID']}\n\ncompleted")
+    assert box.nacks("bob")[0].endswith(
+        f"{reminder.headers['ID']} expects no acknowledgment: it is a reminder; "
+        "answer the message that its RE names\n"
+    )
+
+
 def test_M08_after_two_reminders_it_is_given_up(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     for _ in range(3):
