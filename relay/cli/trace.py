@@ -129,6 +129,8 @@ def _delivery(row: wording.Fields) -> dict[str, Any]:
         "read_how": row["read_how"],
         "answer": row["answer_id"],
         "answer_text": row["answer_text"],
+        "obligation": row["obligation"],
+        "reminders": row["reminders"],
         "due_at": when(row["due_at"]),
         "error": row["last_error"],
     }
@@ -230,6 +232,6 @@ def _not_yet(deliveries: list[dict[str, Any]], is_to_be_acked: bool) -> Iterator
         if state in ("staged", "written"):
             yield f"read by {name}"
         if is_to_be_acked and state in ("staged", "written", "read") and not one["acked_at"]:
-            yield f"acknowledged by {name}"
+            yield f"acknowledged by {name}{wording.obliged(one)}"
         elif state == "acked" and one["outcome"] == Word.IN_PROGRESS:
             yield f"completed by {name}"

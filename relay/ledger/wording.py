@@ -140,7 +140,7 @@ def phrase(delivery: Fields, kind: str | None, now_ns: int, *, is_named: bool = 
         said += ", not read yet"
     elif word is Word.READ and kind in OWING and delivery["state"] == "read":
         said += ", not answered yet"
-    return said + _obliged(delivery)
+    return said + obliged(delivery)
 
 
 def _since(delivery: Fields) -> str:
@@ -150,8 +150,8 @@ def _since(delivery: Fields) -> str:
     return "; removed since" if delivery["read_how"] == REMOVED else "; read since"
 
 
-def _obliged(delivery: Fields) -> str:
-    """What was done about an answer that did not come."""
+def obliged(delivery: Fields) -> str:
+    """What was done about an answer that did not come; empty where nothing was."""
     if delivery["obligation"] == "given_up":
         return ", no answer is waited for any more"
     times = delivery["reminders"] if delivery["obligation"] == "open" else 0

@@ -83,6 +83,21 @@ def test_M05_what_waits_in_its_outbox_has_no_word_of_recipients_yet(tmp_path: Pa
     box.close()
 
 
+def test_M05_of_several_it_is_said_who_was_reminded_and_who_is_waited_for_no_longer(
+    box: Box,
+) -> None:
+    sent = box.send("alice", "TO: *\nKIND: command\n\nreport")
+    box.clock.advance(1801)
+    box.tick(3)
+    assert "acknowledged by bob, reminded once" in lines(box, sent)
+    for _ in range(2):
+        box.clock.advance(1801)
+        box.tick(3)
+    assert "acknowledged by bob, no answer is waited for any more" in lines(box, sent)
+    (bob, *_) = json.loads(shown(box, "trace", "--json", sent))["deliveries"]
+    assert (bob["recipient"], bob["obligation"], bob["reminders"]) == ("bob", "given_up", 2)
+
+
 def test_M04_a_refusal_is_no_acceptance(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     box.take("bob", sent)
