@@ -298,7 +298,8 @@ _relay_check_body() { # $1: the kind, $2: how many arguments were given
     esac
     [ -z "$body" ] || return 0
     case $1 in
-    ack | nack | join | leave | status | spawn | release | continuity) return ;;
+    ack | nack | status | spawn | release | continuity) return ;;
+    join | leave | subscribe | unsubscribe) return ;;
     esac
     [ "$2" -eq 2 ] || _relay_misuse "BODY is missing: one argument, or - for standard input"
     _relay_misuse "the body is empty"

@@ -295,7 +295,8 @@ def _open_own(
 
 def _refuse_links(name: str, status: os.stat_result) -> None:
     if status.st_nlink > 1:
-        raise HardLink(f"{name} has {status.st_nlink} links: a file of other names, elsewhere")
+        text = f"{name} has {status.st_nlink} hard links: it is a file elsewhere, too; use a copy"
+        raise HardLink(text)
 
 
 def _refuse_foreign(name: str, status: os.stat_result, cause: OSError | None = None) -> None:

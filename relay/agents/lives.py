@@ -104,7 +104,7 @@ class Lives:
         return ended_at is not None and at <= ended_at <= self._clock.now_ns()
 
     def endings(self) -> Callable[[str, int], str]:
-        """How the process ended that an agent had at some time (Unix ns), as far as is known now.
+        """How the process ended that an agent had in a second (Unix ns), as far as is known.
 
         Empty: it has not, or left in good order. One that the relay started has ended, too, when
         it was started again since. One look at the ledger, however many are asked about.
@@ -113,12 +113,13 @@ class Lives:
         return lambda name, since: self._ended_of(name, since, rows.get(name))
 
     def _ended_of(self, name: str, since: int, row: Process | None) -> str:
-        if row is not None and row.started_at and since + NS_PER_S <= row.started_at:
+        end = since + NS_PER_S
+        if row is not None and (row.started_at or 0) >= end:
             return f"the process of {name} ended, and was started again"
-        if row is not None and row.ended_at and (row.started_at or 0) <= since <= row.ended_at:
+        if row is not None and row.ended_at and since <= row.ended_at:
             return f"the process of {name} ended"
         pid, found_at, started_at = self._ended.get(name, (0, 0, 0))
-        if started_at <= since <= found_at:
+        if started_at < end and since <= found_at:
             return f"process {pid} of {name} ended"
         return ""
 

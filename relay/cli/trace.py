@@ -129,6 +129,8 @@ def _delivery(row: wording.Fields) -> dict[str, Any]:
         "read_how": row["read_how"],
         "answer": row["answer_id"],
         "answer_text": row["answer_text"],
+        "obligation": row["obligation"],
+        "reminders": row["reminders"],
         "due_at": when(row["due_at"]),
         "error": row["last_error"],
     }
@@ -162,15 +164,17 @@ def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
 
 def _show(facts: dict[str, Any]) -> None:
     click.echo(printable(facts["message_id"]))
-    route = f"{facts['from']} -> {facts.get('to') or 'unknown'}"
-    about = f"{facts.get('kind') or 'unknown'} {route}: {facts['outcome']}"
-    click.echo(f"  {printable(about)}")
+    kind, to = facts.get("kind"), facts.get("to")
+    about = f"{kind or 'unknown'} {facts['from']} -> {to or 'unknown'}"
+    if not (kind or to):  # nobody could read it
+        about = f"a file of {facts['from']}"
+    click.echo(f"  {printable(about)}: {printable(facts['outcome'])}")
     hop = "  {:<28} {}".format
     for one in facts["hops"]:
         click.echo(hop(one["at"] or "unknown", printable(_told(one, facts))))
     for text in _not_yet(facts["deliveries"], facts.get("kind") in ("command", "query")):
         click.echo(hop("not yet", printable(text)))
-    if not facts["deliveries"] and facts["status"] not in ("failed", "rejected"):
+    if not facts["deliveries"] and facts["status"] in ("completed", "archived"):
         click.echo(hop("-", "no recipients"))
     if facts["error"] and facts["error"] not in facts["outcome"]:
         click.echo(hop("why", printable(facts["error"])))
@@ -228,6 +232,6 @@ def _not_yet(deliveries: list[dict[str, Any]], is_to_be_acked: bool) -> Iterator
         if state in ("staged", "written"):
             yield f"read by {name}"
         if is_to_be_acked and state in ("staged", "written", "read") and not one["acked_at"]:
-            yield f"acknowledged by {name}"
+            yield f"acknowledged by {name}{wording.obliged(one)}"
         elif state == "acked" and one["outcome"] == Word.IN_PROGRESS:
             yield f"completed by {name}"

@@ -68,7 +68,7 @@ def _walk(root: str, path: str, looked: _Looked) -> Iterator[tuple[str, os.stat_
         except FileNotFoundError:
             continue  # it has just gone
         except OSError as exc:
-            looked.unseen.append(f"{folder} ({exc.strerror})")
+            looked.unseen.append(f"{folder or '.'} ({exc.strerror})")
             continue
         for entry in entries:
             if looked.count >= MOST_LOOKED:
@@ -104,7 +104,7 @@ class _Looked:
             if not is_agents:
                 self._links.append(path)
         elif status.st_uid != os.geteuid():
-            self._foreign.append(path)
+            self._foreign.append(path or ".")
         elif mode & 0o077 and not is_agents and path.partition("/")[2][-9:] != "meta.json":
             is_dir = stat.S_ISDIR(status.st_mode)
             if is_dir or stat.S_ISREG(status.st_mode):

@@ -239,9 +239,9 @@ def _vanished(
 def _gone(agent: str, number: int) -> Finding:
     return Finding(
         "ledger",
-        f"{number} unread messages vanished with the mailbox of {agent}",
-        f"they are delivered again when it is back (`relay register {agent}`, and a relay that "
-        "runs); of a retired agent they go back to their senders",
+        mailbox.vanished(agent, number),
+        f"delivered again when it is back (`relay register {agent}`, and a relay that runs); "
+        f"or back to their senders: `relay agents retire {agent}`",
         Severity.WARNING,
         f"agents/{agent}/inbox",
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Set
 
 from relay.agents import continuity
 from relay.agents.saves import Saves
-from relay.agents.standing import Change, asked
+from relay.agents.standing import Change, Status, asked
 from relay.clock import NS_PER_MS, NS_PER_S
 from relay.comm import duties
 from relay.comm.acks import DEAD_LETTER_TOPIC
@@ -343,10 +343,13 @@ class Decider:
         if message.kind is Kind.CONTINUITY and self._saves is not None:
             return continuity.handle(message, work.message_id, work.agent, lead, self._saves)
         answer = control.handle(message, work.agent, self._store, lead)
-        if answer.life is not None and answer.life.name not in agents:
-            name = answer.life.name
-            return control.Answer(False, f"there is no agent {name}: `relay agents` lists them")
-        return answer
+        life = answer.life
+        if life is None or life.name in agents:
+            return answer
+        # whose mailbox is gone may be retired: what vanished with it goes back to its senders
+        if life.status == Status.RETIRED and life.name in self._silent | self._away.keys():
+            return answer
+        return control.Answer(False, f"there is no agent {life.name}: `relay agents` lists them")
 
     def _ask(self, work: Work, message: MessageFile) -> control.Answer:
         """A process is to be started or ended: it is, once this is accepted."""

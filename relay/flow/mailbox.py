@@ -111,3 +111,9 @@ def _born_ns(fd: int) -> int:
 def _statx() -> Callable[..., int] | None:
     """The C library's function; None in one that is too old for it."""
     return getattr(ctypes.CDLL(None), "statx", None)
+
+
+def vanished(agent: str, number: int) -> str:
+    """So many messages that nobody read went with this agent's mailbox."""
+    what = "message" if number == 1 else "messages"
+    return f"{number} unread {what} vanished with the mailbox of {agent}"

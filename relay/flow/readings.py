@@ -176,7 +176,7 @@ class Readings:
             self._ledger.note_position(self._events.journal.durable, now)
         for agent, number in Counter(agent for agent, _ in vanished).items():
             self._log(
-                f"{number} unread messages vanished with the mailbox of {agent}: "
+                f"{mailbox.vanished(agent, number)}: "
                 "delivered again, or back to their senders where it is retired",
                 action="mailbox_vanished",
                 level="warning",

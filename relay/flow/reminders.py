@@ -28,7 +28,7 @@ from relay.message import Kind
 BATCH = 256  # answers in one turn
 MOST_QUOTED = 4096  # bytes of the message that a reminder repeats
 LOOK_NS = 5 * NS_PER_S  # between two looks for processes that ended
-BEGUN = {"received": "acknowledged it as received", "in_progress": "begun it"}
+BEGUN = {"received": "acknowledged it as received", "in_progress": "began it"}
 
 
 class Reminders:
@@ -153,16 +153,15 @@ class Reminders:
     def _given_up(self, message: Message, one: Due, gone: str) -> str:
         why = gone or f"it was reminded {one.obligation.reminders} times"
         return (
-            f"{self._unanswered(message, one.recipient, one.obligation)}; {why}: "
-            "its answer is waited for no longer"
+            f"{self._unanswered(message, one.recipient, one.obligation)}; "
+            f"its answer is waited for no longer: {why}"
         )
 
     def _unanswered(self, message: Message, name: str, owed: Obligation) -> str:
         """What is known of a recipient: whether it read the message, whether it began."""
         delivery = self._store.state.deliveries.get(message.id, {}).get(name)
         if owed.said:
-            said = BEGUN.get(owed.said, f"said {owed.said}")
-            known = f"it has {said} {self._ago(owed.since)}"
+            known = f"it {BEGUN.get(owed.said, f'said {owed.said}')} {self._ago(owed.since)}"
         elif delivery is not None and delivery.state is DeliveryState.RECEIVED:
             known = "it has read it"
         else:

@@ -200,10 +200,10 @@ def _route_answer(
                 "send it as KIND message with RE"
             )
     elif not store.expects_ack(original):
-        return Bounce(
-            f"{_relay_id(original)} expects no acknowledgment: only a command, a query or a "
-            "message sent with DELIVERY at-least-once does"
-        )
+        why = "only a command, a query or a message sent with DELIVERY at-least-once does"
+        if (original.metadata or {}).get("kind") == Kind.REMINDER:
+            why = "it is a reminder; answer the message that its RE names"
+        return Bounce(f"{_relay_id(original)} expects no acknowledgment: {why}")
     if original.sender in directory.away:
         return Bounce(
             f"{directory.away[original.sender]}; what it asked is noted as answered", original

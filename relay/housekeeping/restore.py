@@ -96,15 +96,22 @@ def _put(source: str, temp: str, entry: Entry) -> None:
     try:
         fd = fsio.open_read(path)
     except FileNotFoundError as exc:
-        raise IntegrityError(path, 0, f"{entry.size} bytes", "no file") from exc
+        raise _damaged(path, 0, f"{entry.size} bytes", "no file") from exc
     try:
         size, sha256 = copy_bytes(fd, target, entry.mtime_ns)
     finally:
         os.close(fd)
     if size != entry.size:
-        raise IntegrityError(path, min(size, entry.size), f"{entry.size} bytes", f"{size} bytes")
+        raise _damaged(path, min(size, entry.size), f"{entry.size} bytes", f"{size} bytes")
     if sha256 != entry.sha256:
-        raise IntegrityError(path, 0, f"SHA-256 {entry.sha256}", sha256)
+        raise _damaged(path, 0, f"SHA-256 {entry.sha256}", sha256)
+
+
+def _damaged(path: str, offset: int, expected: str, found: str) -> IntegrityError:
+    """A file of the backup that is not as it was when the backup was made."""
+    error = IntegrityError(path, offset, expected, found)
+    error.hint = "the backup is damaged, and nothing was changed; restore another one"
+    return error
 
 
 def _inside(path: str) -> str:

@@ -110,17 +110,18 @@ def _take_over(path: str, ledger: Ledger, lost: list[str]) -> dict[str, int]:
                 ledger.take_over(table, row)
         kept[table] = len(rows)
         if why:
-            lost.append(f"{_LOST[table].format(rows=len(rows))}: {why}")
+            after = f" after the first {len(rows)}" if rows else ""
+            lost.append(f"{_LOST[table].format(after=after)}: {why}")
     return kept
 
 
 _LOST = {
     "orchestrator_state": "which home it is, and how often it was started",
-    "agents": "agents after the first {rows}, and their keys; the next start lists those that have"
+    "agents": "agents{after} and their keys; the next start lists those that have"
     " a mailbox, and `relay key show NAME` says which key it takes from now on",
-    "processes": "processes after the first {rows}; the next start takes over those that run",
-    "pending_operations": "what was asked of processes after the first {rows}",
-    "security_events": "security events after the first {rows}",
+    "processes": "processes{after}; the next start takes over those that run",
+    "pending_operations": "what was asked of processes{after}",
+    "security_events": "security events{after}",
 }
 
 

@@ -131,16 +131,16 @@ def phrase(delivery: Fields, kind: str | None, now_ns: int, *, is_named: bool = 
     said = f"{word} {_BEFORE_A_NAME[word]} {name}" if is_named or word in _ANSWERED else str(word)
     if word in _ANSWERED:
         if word is Word.IN_PROGRESS:
-            said += f" since {elapsed(now_ns - (delivery['acked_at'] or now_ns))}"
+            said += f" for {elapsed(now_ns - (delivery['acked_at'] or now_ns))}"
         said = _with(said, delivery["answer_text"])
         said += f" (answer {delivery['answer_id']})" if delivery["answer_id"] else ""
-    elif word in _REASONED:
-        said = _with(said, delivery["last_error"]) + _since(delivery)
+    elif word in _REASONED:  # which says already that nothing is waited for
+        return _with(said, delivery["last_error"]) + _since(delivery)
     elif word is Word.DELIVERED:
         said += ", not read yet"
     elif word is Word.READ and kind in OWING and delivery["state"] == "read":
         said += ", not answered yet"
-    return said + _obliged(delivery)
+    return said + obliged(delivery)
 
 
 def _since(delivery: Fields) -> str:
@@ -150,8 +150,8 @@ def _since(delivery: Fields) -> str:
     return "; removed since" if delivery["read_how"] == REMOVED else "; read since"
 
 
-def _obliged(delivery: Fields) -> str:
-    """What was done about an answer that did not come."""
+def obliged(delivery: Fields) -> str:
+    """What was done about an answer that did not come; empty where nothing was."""
     if delivery["obligation"] == "given_up":
         return ", no answer is waited for any more"
     times = delivery["reminders"] if delivery["obligation"] == "open" else 0

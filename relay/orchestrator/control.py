@@ -130,7 +130,7 @@ def _change_channel(
         store.leave_channel(channel.id, sender)
         return Answer(True, f"you no longer take part in {name}")
     ended = store.unsubscribe(channel.id, sender, pattern or None)
-    return Answer(True, f"{ended} subscriptions to {name} ended")
+    return Answer(True, f"{ended} subscription{'s' * (ended != 1)} to {name} ended")
 
 
 def _subscribe(

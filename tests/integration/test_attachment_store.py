@@ -81,7 +81,10 @@ UNSAFE: dict[str, tuple[Callable[[Path, Path], None], str]] = {
     "a link": (lambda p, other: p.symlink_to(other), "is a link, socket or the like, no regular"),
     "a FIFO": (lambda p, other: os.mkfifo(p), "is no regular file"),
     "a directory": (lambda p, other: p.mkdir(), "is no regular file"),
-    "a hard link": (lambda p, other: p.hardlink_to(other), "has 2 links: a file of other names"),
+    "a hard link": (
+        lambda p, other: p.hardlink_to(other),
+        "has 2 hard links: it is a file elsewhere, too",
+    ),
 }
 
 

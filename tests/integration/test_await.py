@@ -99,7 +99,7 @@ def test_time_over_says_how_far_it_came(home: Path) -> None:
     with answering(home, "me.ack(m, 'in_progress')", "carol"):
         done = relay("send", "--await", "2s", "carol", "--kind", "command", "go", home=home)
     assert done.returncode == 4
-    assert "within 2 s: in progress by carol since " in done.stderr.splitlines()[1]
+    assert "within 2 s: in progress by carol for " in done.stderr.splitlines()[1]
 
 
 def test_everybody_silent_is_counted(home: Path) -> None:

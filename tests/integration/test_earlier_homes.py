@@ -97,5 +97,5 @@ def test_what_its_rows_do_not_say_is_not_made_up(home: Path) -> None:
         for state, key in by_state.items()
     }
     assert words["read"] == "read"
-    assert words["acked"].startswith("in progress by bob since ")
+    assert words["acked"].startswith("in progress by bob for ")
     assert "read by bob" in shown(home, "trace", by_state["read"][0])

@@ -237,7 +237,7 @@ def test_a_hard_link_is_refused_and_its_other_name_stays_as_it_is(box: Box, tmp_
     box.tick()
     assert box.bodies("bob") == []
     assert box.nacks("alice") == [
-        f"not delivered: {name} has 2 links: a file of other names, elsewhere\n"
+        f"not delivered: {name} has 2 hard links: it is a file elsewhere, too; use a copy\n"
     ]
     box.flush()
     assert kinds(box) == [("hard_link", "alice", f"agents/alice/outbox/{name}")]

@@ -54,7 +54,7 @@ def test_a_hard_link_to_a_large_file_likewise(box: Box, tmp_path: Path) -> None:
     box.tick()
     box.clock.advance(31)
     box.tick(2)
-    assert "has 2 links" in box.nacks("alice")[0]
+    assert "has 2 hard links" in box.nacks("alice")[0]
     assert on_disk(box) - before < 4 * MIB
 
 

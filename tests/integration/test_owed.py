@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from relay.agents.roster import META
+from relay.clock import NS_PER_S
 from relay.flow.watcher import Wake
 from relay.home import LEDGER
 from relay.message import MessageFile
@@ -100,6 +101,17 @@ def test_M08_a_reminder_quotes_the_command_and_says_how_to_answer(box: Box) -> N
     assert duty(box, sent) == ("open", 1, None)
 
 
+def test_M08_who_answers_the_reminder_is_told_what_to_answer(box: Box) -> None:
+    box.send("alice", COMMAND)
+    after(box, HALF_AN_HOUR + 1)
+    (reminder,) = of_kind(box, "bob", "reminder")
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {reminder.headers['ID']}\n\ncompleted")
+    assert box.nacks("bob")[0].endswith(
+        f"{reminder.headers['ID']} expects no acknowledgment: it is a reminder; "
+        "answer the message that its RE names\n"
+    )
+
+
 def test_M08_after_two_reminders_it_is_given_up(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     for _ in range(3):
@@ -109,7 +121,7 @@ def test_M08_after_two_reminders_it_is_given_up(box: Box) -> None:
         "bob has not answered the command sent 60 min ago: it has not read it; "
         "it is reminded, 2 of 2, the last one",
         "bob has not answered the command sent 90 min ago: it has not read it; "
-        "it was reminded 2 times: its answer is waited for no longer",
+        "its answer is waited for no longer: it was reminded 2 times",
     ]
     assert duty(box, sent) == ("given_up", 2, None)
     after(box, 100_000)
@@ -178,8 +190,8 @@ def test_M03_a_word_that_is_no_end_ends_nothing(box: Box, word: str) -> None:
     assert f"you said {status} 30 min ago, and have not answered the command" in (
         reminder.body.decode()
     )
-    said = {"received": "acknowledged it as received", "in_progress": "begun it"}[status]
-    assert f"it has {said} 30 min ago; it is reminded, 1 of 2" in told(box, "alice")[0]
+    said = {"received": "acknowledged it as received", "in_progress": "began it"}[status]
+    assert f"it {said} 30 min ago; it is reminded, 1 of 2" in told(box, "alice")[0]
     answer(box, sent, "completed")
     assert duty(box, sent) == ("answered", 1, "completed")
     after(box, 100_000)
@@ -233,7 +245,7 @@ def test_M08_who_is_gone_is_not_reminded(box: Box) -> None:
     after(box, HALF_AN_HOUR)
     assert told(box, "alice") == [
         "bob has not answered the command sent 30 min ago: it has not read it; "
-        "bob is no longer an agent: its answer is waited for no longer"
+        "its answer is waited for no longer: bob is no longer an agent"
     ]
     assert duty(box, sent)[0] == "given_up"
 
@@ -340,7 +352,7 @@ def test_M03_a_process_that_ends_with_work_begun_is_told_once(box: Box) -> None:
     assert notice.startswith(
         f"process {process.pid} of bob ended; bob has not answered the command"
     )
-    assert "it has begun it" in notice
+    assert "it began it 62 s ago" in notice
     after(box, 31)
     box.kill()
     box.open()
@@ -367,6 +379,21 @@ def test_M03_however_much_is_begun_the_processes_are_looked_at_once(
     box.clock.advance(6)
     box.dispatcher.tick(Wake())
     assert len(looks) == 1
+
+
+def test_M03_so_is_one_that_began_in_the_second_in_which_it_registered(box: Box) -> None:
+    """A shell registers with its first call and says at once that it has begun."""
+    box.clock.advance(1 - box.clock.now_ns() % NS_PER_S / NS_PER_S + 0.2)
+    sent = box.send("alice", COMMAND)
+    process = register(box, "bob")
+    box.clock.advance(0.1)
+    answer(box, sent, "in_progress")
+    after(box, 31)
+    process.kill()
+    process.communicate()
+    after(box, 31)
+    after(box, 6)
+    assert told(box, "alice")[0].startswith(f"process {process.pid} of bob ended; ")
 
 
 def test_M03_so_is_one_that_the_relay_started(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from relay.ledger import Ledger
 from tests.box import Box
 
 HI = "TO: bob\n\nhi"
+RETIRE = "ACTION: agent.retire"
 
 
 @pytest.fixture(params=["inotify", "scan"])
@@ -195,6 +196,30 @@ def test_M02_of_a_retired_agent_it_goes_back_to_its_sender(box: Box) -> None:
     after(box, 31)
     assert box.states(sent) == {"bob": "bounced"}
     assert "done here" in box.nacks("alice")[0]
+
+
+def test_M02_whose_mailbox_is_gone_already_may_be_retired(box: Box) -> None:
+    """It is the one way to give its senders their mail back, as `relay doctor` says."""
+    sent = box.send("alice", HI)
+    shutil.rmtree(box.path("agents", "bob"))
+    after(box)
+    for name in ("bob", "nobody"):
+        box.send("operator", f"TO: __orchestrator__\nKIND: command\n\n{RETIRE}\nNAME: {name}")
+    after(box, 31)
+    assert box.states(sent) == {"bob": "bounced"}
+    assert box.sql("SELECT status FROM agents WHERE name = 'bob'") == [("retired",)]
+    assert [text for text in box.nacks("operator") if "there is no agent" in text] == [
+        "there is no agent nobody: `relay agents` lists them\n"
+    ]
+
+
+def test_M02_one_message_that_vanished_is_said_in_the_singular(box: Box) -> None:
+    box.send("alice", HI)
+    shutil.rmtree(box.path("agents", "bob"))
+    box.home.make_agent("bob")
+    after(box)
+    after(box)
+    assert said(box)[0].startswith("1 unread message vanished with the mailbox of bob: ")
 
 
 def test_M02_it_counts_whatever_was_promised(box: Box) -> None:

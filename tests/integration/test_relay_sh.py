@@ -136,6 +136,12 @@ def test_some_kinds_need_no_body(sh: Shell) -> None:
     assert (message.kind, message.body) == (Kind.STATUS, b"")
 
 
+@pytest.mark.parametrize("kind", ["join", "leave", "subscribe", "unsubscribe"])
+def test_M15_a_channel_as_the_address_says_all_there_is_to_say(sh: Shell, kind: str) -> None:
+    message = parse(sh.sent(sh.ok(f"relay_send -k {kind} '#build'")))
+    assert (message.kind, message.to, message.body) == (kind, "#build", b"")
+
+
 @pytest.mark.parametrize(
     ("script", "says"),
     [

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from relay.cli import cli
+from relay.config import Config, Limits
 from tests.box import Box
 
 COMMAND = "TO: bob\nKIND: command\nTHREAD: t-1\n\ndeploy"
@@ -56,7 +57,7 @@ def test_M05_the_headline_says_how_it_stands(box: Box) -> None:
     box.tick()
     assert headline(box, sent) == "command alice -> bob: read, not answered yet"
     begun = box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\nin_progress half way")
-    assert headline(box, sent).startswith("command alice -> bob: in progress by bob since ")
+    assert headline(box, sent).startswith("command alice -> bob: in progress by bob for ")
     assert headline(box, sent).endswith(f": half way (answer {begun})")
     assert lines(box, sent)[-1] == "completed by bob"  # not yet
     done = box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted\nall green\nand more")
@@ -64,6 +65,37 @@ def test_M05_the_headline_says_how_it_stands(box: Box) -> None:
         f"command alice -> bob: completed by bob: all green (answer {done})"
     )
     assert f"acknowledged by bob: completed, all green (answer {done})" in lines(box, sent)
+
+
+def test_M05_a_file_that_was_no_message_has_neither_kind_nor_address(box: Box) -> None:
+    sent = box.send("alice", "no header at all")
+    assert headline(box, sent).startswith(f"a file of alice: refused: {sent}.msg, line 1")
+
+
+def test_M05_what_waits_in_its_outbox_has_no_word_of_recipients_yet(tmp_path: Path) -> None:
+    box = Box(tmp_path / "home", "alice", "bob", config=Config(limits=Limits(reply_depth=1)))
+    sent = box.send("alice", "TO: bob\n\nthanks")
+    for n in range(2):
+        sender, to = ("bob", "alice") if n % 2 == 0 else ("alice", "bob")
+        sent = box.send(sender, f"TO: {to}\nRE: {sent}\n\nthanks")
+    assert "waiting: more than 1 answers" in headline(box, sent)
+    assert lines(box, sent) == ["discovered in the outbox of alice"]
+    box.close()
+
+
+def test_M05_of_several_it_is_said_who_was_reminded_and_who_is_waited_for_no_longer(
+    box: Box,
+) -> None:
+    sent = box.send("alice", "TO: *\nKIND: command\n\nreport")
+    box.clock.advance(1801)
+    box.tick(3)
+    assert "acknowledged by bob, reminded once" in lines(box, sent)
+    for _ in range(2):
+        box.clock.advance(1801)
+        box.tick(3)
+    assert "acknowledged by bob, no answer is waited for any more" in lines(box, sent)
+    (bob, *_) = json.loads(shown(box, "trace", "--json", sent))["deliveries"]
+    assert (bob["recipient"], bob["obligation"], bob["reminders"]) == ("bob", "given_up", 2)
 
 
 def test_M04_a_refusal_is_no_acceptance(box: Box) -> None:

@@ -217,7 +217,7 @@ def test_ending_one_subscription_or_all(store: CommStore) -> None:
     for pattern in ("build.#", "test.#", "deploy.#"):
         ask(store, "subscribe", f"CHANNEL: ci\nPATTERN: {pattern}")
     assert ask(store, "unsubscribe", "CHANNEL: ci\nPATTERN: test.#") == Answer(
-        True, "1 subscriptions to ci ended"
+        True, "1 subscription to ci ended"
     )
     assert ask(store, "unsubscribe", "CHANNEL: ci").text == "2 subscriptions to ci ended"
     assert ask(store, "unsubscribe", "CHANNEL: ci").text == "0 subscriptions to ci ended"

@@ -54,12 +54,12 @@ def acked(status: str, **facts: Any) -> dict[str, Any]:
         (
             acked("in_progress", answer_text="half way"),
             "in progress",
-            "in progress by bob since 3 min: half way (answer 9-ab)",
+            "in progress by bob for 3 min: half way (answer 9-ab)",
         ),
         (
             acked("received", obligation="open", reminders=2),
             "in progress",
-            "in progress by bob since 3 min (answer 9-ab), reminded 2 times",
+            "in progress by bob for 3 min (answer 9-ab), reminded 2 times",
         ),
         (acked("received"), "read", "read"),
         (
