@@ -204,6 +204,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dir", help="where the fresh directory is made [the system's]")
     given = parser.parse_args()
+    if given.dir is not None and not Path(given.dir).is_dir():
+        parser.error(f"--dir: {given.dir} is not a directory; make it first")
     root = Path(tempfile.mkdtemp(prefix="agent-relay-soak-", dir=given.dir))
     result = soak(
         root,
