@@ -163,6 +163,21 @@ def _gist(text: str) -> str:
     return "_".join(words[:2]).strip(":,;")
 
 
+def _ailments(home: Path) -> list[str]:
+    """What the doctor finds, but for what an agent had not sent yet when it was killed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "relay.cli", "--home", str(home), "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    findings = [msgspec.json.decode(line) for line in done.stdout.splitlines()]
+    said = [f"relay doctor: {one['finding']}" for one in findings if one["severity"] != "note"]
+    if done.returncode and not said:
+        said = [f"relay doctor: {done.stderr.strip()}"]
+    return [text for text in said if "not sent, in .pending" not in text]
+
+
 def soak(
     root: Path, *, seconds: float, agents: int, kill_every_s: float, seed: int
 ) -> dict[str, object]:
@@ -174,15 +189,7 @@ def soak(
         for name in one.names:
             for pid in one.pids(name):
                 os.kill(pid, signal.SIGKILL)
-    doctor = subprocess.run(
-        [sys.executable, "-m", "relay.cli", "--home", str(one.home), "doctor"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    found = list(check.faults(one.home, one.books))
-    if doctor.returncode:
-        found.append(f"relay doctor: {doctor.stdout.strip()} {doctor.stderr.strip()}")
+    found = [*check.faults(one.home, one.books), *_ailments(one.home)]
     return {
         "case": "soak",
         "seconds": seconds,
