@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +37,15 @@ def relay(*arguments: str, home: Path, stdin: str = "") -> subprocess.CompletedP
         timeout=PATIENCE_S,
         check=False,
     )
+
+
+def earlier_home(kind: str, folder: Path) -> Path:
+    """A home that the code before schema 3 left, put into ``folder``: stopped or killed."""
+    with tarfile.open(PROJECT / "tests" / "fixtures" / "homes" / f"schema-v2-{kind}.tar.xz") as tar:
+        tar.extraction_filter = lambda member, _: member  # our own file; 3.11.2 asks for none
+        tar.extractall(folder)
+    (home,) = folder.glob("home-*")
+    return home
 
 
 def home_of(root: Path, *agents: str, checkpoint_ms: int = 50) -> Path:

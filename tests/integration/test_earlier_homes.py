@@ -4,7 +4,6 @@ was delivered stays, nothing comes twice, and what an old row does not say is no
 from __future__ import annotations
 
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,19 +11,15 @@ from click.testing import CliRunner
 
 from relay.cli import cli
 from relay.home import LEDGER
-from tests.procs import Relay, relay, until
+from tests.procs import Relay, earlier_home, relay, until
 from tests.unit.ledger_support import Look
 
-HOMES = Path(__file__).parents[1] / "fixtures" / "homes"
 pytestmark = pytest.mark.timeout(60)  # a real relay, on a busy machine
 
 
 @pytest.fixture(params=["stopped", "killed"])
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    with tarfile.open(HOMES / f"schema-v2-{request.param}.tar.xz") as tar:
-        tar.extractall(tmp_path, filter="fully_trusted")
-    (found,) = tmp_path.iterdir()
-    return found
+    return earlier_home(request.param, tmp_path)
 
 
 def files(home: Path) -> dict[str, list[str]]:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import tarfile
 from pathlib import Path
 
 import pytest
 
-from tests.procs import PROJECT, Relay, relay, until
+from tests.procs import Relay, earlier_home, relay, until
 
 pytestmark = pytest.mark.timeout(60)
-HOMES = PROJECT / "tests" / "fixtures" / "homes"
 BEGUN, UNREAD = "1795361487816804147-8ae41a23fc338fea", "1795361490215653927-c60f4c40b65b759a"
 
 
 def test_M03_what_an_earlier_version_had_begun_is_owed(tmp_path: Path) -> None:
-    with tarfile.open(HOMES / "schema-v2-killed.tar.xz") as tar:
-        tar.extractall(tmp_path, filter="data")
-    home = tmp_path / "home-killed"
+    home = earlier_home("killed", tmp_path)
     daemon = Relay(home)
     daemon.start()
     try:
