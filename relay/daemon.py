@@ -319,7 +319,7 @@ def left(home: Home) -> Left | None:
 
 
 def remedy(exc: BaseException) -> str | None:
-    """What to do about a fault that was foreseen; None for one that nobody expected."""
+    """The remedy for a foreseen fault; None for an unexpected one."""
     if isinstance(exc, RelayError):
         return exc.hint
     if isinstance(exc, MemoryError) or getattr(exc, "errno", 0) == errno.ENOMEM:

@@ -1,4 +1,4 @@
-"""Whose a file is, and what to do where it is somebody else's."""
+"""Ownership of files, and what to do where one is another user's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def foreign(name: str, status: os.stat_result) -> ForeignOwner:
 
 
 def run_as(uid: int) -> str:
-    """What to do where something is another user's."""
+    """The hint for something that belongs to another user."""
     import pwd  # here: nearly nobody needs it
 
     try:
@@ -32,7 +32,7 @@ def run_as(uid: int) -> str:
 
 
 def why_denied(path: str) -> str:
-    """What to do where this user may not read or write a file; empty where that is not it."""
+    """The hint for a file that this user may not read or write; empty where it may."""
     try:
         status = os.stat(path)
     except OSError:

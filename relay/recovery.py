@@ -257,7 +257,7 @@ def _tell_of_unsettled(ledger: Ledger, store: CommStore) -> int:
 
 
 def _settle_duties(ledger: Ledger, store: CommStore) -> None:
-    """What is owed: ledger and store say the same. The ledger of an earlier version knows more."""
+    """Make ledger and store agree on what is owed. A ledger of an earlier version knows more."""
     with ledger.transaction():
         for relay_id, recipient, said in ledger.duties.open():
             message = store.by_relay_id(relay_id)
@@ -319,7 +319,7 @@ def archive_folder(row: Row) -> tuple[str, ...]:
 
 
 class _Settled(NamedTuple):
-    """What is to become of the open rows."""
+    """Decisions about the open rows."""
 
     feed: list[tuple[str, str]]  # the files of those that begin again
     again: list[str]

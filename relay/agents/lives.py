@@ -79,7 +79,7 @@ class Lives:
 
     @property
     def retired(self) -> list[str]:
-        """Who was taken out of service."""
+        """Names of the agents that were taken out of service."""
         return [name for name, status in self._statuses.items() if status == Status.RETIRED]
 
     def heard(self, when: Mapping[str, int], *, by_reading: bool = False) -> None:
@@ -104,7 +104,7 @@ class Lives:
         return ended_at is not None and at <= ended_at <= self._clock.now_ns()
 
     def endings(self) -> Callable[[str, int], str]:
-        """How the process ended that an agent had in a second (Unix ns), as far as is known.
+        """A function that tells how the process ended that an agent had in a given second.
 
         Empty: it has not, or left in good order. One that the relay started has ended, too, when
         it was started again since. One look at the ledger, however many are asked about.

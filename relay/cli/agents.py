@@ -69,7 +69,7 @@ def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
 
 
 class _Listed(NamedTuple):
-    """What there is to say of one agent."""
+    """One agent, from ledger, meta.json and inbox."""
 
     row: sqlite3.Row  # of the ledger
     role: str | None  # in its meta.json
@@ -101,7 +101,7 @@ def _listed(home: Home, now_ns: int) -> list[_Listed]:
 
 
 def _role_in(home: Home, name: str) -> str | None:
-    """What it says that it is; None as well where its meta.json cannot be read: others are told."""
+    """The role in an agent's meta.json; None as well where that cannot be read."""
     try:
         return _role(home.read_meta(name))
     except OSError:

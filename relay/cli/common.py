@@ -65,7 +65,7 @@ def open_home(ctx: click.Context, home: str | None) -> Home:
 
 
 def no_relay(home: Home) -> str:
-    """What is said where no relay runs: what became of the last one, and what to do."""
+    """The line for a home where no relay runs: how the last one ended, and what to do."""
     from relay.daemon import left
 
     gone = left(home)
@@ -74,7 +74,7 @@ def no_relay(home: Home) -> str:
 
 
 def unread(home: Home) -> dict[str, int]:
-    """How many messages stand in each agent's inbox, whatever became of them otherwise.
+    """The number of messages in each agent's inbox, whatever their state otherwise.
 
     Who has no inbox that can be listed is not in it.
     """

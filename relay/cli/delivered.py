@@ -1,4 +1,4 @@
-"""Whether the relay put a file into an inbox: the ledger has a delivery of each that it did."""
+"""Files in an inbox that the relay did not deliver: the ledger has no delivery of them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PATIENCE_S = 1.0  # the ledger hears of a delivery behind the rename
 
 
 def marks(root: str, agent: str, message_ids: Iterable[str]) -> dict[str, str] | None:
-    """What is to be said of those that no delivery to this agent names, by id; None where the
-    ledger cannot be asked."""
+    """A note for each message that no delivery to this agent names, by id; None where the
+    ledger cannot be read."""
     from relay.daemon import lock_holder
 
     with Home(root) as home:

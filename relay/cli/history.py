@@ -225,7 +225,7 @@ def _show(home: Home, store: CommStore, messages: list[Message], as_json: bool) 
 
 
 def _outcomes(home: Home, ids: list[str]) -> dict[str, str]:
-    """What became of these messages, as far as the ledger knows them: id -> in a word."""
+    """The outcome of each message that the ledger knows: id -> in a word."""
     from relay.errors import LedgerError
     from relay.home import LEDGER
     from relay.ledger import open_readonly, wording

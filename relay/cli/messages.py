@@ -200,7 +200,7 @@ def _print_id(sent: str, re: str, as_json: bool) -> None:
 
 
 def _list(root: str, agent: str, as_json: bool) -> None:
-    """What stands in the inbox, by priority, then age, untouched."""
+    """List the inbox, by priority, then age, and leave it as it is."""
     from relay import fsio
     from relay.errors import MessageError, UnsafePath
     from relay.home import Home

@@ -1,4 +1,4 @@
-"""What lies in outboxes or inboxes and no relay has recorded: known to its file alone.
+"""Messages that no relay has recorded: files in outboxes, their `.pending`, or inboxes.
 
 The ledger cannot tell of it. Nothing is opened here, and nothing is changed: names are listed, and
 of one that is asked for it is seen how long nobody has touched it.

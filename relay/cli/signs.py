@@ -1,4 +1,4 @@
-"""What is to be seen of agents at once, before the relay draws a conclusion from it.
+"""Signs of trouble with an agent that show at once, before the relay changes its status.
 
 A process that an agent registered and that has ended: the kernel knows, whatever the agent's
 status. And a silence while something waits for the agent: unread, or owing an answer.
@@ -23,7 +23,7 @@ SELECT recipient, min(written_at) FROM deliveries WHERE obligation = 'open' GROU
 
 
 class Sign(NamedTuple):
-    """What is to be seen of one agent."""
+    """The signs of one agent."""
 
     ended_pid: int | None = None  # of the process that it registered, and that is gone
     silent_since: int | None = None  # Unix ns: something waits for it, and it does nothing

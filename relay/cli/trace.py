@@ -211,7 +211,7 @@ def _told(hop: dict[str, Any], facts: dict[str, Any]) -> str:
 
 
 def _answer(name: str, facts: dict[str, Any]) -> str:
-    """What an acknowledgment said, and where to read it whole."""
+    """The first line of an acknowledgment, and the id of the whole."""
     for one in facts["deliveries"]:
         if one["recipient"] == name and one["answer"]:
             text = f", {one['answer_text']}" if one["answer_text"] else ""

@@ -140,7 +140,7 @@ def peek_header(path: str) -> Header:
 
 
 def unwritable(path: str) -> str:
-    """What a whole file has that would be gone once it is written again; empty: nothing.
+    """A description of what a file holds that writing it again would drop; empty: nothing.
 
     Errors: as ``read``, for the header and the section table.
     """

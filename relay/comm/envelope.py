@@ -73,7 +73,7 @@ def _check_room(reader: Reader, start: int, size: int, name: str) -> None:
 
 
 def _pieces(reader: Reader, name: str) -> Iterator[bytes]:
-    """What comes out, at most ``MAX_FEED_BYTES`` at a time and never kept."""
+    """Inflate in pieces of at most ``MAX_FEED_BYTES``; none is kept."""
     view = memoryview(reader.data)
     while reader.pos < reader.end:
         start = reader.pos

@@ -340,7 +340,7 @@ class MessageFilter(msgspec.Struct, frozen=True):
 
     @property
     def order(self) -> tuple[SortField, SortOrder]:
-        """What is sorted by, and which end comes first."""
+        """The sort field and order, with their defaults."""
         return (
             SortField.CREATED_AT if self.sort_by is None else self.sort_by,
             SortOrder.DESCENDING if self.sort_order is None else self.sort_order,

@@ -87,7 +87,7 @@ class OwingCommands(StoreBase):
         self.apply(events.TimeLost(by_ms, self._now_s()))
 
     def lost_ns(self, since_ns: int) -> int:
-        """How much of the time since then nobody ran."""
+        """The part of the time since then in which no relay ran (ns)."""
         since = since_ns // NS_PER_S
         return sum(one.ms for one in self.state.lost if one.at > since) * NS_PER_MS
 
@@ -131,7 +131,7 @@ class OwingCommands(StoreBase):
         self.apply(events.Owed(message.id, (recipient,), due_ms, self._now_s(), said))
 
     def _answer_timeout_ms(self, message: Message) -> int:
-        """What the message asks for, else its channel, else the default of its kind."""
+        """The time for an answer: the message's, else its channel's, else its kind's."""
         asked_ms = self._asked_ms(message)
         if asked_ms is not None:
             return asked_ms
@@ -139,7 +139,7 @@ class OwingCommands(StoreBase):
         return 1000 * (self.command_timeout_s if is_command else self.ack_timeout_s)
 
     def _ack_timeout_ms(self, message: Message) -> int:
-        """What the message asks for, else its channel, else the default."""
+        """The acknowledgment timeout: the message's, else its channel's, else the default."""
         asked_ms = self._asked_ms(message)
         return min(self.ack_timeout_s * 1000, LONGEST_MS) if asked_ms is None else asked_ms
 

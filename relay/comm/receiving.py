@@ -119,7 +119,7 @@ class ReceiveCommands(OwingCommands):
         ends: bool,
         answer: tuple[str, str] = ("", ""),
     ) -> None:
-        """What a recipient says of a message: acknowledged; ``ends``: it owes nothing any more.
+        """Note what a recipient says of a message; ``ends``: it owes nothing any more.
 
         ``said``: received, in_progress, completed, failed; ``answer``: see ``move_deliveries``.
         The answer that never came is owed again by who begins after all, and by nobody who has

@@ -66,7 +66,7 @@ class State(Tables):
         self.modified_at = event.at
 
     def _let_replays_go(self, channel_id: int, at: int) -> None:
-        """What was replayed while the channel was paused is due now."""
+        """Make replays that a paused channel held due now."""
         for message_id in self.index.channel(channel_id):
             known = self.deliveries.get(message_id, {})
             held = {

@@ -181,7 +181,7 @@ def _is_meta(place: Place, agent: str) -> bool:
 
 
 def _pending(place: Place) -> Iterator[Finding]:
-    """What writers left in ``.pending``; a relay that runs finishes what it staged itself."""
+    """Files left in ``.pending``; a running relay finishes those that it staged itself."""
     detection = place.config.detection
     for agent in sorted(place.home.agent_names()):
         folder = f"agents/{agent}/outbox/{PENDING}"

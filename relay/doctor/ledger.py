@@ -72,7 +72,7 @@ def _soundness(db: sqlite3.Connection) -> Iterator[Finding]:
 
 
 def _bounds(db: sqlite3.Connection) -> Iterator[Finding]:
-    """What there is more of than is compared with files and store: the newest are."""
+    """Notes on tables too large to compare whole: only the newest rows are compared."""
     for table, most in (("messages", MOST_ROWS), ("deliveries", 4 * MOST_ROWS)):
         (total,) = db.execute(f"SELECT count(*) FROM {table}").fetchone()
         if total > most:
@@ -221,7 +221,7 @@ def _inboxes(place: Place) -> dict[str, Finding]:
 def _vanished(
     place: Place, db: sqlite3.Connection, agent: str, missing: dict[str, int]
 ) -> set[str]:
-    """What of the missing went with the inbox that it was written to."""
+    """The missing messages that went with the inbox they were written to."""
     row = db.execute("SELECT * FROM agents WHERE name = ?", (agent,)).fetchone()
     known = row["mailbox"] if row is not None and "mailbox" in row.keys() else None
     if not missing:

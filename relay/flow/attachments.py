@@ -140,7 +140,7 @@ class Verifier:
             self._thread.start()
 
     def _next(self) -> Key | None:
-        """What is read next; its agent goes to the end. The lock is held."""
+        """Pop the attachment to read next; its agent goes to the end. The lock is held."""
         while self._turns:
             agent = next(iter(self._turns))
             waiting = self._turns.pop(agent)

@@ -348,5 +348,5 @@ class Carrier:
 
 
 def _duty(one: Obligation) -> Duty:
-    """What the ledger says of an answer that is owed."""
+    """Update the ledger's row of an answer that is owed."""
     return Duty("open", one.due_ms * NS_PER_MS or None)

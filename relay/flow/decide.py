@@ -271,7 +271,7 @@ class Decider:
         self._post(work, accepted, stored, route, recipients, agents)
 
     def _nobody(self, stored: Message, route: Route) -> str:
-        """What the sender of a message that nobody gets is told; nothing where it is kept."""
+        """The nack for a message without recipients; empty where a sticky channel keeps it."""
         if route.channel_type is not ChannelType.PUB_SUB:
             return f"nobody else takes part in {route.channel}"
         if self._store.get_channel(stored.channel_id).config.sticky_messages:

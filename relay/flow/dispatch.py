@@ -386,5 +386,5 @@ class Dispatcher:
 
 
 def _journal_bytes(look: Look) -> int:
-    """What a file may take up in the journal; of what is refused it keeps no content."""
+    """Bytes that a file may need in the journal; of a refused one no content is kept."""
     return LOOK_BYTES + (2 * look.found.size if isinstance(look, Accepted) else 0)

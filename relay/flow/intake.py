@@ -279,7 +279,7 @@ class Intake:
 
 
 def _rank(look: Look) -> tuple[int, str]:
-    """What of an agent's files is decided first."""
+    """The sort key of one agent's files: priority, then name."""
     priority = look.message.priority if isinstance(look, Accepted) else 2
     return priority, look.found.file_name
 

@@ -30,7 +30,7 @@ COARSE_NS = 50 * NS_PER_MS
 
 
 class Trace(Enum):
-    """What is known of a file that was written into an inbox."""
+    """The fate of a file that was written into an inbox."""
 
     STANDS = auto()  # it is there
     TAKEN = auto()  # it is in .read
@@ -39,7 +39,7 @@ class Trace(Enum):
 
 
 def identity(dirs: Dirs, agent: str) -> str:
-    """What tells this inbox from one that was, or will be, in its place. Errors: as ``judge``."""
+    """An identity of the inbox that no other one in its place has. Errors: as ``judge``."""
     return _identity(dirs.get("agents", agent, "inbox"))
 
 
@@ -59,7 +59,7 @@ def was_taken(dirs: Dirs, agent: str, message_id: str) -> bool:
 def judge(
     dirs: Dirs, agent: str, known: str | None, missing: Mapping[str, int]
 ) -> dict[str, Trace]:
-    """What became of each of ``missing``: message id -> when it was written (Unix ns).
+    """The fate of each of ``missing``: message id -> when it was written (Unix ns).
 
     ``known``: the identity of the inbox that was delivered to; None: not known.
     Errors: FileNotFoundError while there is no inbox; OSError, UnsafePath where it cannot be

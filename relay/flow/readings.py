@@ -1,4 +1,4 @@
-"""What left the inboxes: noted as read where that is shown, and else delivered again.
+"""Files that left the inboxes: noted as read on evidence, and otherwise delivered again.
 
     left an inbox   in .read                     read, taken             at once
                     not there                    read, removed           after GRACE_NS
@@ -139,7 +139,7 @@ class Readings:
         self._read[agent, message_id] = Read(message_id, agent, attempt, how)
 
     def _vanish(self, agent: str, ids: Iterable[str]) -> None:
-        """What nobody read is held, its next attempt due now, as what could not be written.
+        """Hold what nobody read, its next attempt due now, like what could not be written.
 
         What was given up, or answered, stays that.
         """

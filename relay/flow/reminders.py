@@ -99,7 +99,7 @@ class Reminders:
             works.append(self._overdue_work(group, agents))
 
     def _overdue_work(self, group: list[Due], agents: Set[str]) -> Work:
-        """What is said of one message: to those who owe its answer, and to its sender."""
+        """The notices about one message: to those who owe its answer, and to its sender."""
         message = group[0].message
         work = _work_about(message, "overdue")
         told: list[str] = []
@@ -128,7 +128,7 @@ class Reminders:
         return work
 
     def _reminder(self, message: Message, one: Due) -> str:
-        """What the recipient reads: what it owes to whom, and the message once more."""
+        """The body of a reminder: the answer that is owed, to whom, and the message quoted."""
         owed, asked = one.obligation, _word(message)
         count = owed.reminders + 1
         what = f"you have not answered the {asked}"
@@ -158,7 +158,7 @@ class Reminders:
         )
 
     def _unanswered(self, message: Message, name: str, owed: Obligation) -> str:
-        """What is known of a recipient: whether it read the message, whether it began."""
+        """The sender's line about a recipient: not read, read, or begun."""
         delivery = self._store.state.deliveries.get(message.id, {}).get(name)
         if owed.said:
             known = f"it {BEGUN.get(owed.said, f'said {owed.said}')} {self._ago(owed.since)}"

@@ -126,7 +126,7 @@ def route(
 
 
 def _route_control(message: MessageFile, sender: str) -> Route | Bounce:
-    """What the relay itself is asked for, and is addressed to somebody else."""
+    """The reason to refuse a control message that is addressed to an agent."""
     where = ORCHESTRATOR
     if message.kind in CHANNEL_KINDS:
         if message.to.startswith("#"):

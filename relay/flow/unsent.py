@@ -1,4 +1,4 @@
-"""What writers leave in ``outbox/.pending``: written, and not renamed into the outbox.
+"""Files left in ``outbox/.pending``: written, and never renamed into the outbox.
 
     untouched for ``pending_warn_s``   a warning in the log, once a file
     untouched for ``orphan_after_s``   a ``*.msg`` is refused like a file of the outbox: a nack, and
@@ -87,7 +87,7 @@ class Unsent:
                 yield found_of(agent, name, status, IN_PENDING), data
 
     def reason(self, agent: str) -> str:
-        """What the writer of such a file is told."""
+        """The nack for such a file."""
         kept = f"archive/{iso_date(self._clock.now_ns())}/{agent}/{REJECTED}/"
         return (
             f"found in .pending, untouched for {_span(self._over_ns // NS_PER_S)}: a message is "

@@ -50,7 +50,7 @@ class Over(NamedTuple):
 
 
 class Duty(NamedTuple):
-    """What the ledger says of an answer that a recipient owes."""
+    """The ledger's entry for an answer that a recipient owes."""
 
     obligation: str  # open, answered, given_up
     due_at: int | None = None  # Unix nanoseconds: when it is overdue

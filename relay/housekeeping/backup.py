@@ -66,7 +66,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What is in ``backup.json``: all that a restore needs to find the copy whole."""
+    """The contents of ``backup.json``, by which a restore verifies the copy."""
 
     version: int
     made_by: str  # the version of agent-relay
@@ -77,7 +77,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class BackedUp(msgspec.Struct, frozen=True):
-    """What was made."""
+    """The result of a backup."""
 
     manifest: Manifest
     left_out: tuple[str, ...]  # links and the like, and a key that lies outside of the home
@@ -399,7 +399,7 @@ class _Mail:
 
 
 def read_backup(source: str) -> Manifest:
-    """What a backup says is in it. Errors: RelayError for what is none, FormatError."""
+    """Read a backup's manifest. Errors: RelayError where there is none, FormatError."""
     path = os.path.join(source, MANIFEST)
     if not os.path.isfile(path):
         raise RelayError(

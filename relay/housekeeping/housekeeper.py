@@ -1,4 +1,4 @@
-"""What is done beside the loop: retention, packing, the WAL's watch, a look through the ledger.
+"""Work beside the loop: retention, packing, watching the WAL, checking the ledger.
 
 Files are removed and packed in a thread, in small slices with a longer pause after each;
 rows of the ledger by the loop, which alone writes it, a few hundred at a time. What is cut short

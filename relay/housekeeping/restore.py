@@ -26,7 +26,7 @@ _HERE, _SWAP = -100, 2  # AT_FDCWD; RENAME_EXCHANGE, and RENAME_SWAP of macOS
 
 
 class Restored(NamedTuple):
-    """What was put back, and what became of the home before."""
+    """The result of a restore, and where the previous home is."""
 
     manifest: Manifest
     aside: str  # its path now; empty when there was none

@@ -1,4 +1,4 @@
-"""What recipients owe, in the ledger's table of deliveries; and until when the relay ran.
+"""Answers that recipients owe, in the table of deliveries; and when the relay last ran.
 
 Called within the caller's transaction, from the loop's thread alone. States: docs/states.md, "An
 answer that is owed".
@@ -19,7 +19,7 @@ class Duties:
         self._db = connection
 
     def restore(self, duties: Iterable[DutyFacts]) -> None:
-        """What is owed as journal and store have it, in rows that there are."""
+        """Update existing rows to what journal and store say is owed."""
         self._db.executemany(
             "UPDATE deliveries SET obligation = ?, due_at = CASE state WHEN 'held' THEN due_at "
             "ELSE ? END, reminders = max(reminders, ?), ack_status = coalesce(?, ack_status), "
@@ -46,7 +46,7 @@ class Duties:
         due_at: int | None,
         reminders: int = 0,
     ) -> None:
-        """How an answer that was owed stands from now on."""
+        """Set the state of an answer that is owed."""
         self._db.execute(
             "UPDATE deliveries SET obligation = ?, due_at = CASE state WHEN 'held' THEN due_at "
             "ELSE ? END, reminders = max(reminders, ?) WHERE message_id = ? AND recipient = ?",

@@ -91,7 +91,7 @@ class Connection(sqlite3.Connection):
 
 
 class _Cursor(sqlite3.Cursor):
-    """What a connection's calls return: a row that cannot be read is noticed as it is fetched."""
+    """A cursor whose errors are ours: an unreadable row is noticed when it is fetched."""
 
     connection: Connection
 
@@ -200,7 +200,7 @@ def content(db: sqlite3.Connection) -> Content:
 
 
 def damage(db: sqlite3.Connection, goes_on: Callable[[], bool] = lambda: True) -> str:
-    """What SQLite finds wrong first with the pages of a database; empty when nothing is.
+    """The first problems that SQLite finds in a database's pages; empty when there are none.
 
     Faster than ``problems``, which looks into every index, too: 5 ms a MiB. ``goes_on`` is asked
     before each table.

@@ -68,7 +68,7 @@ class Projection:
         return rows
 
     def duties(self, relay_id_of: Callable[[int], str | None]) -> list[DutyFacts]:
-        """What those rows say of answers that are owed."""
+        """The entries about owed answers in those rows."""
         named = ((self.relay_ids.get(key[0]) or relay_id_of(key[0]), key) for key in self.owed)
         return [self.owed[key]._replace(message_id=name) for name, key in named if name is not None]
 
@@ -246,7 +246,7 @@ def deliveries_of(
 
 
 def duties_of(relay_id: str, owed: Mapping[str, Obligation]) -> list[DutyFacts]:
-    """What is owed for a message, as the store has it."""
+    """The answers owed for a message, as the store has them."""
     return [
         DutyFacts(
             relay_id,

@@ -35,7 +35,7 @@ POSITION = "journal"
 
 
 class Rebuilt(NamedTuple):
-    """What was made, and what became of the ledger before."""
+    """The result of a rebuild, and where the previous ledger is."""
 
     content: Content
     aside: str  # its path now; empty when there was none
@@ -80,7 +80,7 @@ def _recover(
     log: Callable[..., object],
     lost: list[str],
 ) -> None:
-    """What a start does that finds no ledger."""
+    """Recover as a start without a ledger does."""
     epoch = begin_epoch(ledger, clock)
     key = store_key(home, config, make=False)
     opened = open_store(home, clock, config, key, lost.append, epoch=epoch)

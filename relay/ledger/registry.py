@@ -111,7 +111,7 @@ class Registry:
         )
 
     def mailboxes(self) -> dict[str, str]:
-        """What tells an agent's inbox from any other one, by agent; as last seen."""
+        """The identity of each agent's inbox, as last seen."""
         return dict(
             self._db.execute(
                 "SELECT name, mailbox FROM agents WHERE mailbox IS NOT NULL"

@@ -93,7 +93,7 @@ class DeliveryFacts(NamedTuple):
 
 
 class DutyFacts(NamedTuple):
-    """What the journal tells of an answer that is owed; None: it does not say."""
+    """An answer that is owed, as the journal has it; None: it does not say."""
 
     message_id: str
     recipient: str

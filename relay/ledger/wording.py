@@ -1,4 +1,4 @@
-"""What became of a message, in words for people: one vocabulary, derived here alone.
+"""Outcomes of messages in words for people: one vocabulary, derived here alone.
 
     waiting      not in the inbox yet                held         it could not be written; why
     delivered    in the inbox                        read         taken out of it
@@ -29,7 +29,7 @@ NO_RECIPIENTS = "no recipients"
 
 
 class Word(StrEnum):
-    """What became of one delivery, or of a message; for several, the furthest first."""
+    """The outcome of one delivery or of a message; of several, the furthest first."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -83,7 +83,7 @@ def fields(row: sqlite3.Row) -> Fields:
 
 
 def word_of(delivery: Fields) -> Word:
-    """What became of one delivery."""
+    """The outcome of one delivery."""
     state = delivery["state"]
     if delivery["recipient"] == ORCHESTRATOR:
         return Word.HANDLED if state in ("read", "acked") else Word.WAITING
@@ -122,7 +122,7 @@ def headline(row: Row, deliveries: Sequence[Fields], now_ns: int) -> str:
 
 
 def phrase(delivery: Fields, kind: str | None, now_ns: int, *, is_named: bool = True) -> str:
-    """What became of one delivery, with whom, why and since when."""
+    """The outcome of one delivery, with whom, why and since when."""
     word, name = word_of(delivery), delivery["recipient"]
     if word is Word.HANDLED:
         return "handled by the relay itself"
@@ -144,14 +144,14 @@ def phrase(delivery: Fields, kind: str | None, now_ns: int, *, is_named: bool = 
 
 
 def _since(delivery: Fields) -> str:
-    """What became of the file of a delivery that was given up."""
+    """The fate of the file of a delivery that was given up."""
     if delivery["state"] != "dead" or (delivery["read_at"] or 0) <= (delivery["written_at"] or 0):
         return ""
     return "; removed since" if delivery["read_how"] == REMOVED else "; read since"
 
 
 def obliged(delivery: Fields) -> str:
-    """What was done about an answer that did not come; empty where nothing was."""
+    """The reminders sent for an overdue answer, in words; empty where there were none."""
     if delivery["obligation"] == "given_up":
         return ", no answer is waited for any more"
     times = delivery["reminders"] if delivery["obligation"] == "open" else 0

@@ -1,4 +1,4 @@
-"""What a relay that runs says of itself, asked over its socket; and where that socket is.
+"""Client of a running relay's status, and the path of its socket.
 
 A relay that is not there, one without a socket and one that hangs are three things: ``ask`` tells
 the last from the others, ``relay.daemon.lock_holder`` the first.
@@ -27,7 +27,7 @@ POLL_S = 0.05
 
 
 class Answer(NamedTuple):
-    """What became of a question."""
+    """The reply to a status request."""
 
     status: dict[str, Any] | None  # what it says of itself; None: nothing
     is_silent: bool = False  # there is somebody, who says nothing in time
@@ -102,7 +102,7 @@ def ask_status(home: Home, timeout_s: float = TIMEOUT_S) -> dict[str, Any] | Non
 
 
 def silence(pid: int) -> tuple[str, str]:
-    """What is said of a relay that does not answer, behind its pid; and what to do about it."""
+    """The words for a relay that does not answer, after its pid; and what to do about it."""
     what = f"does not answer within {TIMEOUT_S:g} s"
     if pids.is_stopped(pid):
         return f"{what}: it is stopped", f"`kill -CONT {pid}` lets it go on"

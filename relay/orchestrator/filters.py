@@ -68,7 +68,7 @@ def in_words(wanted: MessageFilter | None) -> str:
 
 
 def where(wanted: MessageFilter | None) -> str:
-    """How an answer goes on that speaks of a subscription."""
+    """The part of an answer that names a subscription's filter."""
     return "" if wanted is None else f", where {in_words(wanted)}"
 
 
