@@ -83,6 +83,7 @@ def test_a_loop_that_hangs_in_a_write_is_unhealthy_until_it_goes_on(
             hangs.set()
             assert goes_on.wait(30)
 
+    until(lambda: running.status()["snapshot_age_s"] is not None)
     monkeypatch.setattr(fsio, "fault", slow_disk)
     running.drop("TO: bob\n\nhi", "1000000001-01.msg")
     assert hangs.wait(30)
