@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from relay.clock import Clock
@@ -10,10 +9,9 @@ from relay.comm.engine import CommStore
 from relay.config import Config
 from relay.home import Home
 from relay.ledger import Ledger
+from relay.operations.logs import LogCall
 from relay.operations.tally import Tally
 from relay.store.eventlog import EventLog
-
-Log = Callable[..., object]
 
 
 class Basis(NamedTuple):
@@ -25,5 +23,5 @@ class Basis(NamedTuple):
     store: CommStore
     events: EventLog  # of that store: the journal
     clock: Clock
-    log: Log
+    log: LogCall
     tally: Tally

@@ -96,6 +96,14 @@ def derived_id(at_ns: int, *parts: object) -> str:
     return f"{max(at_ns, 10**9):d}-{digest.hexdigest()[:32]}"
 
 
+def answer_id(at_ns: int, agent: str, about: object, what: str) -> str:
+    """The id of the orchestrator's answer to an agent: the second time it is the same message.
+
+    ``about``: the id of the message that it answers; ``what``: its kind, or what it is about.
+    """
+    return derived_id(at_ns, "answer", agent, about, what)
+
+
 def direct_channel_name(a: str, b: str) -> str:
     """``dm/{a}/{b}`` in name order; over 128 bytes ``dm/`` and 32 hex digits of its SHA-256."""
     first, second = sorted((a, b))

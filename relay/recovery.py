@@ -20,11 +20,12 @@ Source: relay-file-system.txt 2.4, DESIGN "After a crash".
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from relay import fsio
-from relay.agents import lives
-from relay.basis import Basis, Log
+from relay.agents import standing
+from relay.basis import Basis
 from relay.checksums import sha256_hex
 from relay.clock import iso_date
 from relay.comm.engine import CommStore
@@ -33,10 +34,18 @@ from relay.errors import MessageError, UnsafePath
 from relay.flow import delivery, lost_time
 from relay.flow.originals import read_original, rebuild
 from relay.home import PENDING, READ, Dirs, Home
-from relay.ledger import Ledger, Row
-from relay.ledger.projection import Projection, deliveries_of, duties_of, facts_of
-from relay.message import DEFAULT_MAX_BODY_BYTES, max_file_bytes, parse_delivered, render
-from relay.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
+from relay.ledger import FileFacts, Ledger, Row
+from relay.ledger.projection import Projection, deliveries_of, facts_of
+from relay.message import (
+    DEFAULT_MAX_BODY_BYTES,
+    Kind,
+    command_fields,
+    max_file_bytes,
+    parse_delivered,
+    render,
+)
+from relay.names import MSG_SUFFIX, ORCHESTRATOR, answer_id, message_id_of
+from relay.operations.logs import LogCall
 
 DISAPPEARED = "file_disappeared"
 ACCEPTED = "accepted before a crash, and not delivered then"
@@ -214,7 +223,7 @@ def _tell_ledger(
             ledger.reject(
                 file.agent, name, file.inode or 0, file.mtime_ns, one.reason, one.answer_id, now
             )
-        lives.restore(ledger, store, told.rows.values())
+        _restore_statuses(ledger, store, told.rows.values())
         ledger.note_position(position, now)
     return remade
 
@@ -251,7 +260,9 @@ def _tell_of_unsettled(ledger: Ledger, store: CommStore) -> int:
                 ledger.record([facts_of(message, relay_id)], own=True)
                 reached = store.state.deliveries.get(message.id, {})
                 ledger.restore(deliveries_of(message, relay_id, reached))
-                ledger.duties.restore(duties_of(relay_id, store.state.owed.get(message.id, {})))
+                ledger.duties.restore(
+                    lost_time.duties_of(relay_id, store.state.owed.get(message.id, {}))
+                )
                 remade += 1
     return remade
 
@@ -371,7 +382,7 @@ def _settle(files: _Files, row: Row, settled: _Settled, *, is_reached: bool) -> 
 
 
 def _mend_originals(
-    files: _Files, ledger: Ledger, store: CommStore, told: Projection, log: Log
+    files: _Files, ledger: Ledger, store: CommStore, told: Projection, log: LogCall
 ) -> None:
     """Files of accepted messages that a power cut emptied or took are made again from the store."""
     for row in ledger.rows(told.rows).values():
@@ -401,3 +412,37 @@ def _mend_originals(
             level="warning",
             message_id=row.message_id,
         )
+
+
+def _restore_statuses(ledger: Ledger, store: CommStore, rows: Iterable[FileFacts]) -> None:
+    """Note once more what commands did to agents' statuses, where the ledger has lost it.
+
+    ``rows``: what the journal has behind the ledger's position, in its order. What an agent sent
+    afterwards made it active again then, and does now. Within the caller's transaction.
+    """
+    last: dict[str, tuple[standing.Change, int]] = {}
+    for facts in rows:
+        if facts.agent_name in last:
+            active = standing.Change(facts.agent_name, standing.Status.ACTIVE, None)
+            last[facts.agent_name] = (active, facts.discovered_at)
+        if facts.target == ORCHESTRATOR and facts.message_type == Kind.COMMAND:
+            change = _status_asked(store, facts)
+            if change is not None:
+                last[change.name] = (change, facts.discovered_at)
+    for change, at in last.values():
+        ledger.registry.register(change.name, at)
+        ledger.registry.set_status(*change, at)
+
+
+def _status_asked(store: CommStore, facts: FileFacts) -> standing.Change | None:
+    """The change that a command asked for, when it was answered with an ack."""
+    message_id = facts.message_id
+    answer = answer_id(facts.discovered_at, facts.agent_name, message_id, Kind.ACK)
+    message = store.by_relay_id(message_id)
+    if message is None or store.by_relay_id(answer) is None:
+        return None
+    try:
+        fields = command_fields(rebuild(message))
+    except MessageError:
+        return None
+    return standing.asked(fields.get("ACTION", "").lower(), fields, facts.agent_name)

@@ -260,7 +260,16 @@ def make_supervisor(
 ) -> Supervisor:
     """What looks after the processes of a home; it has taken over those that run."""
     greet = dispatcher.teller.greet  # what it left and what waits, before it is started
-    return Supervisor(basis, spawner or SystemSpawner(), greet)
+    return Supervisor(
+        basis.config.spawn,
+        basis.home,
+        basis.ledger,
+        basis.store,
+        spawner or SystemSpawner(),
+        basis.clock,
+        basis.log,
+        greet,
+    )
 
 
 def tend(supervisor: Supervisor, dispatcher: Dispatcher) -> None:

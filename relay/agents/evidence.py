@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from relay.clock import NS_PER_S
 from relay.comm.engine import CommStore
-from relay.flow.work import answer_id
 from relay.ledger import Ledger
 from relay.message import Kind
-from relay.processes.requests import Intent
+from relay.names import answer_id
+from relay.processes.table import Intent
 
 
 class Seen(NamedTuple):

@@ -11,18 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from relay.agents.roster import Roster
-from relay.agents.standing import AWAY, Change, Facts, Status, asked, away_text, judge
+from relay.agents.standing import AWAY, Change, Facts, Status, away_text, judge
 from relay.clock import NS_PER_S, Clock
-from relay.comm.engine import CommStore
 from relay.config import Agents
-from relay.errors import MessageError
-from relay.flow.originals import rebuild
-from relay.flow.work import answer_id
 from relay.home import Dirs
-from relay.ledger import FileFacts, Ledger
+from relay.ledger import Ledger
 from relay.ledger.registry import Standing
-from relay.message import Kind, command_fields
-from relay.names import ORCHESTRATOR
 from relay.processes import pids
 from relay.processes.table import Process
 
@@ -210,40 +204,6 @@ class Lives:
                 agent=change.name,
                 status=str(change.status),
             )
-
-
-def restore(ledger: Ledger, store: CommStore, rows: Iterable[FileFacts]) -> None:
-    """Note once more what commands did to agents' statuses, where the ledger has lost it.
-
-    ``rows``: what the journal has behind the ledger's position, in its order. What an agent sent
-    afterwards made it active again then, and does now. Within the caller's transaction.
-    """
-    last: dict[str, tuple[Change, int]] = {}
-    for facts in rows:
-        if facts.agent_name in last:
-            active = Change(facts.agent_name, Status.ACTIVE, None)
-            last[facts.agent_name] = (active, facts.discovered_at)
-        if facts.target == ORCHESTRATOR and facts.message_type == Kind.COMMAND:
-            change = _done(store, facts)
-            if change is not None:
-                last[change.name] = (change, facts.discovered_at)
-    for change, at in last.values():
-        ledger.registry.register(change.name, at)
-        ledger.registry.set_status(*change, at)
-
-
-def _done(store: CommStore, facts: FileFacts) -> Change | None:
-    """The change that a command asked for, when it was answered with an ack."""
-    message_id = facts.message_id
-    answer = answer_id(facts.discovered_at, facts.agent_name, message_id, Kind.ACK)
-    message = store.by_relay_id(message_id)
-    if message is None or store.by_relay_id(answer) is None:
-        return None
-    try:
-        fields = command_fields(rebuild(message))
-    except MessageError:
-        return None
-    return asked(fields.get("ACTION", "").lower(), fields, facts.agent_name)
 
 
 def _whole(value: object) -> int | None:

@@ -39,12 +39,11 @@ from relay.flow.work import (
     Later,
     Posting,
     Work,
-    answer_id,
     notice_of_message,
     own_facts,
 )
 from relay.message import Kind, MessageFile, command_fields
-from relay.names import ORCHESTRATOR, derived_id, direct_channel_name, shown
+from relay.names import ORCHESTRATOR, answer_id, derived_id, direct_channel_name, shown
 from relay.orchestrator import control
 from relay.processes.requests import Asker, read_request
 from relay.security.incidents import Incident, IncidentKind

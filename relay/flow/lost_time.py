@@ -10,13 +10,14 @@ deadlines nearer again.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
 from relay.basis import Basis
 from relay.clock import NS_PER_MS, NS_PER_S
 from relay.comm.engine import CommStore
+from relay.comm.model import Obligation
 from relay.errors import LedgerError
 from relay.ledger import DutyFacts
-from relay.ledger.projection import duties_of
 
 LEAST_NS = 5 * NS_PER_S  # less is a busy machine, or a clock that is being adjusted
 
@@ -81,6 +82,21 @@ def open_duties(store: CommStore) -> list[DutyFacts]:
         for number, owed in store.state.owed.items()
         if (message := store.get_message(number)) is not None and message.relay_id is not None
         for duty in duties_of(message.relay_id, owed)
+    ]
+
+
+def duties_of(relay_id: str, owed: Mapping[str, Obligation]) -> list[DutyFacts]:
+    """The answers owed for a message, as the store has them."""
+    return [
+        DutyFacts(
+            relay_id,
+            recipient,
+            "open",
+            one.due_ms * NS_PER_MS or None,
+            one.reminders,
+            one.said or None,
+        )
+        for recipient, one in owed.items()
     ]
 
 

@@ -10,7 +10,7 @@ from relay.checksums import sha256_hex
 from relay.comm.model import DeliveryState, Origin
 from relay.flow.found import Found
 from relay.ledger import FileFacts, Row
-from relay.names import ORCHESTRATOR, derived_id
+from relay.names import ORCHESTRATOR
 from relay.orchestrator.asked import Pack, Prune
 from relay.processes.requests import Request
 from relay.processes.table import Process
@@ -195,14 +195,6 @@ def notice_of_message(
     work.has_row = False
     work.notice = key
     return work
-
-
-def answer_id(at_ns: int, agent: str, about: object, what: str) -> str:
-    """The id of the orchestrator's answer to an agent: the second time it is the same message.
-
-    ``about``: the id of the message that it answers; ``what``: its kind, or what it is about.
-    """
-    return derived_id(at_ns, "answer", agent, about, what)
 
 
 def own_facts(message_id: str, content: bytes, kind: str, to: str, at_ns: int) -> FileFacts:

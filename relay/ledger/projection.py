@@ -14,7 +14,7 @@ from msgspec.structs import astuple
 from relay.clock import NS_PER_MS, NS_PER_S
 from relay.comm import events
 from relay.comm.events import Event
-from relay.comm.model import Delivery, DeliveryState, Message, Obligation
+from relay.comm.model import Delivery, DeliveryState, Message
 from relay.flow import router
 from relay.flow.work import own_facts
 from relay.ledger import DeliveryFacts, DutyFacts, FileFacts
@@ -242,21 +242,6 @@ def deliveries_of(
         )
         for recipient, one in deliveries.items()
         if one.state is not DeliveryState.SENT
-    ]
-
-
-def duties_of(relay_id: str, owed: Mapping[str, Obligation]) -> list[DutyFacts]:
-    """The answers owed for a message, as the store has them."""
-    return [
-        DutyFacts(
-            relay_id,
-            recipient,
-            "open",
-            one.due_ms * NS_PER_MS or None,
-            one.reminders,
-            one.said or None,
-        )
-        for recipient, one in owed.items()
     ]
 
 

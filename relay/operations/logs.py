@@ -12,11 +12,13 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 
 import structlog
 
 from relay import fsio
 
+LogCall = Callable[..., object]  # log(sentence, action=..., level="info", **facts)
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 MIB = 1 << 20

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from relay.processes.requests import Intent, Spec
+from relay.processes.requests import Spec
 from relay.processes.spawner import Pid
-from relay.processes.table import Process
+from relay.processes.table import Intent, Process
 
 
 class Child:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from relay.agents.evidence import Evidence, Seen
-from relay.basis import Basis
-from relay.clock import NS_PER_S
+from relay.clock import NS_PER_S, Clock
+from relay.config import Spawn
+from relay.home import Home
+from relay.ledger import Ledger
+from relay.operations.logs import LogCall
 from relay.processes.child import Child
 from relay.processes.rotation import Rotations
 from relay.processes.rules import BUSY_PERCENT, next_state
@@ -17,18 +20,27 @@ from relay.processes.table import STUCK
 class Looks:
     """Takes a look when asked to. Used from the loop's thread."""
 
-    def __init__(self, basis: Basis, evidence: Evidence, spawner: Spawner) -> None:
-        settings = self._settings = basis.config.spawn
-        self._ledger = basis.ledger
+    def __init__(
+        self,
+        settings: Spawn,
+        home: Home,
+        ledger: Ledger,
+        evidence: Evidence,
+        spawner: Spawner,
+        clock: Clock,
+        log: LogCall,
+    ) -> None:
+        self._settings = settings
+        self._ledger = ledger
         self._evidence = evidence
         self._spawner = spawner
-        self._clock = basis.clock
+        self._clock = clock
         self._rotations = Rotations(
-            basis.home,
+            home,
             settings.output_mib << 20,
             settings.output_files,
-            basis.clock,
-            basis.log,
+            clock,
+            log,
         )
         self.due_ns = self._rotations.due_ns
         self.close = self._rotations.close

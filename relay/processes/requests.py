@@ -16,22 +16,12 @@ import msgspec
 from relay.config import RESTARTS, Spawn
 from relay.message import Kind, MessageFile, control_fields
 from relay.names import LEAD, OPERATOR, is_agent_name, shown
+from relay.processes.table import Intent
 from relay.security.redaction import parse_env
 
 ANYBODY = "*"
 TAKEN_NAMES = frozenset({OPERATOR, "relay"})  # a person's, and logs/relay.log is the relay's own
 TOKEN = re.compile(r"\{(prompt|name|cwd)\}")
-
-
-class Intent(msgspec.Struct, frozen=True):
-    """What was asked, as ``pending_operations`` keeps it until it is done; no secrets."""
-
-    operation: str  # spawn or release
-    request_id: str  # the message
-    requested_by: str
-    asked_at: int  # when the message was discovered: what ids of answers are derived from
-    name: str  # the agent
-    reason: str = ""  # of a release
 
 
 class Spec(msgspec.Struct, frozen=True):

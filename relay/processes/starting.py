@@ -11,9 +11,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from relay.basis import Basis
-from relay.clock import boot_id
+from relay.clock import Clock, boot_id
+from relay.config import Spawn
 from relay.errors import RelayError
+from relay.home import Home
+from relay.operations.logs import LogCall
 from relay.processes import runfiles
 from relay.processes.child import Child
 from relay.processes.requests import Spec, check_dir, dir_refusal
@@ -36,13 +38,19 @@ class Starter:
     """
 
     def __init__(
-        self, basis: Basis, spawner: Spawner, before_start: Callable[[str, str], object]
+        self,
+        settings: Spawn,
+        home: Home,
+        spawner: Spawner,
+        clock: Clock,
+        log: LogCall,
+        before_start: Callable[[str, str], object],
     ) -> None:
-        self._settings = basis.config.spawn
-        self._home = basis.home
+        self._settings = settings
+        self._home = home
         self._spawner = spawner
-        self._clock = basis.clock
-        self._log = basis.log
+        self._clock = clock
+        self._log = log
         self._before_start = before_start
 
     def start(self, child: Child, *, resumed: bool = False, is_done: bool = False) -> bool:

@@ -18,17 +18,21 @@ from collections.abc import Callable, Collection
 
 from relay.agents.evidence import Evidence
 from relay.agents.standing import Change, Status
-from relay.basis import Basis
-from relay.clock import NS_PER_MS, NS_PER_S
+from relay.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.comm.engine import CommStore
+from relay.config import Spawn
+from relay.home import Home
+from relay.ledger import Ledger
 from relay.message import Kind
+from relay.operations.logs import LogCall
 from relay.processes import runfiles
 from relay.processes.child import Child
 from relay.processes.looks import Looks
-from relay.processes.requests import Intent, Spec
+from relay.processes.requests import Spec
 from relay.processes.rules import Notice, first_row, judge, restarted
 from relay.processes.spawner import CannotStart, Pid, Spawner, ends
 from relay.processes.starting import Starter, held_text
-from relay.processes.table import ENDS, EXITED, FAILED, RELEASED, STARTING, Process
+from relay.processes.table import ENDS, EXITED, FAILED, RELEASED, STARTING, Intent, Process
 
 LOOK_NS = 5 * NS_PER_S  # between two looks at what it uses, owes and writes
 ADOPTED_NS = NS_PER_S  # the end of somebody else's child is not told by a signal
@@ -41,17 +45,25 @@ class Supervisor:
     """Owns the processes that the relay started."""
 
     def __init__(
-        self, basis: Basis, spawner: Spawner, before_start: Callable[[str, str], object]
+        self,
+        settings: Spawn,
+        home: Home,
+        ledger: Ledger,
+        store: CommStore,
+        spawner: Spawner,
+        clock: Clock,
+        log: LogCall,
+        before_start: Callable[[str, str], object],
     ) -> None:
-        self._settings = basis.config.spawn
-        self._home = basis.home
-        self._ledger = basis.ledger
-        self._evidence = Evidence(basis.ledger, basis.store)
+        self._settings = settings
+        self._home = home
+        self._ledger = ledger
+        self._evidence = Evidence(ledger, store)
         self._spawner = spawner
-        self._clock = basis.clock
-        self._log = basis.log
-        self._starter = Starter(basis, spawner, before_start)
-        self._looks = Looks(basis, self._evidence, spawner)
+        self._clock = clock
+        self._log = log
+        self._starter = Starter(settings, home, spawner, clock, log, before_start)
+        self._looks = Looks(settings, home, ledger, self._evidence, spawner, clock, log)
         self._children: dict[str, Child] = {}
         self._in_hand: set[int] = set()  # intents that are being carried out
         self._out: list[tuple[Child | None, Notice]] = []

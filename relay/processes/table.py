@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from relay.processes.requests import Intent
-
 STARTING = "starting"  # a pid, and nothing heard of it; or it waits to be started again
 READY = "ready"  # it wrote or read for the first time
 WORKING = "working"  # it owes something, or wrote, read or used CPU lately
@@ -24,6 +22,17 @@ EXITED = "exited"  # ended, and not to be started again
 FAILED = "failed"  # could not be started, or was given up
 RELEASED = "released"  # ended because somebody asked for it
 ENDS = (EXITED, FAILED, RELEASED)
+
+
+class Intent(msgspec.Struct, frozen=True):
+    """What was asked, as ``pending_operations`` keeps it until it is done; no secrets."""
+
+    operation: str  # spawn or release
+    request_id: str  # the message
+    requested_by: str
+    asked_at: int  # when the message was discovered: what ids of answers are derived from
+    name: str  # the agent
+    reason: str = ""  # of a release
 
 
 class Process(NamedTuple):

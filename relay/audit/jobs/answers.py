@@ -1,6 +1,6 @@
 """The orchestrator's answers, found without their contents: an id says what it answers.
 
-``relay.flow.work.answer_id``: behind the time stand the first 32 hex digits of the SHA-256 of
+``relay.names.answer_id``: behind the time stand the first 32 hex digits of the SHA-256 of
 "answer", sender, message id and kind.
 """
 
