@@ -29,7 +29,7 @@ from relay.daemon.upkeep import obey
 from relay.delivery.context import Basis
 from relay.delivery.dispatch import Dispatcher
 from relay.engine.commstore import CommStore
-from relay.engine.flush import Flusher, FlushPolicy, Inline
+from relay.engine.flush import Flusher, FlushPolicy, InlineExecutor
 from relay.journal.plan import Order
 from relay.ledger import Ledger
 from tests.fakes import FakeClock, FakeSpawner
@@ -78,11 +78,11 @@ class Box:
             self.home.path(STORE),
             FlushPolicy(100, 5000, 0, self.config.store.compress),  # each five seconds
             self.clock,
-            Inline(),
+            InlineExecutor(),
             key=self.key,
             journal=self.events,
         )
-        roller = make_roller(self.store, self.config, self.clock, Inline())
+        roller = make_roller(self.store, self.config, self.clock, InlineExecutor())
         self.dispatcher = Dispatcher(basis, self.flusher, roller, self.roster)
         self.supervisor = make_supervisor(basis, self.dispatcher, self.spawner)
         self.dispatcher.feed(feed)

@@ -26,9 +26,9 @@ from relay.acomm.container import (
     MAX_FILE_BYTES,
     SECTION,
     VERSION,
+    FileHeader,
     Flag,
-    Header,
-    Section,
+    SectionEntry,
     SectionType,
 )
 from relay.acomm.indexes import Indexes
@@ -68,13 +68,13 @@ def encode(store: StoreFile, compress: bool = True, columns: bool = False) -> by
     offset = HEADER.size + len(bodies) * SECTION.size
     sections = []
     for kind, body in bodies.items():
-        sections.append(Section(kind, 0, offset, len(body)))
+        sections.append(SectionEntry(kind, 0, offset, len(body)))
         offset += len(body)
     total_size = offset + FOOTER.size
     check_size(total_size)
     for field in ("created_at", "modified_at"):
         u64(field, getattr(store, field))
-    header = Header(
+    header = FileHeader(
         version=VERSION,
         flags=_flags(store, compress),
         section_count=len(sections),
@@ -86,7 +86,7 @@ def encode(store: StoreFile, compress: bool = True, columns: bool = False) -> by
         modified_at=store.modified_at,
         total_size=total_size,
     )
-    return container.seal(header, sections, list(bodies.values()))
+    return container.finish(header, sections, list(bodies.values()))
 
 
 def decode(data: bytes, path: str = "<bytes>", *, warn: Warn = _warn) -> StoreFile:
@@ -105,7 +105,7 @@ def decode(data: bytes, path: str = "<bytes>", *, warn: Warn = _warn) -> StoreFi
         del data  # held twice, a store would need half as much memory again to open
         return decode_sections(path, header, sections)
     except FormatError as exc:
-        raise container.of_version(header, exc) from None
+        raise container.as_version_error(header, exc) from None
 
 
 def read(path: str, *, warn: Warn = _warn) -> StoreFile:
@@ -126,7 +126,7 @@ def read_bytes(path: str) -> bytes:
         return file.read()
 
 
-def peek_header(path: str) -> Header:
+def peek_header(path: str) -> FileHeader:
     """The header alone, to decide whether the file is needed; nothing vouches for it.
 
     Errors: as ``read``, for magic, size, version and total_size.
@@ -139,7 +139,7 @@ def peek_header(path: str) -> Header:
     return container.parse_header(head, path, size)
 
 
-def unwritable(path: str) -> str:
+def lost_on_rewrite(path: str) -> str:
     """A description of what a file holds that writing it again would drop; empty: nothing.
 
     Errors: as ``read``, for the header and the section table.
@@ -157,7 +157,7 @@ def unwritable(path: str) -> str:
     return " and ".join(lost)
 
 
-def read_aids(path: str) -> tuple[Indexes, dict[int, bytes]]:
+def read_indexes(path: str) -> tuple[Indexes, dict[int, bytes]]:
     """The indexes and the blocks of section 256 of a file that was verified; no message is read.
 
     Errors: those of ``read``.
@@ -172,7 +172,7 @@ def read_aids(path: str) -> tuple[Indexes, dict[int, bytes]]:
         blocks = read_blocks(aids.get(SectionType.ENGINE_STATE))
         return (indexes.decode(found) if found else Indexes()), blocks
     except FormatError as exc:
-        raise container.of_version(header, exc) from None
+        raise container.as_version_error(header, exc) from None
 
 
 def write(path: str, store: StoreFile, compress: bool = True, columns: bool = False) -> None:
@@ -200,7 +200,9 @@ def _flags(store: StoreFile, compress: bool) -> Flag:
     return flags
 
 
-def _warn_of_the_unknown(header: Header, table: list[Section], path: str, warn: Warn) -> None:
+def _warn_of_the_unknown(
+    header: FileHeader, table: list[SectionEntry], path: str, warn: Warn
+) -> None:
     if header.version > VERSION:
         warn(f"{path}: version {header.version} is read as version {VERSION}")
     if unknown := header.flags & ~sum(Flag):

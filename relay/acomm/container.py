@@ -72,7 +72,7 @@ class SectionType(IntEnum):
     COLUMNS = 257
 
 
-class Header(msgspec.Struct, frozen=True):
+class FileHeader(msgspec.Struct, frozen=True):
     """What the first 96 bytes say; the magic and the reserved bytes left out."""
 
     version: int
@@ -87,7 +87,7 @@ class Header(msgspec.Struct, frozen=True):
     total_size: int  # of the file, footer included
 
 
-class Section(msgspec.Struct, frozen=True):
+class SectionEntry(msgspec.Struct, frozen=True):
     """One entry of the section table."""
 
     kind: int
@@ -96,7 +96,7 @@ class Section(msgspec.Struct, frozen=True):
     length: int
 
 
-def seal(header: Header, sections: Iterable[Section], bodies: Sequence[bytes]) -> bytes:
+def finish(header: FileHeader, sections: Iterable[SectionEntry], bodies: Sequence[bytes]) -> bytes:
     """A whole file: header, table, the bodies one behind the other, footer.
 
     The caller has made the offsets and total_size right.
@@ -109,7 +109,7 @@ def seal(header: Header, sections: Iterable[Section], bodies: Sequence[bytes]) -
     return b"".join((*head, *bodies, FOOTER.pack(digest.digest(), FOOTER_MAGIC)))
 
 
-def open_frame(data: bytes, path: str) -> tuple[Header, list[Section]]:
+def open_frame(data: bytes, path: str) -> tuple[FileHeader, list[SectionEntry]]:
     """Header and section table of a whole file, whose every byte the checksum has vouched for.
 
     Errors: FormatError; IntegrityError when the SHA-256 differs; VersionError.
@@ -144,7 +144,7 @@ def check_size(size: int, path: str) -> None:
         raise FormatError(path, 0, f"at most {MAX_FILE_BYTES} bytes", f"{size} bytes")
 
 
-def parse_header(head: bytes, path: str, size: int) -> Header:
+def parse_header(head: bytes, path: str, size: int) -> FileHeader:
     """The header of a file of ``size`` bytes, from its first bytes.
 
     Errors: FormatError; VersionError for version 0, and for a header of a later version that
@@ -153,16 +153,16 @@ def parse_header(head: bytes, path: str, size: int) -> Header:
     magic, *fields, _reserved = HEADER.unpack_from(head)
     if magic != MAGIC:
         raise FormatError(path, 0, f"magic {MAGIC.decode()}", shown(magic))
-    header = Header(*fields)
+    header = FileHeader(*fields)
     if header.version < VERSION:
         raise VersionError(path, VERSION_AT, f"version {VERSION}", header.version)
     if header.total_size != size:
         fault = FormatError(path, TOTAL_SIZE_AT, f"total_size {size}", header.total_size)
-        raise of_version(header, fault)
+        raise as_version_error(header, fault)
     return header
 
 
-def parse_sections(head: bytes, path: str, header: Header) -> list[Section]:
+def parse_sections(head: bytes, path: str, header: FileHeader) -> list[SectionEntry]:
     """The section table, from the file's first bytes: no type twice, no overlap, all in the file.
 
     Errors: FormatError; VersionError instead in a file of a later version.
@@ -171,17 +171,17 @@ def parse_sections(head: bytes, path: str, header: Header) -> list[Section]:
     if header.section_count > room:
         expected = f"section_count of at most {room}, as many as fit"
         fault = FormatError(path, SECTION_COUNT_AT, expected, header.section_count)
-        raise of_version(header, fault)
+        raise as_version_error(header, fault)
     table_end = HEADER.size + header.section_count * SECTION.size
-    table = [Section(*entry) for entry in SECTION.iter_unpack(head[HEADER.size : table_end])]
+    table = [SectionEntry(*entry) for entry in SECTION.iter_unpack(head[HEADER.size : table_end])]
     try:
         _check_sections(table, path, table_end, header.total_size - FOOTER.size)
     except FormatError as exc:
-        raise of_version(header, exc) from None
+        raise as_version_error(header, exc) from None
     return table
 
 
-def of_version(header: Header, fault: FormatError) -> FormatError:
+def as_version_error(header: FileHeader, fault: FormatError) -> FormatError:
     """The fault itself, or the VersionError that it is in a file of a later version."""
     if header.version <= VERSION or isinstance(fault, VersionError):
         return fault
@@ -189,7 +189,7 @@ def of_version(header: Header, fault: FormatError) -> FormatError:
     return VersionError(fault.path, fault.offset, expected, fault.found)
 
 
-def _check_sections(table: list[Section], path: str, first: int, end: int) -> None:
+def _check_sections(table: list[SectionEntry], path: str, first: int, end: int) -> None:
     seen: set[int] = set()
     filled = []
     for number, section in enumerate(table):

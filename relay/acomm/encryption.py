@@ -18,7 +18,7 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from relay.acomm.message_record import SEAL_BYTES
+from relay.acomm.message_record import ENCRYPTION_BYTES
 from relay.acomm.model import Message, StoreFile
 from relay.acomm.reader import U64
 from relay.base.errors import FormatError, SealedStore
@@ -28,7 +28,7 @@ NONCE_BYTES = 12
 _NONCE_PURPOSE = b"acomm nonce"
 
 
-def seal(file: StoreFile, key: bytes | None) -> StoreFile:
+def encrypt(file: StoreFile, key: bytes | None) -> StoreFile:
     """The store as its file shall hold it: every content sealed, or as it is without a key."""
     if key is None:
         return file
@@ -43,7 +43,7 @@ def seal(file: StoreFile, key: bytes | None) -> StoreFile:
     return _with_contents(file, sealed, encrypted=True)
 
 
-def unseal(file: StoreFile, key: bytes | None, path: str) -> StoreFile:
+def decrypt(file: StoreFile, key: bytes | None, path: str) -> StoreFile:
     """The store with plain contents; one that is not encrypted as it is, with a key or without.
 
     Errors: SealedStore when it is encrypted and there is no key, or not its key; FormatError
@@ -57,8 +57,8 @@ def unseal(file: StoreFile, key: bytes | None, path: str) -> StoreFile:
 
     def unsealed(message: Message) -> bytes:
         content = message.content
-        if len(content) < SEAL_BYTES:
-            expected = f"message {message.id} to have {SEAL_BYTES} bytes of content and more"
+        if len(content) < ENCRYPTION_BYTES:
+            expected = f"message {message.id} to have {ENCRYPTION_BYTES} bytes of content and more"
             raise FormatError(path, 0, expected, len(content))
         nonce, rest = content[:NONCE_BYTES], content[NONCE_BYTES:]
         try:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from relay.acomm import codec, container
 from relay.acomm.container import Flag, SectionType
-from relay.acomm.message_record import MAX_CONTENT_BYTES, SEAL_BYTES, read_message
+from relay.acomm.message_record import ENCRYPTION_BYTES, MAX_CONTENT_BYTES, read_message
 from relay.acomm.model import (
     Channel,
     ChannelType,
@@ -32,18 +32,18 @@ Problem = tuple[str, str]  # what was expected, and what was found
 T = TypeVar("T")
 
 
-def check(file: StoreFile, path: str) -> None:
+def check_limits(file: StoreFile, path: str) -> None:
     """Errors: LimitError for the first value in the file at ``path``, which holds these values."""
-    if not has_any(file):
+    if not exceeds_limits(file):
         return
-    for fault in faults(codec.read_bytes(path), path):
+    for fault in limit_faults(codec.read_bytes(path), path):
         raise LimitError(fault.path, fault.offset, fault.expected, fault.found)
 
 
-def has_any(file: StoreFile) -> bool:
+def exceeds_limits(file: StoreFile) -> bool:
     """True when ``faults`` finds something in the bytes that hold these values."""
     messages = (*file.messages, *file.dead_letters, *file.archive)
-    most = MAX_CONTENT_BYTES + (SEAL_BYTES if file.encrypted else 0)
+    most = MAX_CONTENT_BYTES + (ENCRYPTION_BYTES if file.encrypted else 0)
     topics = {message.topic for message in messages} - {None}
     return (
         any(_of_channel(channel) for channel in file.channels)
@@ -54,11 +54,11 @@ def has_any(file: StoreFile) -> bool:
     )
 
 
-def faults(data: bytes, path: str) -> Iterator[FormatError]:
+def limit_faults(data: bytes, path: str) -> Iterator[FormatError]:
     """Each value beyond its limit in a file that decodes, with the offset of its record."""
     header, table = container.open_frame(data, path)
     sections = split(data, path, header, table)
-    most = MAX_CONTENT_BYTES + (SEAL_BYTES if header.flags & Flag.ENCRYPTED else 0)
+    most = MAX_CONTENT_BYTES + (ENCRYPTION_BYTES if header.flags & Flag.ENCRYPTED else 0)
 
     def of_message(message: Message) -> list[Problem]:
         return _of_message(message, most)

@@ -25,7 +25,7 @@ _ARCHIVE_NAME = re.compile(r"[0-9A-Za-z-]+/[0-9]{1,18}\.acomm")  # nothing above
 T = TypeVar("T")
 
 
-def check(file: StoreFile) -> EngineState:
+def check_invariants(file: StoreFile) -> EngineState:
     """What section 256 says of a store that is to be opened.
 
     Errors: those of ``check_values`` and ``fitting``; SealedStore for sealed contents: written
@@ -34,7 +34,7 @@ def check(file: StoreFile) -> EngineState:
     if file.encrypted:
         raise SealedStore("the store is encrypted, and was not opened with its key")
     check_values(file)
-    return fitting(EngineState.decode(file.engine_state), file)
+    return without_unknown_ids(EngineState.decode(file.engine_state), file)
 
 
 def check_values(file: StoreFile) -> None:
@@ -60,7 +60,7 @@ def check_values(file: StoreFile) -> None:
             )
 
 
-def fitting(kept: EngineState, file: StoreFile) -> EngineState:
+def without_unknown_ids(kept: EngineState, file: StoreFile) -> EngineState:
     """What was kept, as far as it speaks of what is in the file.
 
     Errors: FormatError for numbers that cannot go on, and for archives that are none.
@@ -71,7 +71,7 @@ def fitting(kept: EngineState, file: StoreFile) -> EngineState:
         if not _ARCHIVE_NAME.fullmatch(note.name):
             raise _fault("the name of an archive, as 2026-01-31/000001.acomm", repr(note.name))
         _check_number(f"the last id of archive {note.name}", note.last_id)
-    if kept.leaving and not kept.archives:
+    if kept.evicting and not kept.archives:
         raise _fault("an archive for the messages that are leaving", "none")
     for records in {id(one): one for one in kept.deliveries.values()}.values():
         for recipient, one in records.items():
@@ -87,13 +87,13 @@ def fitting(kept: EngineState, file: StoreFile) -> EngineState:
     )
 
 
-def problems(file: StoreFile) -> Iterator[str]:
+def invariant_problems(file: StoreFile) -> Iterator[str]:
     """Why no store is opened with a file; else what its section 256 says of nothing that is
     there, the first of each kind."""
     try:
         check_values(file)
         kept = EngineState.decode(file.engine_state)
-        fits = fitting(kept, file)
+        fits = without_unknown_ids(kept, file)
     except FormatError as exc:
         yield f"no store opens with it: expected {exc.expected}, found {exc.found}"
         return

@@ -20,7 +20,7 @@ from relay.acomm.model import (
     ChannelState,
     ChannelType,
     DeliveryMode,
-    Labelled,
+    LabelledEnum,
     MatchMode,
     Message,
     MessageFilter,
@@ -91,11 +91,11 @@ def record(cls: type[msgspec.Struct], **kinds: Kind) -> Kind:
     return Kind(dump, load)
 
 
-def label(enum: type[Labelled], absent: Labelled | None = None) -> Kind:
+def label(enum: type[LabelledEnum], absent: LabelledEnum | None = None) -> Kind:
     """A member by the document's word for it; ``absent`` stands for one that is not given."""
     members = {member.label: member for member in enum}
 
-    def load(value: Any) -> Labelled:
+    def load(value: Any) -> LabelledEnum:
         if not isinstance(value, str) or value not in members:
             raise _unexpected(f"one of {', '.join(members)}", value)
         return members[value]

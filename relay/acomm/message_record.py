@@ -29,7 +29,7 @@ MAX_CONTENT_BYTES = 1_048_576
 # A longer text is rare, and may be a length that lies: it is read field by field.
 MAX_FAST_TEXT = 1024
 # AES-256-GCM adds a nonce of 12 and a tag of 16 bytes to the content that it seals.
-SEAL_BYTES = 28
+ENCRYPTION_BYTES = 28
 
 # Far more than any record that this writes; one that is not whole in so many bytes is none.
 MOST_RECORD_BYTES = 16 << 20

@@ -17,11 +17,11 @@ from operator import attrgetter
 from typing import TypeVar
 
 from relay.acomm import columns, envelope, indexes
-from relay.acomm.container import MAX_FILE_BYTES, Flag, Header, Section, SectionType
+from relay.acomm.container import MAX_FILE_BYTES, FileHeader, Flag, SectionEntry, SectionType
 from relay.acomm.message_record import (
+    ENCRYPTION_BYTES,
     MAX_CONTENT_BYTES,
     MIN_MESSAGE,
-    SEAL_BYTES,
     encode_message,
     read_messages,
     walk_messages,
@@ -74,7 +74,7 @@ def encode_sections(
     store: StoreFile, compress: bool, with_columns: bool = False
 ) -> dict[SectionType, bytes]:
     """Each section's bytes, in the order in which they stand in the file."""
-    most = MAX_CONTENT_BYTES + (SEAL_BYTES if store.encrypted else 0)
+    most = MAX_CONTENT_BYTES + (ENCRYPTION_BYTES if store.encrypted else 0)
 
     def messages(records: list[bytes]) -> bytes:
         raw = _counted(records)
@@ -104,7 +104,9 @@ def encode_sections(
     return bodies
 
 
-def split(data: bytes, path: str, header: Header, table: Iterable[Section]) -> dict[int, Reader]:
+def split(
+    data: bytes, path: str, header: FileHeader, table: Iterable[SectionEntry]
+) -> dict[int, Reader]:
     """A reader for each section that holds something, out of its envelope.
 
     The bytes of a compressed file are not needed any more once this returns.
@@ -129,7 +131,7 @@ def _walk(path: str, name: str) -> envelope.Walk:
     return lambda pieces, where: walk_messages(pieces, path, name, MAX_MESSAGES, where)
 
 
-def decode_sections(path: str, header: Header, sections: dict[int, Reader]) -> StoreFile:
+def decode_sections(path: str, header: FileHeader, sections: dict[int, Reader]) -> StoreFile:
     """The store that the sections hold, with the header's counts found to be true.
 
     What is read of a section is let go. Errors: FormatError.
@@ -209,7 +211,7 @@ def read_blocks(reader: Reader | None) -> dict[int, bytes]:
     return blocks
 
 
-def _compare_counts(store: StoreFile, header: Header, path: str) -> None:
+def _compare_counts(store: StoreFile, header: FileHeader, path: str) -> None:
     """Make sure that the header counts what the sections hold."""
     for at, field, count, expected in (
         (16, "channel_count", header.channel_count, len(store.channels)),

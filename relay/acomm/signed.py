@@ -27,7 +27,7 @@ def is_signed_by(message: Message, public_key: bytes) -> bool:
     return any(verify(public_key, signature, message.sender, relay_id, to, body) for body in bodies)
 
 
-def wrong_signatures(file: StoreFile, public_keys: Mapping[str, bytes]) -> Iterator[str]:
+def invalid_signatures(file: StoreFile, public_keys: Mapping[str, bytes]) -> Iterator[str]:
     """A line for each signature that is not its sender's; senders without a key are passed over.
 
     Contents must be plain.

@@ -15,26 +15,28 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from relay.acomm import codec, container
-from relay.acomm.encryption import seal
-from relay.acomm.engine_state import Snapshot
+from relay.acomm.encryption import encrypt
+from relay.acomm.engine_state import StoreSnapshot
 from relay.acomm.model import StoreFile
 from relay.base import fsio
 from relay.base.errors import FormatError, LimitError, VersionError
 
-WITHOUT = "without what came after"  # said where no journal has it
+LATER_EVENTS_LOST = "without what came after"  # said where no journal has it
 PREVIOUS = ".prev"
 SUFFIX = ".acomm"
 T = TypeVar("T")
 
 
-def write(path: str, snapshot: Snapshot, compress: bool = True, key: bytes | None = None) -> int:
+def save(
+    path: str, snapshot: StoreSnapshot, compress: bool = True, key: bytes | None = None
+) -> int:
     """Replace the store's file, and keep the one that was there; the size of the new one.
 
     With a ``key`` every content is sealed.
 
     Errors: StoreCapacity, ValidationFailed before anything is touched; OSError.
     """
-    data = codec.encode(seal(snapshot.file(), key), compress)
+    data = codec.encode(encrypt(snapshot.file(), key), compress)
     fsio.write_atomic(path, data, keep=path + PREVIOUS)
     return len(data)
 
@@ -44,8 +46,8 @@ def load(
     make: Callable[[StoreFile, str], T],
     warn: Callable[[str], object],
     *,
-    keep: bool = False,
-    after: str = WITHOUT,
+    read_only: bool = False,
+    outcome: str = LATER_EVENTS_LOST,
 ) -> T | None:
     """What ``make`` makes of the file, or of the one before it; None when neither is there.
     It is given the name as well.
@@ -62,14 +64,14 @@ def load(
         if not fsio.exists(previous):
             return None
         made = make(codec.read(previous), previous)
-        warn(f"{path} is gone: the store is that of {previous}, {after}")
+        warn(f"{path} is gone: the store is that of {previous}, {outcome}")
         return made
     except FormatError as exc:
         if isinstance(exc, VersionError | LimitError) or not fsio.exists(previous):
             raise
         made = _make_of_previous(path, previous, make, exc)
-        said = f"{exc}; the store is that of {previous}, {after}"
-        warn(said if keep else f"{said}, and the damaged file is now {set_aside(path)}")
+        said = f"{exc}; the store is that of {previous}, {outcome}"
+        warn(said if read_only else f"{said}, and the damaged file is now {set_aside(path)}")
         return made
 
 

@@ -19,14 +19,14 @@ from relay.acomm.reader import Reader
 from relay.base.errors import FormatError
 
 
-class Findings(msgspec.Struct, frozen=True):
+class FileProblems(msgspec.Struct, frozen=True):
     """What is wrong with a file, and what was skipped in it; one line each."""
 
     problems: tuple[str, ...]
     warnings: tuple[str, ...] = ()
 
 
-def verify(data: bytes, path: str) -> Findings:
+def verify(data: bytes, path: str) -> FileProblems:
     """Check a file's bytes from the magic to the last index.
 
     A damaged file gives one problem, the fault that ``decode`` met. Of each kind of disorder
@@ -36,8 +36,8 @@ def verify(data: bytes, path: str) -> Findings:
     try:
         store = codec.decode(data, path, warn=warnings.append)
     except FormatError as exc:
-        return Findings((str(exc),), tuple(warnings))
-    beyond = excess.faults(data, path) if excess.has_any(store) else ()
+        return FileProblems((str(exc),), tuple(warnings))
+    beyond = excess.limit_faults(data, path) if excess.exceeds_limits(store) else ()
     problems = (
         *_order(store),
         *_flags(store, data, path),
@@ -45,7 +45,7 @@ def verify(data: bytes, path: str) -> Findings:
         *_columns(store, data, path),
     ) or tuple(_invariants(store))  # what stands there twice has been told
     found = (*map(str, beyond), *(f"{path}: {problem}" for problem in problems))
-    return Findings(found, tuple(warnings))
+    return FileProblems(found, tuple(warnings))
 
 
 def _order(store: StoreFile) -> Iterator[str]:
@@ -118,7 +118,7 @@ def _invariants(store: StoreFile) -> Iterator[str]:
     is_partial = not store.channels and any(messages for _, messages in _message_sections(store))
     if is_partial:  # section 1 may be missing: such a file is for reading alone
         return
-    yield from invariants.problems(store)
+    yield from invariants.invariant_problems(store)
 
 
 def _message_sections(store: StoreFile) -> tuple[tuple[SectionType, tuple[Message, ...]], ...]:

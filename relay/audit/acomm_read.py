@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from relay.acomm import codec, container, envelope, indexes
 from relay.acomm.columns import Columns
-from relay.acomm.container import MAX_FILE_BYTES, Flag, Header, SectionType
+from relay.acomm.container import MAX_FILE_BYTES, FileHeader, Flag, SectionType
 from relay.acomm.engine_state import EngineState
 from relay.acomm.model import StoreFile
 from relay.acomm.reader import U64, Reader
@@ -54,7 +54,7 @@ def batches(path: str, wanted: Wanted, schema: pa.Schema) -> Iterator[pa.RecordB
         ready = [one for name in wanted.sections for one in file.chosen(name, wanted, schema)]
     except FormatError as exc:
         if exc.path:
-            raise container.of_version(file.header, exc) from None
+            raise container.as_version_error(file.header, exc) from None
         raise FormatError(path, exc.offset, exc.expected, exc.found) from None
     except pa.ArrowException as exc:
         raise FormatError(path, 0, "columns in section 257 that hold together", exc) from None
@@ -198,7 +198,7 @@ class _Opened:
         return may_have(found, channels, conditions)
 
 
-def _same(path: str, what: str, header: Header, count: int) -> None:
+def _same(path: str, what: str, header: FileHeader, count: int) -> None:
     if header.message_count != count:
         raise FormatError(path, 24, f"{header.message_count} {what}", count)
 

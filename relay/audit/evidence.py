@@ -25,7 +25,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from relay.acomm import codec
-from relay.acomm.encryption import seal
+from relay.acomm.encryption import encrypt
 from relay.audit import (
     acomm_source,
     aof2_source,
@@ -173,7 +173,7 @@ def _take_store(home: str, folder: str, clock: Clock) -> list[str]:
             file = look(opened, clock, config, key).snapshot().file()
         os.makedirs(os.path.dirname(target), mode=0o700)
         with open(target, "wb") as copy:  # not synced: it is this run's alone
-            copy.write(codec.encode(seal(file, key)))
+            copy.write(codec.encode(encrypt(file, key)))
     except (FormatError, KeyFileError, SealedStore):
         return _copy_store(home, folder)
     return [target]

@@ -221,7 +221,7 @@ def _archive(unit: Unit) -> Verified:
 
 def _store(unit: Unit, home: str) -> Verified:
     """The live store, and whether the archives that it lists are there, as long as they were."""
-    _, blocks = codec.read_aids(unit.path)
+    _, blocks = codec.read_indexes(unit.path)
     row = Verified(unit.shown, unit.kind, size=os.path.getsize(unit.path))
     problems = []
     for note in EngineState.decode(blocks).archives:

@@ -107,13 +107,13 @@ def dump(file: str, section: str | None, key_file: str | None) -> None:
     without --key-file.
     """
     from relay.acomm import codec, jsonl
-    from relay.acomm.encryption import unseal
+    from relay.acomm.encryption import decrypt
 
     key = _key(key_file)
     with _disk(file):
         store = codec.read(file, warn=_warn)
     if key is not None:
-        store = unseal(store, key, file)
+        store = decrypt(store, key, file)
     out = sys.stdout.buffer  # JSON lines are UTF-8 in every locale
     for line in jsonl.to_lines(store, section):
         out.write(line.encode() + b"\n")
@@ -156,8 +156,8 @@ def _findings(
 ) -> tuple[list[str], list[str]]:
     """Problems and warnings of one file; one that cannot be read is a problem."""
     from relay.acomm import codec
-    from relay.acomm.encryption import unseal
-    from relay.acomm.signed import wrong_signatures
+    from relay.acomm.encryption import decrypt
+    from relay.acomm.signed import invalid_signatures
     from relay.acomm.verify import verify
 
     try:
@@ -166,8 +166,8 @@ def _findings(
         found = verify(data, path)
         problems = list(found.problems)
         if not problems and (key is not None or public_keys):
-            store = unseal(codec.decode(data, path, warn=lambda _: None), key, path)
-            problems += [f"{path}: {line}" for line in wrong_signatures(store, public_keys)]
+            store = decrypt(codec.decode(data, path, warn=lambda _: None), key, path)
+            problems += [f"{path}: {line}" for line in invalid_signatures(store, public_keys)]
     except RelayError as exc:
         return [str(exc)], []
     return problems, list(found.warnings)

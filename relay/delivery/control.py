@@ -125,7 +125,7 @@ def _change_channel(
     if channel is None:
         return Answer(False, f"there is no channel {name}")
     if kind is Kind.LEAVE:
-        if not store.takes_part(channel.id, sender):  # it may be obeyed again after a crash
+        if not store.is_participant(channel.id, sender):  # it may be obeyed again after a crash
             return Answer(True, f"you do not take part in {name}")
         store.leave_channel(channel.id, sender)
         return Answer(True, f"you no longer take part in {name}")

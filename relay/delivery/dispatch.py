@@ -270,7 +270,7 @@ class Dispatcher:
 
     def _is_known(self, work: Work) -> bool:
         """True when the store has accepted it before: who has it keeps it."""
-        return self._store.ever_by_relay_id(work.message_id) is not None
+        return self._store.find_by_relay_id(work.message_id, include_archived=True) is not None
 
     def _decide(self, work: Work, look: Look) -> None:
         """What is to happen with one file; a fault of ours refuses it, and stops no other."""
@@ -368,7 +368,7 @@ class Dispatcher:
 
     def _over(self, one: Ended) -> Over:
         """A held delivery that is over, for its sender to hear of."""
-        stored = self._store.by_relay_id(one.row.message_id)
+        stored = self._store.find_by_relay_id(one.row.message_id)
         number = stored.id if stored else 0
         message_id, attempt = one.row.message_id, one.delivery.attempt
         return Over(number, message_id, one.recipient, one.state, attempt, one.reason)

@@ -101,7 +101,7 @@ class HeldMail:
                 self._ledger.let_go(ids, now)
 
     def _is_over(self, held: Delivery, row: Row, agents: Set[str], now: int) -> Ended | None:
-        stored = self._store.by_relay_id(held.message_id)
+        stored = self._store.find_by_relay_id(held.message_id)
         if stored and stored.ttl_over_ns is not None and now > stored.ttl_over_ns:
             way = "its channel let it go" if self._held_back(held) else "the inbox could be written"
             text = f"its TTL of {stored.ttl} s passed before {way}"
@@ -110,7 +110,7 @@ class HeldMail:
             return Ended(row, held, DeliveryState.BOUNCED, self._away[held.recipient])
         if held.recipient not in agents:
             return Ended(row, held, DeliveryState.BOUNCED, GONE)
-        age_s = (now - held.staged_at - self._store.lost_ns(held.staged_at)) // NS_PER_S
+        age_s = (now - held.staged_at - self._store.downtime_ns(held.staged_at)) // NS_PER_S
         if age_s >= self._config.delivery.give_up_after_s:
             text = f"its inbox could not be written for {age_s} s: {held.last_error}"
             if self._held_back(held):
@@ -139,8 +139,8 @@ class HeldMail:
 
     def _held_back(self, held: Delivery) -> Message | None:
         """The message, when its channel holds it back."""
-        stored = self._store.by_relay_id(held.message_id)
-        if stored is None or not self._store.holds(stored.id):
+        stored = self._store.find_by_relay_id(held.message_id)
+        if stored is None or not self._store.is_held(stored.id):
             return None
         return None if stored.id in self._let_gone else stored
 
@@ -153,7 +153,7 @@ class HeldMail:
             with self._ledger.transaction():
                 self._ledger.hold([_again(held, str(exc), now + pause_s * NS_PER_S)])
             return None
-        stored = self._store.by_relay_id(held.message_id)
+        stored = self._store.find_by_relay_id(held.message_id)
         number = stored.id if stored else 0
         work = notice_of(row, f"held {held.recipient}")
         work.pause_s = pause_s

@@ -49,7 +49,7 @@ def since_last_run(basis: Basis) -> None:
     """At a start: how long no relay ran, as far as ledger and store can tell."""
     store, now = basis.store, basis.clock.now_ns()
     seen_at = basis.ledger.duties.alive_at() or store.modified_at * NS_PER_S
-    lost = store.state.lost
+    lost = store.state.downtimes
     if lost and lost[-1].at * NS_PER_S > seen_at:  # a crash came before the ledger heard of it
         seen_at = lost[-1].at * NS_PER_S
     if abs(now - seen_at) >= LEAST_NS:
@@ -67,7 +67,7 @@ def note_alive(basis: Basis) -> None:
 def move_deadlines(basis: Basis, lost_ns: int) -> None:
     """Durable before anything else is: killed behind it, the next start loses no time twice."""
     store, ledger, now = basis.store, basis.ledger, basis.clock.now_ns()
-    store.lose_time(lost_ns // NS_PER_MS)
+    store.add_downtime(lost_ns // NS_PER_MS)
     basis.events.commit()
     with ledger.transaction():
         ledger.duties.restore(open_duties(store))

@@ -20,7 +20,7 @@ from relay.delivery.decide import Decider
 from relay.delivery.held import GONE
 from relay.delivery.redelivery import render_again
 from relay.delivery.work import Over, Posting, Work, notice_of, notice_of_message
-from relay.engine.acks import Overdue, Verdict
+from relay.engine.acks import OverdueDelivery, RetryDecision
 from relay.ledger import Row
 
 WHAT_NOW = "`relay dead replay {id}` tries it again, `relay dead discard {id}` lets it go"
@@ -58,11 +58,11 @@ class OverdueMail:
         if not due:
             return
         rows = self._ledger.rows({_relay_id(one) for one in due})
-        again: list[Overdue] = []
+        again: list[OverdueDelivery] = []
         over: list[Over] = []
         for one in due:
-            if one.verdict is not Verdict.AGAIN:
-                over.append(_over(one, DeliveryState[one.verdict.name]))
+            if one.decision is not RetryDecision.RETRY:
+                over.append(_over(one, DeliveryState[one.decision.name]))
             elif (
                 one.recipient in agents
                 and one.recipient not in self._away
@@ -76,8 +76,10 @@ class OverdueMail:
         self._deliver_again(dirs, again, rows)
         self._end(dirs, over, rows, agents)
 
-    def _deliver_again(self, dirs: Dirs, again: list[Overdue], rows: dict[str, Row]) -> None:
-        groups: dict[tuple[int, int], list[Overdue]] = {}
+    def _deliver_again(
+        self, dirs: Dirs, again: list[OverdueDelivery], rows: dict[str, Row]
+    ) -> None:
+        groups: dict[tuple[int, int], list[OverdueDelivery]] = {}
         for one in again:
             groups.setdefault((one.message.id, one.attempt), []).append(one)
         works: list[Work] = []
@@ -86,7 +88,7 @@ class OverdueMail:
             try:
                 data = render_again(dirs, self._store, row, attempt)
             except MessageError as exc:  # not while the engine knows it
-                self._store.give_up(number, [one.recipient for one in group], str(exc))
+                self._store.dead_letter(number, [one.recipient for one in group], str(exc))
                 continue
             work = notice_of(row, f"attempt {attempt}")
             recipients = tuple(one.recipient for one in group)
@@ -182,9 +184,9 @@ class OverdueMail:
         )
 
 
-def _over(one: Overdue, state: DeliveryState) -> Over:
+def _over(one: OverdueDelivery, state: DeliveryState) -> Over:
     return Over(one.message.id, _relay_id(one), one.recipient, state, one.attempt, one.reason)
 
 
-def _relay_id(one: Overdue) -> str:
+def _relay_id(one: OverdueDelivery) -> str:
     return one.message.relay_id or ""

@@ -35,7 +35,7 @@ def render_again(dirs: Dirs, store: CommStore, row: Row, attempt: int) -> bytes:
 
     Errors: MessageError when neither a file nor the store holds it.
     """
-    stored = store.by_relay_id(row.message_id)
+    stored = store.find_by_relay_id(row.message_id)
     message = original(dirs, row)
     if message is None and stored is None:
         message = _packed(dirs, row)  # last: it is found by reading a whole day
@@ -50,7 +50,7 @@ def render_again(dirs: Dirs, store: CommStore, row: Row, attempt: int) -> bytes:
         row.agent_name,
         row.discovered_at,
         row.checksum or "",
-        None if stored is None else store.shown_channel(stored),
+        None if stored is None else store.channel_label(stored),
         attempt,
     )
 

@@ -185,7 +185,7 @@ def welcome(saves: Saves, store: CommStore, name: str, key: str, now_ns: int) ->
     if versions:
         headers["VERSION"] = str(versions[-1].version)
     message = MessageFile(name, Kind.NOTIFICATION, headers, body)
-    stored = store.by_relay_id(message_id) or _keep(store, name, message_id, body, now_ns)
+    stored = store.find_by_relay_id(message_id) or _keep(store, name, message_id, body, now_ns)
     facts = own_facts(message_id, body, str(message.kind), name, now_ns)
     data = render_delivered(message, message_id, ORCHESTRATOR, now_ns, facts.checksum or "", None)
     work = notice_of_message(message_id, "", now_ns, f"welcome {key}")
@@ -242,7 +242,7 @@ def _keep(store: CommStore, name: str, message_id: str, body: bytes, now_ns: int
     if channel is None:
         channel = store.create_channel(channel_name, ChannelType.DIRECT, name)
     for member in (name, ORCHESTRATOR):
-        if not store.takes_part(channel.id, member):
+        if not store.is_participant(channel.id, member):
             store.join_channel(channel.id, member)
     metadata: Metadata = {"relay_id": message_id, "to": name, "created_ns": now_ns}
     return store.accept(

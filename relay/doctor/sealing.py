@@ -37,7 +37,7 @@ def _open(path: str, key: bytes | None) -> None:
     """Errors: SealedStore."""
     with contextlib.suppress(FormatError, OSError):
         if codec.peek_header(path).flags & Flag.ENCRYPTED:
-            encryption.unseal(codec.read(path, warn=_ignore), key, path)
+            encryption.decrypt(codec.read(path, warn=_ignore), key, path)
 
 
 def _ignore(_: str) -> None:

@@ -4,7 +4,7 @@
                                         section 256: who received each, and their relay ids
                                         section 257: the same messages as columns, for audits
 
-A store lists its archives (``ArchiveNote``); a file that is not in its list does not count. That
+A store lists its archives (``ArchiveInfo``); a file that is not in its list does not count. That
 list and each file's indexes decide which files a query needs; every file that is used has been
 verified. Source: DESIGN, "Bounded whatever the history".
 """
@@ -23,11 +23,11 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from relay.acomm import codec
-from relay.acomm.encryption import seal, unseal
-from relay.acomm.engine_state import EngineState, Snapshot
+from relay.acomm.encryption import decrypt, encrypt
+from relay.acomm.engine_state import EngineState, StoreSnapshot
 from relay.acomm.indexes import Ids, Indexes
 from relay.acomm.model import (
-    ArchiveNote,
+    ArchiveInfo,
     Delivery,
     Message,
     MessageFilter,
@@ -45,12 +45,12 @@ from relay.engine.query import REGEX_LIMIT_S, QueryResult, Rank, find, page
 RELAY_IDS = 9  # block of section 256
 STRAY = ".stray"
 _FILES_KEPT = 2  # decoded ones: a page of history asks for the same file again and again
-_AIDS_KEPT = 64
+_INDEXES_KEPT = 64
 
 T = TypeVar("T")
 
 
-class _Aids(NamedTuple):
+class ArchiveIndexes(NamedTuple):
     """What is kept of an archive to know whether it is needed."""
 
     indexes: Indexes
@@ -72,9 +72,9 @@ class Archives:
         self._folder = folder
         self._key = key
         self._files: OrderedDict[str, StoreFile] = OrderedDict()
-        self._aids: OrderedDict[str, _Aids] = OrderedDict()
+        self._indexes: OrderedDict[str, ArchiveIndexes] = OrderedDict()
 
-    def write(self, name: str, snapshot: Snapshot) -> int:
+    def write(self, name: str, snapshot: StoreSnapshot) -> int:
         """Write an archive, whole, and give its size in bytes.
 
         It counts once the store lists it; one of that name that a crash left is replaced.
@@ -88,7 +88,7 @@ class Archives:
         blocks = file.engine_state | {RELAY_IDS: _encode_relay_ids(file.messages)}
         file = msgspec.structs.replace(file, engine_state=blocks)
         try:
-            codec.write(path, seal(file, self._key), columns=True)
+            codec.write(path, encrypt(file, self._key), columns=True)
             fsio.sync_dir(self._folder)
         except OSError:
             with contextlib.suppress(OSError):
@@ -96,7 +96,7 @@ class Archives:
             raise
         return os.path.getsize(path)
 
-    def set_strays_aside(self, notes: Iterable[ArchiveNote], next_number: int) -> list[str]:
+    def rename_strays(self, notes: Iterable[ArchiveInfo], next_number: int) -> list[str]:
         """Rename what the store does not list: a crash came before the event that counts it.
 
         Only numbers from ``next_number`` on: an older one is another store's business.
@@ -113,14 +113,14 @@ class Archives:
                     aside.append(path + STRAY)
         return aside
 
-    def count(self, note: ArchiveNote, wanted: MessageFilter) -> int | None:
+    def count(self, note: ArchiveInfo, wanted: MessageFilter) -> int | None:
         """How many messages of an archive match, where its indexes alone can tell."""
         if not _is_served(wanted) or (note.archived and not wanted.include_archived):
             return None
         ids = self._ids(note, wanted)
         return note.messages if ids is None else len(ids)
 
-    def messages(self, note: ArchiveNote, wanted: MessageFilter) -> Iterator[Message]:
+    def messages(self, note: ArchiveInfo, wanted: MessageFilter) -> Iterator[Message]:
         """Those of an archive among which every match is; none when its indexes say so.
 
         Errors: FormatError for a damaged archive, OSError for one that is gone.
@@ -133,10 +133,10 @@ class Archives:
 
     def select(
         self,
-        notes: Iterable[ArchiveNote],
+        notes: Iterable[ArchiveInfo],
         here: Iterable[Message],
         wanted: MessageFilter,
-        leaving: ArchiveNote | None,
+        leaving: ArchiveInfo | None,
         still_here: Container[int],
         rank: Rank | None = None,
     ) -> QueryResult:
@@ -167,32 +167,34 @@ class Archives:
             total += len(more)
         return page(found, wanted, total, rank)
 
-    def thread(self, notes: Iterable[ArchiveNote], correlation_id: str) -> list[Message]:
+    def thread(self, notes: Iterable[ArchiveInfo], correlation_id: str) -> list[Message]:
         """Every archived message of a thread. Errors: as ``messages``."""
         wanted = MessageFilter(correlation_id=correlation_id)
         return [m for note in notes for m in self.messages(note, wanted)]
 
-    def find(self, notes: Sequence[ArchiveNote], relay_id: str) -> Archived | None:
+    def find(self, notes: Sequence[ArchiveInfo], relay_id: str) -> Archived | None:
         """The message that came through the relay under this id. Errors: as ``messages``."""
         wanted = _hash(relay_id)
         for note in reversed(notes):
-            aids = self._kept(self._aids, note.name, self._read_aids, _AIDS_KEPT)
+            aids = self._cached(self._indexes, note.name, self._read_indexes, _INDEXES_KEPT)
             at = bisect_left(aids.hashes, wanted)
             while at < len(aids.hashes) and aids.hashes[at] == wanted:
-                found = self._one(note, aids.numbers[at])
+                found = self._find_message(note, aids.numbers[at])
                 if found is not None and found.message.relay_id == relay_id:
                     return found
                 at += 1
         return None
 
-    def get(self, notes: Iterable[ArchiveNote], number: int) -> Archived | None:
+    def get(self, notes: Iterable[ArchiveInfo], number: int) -> Archived | None:
         """The message of that number. Errors: as ``messages``."""
         for note in notes:
-            if note.first_id <= number <= note.last_id and (found := self._one(note, number)):
+            if note.first_id <= number <= note.last_id and (
+                found := self._find_message(note, number)
+            ):
                 return found
         return None
 
-    def _one(self, note: ArchiveNote, number: int) -> Archived | None:
+    def _find_message(self, note: ArchiveInfo, number: int) -> Archived | None:
         file = self._load(note)
         for message in file.messages:
             if message.id == number:
@@ -200,7 +202,7 @@ class Archives:
                 return Archived(message, deliveries.get(number, {}))
         return None
 
-    def _ids(self, note: ArchiveNote, wanted: MessageFilter) -> set[int] | None:
+    def _ids(self, note: ArchiveInfo, wanted: MessageFilter) -> set[int] | None:
         """The ids that every index allows; None when no criterion is one of theirs."""
         if _outside(note, wanted):
             return set()
@@ -208,7 +210,7 @@ class Archives:
         within = _covers(note, wanted)
         if not lists and within:
             return None
-        indexes = self._kept(self._aids, note.name, self._read_aids, _AIDS_KEPT).indexes
+        indexes = self._cached(self._indexes, note.name, self._read_indexes, _INDEXES_KEPT).indexes
         found: set[int] | None = None
         for ids_of in lists:
             ids = ids_of(indexes)
@@ -222,10 +224,10 @@ class Archives:
             found = timed if found is None else found & timed
         return found
 
-    def _load(self, note: ArchiveNote) -> StoreFile:
-        return self._kept(self._files, note.name, self._read, _FILES_KEPT)
+    def _load(self, note: ArchiveInfo) -> StoreFile:
+        return self._cached(self._files, note.name, self._read, _FILES_KEPT)
 
-    def _kept(
+    def _cached(
         self, cache: OrderedDict[str, T], name: str, read: Callable[[str], T], most: int
     ) -> T:
         """From the cache, or read now; the least recently used goes."""
@@ -237,20 +239,20 @@ class Archives:
         return cache[name]
 
     def _read(self, path: str) -> StoreFile:
-        return unseal(codec.read(path), self._key, path)
+        return decrypt(codec.read(path), self._key, path)
 
-    def _read_aids(self, path: str) -> _Aids:
-        indexes, blocks = codec.read_aids(path)
+    def _read_indexes(self, path: str) -> ArchiveIndexes:
+        indexes, blocks = codec.read_indexes(path)
         block = blocks.get(RELAY_IDS, b"")
         count = (len(block) - 8) // 16
         if len(block) % 16 != 8 or int.from_bytes(block[:8], "little") != count:
             raise FormatError(path, 0, "a table of relay ids in section 256", f"{len(block)} bytes")
         table = unpack(f"<{2 * count}Q", block[8:])
-        return _Aids(indexes, table[:count], table[count:])
+        return ArchiveIndexes(indexes, table[:count], table[count:])
 
 
 def _is_full(
-    found: list[Message], note: ArchiveNote, wanted: MessageFilter, rank: Rank | None
+    found: list[Message], note: ArchiveInfo, wanted: MessageFilter, rank: Rank | None
 ) -> bool:
     """True when the page is full of messages that come before all of an archive's."""
     field, order = wanted.order
@@ -326,13 +328,13 @@ def _in_time(at: int, wanted: MessageFilter) -> bool:
     )
 
 
-def _outside(note: ArchiveNote, wanted: MessageFilter) -> bool:
+def _outside(note: ArchiveInfo, wanted: MessageFilter) -> bool:
     """True when the whole archive is before or behind what is asked for."""
     return (wanted.after is not None and note.last_at <= wanted.after) or (
         wanted.before is not None and note.first_at >= wanted.before
     )
 
 
-def _covers(note: ArchiveNote, wanted: MessageFilter) -> bool:
+def _covers(note: ArchiveInfo, wanted: MessageFilter) -> bool:
     """True when no message of the archive is outside the time asked for."""
     return _in_time(note.first_at, wanted) and _in_time(note.last_at, wanted)

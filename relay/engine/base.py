@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
-from relay.acomm.engine_state import Snapshot
+from relay.acomm.engine_state import StoreSnapshot
 from relay.acomm.model import Channel, ChannelSettings
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.errors import ChannelNotFound
@@ -31,9 +31,11 @@ class StoreBase:
         self.state = state or State(self._now_s())
         self.ack_timeout_s = 60  # where neither message nor channel says otherwise
         self.command_timeout_s = 1800  # the same for the answer to a command, where one is owed
-        # False: its owner delivers by other means, and says so; see ``DueCommands``.
+        # False: its owner delivers by other means, and says so; see ``RetryCommands``.
         self.delivers_itself = True
-        self.give_up_after_s = 86_400  # a day: what is not acknowledged by then is a dead letter
+        self.dead_letter_after_s = (
+            86_400  # a day: what is not acknowledged by then is a dead letter
+        )
         self.archives: Archives | None = None  # what was rolled out is found there
         self.identities: dict[
             str, str
@@ -46,13 +48,13 @@ class StoreBase:
         self.file_bytes = 0  # of its file, when that was last written
         self.file_sequence = 0  # the events that it covers
         self._sent_in_file = 0  # ``state.bytes_sent`` as that file has it
-        self._patience: dict[int, int] = {}  # channel -> looks at its retention to be skipped
+        self._scans_to_skip: dict[int, int] = {}  # channel -> looks at its retention to be skipped
         self._next_relief = 0  # the sequence before which looking for final messages is vain
         self._roomy_until = (
             0  # ``state.bytes_sent`` below which no limit but that of memory is near
         )
         self._warned = False  # of the file's size
-        self._slow: set[int] = set()  # subscriptions whose filter was found to be slow
+        self._invalid_filters: set[int] = set()  # subscriptions whose filter was found to be slow
 
     @property
     def created_at(self) -> int:
@@ -79,24 +81,24 @@ class StoreBase:
         """About how many bytes of records were sent since the store was opened."""
         return self.state.bytes_sent
 
-    def take_copies(self) -> list[tuple[int, str]]:
+    def pop_sticky(self) -> list[tuple[int, str]]:
         """(message id, recipient) of sticky copies for an owner that delivers; each once."""
         copies, self._copies = self._copies, []
         return copies
 
-    def note_file(self, size: int, sequence: int, bytes_sent: int) -> None:
+    def file_written(self, size: int, sequence: int, bytes_sent: int) -> None:
         """Its file was written: its size, and what it covers."""
         self.file_bytes = size
         self.file_sequence = sequence
         self._sent_in_file = bytes_sent
         self._roomy_until = 0
 
-    def settle(self, channel_id: int) -> None:
+    def flush_if_immediate(self, channel_id: int) -> None:
         """Write what a command did in a channel that is flushed at once. Errors: as ``flush``."""
         if self.state.settings and self.get_settings(channel_id).flush == "immediate":
             self.flush()
 
-    def as_one(self, channel_id: int) -> AbstractContextManager[None]:
+    def single_flush(self, channel_id: int) -> AbstractContextManager[None]:
         """A block whose events go into the file together, where the store writes one."""
         return nullcontext()
 
@@ -109,11 +111,11 @@ class StoreBase:
         if self.fresh_events is not None:
             self.fresh_events.append(event)
 
-    def note(self, event: events.Event) -> None:
+    def record_event(self, event: events.Event) -> None:
         """Put on record what the store itself has no part in."""
         self.apply(event)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> StoreSnapshot:
         """Everything in the store as immutable values, for any thread to read."""
         return self.state.snapshot()
 
@@ -129,7 +131,7 @@ class StoreBase:
         """What the channel was told beside its config. Errors: ChannelNotFound."""
         return self.state.settings.get(self.get_channel(channel_id).id, _DEFAULT)
 
-    def takes_part(self, channel_id: int, participant: str) -> bool:
+    def is_participant(self, channel_id: int, participant: str) -> bool:
         """True when ``participant`` is one of the channel's."""
         return isinstance(participant, str) and participant in self.state.members.get(
             channel_id, ()

@@ -13,7 +13,7 @@ was sent. An answer went to who was asked. Source: FORMATS section 2, last sente
 
 from __future__ import annotations
 
-from relay.acomm.engine_state import DeadNote
+from relay.acomm.engine_state import DeadLetterInfo
 from relay.acomm.model import (
     ChannelType,
     Delivery,
@@ -51,7 +51,7 @@ def derive_deliveries(state: State) -> None:
             recipients = _recipients(state, message)
             state.deliveries[message.id] = dict.fromkeys(recipients, one)
             if is_dead and not state.dead[message.id].recipients:
-                state.dead[message.id] = DeadNote(message.created_at, "", recipients)
+                state.dead[message.id] = DeadLetterInfo(message.created_at, "", recipients)
 
 
 def _recipients(state: State, message: Message) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     sequence: int
 
 
-class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
+class EventRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The payload of one record; exactly one of the last four is there."""
 
     v: int
@@ -61,22 +61,22 @@ class EventCodec:
     def __init__(self, key: bytes | None = None) -> None:
         self._cipher = None if key is None else AESGCM(key)
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(Frame).decode
+        self._decode = msgspec.msgpack.Decoder(EventRecord).decode
 
     def encode_event(self, seq: int, event: Event, offset: int) -> bytes:
         """The payload of an event's record at ``offset``."""
-        return self.encode(Frame(VERSION, seq, event), offset)
+        return self.encode(EventRecord(VERSION, seq, event), offset)
 
-    def encode(self, frame: Frame, offset: int) -> bytes:
+    def encode(self, frame: EventRecord, offset: int) -> bytes:
         """The payload of a record at ``offset``."""
         plain = self._encode(frame)
         if self._cipher is None:
             return plain
         nonce = os.urandom(NONCE_BYTES)
         sealed = nonce + self._cipher.encrypt(nonce, plain, U64.pack(offset))
-        return self._encode(Frame(VERSION, sealed=sealed))
+        return self._encode(EventRecord(VERSION, sealed=sealed))
 
-    def decode(self, payload: bytes, offset: int, path: str = "journal") -> Frame:
+    def decode(self, payload: bytes, offset: int, path: str = "journal") -> EventRecord:
         """What a record says. Errors: FormatError, VersionError naming its offset; SealedStore."""
         try:
             frame = self._decode(payload)
@@ -86,9 +86,9 @@ class EventCodec:
             raise VersionError(path, offset, f"events of version {VERSION}", frame.v)
         if frame.sealed is None:
             return frame
-        return EventCodec().decode(self.unseal(frame.sealed, offset, path), offset, path)
+        return EventCodec().decode(self.decrypt(frame.sealed, offset, path), offset, path)
 
-    def unseal(self, sealed: bytes, offset: int, path: str = "journal") -> bytes:
+    def decrypt(self, sealed: bytes, offset: int, path: str = "journal") -> bytes:
         """The payload that a record at ``offset`` has sealed. Errors: SealedStore."""
         if self._cipher is None:
             raise SealedStore(f"{path} at {offset} is encrypted, and no key was given")

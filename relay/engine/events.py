@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from relay.acomm.model import (
-    ArchiveNote,
+    ArchiveInfo,
     Channel,
     ChannelConfig,
     ChannelSettings,
@@ -213,12 +213,12 @@ class ArchiveDropped(_Event, frozen=True):
 class Rolled(_Event, frozen=True):
     """An archive file counts from now on; its messages are leaving the store."""
 
-    note: ArchiveNote
+    note: ArchiveInfo
     message_ids: tuple[int, ...]
     at: int
 
 
-class TakenOut(_Event, frozen=True):
+class MessagesEvicted(_Event, frozen=True, tag="TakenOut"):  # its name in journals
     """The first so many of the messages that are leaving have left."""
 
     count: int
@@ -297,7 +297,7 @@ Event = (
     | MessagesArchived
     | ArchiveDropped
     | Rolled
-    | TakenOut
+    | MessagesEvicted
     | Owed
     | Reminded
     | OwedNoMore

@@ -21,7 +21,7 @@ _REPEAT = re.compile(r"\{(\d*)(,?)(\d*)\}")
 _VERBOSE = re.compile(r"\(\?[a-zA-Z0-9]*[xX]")
 
 
-def compiled(pattern: str) -> regex.Pattern[str]:
+def compile_pattern(pattern: str) -> regex.Pattern[str]:
     """The pattern, ready to be matched.
 
     Errors: ValidationFailed for what is none, and for one that would be too large.

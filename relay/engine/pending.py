@@ -13,7 +13,7 @@ from heapq import merge
 from relay.acomm.model import Message, Priority
 
 
-class Pending:
+class PendingMessages:
     """Message ids: pending ones by channel, held ones by channel and priority."""
 
     def __init__(self) -> None:

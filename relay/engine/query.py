@@ -49,11 +49,11 @@ def check_filter(wanted: MessageFilter) -> MessageFilter:
     if wanted.topic_pattern is not None:
         topics.match_mode(wanted.topic_pattern)
     if wanted.content_pattern is not None:
-        patterns.compiled(wanted.content_pattern)
+        patterns.compile_pattern(wanted.content_pattern)
     return MessageFilter(**values)
 
 
-def matching(wanted: MessageFilter) -> Callable[[Message], bool]:
+def make_predicate(wanted: MessageFilter) -> Callable[[Message], bool]:
     """A predicate of every criterion but the content pattern."""
     statuses = frozenset(wanted.status) if wanted.status is not None else None
     types = frozenset(wanted.message_types) if wanted.message_types is not None else None
@@ -90,7 +90,7 @@ def find(
     Errors: QueryTimeout when the content pattern takes longer than ``limit_s``
     (REGEX_LIMIT_S) in all.
     """
-    found = list(filter(matching(wanted), messages))
+    found = list(filter(make_predicate(wanted), messages))
     if wanted.content_pattern is not None:
         limit_s = REGEX_LIMIT_S if limit_s is None else limit_s
         found = list(_with_content(found, wanted.content_pattern, limit_s))
@@ -132,7 +132,7 @@ def sort(found: list[Message], wanted: MessageFilter, rank: Rank | None) -> None
 
 
 def _with_content(messages: Iterable[Message], pattern: str, limit_s: float) -> Iterator[Message]:
-    compiled = patterns.compiled(pattern)
+    compiled = patterns.compile_pattern(pattern)
     deadline = time.monotonic() + limit_s
     for message in messages:
         left_s = deadline - time.monotonic()

@@ -17,13 +17,13 @@ from relay.acomm.model import (
     Message,
     MessageFilter,
     Priority,
-    handed_out,
+    read_only_copy,
 )
 from relay.base.clock import NS_PER_S
 from relay.base.errors import NotParticipant
 from relay.engine import events
-from relay.engine.ack_rules import owes_ack, still_retried
-from relay.engine.obligations import OwingCommands
+from relay.engine.ack_rules import ack_pending, requires_ack
+from relay.engine.obligations import AnswerCommands
 from relay.engine.query import QueryResult, check_filter, find, select, sort
 from relay.engine.validation import check_number, check_text
 
@@ -31,7 +31,7 @@ SYSTEM = "_system"  # the engine's own channel, and its participant
 _ALL = 2**32  # messages: more than a store holds
 
 
-class ReceiveCommands(OwingCommands):
+class ReceiveCommands(AnswerCommands):
     """The CommStore's commands that read."""
 
     _resuming = False  # one resumption goes on until nothing more may go
@@ -49,7 +49,7 @@ class ReceiveCommands(OwingCommands):
         """
         message = self.state.messages.get(message_id)
         if message is not None:
-            retried = still_retried(self.state.channels[message.channel_id], message)
+            retried = ack_pending(self.state.channels[message.channel_id], message)
             now_ms = self._now_ms() if now_ms is None else now_ms
             due_ms = now_ms + self._ack_timeout_ms(message) if retried else 0
             moved = self.move_deliveries(
@@ -57,8 +57,8 @@ class ReceiveCommands(OwingCommands):
             )
             if retried:
                 self._note_exactly_once(message, moved, now_ms)
-            if self.is_owed(message):
-                self._owe(message, moved, now_ms)
+            if self.tracks_answer(message):
+                self._add_obligations(message, moved, now_ms)
 
     def _config(self, message: Message) -> ChannelConfig:
         return self.state.channels[message.channel_id].config
@@ -110,7 +110,7 @@ class ReceiveCommands(OwingCommands):
                 self.resume()
         return moved
 
-    def hear_answer(
+    def record_answer(
         self,
         message: Message,
         recipient: str,
@@ -129,15 +129,15 @@ class ReceiveCommands(OwingCommands):
         was_silent = (
             delivery is not None
             and delivery.state is not DeliveryState.ACKNOWLEDGED
-            and self.is_owed(message)
+            and self.tracks_answer(message)
             and recipient != message.sender
         )
         state = DeliveryState.ACKNOWLEDGED
         self.move_deliveries(message.id, [recipient], state, said=said, answer=answer)
-        if ends and self.is_owed(message):
-            self.release(message.id, [recipient], said)
+        if ends and self.tracks_answer(message):
+            self.end_obligation(message.id, [recipient], said)
         elif not ends and (recipient in self.state.owed.get(message.id, {}) or was_silent):
-            self._go_on(message, recipient, said)
+            self._restart_answer_timer(message, recipient, said)
 
     def stage(self, deliveries: Iterable[tuple[int, str, int]]) -> None:
         """An owner that delivers has these ready: (message id, recipient, attempt), as one event.
@@ -155,7 +155,7 @@ class ReceiveCommands(OwingCommands):
         if ready:
             self.apply(events.DeliveriesStaged(ready, self._now_s()))
 
-    def holds(self, message_id: int) -> bool:
+    def is_held(self, message_id: int) -> bool:
         """True while a message is accepted, and held back by its channel's ``max_pending``."""
         return check_number("message_id", message_id) in self.state.pending.held
 
@@ -185,11 +185,11 @@ class ReceiveCommands(OwingCommands):
         try:
             while numbers := self.resumable():
                 for number in numbers:
-                    self.hand_over(self.state.messages[number])
+                    self.enqueue(self.state.messages[number])
         finally:
             self._resuming = False
 
-    def hand_over_new(self, message: Message, is_routed: bool = False) -> None:
+    def enqueue_new(self, message: Message, is_routed: bool = False) -> None:
         """Deliver a message that was accepted just now, unless it is held.
 
         ``is_routed``: its recipients are all in the channel, which gave them.
@@ -200,9 +200,9 @@ class ReceiveCommands(OwingCommands):
         if is_routed and len(recipients) <= self.limits.batch_recipients:
             self.deliver(message.id, recipients)
         else:
-            self.hand_over(message)
+            self.enqueue(message)
 
-    def hand_over(self, message: Message) -> None:
+    def enqueue(self, message: Message) -> None:
         """Deliver an accepted message to all its recipients, a batch at a time.
 
         Who has left meanwhile is logged, and holds up nobody else; past the ttl nobody gets it.
@@ -237,7 +237,7 @@ class ReceiveCommands(OwingCommands):
         An Acknowledgment never expects one, whatever its channel promises.
         """
         channel = self.state.channels[message.channel_id]
-        return owes_ack(channel, message.message_type, message.metadata)
+        return requires_ack(channel, message.message_type, message.metadata)
 
     def recipients(self, message_id: int) -> tuple[str, ...]:
         """Who the message was routed to; of one that was rolled out, too."""
@@ -251,37 +251,34 @@ class ReceiveCommands(OwingCommands):
         """The message of that number, live or a dead letter."""
         message_id = check_number("message_id", message_id)
         known = self.state.messages.get(message_id) or self.state.dead_letters.get(message_id)
-        return None if known is None else handed_out(known)
+        return None if known is None else read_only_copy(known)
 
-    def by_relay_id(self, relay_id: str) -> Message | None:
-        """The message that came through the relay under this id; an archived one, too."""
-        number = self.state.relay_ids.get(check_text("relay_id", relay_id))
-        return None if number is None else self._kept(number)
+    def find_by_relay_id(self, relay_id: str, *, include_archived: bool = False) -> Message | None:
+        """Find the message that came through the relay with this id.
 
-    def ever_by_relay_id(self, relay_id: str) -> Message | None:
-        """The same, and if it was rolled out: its archive is read then.
-
-        Errors: FormatError, OSError for an archive that is damaged or gone.
+        ``include_archived``: search the archive files, too. Errors then: FormatError, OSError for
+        an archive that is damaged or missing.
         """
-        found = self.by_relay_id(relay_id)
-        if found is None and self.archives is not None:
+        number = self.state.relay_ids.get(check_text("relay_id", relay_id))
+        found = None if number is None else self._find_kept(number)
+        if found is None and include_archived and self.archives is not None:
             archived = self.archives.find(self.state.archives, relay_id)
-            found = handed_out(archived.message) if archived else None
+            found = read_only_copy(archived.message) if archived else None
         return found
 
-    def _kept(self, message_id: int) -> Message | None:
+    def _find_kept(self, message_id: int) -> Message | None:
         known = self.get_message(message_id)
         archived = self.state.archive.get(message_id) if known is None else None
-        return known if archived is None else handed_out(archived)
+        return known if archived is None else read_only_copy(archived)
 
-    def unsettled(self) -> dict[str, int]:
+    def incomplete(self) -> dict[str, int]:
         """Relay id -> number of each message that somebody has not got, owes, or is dead for."""
         return {
             relay_id: number
             for relay_id, number in self.state.relay_ids.items()
             if number in self.state.owed
             or any(
-                delivery.state in _UNSETTLED or delivery.due_ms
+                delivery.state in _INCOMPLETE or delivery.due_ms
                 for delivery in self.state.deliveries.get(number, {}).values()
             )
         }
@@ -319,7 +316,7 @@ class ReceiveCommands(OwingCommands):
         check_text("participant", participant)
         if channel_id is not None:
             channel = self.get_channel(channel_id)
-            if not self.takes_part(channel_id, participant):
+            if not self.is_participant(channel_id, participant):
                 raise NotParticipant(f"{participant} does not take part in channel {channel.name}")
         if filter is not None:
             filter = check_filter(filter)
@@ -328,7 +325,7 @@ class ReceiveCommands(OwingCommands):
             for number in self.state.queues.get(participant, ())
             if (message := self.state.messages.get(number)) is not None
             and (
-                self._serves(message, participant)
+                self._is_visible_to(message, participant)
                 if channel_id is None
                 else channel_id == message.channel_id
             )
@@ -343,13 +340,13 @@ class ReceiveCommands(OwingCommands):
         if not peek:
             for message in fresh:
                 self.receive(message.id, participant)
-        return [handed_out(self.state.messages[message.id]) for message in fresh]
+        return [read_only_copy(self.state.messages[message.id]) for message in fresh]
 
-    def _serves(self, message: Message, participant: str) -> bool:
+    def _is_visible_to(self, message: Message, participant: str) -> bool:
         """True unless ``participant`` has left the channel; nobody need join the system's."""
         channel_id = message.channel_id
         return (
-            self.takes_part(channel_id, participant)
+            self.is_participant(channel_id, participant)
             or self.state.channels[channel_id].name == SYSTEM
         )
 
@@ -391,7 +388,7 @@ class ReceiveCommands(OwingCommands):
             found += [state.archive[number] for number in state.archive_index.candidates(wanted)]
         if self.archives is None or not state.archives:
             return _handed_out(select(found, wanted, rank))
-        leaving = state.archives[-1] if state.leaving else None
+        leaving = state.archives[-1] if state.evicting else None
         here = state.messages.keys() | state.archive.keys() if leaving else ()
         return _handed_out(self.archives.select(state.archives, found, wanted, leaving, here, rank))
 
@@ -405,34 +402,34 @@ class ReceiveCommands(OwingCommands):
 
         Errors: FormatError, OSError for an archive that is damaged or gone.
         """
-        here = self.thread_here(check_text("correlation_id", correlation_id))
+        here = self.thread_in_store(check_text("correlation_id", correlation_id))
         if self.archives is None:
             return here
         known = {message.id for message in here}
         rolled = self.archives.thread(self.state.archives, correlation_id)
         return sorted(
-            [*here, *(handed_out(m) for m in rolled if m.id not in known)],
+            [*here, *(read_only_copy(m) for m in rolled if m.id not in known)],
             key=lambda message: message.id,
         )
 
-    def thread_here(self, correlation_id: str) -> list[Message]:
+    def thread_in_store(self, correlation_id: str) -> list[Message]:
         """Those of a thread that were not rolled out, oldest first."""
         state = self.state
         live = [state.messages[n] for n in state.index.thread(correlation_id)]
         archived = [state.archive[n] for n in state.archive_index.thread(correlation_id)]
         dead = [state.dead_letters[n] for n in state.dead_index.thread(correlation_id)]
         found = sorted([*archived, *live, *dead], key=lambda message: message.id)
-        return [handed_out(message) for message in found]
+        return [read_only_copy(message) for message in found]
 
     def __len__(self) -> int:
         return len(self.state.messages)
 
 
 def _handed_out(result: QueryResult) -> QueryResult:
-    return result._replace(messages=[handed_out(message) for message in result.messages])
+    return result._replace(messages=[read_only_copy(message) for message in result.messages])
 
 
-_UNSETTLED = frozenset(DeliveryState) - {
+_INCOMPLETE = frozenset(DeliveryState) - {
     DeliveryState.DELIVERED,
     DeliveryState.RECEIVED,
     DeliveryState.ACKNOWLEDGED,

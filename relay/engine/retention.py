@@ -18,7 +18,7 @@ from relay.engine.validation import check_number
 
 # Looking at open messages again and again would cost each send all of them: after a look that
 # met n of them in vain, the next n / PATIENCE calls do not look.
-PATIENCE = 16
+RESCAN_DIVISOR = 16
 
 
 class Compacted(NamedTuple):
@@ -66,9 +66,9 @@ class RetentionCommands(ReceiveCommands):
 
     def _retain(self, channel: Channel, more: int, more_bytes: int = 0) -> int:
         """Archive what a channel keeps too long, with room for ``more`` messages to come."""
-        patience = self._patience.get(channel.id, 0)
+        patience = self._scans_to_skip.get(channel.id, 0)
         if patience > 0:
-            self._patience[channel.id] = patience - 1
+            self._scans_to_skip[channel.id] = patience - 1
             return 0
         kind, amount = channel.config.retention.kind, channel.config.retention.amount
         by_count = kind is RetentionKind.COUNT
@@ -90,7 +90,7 @@ class RetentionCommands(ReceiveCommands):
                 kept -= 1 if by_count else len(message.content)
             else:
                 in_vain += 1
-        self._patience[channel.id] = in_vain // PATIENCE
+        self._scans_to_skip[channel.id] = in_vain // RESCAN_DIVISOR
         return self._archive(past)
 
     def _archive(self, message_ids: list[int]) -> int:

@@ -3,7 +3,7 @@
     look      a few thousand messages a step: which are final, and old enough?
     write     the archive, beside the loop
     Rolled    the event: the archive counts, its messages are leaving
-    TakenOut  a few thousand of them a step
+    MessagesEvicted  a few thousand of them a step
 
 A message is final when every delivery is: written, where no acknowledgment is owed; else acked;
 or expired, bounced. What is dead for somebody stays until that is settled. Killed before the
@@ -20,16 +20,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from relay.acomm.engine_state import EngineState, Snapshot
-from relay.acomm.model import ArchiveNote, Message, MessageStatus, StoreFile
+from relay.acomm.engine_state import EngineState, StoreSnapshot
+from relay.acomm.model import ArchiveInfo, Message, MessageStatus, StoreFile
 from relay.base.clock import NS_PER_S, Clock, iso_date
 from relay.base.errors import RelayError
 from relay.engine import events
 from relay.engine.archives import Archives
 from relay.engine.retention import RetentionCommands
 
-LOOKS = 2_000  # messages in one step: about 2 ms
-TAKES = 2_000
+SCAN_BATCH = 2_000  # messages in one step: about 2 ms
+EVICT_BATCH = 2_000
 PAUSE_S = 60  # between one look at everything and the next
 RECORD_BYTES = 128  # of a message, beside its content
 DAY_S = 86_400
@@ -45,8 +45,8 @@ class RollPolicy(NamedTuple):
     live_messages: int = 50_000  # above this what is final goes, however young
 
 
-class _Rolled(NamedTuple):
-    note: ArchiveNote
+class _WrittenArchive(NamedTuple):
+    note: ArchiveInfo
     ids: tuple[int, ...]  # of the messages in it
 
 
@@ -68,57 +68,57 @@ class Roller:
         self._clock = clock
         self._executor = executor
         self._wake = wake
-        self._look: list[int] = []  # message ids still to be looked at, the next one last
+        self._unscanned: list[int] = []  # message ids still to be looked at, the next one last
         self._final: list[int] = []
         self._bytes = 0
         self._pressed = False
-        self._writing: Future[_Rolled] | None = None
-        self._next_look_ns = 0  # monotonic
+        self._writing: Future[_WrittenArchive] | None = None
+        self._next_scan_ns = 0  # monotonic
         self.error = ""  # why the last archive could not be written; empty when it could
 
     def due_ns(self) -> int | None:
         """When there is something to do next (monotonic); None while an archive is written."""
-        if self._store.state.leaving or self._look:
+        if self._store.state.evicting or self._unscanned:
             return 0
         if self._writing is not None:
             return None  # its end wakes the owner
-        return self._next_look_ns
+        return self._next_scan_ns
 
     def step(self) -> None:
         """One slice of what is to be done. Takes a few milliseconds at most."""
         state = self._store.state
-        if state.leaving:
-            count = min(TAKES, len(state.leaving))
-            self._store.apply(events.TakenOut(count, self._clock.now_ns() // NS_PER_S))
+        if state.evicting:
+            count = min(EVICT_BATCH, len(state.evicting))
+            self._store.apply(events.MessagesEvicted(count, self._clock.now_ns() // NS_PER_S))
         elif self._writing is not None:
             self._collect(self._writing)
-        elif self._look:
-            self._look_on()
-        elif self._clock.monotonic_ns() >= self._next_look_ns or self._is_pressed():
-            self._begin()
+        elif self._unscanned:
+            self._scan()
+        elif self._clock.monotonic_ns() >= self._next_scan_ns or self._is_pressed():
+            self._start_scan()
 
     def _is_pressed(self) -> bool:
         pressed = len(self._store.state.messages) > self._policy.live_messages
         return pressed and not self._pressed  # once a pause: what is not final stays
 
-    def _begin(self) -> None:
+    def _start_scan(self) -> None:
         self._pressed = self._is_pressed()
-        self._next_look_ns = self._clock.monotonic_ns() + PAUSE_S * NS_PER_S
+        self._next_scan_ns = self._clock.monotonic_ns() + PAUSE_S * NS_PER_S
         self._store.retain()  # what nobody sends to grows old, too
         state = self._store.state
-        self._look = [*reversed(state.messages), *reversed(state.archive)]
+        self._unscanned = [*reversed(state.messages), *reversed(state.archive)]
         self._final, self._bytes = [], 0
 
-    def _look_on(self) -> None:
+    def _scan(self) -> None:
         state = self._store.state
         limit_s = self._clock.now_ns() // NS_PER_S - (0 if self._pressed else self._policy.after_s)
-        for _ in range(min(LOOKS, len(self._look))):
-            number = self._look.pop()
+        for _ in range(min(SCAN_BATCH, len(self._unscanned))):
+            number = self._unscanned.pop()
             message = state.messages.get(number)
             if message is None:
                 message = state.archive.get(number)
             elif message.created_at > limit_s:
-                self._look = []  # those behind it are younger still
+                self._unscanned = []  # those behind it are younger still
                 break
             if message is None or not self._store.is_final(message):
                 continue
@@ -128,9 +128,9 @@ class Roller:
                 len(self._final) >= self._policy.most_messages
                 or self._bytes >= self._policy.most_bytes
             ):
-                self._look = []
+                self._unscanned = []
                 break
-        if not self._look and self._is_enough():
+        if not self._unscanned and self._is_enough():
             self._write()
 
     def _is_enough(self) -> bool:
@@ -154,12 +154,12 @@ class Roller:
         self._writing = self._executor.submit(self._make, name, tuple(self._final), now_ns)
         self._writing.add_done_callback(lambda _: self._wake())
 
-    def _make(self, name: str, numbers: tuple[int, ...], now_ns: int) -> _Rolled:
+    def _make(self, name: str, numbers: tuple[int, ...], now_ns: int) -> _WrittenArchive:
         """Write the archive. Beside the owner: what is final changes no more, it only goes."""
         messages = sorted(self._messages(numbers), key=lambda m: (m.created_at, m.id))
         ids = tuple(message.id for message in messages)
         size = self._archives.write(name, self._snapshot(messages, now_ns // NS_PER_S))
-        note = ArchiveNote(
+        note = ArchiveInfo(
             name,
             len(messages),
             min(ids),
@@ -169,9 +169,9 @@ class Roller:
             sum(message.status is MessageStatus.ARCHIVED for message in messages),
             size,
         )
-        return _Rolled(note, ids)
+        return _WrittenArchive(note, ids)
 
-    def _snapshot(self, messages: Sequence[Message], now_s: int) -> Snapshot:
+    def _snapshot(self, messages: Sequence[Message], now_s: int) -> StoreSnapshot:
         """What the archive holds: the messages, their channels, who received them."""
         state = self._store.state
         counts = Counter(message.channel_id for message in messages)
@@ -180,12 +180,12 @@ class Roller:
             for number, count in sorted(counts.items())
         )
         deliveries = {m.id: state.deliveries.get(m.id, {}) for m in messages}
-        return Snapshot(
+        return StoreSnapshot(
             StoreFile(messages[0].created_at, now_s, channels, tuple(messages)),
             EngineState(deliveries=deliveries),
         )
 
-    def _collect(self, writing: Future[_Rolled]) -> None:
+    def _collect(self, writing: Future[_WrittenArchive]) -> None:
         if not writing.done():
             return
         self._writing = None

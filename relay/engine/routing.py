@@ -12,10 +12,12 @@ from relay.base.errors import QueryTimeout, ValidationFailed
 from relay.engine.query import FILTER_LIMIT_S, find
 from relay.engine.state import State
 
-Slow = Callable[[Subscription], object]
+OnInvalidFilter = Callable[[Subscription], object]
 
 
-def route(state: State, channel: Channel, message: Message, slow: Slow) -> tuple[str, ...]:
+def route(
+    state: State, channel: Channel, message: Message, slow: OnInvalidFilter
+) -> tuple[str, ...]:
     """The recipients of a message in a channel, by the channel's type.
 
     ``slow`` is told of a subscription whose filter takes too long; it does not match then, so
@@ -30,8 +32,11 @@ def route(state: State, channel: Channel, message: Message, slow: Slow) -> tuple
     return tuple(reached)
 
 
-def wants(
-    subscription: Subscription, message: Message, slow: Slow, limit_s: float = FILTER_LIMIT_S
+def passes_filter(
+    subscription: Subscription,
+    message: Message,
+    slow: OnInvalidFilter,
+    limit_s: float = FILTER_LIMIT_S,
 ) -> bool:
     """True when an active subscription, whose pattern matches, lets the message through.
 
@@ -48,9 +53,9 @@ def wants(
         return False
 
 
-def _subscribers(state: State, message: Message, slow: Slow) -> Iterator[str]:
+def _subscribers(state: State, message: Message, slow: OnInvalidFilter) -> Iterator[str]:
     trie = state.topics.get(message.channel_id)
     for number in trie.match(message.topic or "") if trie else ():
         subscription = state.subscriptions[number]
-        if wants(subscription, message, slow):
+        if passes_filter(subscription, message, slow):
             yield subscription.subscriber

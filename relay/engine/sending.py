@@ -18,7 +18,7 @@ from relay.acomm.model import (
     Origin,
     Priority,
     RetentionKind,
-    handed_out,
+    read_only_copy,
 )
 from relay.base.checksums import uuid4_of
 from relay.base.errors import CommError, MessageNotFound, NotParticipant, ValidationFailed
@@ -56,10 +56,10 @@ class SendCommands(ChannelCommands):
             originals = self._originals(channel_id, message_type, fields.get("correlation_id"))
             return self._answer(channel_id, sender, message_type, content, originals, **fields)
         message = self.accept(channel_id, sender, message_type, content, **fields)  # type: ignore[arg-type]
-        self.hand_over_new(message, is_routed)
+        self.enqueue_new(message, is_routed)
         if self.state.settings:
-            self.settle(channel_id)
-        return handed_out(self.state.messages[message.id])
+            self.flush_if_immediate(channel_id)
+        return read_only_copy(self.state.messages[message.id])
 
     def accept(
         self,
@@ -86,7 +86,7 @@ class SendCommands(ChannelCommands):
         StoreCapacity.
         """
         channel = self.get_channel(channel_id)
-        message = self._draft(
+        message = self._build_message(
             channel,
             sender,
             message_type,
@@ -100,7 +100,7 @@ class SendCommands(ChannelCommands):
         )
         named = None if recipients is None else self._checked("recipients", channel_id, recipients)
         also = self._checked("also", channel_id, also) if also else ()
-        is_near_full = self._make_way(channel, message)
+        is_near_full = self._ensure_room(channel, message)
         routed = self.route(channel, message) if named is None else named
         if also:
             routed = tuple(dict.fromkeys((*routed, *also)))
@@ -113,9 +113,9 @@ class SendCommands(ChannelCommands):
         self.apply(events.MessageSent(message, routed, held, origin))
         if is_near_full:
             self._warn_of_capacity()
-        return handed_out(message)
+        return read_only_copy(message)
 
-    def _draft(
+    def _build_message(
         self,
         channel: Channel,
         sender: str,
@@ -130,7 +130,7 @@ class SendCommands(ChannelCommands):
     ) -> Message:
         """Stages 1 and 2: every rule is kept, and the message has its number and time."""
         validation.check_message(
-            channel, self.takes_part(channel.id, sender), sender, message_type, body, topic, ttl
+            channel, self.is_participant(channel.id, sender), sender, message_type, body, topic, ttl
         )
         if type(priority) is not Priority or type(message_type) is not MessageType:
             message_type = validation.check_member("message_type", message_type, MessageType)
@@ -168,15 +168,15 @@ class SendCommands(ChannelCommands):
     ) -> str | None:
         """The correlation id that was given, checked; one of its own for what must be answered."""
         if message_type in ack_rules.ANSWERS or correlation_id is not None:
-            asked = self._asked(message_type, correlation_id)
+            asked = self._answerable(message_type, correlation_id)
             thread = ((m.message_type, self.expects_ack(m)) for m in asked)
             validation.check_correlation(message_type, correlation_id, thread)
-        if correlation_id is None and ack_rules.owes_ack(channel, message_type, metadata):
+        if correlation_id is None and ack_rules.requires_ack(channel, message_type, metadata):
             key = (metadata or {}).get("relay_id", self.state.next_message)
             return uuid4_of(str(key))  # its answer must find it
         return correlation_id
 
-    def _make_way(self, channel: Channel, message: Message) -> bool:
+    def _ensure_room(self, channel: Channel, message: Message) -> bool:
         """Room for one more, by limits and by retention; True when the file is near its own.
 
         Errors: StoreFull, StoreCapacity.
@@ -209,11 +209,11 @@ class SendCommands(ChannelCommands):
         pending = self.state.pending
         return len(pending.pending[channel_id]) >= most or pending.holds_any(channel_id)
 
-    def _asked(self, message_type: MessageType, correlation_id: str | None) -> list[Message]:
+    def _answerable(self, message_type: MessageType, correlation_id: str | None) -> list[Message]:
         """What an answer might answer; other types do not look at their thread."""
         if message_type not in ack_rules.ANSWERS or not isinstance(correlation_id, str):
             return []
-        return self.thread_here(correlation_id) or self.get_thread(correlation_id)
+        return self.thread_in_store(correlation_id) or self.get_thread(correlation_id)
 
     def route(self, channel: Channel, message: Message) -> tuple[str, ...]:
         """Stage 3: who receives a message in the channel. Source: guide, "Route"."""
@@ -244,7 +244,7 @@ class SendCommands(ChannelCommands):
                 channel.id, SYSTEM, MessageType.NOTIFICATION, text, topic=topic, also=also
             )
 
-    def shown_channel(self, message: Message) -> str | None:
+    def channel_label(self, message: Message) -> str | None:
         """The name of the message's channel, unless that is one between two."""
         channel = self.state.channels[message.channel_id]
         return None if channel.channel_type is ChannelType.DIRECT else channel.name
@@ -302,7 +302,7 @@ class SendCommands(ChannelCommands):
         ValidationFailed for another status or a message that expects none; NotParticipant
         when it was not sent to ``participant``.
         """
-        original = self._kept(validation.check_number("message_id", message_id))
+        original = self._find_kept(validation.check_number("message_id", message_id))
         if original is None:
             raise MessageNotFound(f"there is no message {message_id}")
         if status not in ACK_STATUSES:
@@ -355,7 +355,7 @@ class SendCommands(ChannelCommands):
 
         Both are in the file with the same flush, or a crash would have it asked for again.
         """
-        with self.as_one(channel_id):
+        with self.single_flush(channel_id):
             answer = self.accept(
                 channel_id,
                 sender,
@@ -364,11 +364,13 @@ class SendCommands(ChannelCommands):
                 recipients=[one.sender for one in originals],
                 **fields,  # type: ignore[arg-type]
             )
-            self.hand_over_new(answer)
+            self.enqueue_new(answer)
             is_response = message_type == MessageType.RESPONSE
             metadata = answer.metadata or {}
             said = "completed" if is_response else str(metadata.get("ack_status", "received"))
             for one in originals:
-                self.hear_answer(one, sender, said, ends=ack_rules.ends(one, said, is_response))
-        self.settle(channel_id)
-        return handed_out(self.state.messages[answer.id])
+                self.record_answer(
+                    one, sender, said, ends=ack_rules.ends_obligation(one, said, is_response)
+                )
+        self.flush_if_immediate(channel_id)
+        return read_only_copy(self.state.messages[answer.id])

@@ -204,7 +204,7 @@ def _check_metadata_text(key: str, value: str) -> None:
 
 def check_message(
     channel: Channel,
-    takes_part: bool,
+    is_participant: bool,
     sender: str,
     message_type: MessageType,
     content: bytes,
@@ -213,7 +213,7 @@ def check_message(
 ) -> None:
     """Sender, channel, content, topic and ttl of one message."""
     check_participant("sender", sender)
-    _check_channel(channel, takes_part, sender, message_type)
+    _check_channel(channel, is_participant, sender, message_type)
     limit = min(channel.config.max_message_size, MAX_CONTENT_BYTES)
     if not content:
         raise ValidationFailed("content", "the message is empty", 0)
@@ -255,13 +255,13 @@ def _length(name: object) -> int:
 
 
 def _check_channel(
-    channel: Channel, takes_part: bool, sender: str, message_type: MessageType
+    channel: Channel, is_participant: bool, sender: str, message_type: MessageType
 ) -> None:
     # what a paused or draining channel has delivered must still be answered, or it would die
     answers = channel.state is not ChannelState.CLOSED and message_type in ANSWERS
     if channel.state is not ChannelState.ACTIVE and not answers:
         raise ChannelUnavailable(f"channel {channel.name} is {channel.state.label}")
-    if not takes_part:
+    if not is_participant:
         raise NotParticipant(f"{sender} does not take part in channel {channel.name}")
     if (
         channel.channel_type is ChannelType.BROADCAST

@@ -18,9 +18,9 @@ from relay.base.names import EVERYONE_CHANNEL, ORCHESTRATOR, direct_channel_name
 from relay.daemon.opening import open_store
 from relay.delivery.router import EngineFields
 from relay.engine import events
-from relay.engine.acks import Overdue
+from relay.engine.acks import OverdueDelivery
 from relay.engine.event_codec import EventCodec
-from relay.engine.flush import Flusher, FlushPolicy, Inline
+from relay.engine.flush import Flusher, FlushPolicy, InlineExecutor
 from relay.engine.rolling import Roller, RollPolicy
 from relay.journal.journal import Append
 from scripts.history.talk import TOPICS, Cast
@@ -50,10 +50,10 @@ class Engine:
         self._codec = EventCodec()
         self._written = 0  # events since the last commit
         policy = RollPolicy(most_messages=ROLL_MESSAGES, live_messages=ROLL_MESSAGES)
-        self._roller = Roller(self._store, self._store.archives, policy, clock, Inline())
+        self._roller = Roller(self._store, self._store.archives, policy, clock, InlineExecutor())
         manual = FlushPolicy(None, None)
         self._flusher = Flusher(
-            self._store, home.path(STORE), manual, clock, Inline(), journal=self._log
+            self._store, home.path(STORE), manual, clock, InlineExecutor(), journal=self._log
         )
 
     @property
@@ -145,7 +145,7 @@ class Engine:
 
     def find(self, relay_id: str) -> Message | None:
         """A message that is still in the store."""
-        return self._store.by_relay_id(relay_id)
+        return self._store.find_by_relay_id(relay_id)
 
     def stage(self, sent: Sent, attempt: int = 1) -> None:
         """Its files are ready: it is accepted."""
@@ -155,7 +155,7 @@ class Engine:
         """They stand in the inboxes."""
         self._store.deliver(sent.number, sent.recipients, attempt)
 
-    def overdue(self, sent: Sent) -> Overdue | None:
+    def overdue(self, sent: Sent) -> OverdueDelivery | None:
         """What is to be done about a message whose acknowledgment is overdue, if anything."""
         found = self._store.due(self._clock.now_ns())
         return next((one for one in found if one.message.id == sent.number), None)
@@ -185,11 +185,11 @@ class Engine:
         """An answer came: its id and its first line."""
         message = self._store.get_message(number)
         assert message is not None
-        self._store.hear_answer(message, recipient, said, ends=said in ENDS, answer=answer)
+        self._store.record_answer(message, recipient, said, ends=said in ENDS, answer=answer)
 
     def give_up(self, number: int, recipient: str, reason: str) -> None:
         """It is a dead letter."""
-        self._store.give_up(number, [recipient], reason)
+        self._store.dead_letter(number, [recipient], reason)
 
     def _seconds(self) -> int:
         return self._clock.now_ns() // NS_PER_S

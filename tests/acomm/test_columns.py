@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.acomm import codec, columns, envelope
-from relay.acomm.columns import FIRST_LANE, Block, Columns
+from relay.acomm.columns import FIRST_METADATA_BLOCK, ColumnBlock, Columns
 from relay.acomm.container import parse_header, parse_sections
-from relay.acomm.engine_state import EngineState, Snapshot
+from relay.acomm.engine_state import EngineState, StoreSnapshot
 from relay.acomm.message_record import encode_message
 from relay.acomm.model import Message
 from relay.acomm.reader import Reader
@@ -62,7 +62,7 @@ def problems(*messages: Message, body: bytes) -> tuple[str, ...]:
 
 def test_an_archive_has_its_columns_and_the_live_store_has_none(tmp_path: Path) -> None:
     file = golden()
-    Archives(str(tmp_path)).write("day/000001.acomm", Snapshot(file, EngineState()))
+    Archives(str(tmp_path)).write("day/000001.acomm", StoreSnapshot(file, EngineState()))
     data = (tmp_path / "day" / "000001.acomm").read_bytes()
     kinds = [one.kind for one in parse_sections(data, "it", parse_header(data, "it", len(data)))]
     assert kinds == [1, 2, 3, 4, 5, 6, 256, 257]
@@ -123,9 +123,9 @@ def test_a_lane_at_odds_a_block_missing_and_another_count_are_told() -> None:
     one = message(1, metadata={"n": 1, "to": "bob"})
     good = section(one)
     assert problems(one, body=good) == ()
-    (line,) = problems(one, body=swapped(good, FIRST_LANE, struct.pack("<q", 2)))
+    (line,) = problems(one, body=swapped(good, FIRST_METADATA_BLOCK, struct.pack("<q", 2)))
     assert line == "it: column block 32 (lane 0) disagrees with section 2 from byte 0 of 8 on"
-    (line,) = problems(one, body=swapped(good, Block.STATUS, b""))
+    (line,) = problems(one, body=swapped(good, ColumnBlock.STATUS, b""))
     assert line == (
         "it: column block 14 (status): expected column block 14 in section 257, found none"
     )

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from relay.acomm import codec
-from relay.acomm.container import Section
+from relay.acomm.container import SectionEntry
 from relay.acomm.model import Message, StoreFile
 from relay.acomm.records import encode_channel
 from relay.acomm.verify import verify
@@ -45,7 +45,7 @@ def test_sections_may_be_empty_missing_and_in_any_order() -> None:
 def test_a_gap_between_sections_and_an_empty_one_anywhere_are_fine() -> None:
     body = messages_body(message(1))
     at = 96 + 2 * 24 + 7
-    table = [Section(2, 0, at, len(body)), Section(5, 0, 0, 0)]
+    table = [SectionEntry(2, 0, at, len(body)), SectionEntry(5, 0, 0, 0)]
     data = assemble([(2, bytes(7) + body), (5, b"")], counts=(0, 1, 0, 0), table=table)
     assert read(data)[0].messages == (message(1),)
 
@@ -65,7 +65,7 @@ def test_what_is_not_known_is_skipped_and_spoken_of() -> None:
         "it: section 7, 3 bytes, is not known: skipped",
         "it: section 999, 0 bytes, is not known: skipped",
     ]
-    _, warnings = read(assemble([(2, b"")], table=[Section(2, 9, 120, 0)]))
+    _, warnings = read(assemble([(2, b"")], table=[SectionEntry(2, 9, 120, 0)]))
     assert warnings == ["it: flags 0x9 of section 2 were ignored"]
 
 
@@ -95,7 +95,7 @@ def test_reserved_bytes_are_ignored() -> None:
 def test_a_section_lies_between_table_and_footer(
     offset: int, length: int, expected: str, found: str
 ) -> None:
-    fault = refuse(assemble([(2, EMPTY)], table=[Section(2, 0, offset, length)]))
+    fault = refuse(assemble([(2, EMPTY)], table=[SectionEntry(2, 0, offset, length)]))
     assert (fault.expected, str(fault.found)) == (expected, found)
 
 
@@ -231,8 +231,8 @@ def test_metadata_is_checked(entries: bytes, expected: str) -> None:
 def test_a_message_that_runs_over_its_sections_end_is_a_fault() -> None:
     # The bytes are there, but they are the next section's.
     body = messages_body(message(1))
-    cut = Section(2, 0, 144, len(body) - 1)
-    rest = Section(7, 0, 144 + len(body) - 1, 1)
+    cut = SectionEntry(2, 0, 144, len(body) - 1)
+    rest = SectionEntry(7, 0, 144 + len(body) - 1, 1)
     fault = refuse(assemble([(2, body), (7, b"")], counts=(0, 1, 0, 0), table=[cut, rest]))
     assert (fault.expected, fault.found) == ("tag of signature of 1 bytes", "0 bytes left")
 

@@ -103,9 +103,9 @@ def test_a_peek_reads_the_header_alone() -> None:
 
 
 def test_the_indexes_are_read_without_the_messages_and_verified() -> None:
-    found, _ = codec.read_aids(str(FIXTURES / "compressed.acomm"))
+    found, _ = codec.read_indexes(str(FIXTURES / "compressed.acomm"))
     with pytest.raises(FormatError, match="SHA-256"):
-        codec.read_aids(str(FIXTURES / "bad" / "bit-flip-in-messages.acomm"))
+        codec.read_indexes(str(FIXTURES / "bad" / "bit-flip-in-messages.acomm"))
     store = codec.read(str(FIXTURES / "compressed.acomm"))
     assert found.sender is not None
     assert found.sender["alpha"] == tuple(

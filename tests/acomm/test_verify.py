@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from relay.acomm import codec
 from relay.acomm.model import ChannelType, Participant, ParticipantRole, StoreFile
 from relay.acomm.records import encode_channel, encode_subscription
-from relay.acomm.verify import Findings, verify
+from relay.acomm.verify import FileProblems, verify
 from relay.base.errors import FormatError
 from relay.engine.commstore import CommStore
 from tests.acomm.support import (
@@ -107,12 +107,12 @@ def test_flags_must_tell_the_truth(bit: int, name: str) -> None:
 
 
 def test_a_damaged_file_gives_its_fault_and_nothing_else() -> None:
-    assert verify(b"ACOM", "it") == Findings(
+    assert verify(b"ACOM", "it") == FileProblems(
         (
             "it at 0: expected magic ACOMM001, found magic ACOM of another format, "
             "AgenticComm's own (ACOM)",
         )
     )
-    assert verify(assemble([(7, b"")]), "it") == Findings(
+    assert verify(assemble([(7, b"")]), "it") == FileProblems(
         (), ("it: section 7, 0 bytes, is not known: skipped",)
     )

@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from relay.acomm import codec, columns
 from relay.acomm.container import parse_header, parse_sections
-from relay.acomm.encryption import seal
+from relay.acomm.encryption import encrypt
 from relay.acomm.model import Channel, ChannelType, Message, MessageStatus, MessageType, StoreFile
 from relay.audit import acomm_read, faults, schemas
 from relay.audit.acomm_columns import MESSAGE_SECTIONS
@@ -72,7 +72,7 @@ def arrow(path: Path, store: StoreFile, sections: str = "messages", **options: s
     return found[0]
 
 
-@pytest.mark.parametrize("store", [STORE, ODD, MANY, seal(ODD, bytes(32)), StoreFile(1, 1)])
+@pytest.mark.parametrize("store", [STORE, ODD, MANY, encrypt(ODD, bytes(32)), StoreFile(1, 1)])
 def test_a_file_with_columns_gives_the_same_rows(tmp_path: Path, store: StoreFile) -> None:
     table = arrow(tmp_path / "a.acomm", store, ",".join(MESSAGE_SECTIONS))
     every = (*store.messages, *store.dead_letters, *store.archive)

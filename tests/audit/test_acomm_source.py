@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from relay.acomm import codec
-from relay.acomm.encryption import seal
+from relay.acomm.encryption import encrypt
 from relay.acomm.engine_state import EngineState
-from relay.acomm.message_record import SEAL_BYTES
+from relay.acomm.message_record import ENCRYPTION_BYTES
 from relay.acomm.model import (
     Channel,
     ChannelConfig,
@@ -169,10 +169,10 @@ def test_messages_with_every_column(read, path: str) -> None:
 
 
 def test_an_encrypted_file_is_read_with_its_contents_sealed(read, path: str) -> None:
-    codec.write(path, seal(STORE, bytes(32)))
+    codec.write(path, encrypt(STORE, bytes(32)))
     row = one(read(path), sender="alice")
     assert (row["sealed"], row["content_size"], row["checksum"]) == (True, 6, None)
-    assert (len(row["content"]), row["relay_id"]) == (6 + SEAL_BYTES, "1-full")
+    assert (len(row["content"]), row["relay_id"]) == (6 + ENCRYPTION_BYTES, "1-full")
 
 
 def test_what_a_message_lacks_is_null_and_so_is_a_time_without_end(read, path: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from relay.acomm import codec
 from relay.acomm.engine_state import EngineState
-from relay.acomm.model import ArchiveNote, StoreFile
+from relay.acomm.model import ArchiveInfo, StoreFile
 from relay.audit import files_source
 from relay.audit.files_source import Verified, verify
 from relay.journal.plan import JobKind
@@ -77,7 +77,7 @@ def test_a_segment_is_the_same_item_in_each_tier(tmp_path: Path) -> None:
 
 def test_the_store_lists_its_archives(tmp_path: Path) -> None:
     notes = [
-        ArchiveNote(f"2026-01-30/{number:06d}.acomm", 1, 1, 1, START_S, START_S, 0, size)
+        ArchiveInfo(f"2026-01-30/{number:06d}.acomm", 1, 1, 1, START_S, START_S, 0, size)
         for number, size in ((1, 5), (2, 5), (3, 5))
     ]
     folder = tmp_path / "store" / "archive" / "2026-01-30"

@@ -16,7 +16,7 @@ from relay.acomm.model import ChannelType, Message, MessageType
 from relay.base import fsio
 from relay.base.clock import NS_PER_S
 from relay.engine.commstore import CommStore
-from relay.engine.flush import Flusher, FlushPolicy, Inline
+from relay.engine.flush import Flusher, FlushPolicy, InlineExecutor
 from tests.engine.support import NOW_S, channel_of
 from tests.fakes import FakeClock
 
@@ -79,7 +79,7 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path) -> Callable[..., Bench]:
     def make(policy: FlushPolicy, executor: Executor | None = None) -> Bench:
-        return Bench(tmp_path / "s.acomm", policy, executor or Inline())
+        return Bench(tmp_path / "s.acomm", policy, executor or InlineExecutor())
 
     return make
 
@@ -190,7 +190,7 @@ def test_a_store_that_was_opened_is_durable_as_it_was(
     one.send(3)
     one.flusher.flush()
     opened = CommStore.load(one.clock, codec.read(str(one.path)))
-    again = Flusher(opened, str(one.path), BATCH, one.clock, Inline())
+    again = Flusher(opened, str(one.path), BATCH, one.clock, InlineExecutor())
     assert again.durable == again.commit() == opened.sequence == one.store.sequence
     assert again.due_ns() is None
 
@@ -286,7 +286,7 @@ def test_flush_is_content_with_the_one_that_runs(bench: Callable[..., Bench]) ->
     assert (one.on_disk(), thread.writes) == (1, 1)
 
 
-class SlowExecutor(Inline):
+class SlowExecutor(InlineExecutor):
     """Takes so many seconds of the fake clock."""
 
     def __init__(self) -> None:

@@ -184,7 +184,7 @@ def test_no_more_channels_and_subscriptions_than_a_file_holds(clock: FakeClock) 
     store.subscribe(channel.id, "b", "#")
     text = refused(store, lambda: store.subscribe(channel.id, "c", "#"), StoreCapacity)
     assert text == "1 subscriptions, a store holds 1"
-    assert not store.takes_part(channel.id, "c")
+    assert not store.is_participant(channel.id, "c")
 
 
 def test_the_limits_are_those_of_the_guide_and_the_format() -> None:

@@ -48,7 +48,7 @@ def test_the_trie_answers_as_matches_does(patterns: list[str], topic: str) -> No
     for number, pattern in enumerate(patterns):
         trie.remove(pattern, number)
     assert list(trie.match(topic)) == []
-    assert trie._root.ways == {}
+    assert trie._root.children == {}
 
 
 def test_a_topic_of_wildcards_is_matched_as_soon_as_any_other() -> None:

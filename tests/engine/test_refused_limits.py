@@ -165,4 +165,4 @@ def test_a_pattern_that_is_none(store: CommStore, pattern: Any) -> None:
     channel = store.create_channel("p", ChannelType.PUB_SUB, "a")
     with pytest.raises(ValidationFailed, match=r"^topic_pattern: .* is no text$"):
         store.subscribe(channel.id, "b", pattern)
-    assert not store.takes_part(channel.id, "b")
+    assert not store.is_participant(channel.id, "b")

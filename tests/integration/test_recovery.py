@@ -39,9 +39,9 @@ def test_a_message_the_store_holds_is_not_numbered_again(
 ) -> None:
     sent = box.send("alice", "TO: bob\n\nhi")
     box.flusher.flush()  # in the file, the ledger does not know it yet
-    number = box.store.by_relay_id(sent)
+    number = box.store.find_by_relay_id(sent)
     restart(box)
-    again = box.store.by_relay_id(sent)
+    again = box.store.find_by_relay_id(sent)
 
     assert number is not None and again is not None
     assert again.id == number.id

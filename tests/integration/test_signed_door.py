@@ -125,7 +125,7 @@ def test_who_registers_a_key_after_joining_is_known_by_it(box: Box) -> None:
         for one in channel.participants
         if one.id == "alice"
     )
-    assert box.store.sequence == sequence + len(box.store.state.lost)  # time was lost, no more
+    assert box.store.sequence == sequence + len(box.store.state.downtimes)  # time was lost, no more
 
     other = public_key(MALLORY).hex()
     box.send(

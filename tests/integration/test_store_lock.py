@@ -19,7 +19,7 @@ from tests.procs import environment
 
 NO_FLOCK = """
 import errno, fcntl, sys, time
-from relay.comm import CommStore
+from relay.engine import CommStore
 from relay.errors import StoreLocked
 def flock(fd, operation):
     raise OSError(errno.ENOLCK, "no locks available")
