@@ -271,7 +271,7 @@ class _UnixServer(_Threads):
         path = str(self.server_address)
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
-                raise ValueError(f"{path} is there, and is no socket")
+                raise ValueError(f"{path} exists and is not a socket")
             os.unlink(path)
         super().server_bind()
         os.chmod(path, 0o600)
