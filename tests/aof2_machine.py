@@ -14,11 +14,11 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from relay import fsio
-from relay.aof2.format import encode_record
-from relay.aof2.journal import Journal, Policy
-from relay.aof2.reader import JournalReader
-from relay.aof2.segment import FIRST
+from relay.base import fsio
+from relay.journal.format import encode_record
+from relay.journal.journal import Journal, Policy
+from relay.journal.reader import JournalReader
+from relay.journal.segment import FIRST
 from tests.aof2_model import Model
 from tests.fakes import FakeClock
 from tests.power import Cut, Power

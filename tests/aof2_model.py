@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from relay.aof2.format import RECORD
-from relay.aof2.journal import Append, Journal, Record
+from relay.journal.format import RECORD
+from relay.journal.journal import Append, Journal, Record
 
 
 class Model:

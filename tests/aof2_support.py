@@ -6,8 +6,8 @@ import os
 import random
 from pathlib import Path
 
-from relay.aof2.files import SegmentCheck
-from relay.aof2.format import Footer, SegmentFlag, SegmentHeader, crc64, encode_record
+from relay.journal.files import SegmentCheck
+from relay.journal.format import Footer, SegmentFlag, SegmentHeader, crc64, encode_record
 
 WORDS = ["build", "green", "review", "merge", "failed", "lint", "deploy", "again", "please"]
 

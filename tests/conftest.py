@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from relay.home import HOME_VARIABLE
+from relay.base.home import HOME_VARIABLE
 from tests.box import HOMES, Box
 
 # The same examples each time, and no clock in the verdict.

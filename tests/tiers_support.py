@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from relay.aof2.catalog import Residency, SegmentEntry
-from relay.aof2.format import ManifestType
-from relay.aof2.journal import Append, Journal, Policy
-from relay.aof2.manifest import read_manifest
-from relay.aof2.objects import DirectoryObjects, Download, ObjectFacts, ObjectStore
-from relay.aof2.plan import TierPolicy
-from relay.aof2.tiers import Tiers
+from relay.journal.catalog import Residency, SegmentEntry
+from relay.journal.format import ManifestType
+from relay.journal.journal import Append, Journal, Policy
+from relay.journal.manifest import read_manifest
+from relay.journal.objects import DirectoryObjects, Download, ObjectFacts, ObjectStore
+from relay.journal.plan import TierPolicy
+from relay.journal.tiers import Tiers
 from tests.aof2_support import payload
 from tests.fakes import FakeClock
 

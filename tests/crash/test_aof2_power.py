@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.aof2.journal import Journal, Policy
-from relay.aof2.reader import JournalReader
+from relay.base import fsio
+from relay.journal.journal import Journal, Policy
+from relay.journal.reader import JournalReader
 from tests.aof2_model import Model
 from tests.fakes import FakeClock
 from tests.power import Cut, Power

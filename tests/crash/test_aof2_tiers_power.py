@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.aof2.plan import TierPolicy
+from relay.base import fsio
+from relay.journal.plan import TierPolicy
 from tests.power import Cut, Durable, Power, build
 from tests.tiers_support import AT_ONCE, FaultyObjects, Stream
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from relay.base.home import LEDGER
 from relay.cli import cli
-from relay.home import LEDGER
 from tests.procs import Relay, earlier_home, relay, until
 from tests.unit.ledger_support import Look
 

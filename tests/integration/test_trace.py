@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from relay.base.clock import iso_time
+from relay.base.config import Config, encode
+from relay.base.home import LEDGER, Home
 from relay.cli.hops import hops_of
-from relay.clock import iso_time
-from relay.config import Config, encode
-from relay.home import LEDGER, Home
 from relay.ledger import Ledger, Written
 from relay.ledger.values import Held
 from tests.procs import relay

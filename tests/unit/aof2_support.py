@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.aof2.journal import Append, Journal, Policy
-from relay.aof2.reader import JournalReader
-from relay.aof2.segment import segment_path
+from relay.base import fsio
+from relay.journal.journal import Append, Journal, Policy
+from relay.journal.reader import JournalReader
+from relay.journal.segment import segment_path
 from tests.fakes import FakeClock
 
 SMALL = Policy(segment_bytes=4_096, slice_bytes=1_024)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from relay.comm import acomm
-from relay.comm.engine import CommStore
-from relay.comm.model import (
+from relay.acomm import codec
+from relay.acomm.model import (
     Channel,
     ChannelConfig,
     ChannelState,
@@ -19,6 +18,7 @@ from relay.comm.model import (
     ParticipantRole,
     StoreFile,
 )
+from relay.engine.commstore import CommStore
 from tests.fakes import FakeClock
 
 NOW_S = 1_769_851_800
@@ -80,6 +80,6 @@ EXACTLY_ONCE = DeliveryMode.EXACTLY_ONCE
 def reopened(store: CommStore, clock: FakeClock) -> CommStore:
     """Through the bytes of a file, and the same store."""
     snapshot = store.snapshot()
-    opened = CommStore.load(clock, acomm.decode(acomm.encode(snapshot.file())))
+    opened = CommStore.load(clock, codec.decode(codec.encode(snapshot.file())))
     assert opened.snapshot() == snapshot
     return opened

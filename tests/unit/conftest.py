@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.aof2.plan import TierPolicy
-from relay.comm.engine import CommStore
+from relay.engine.commstore import CommStore
+from relay.journal.plan import TierPolicy
 from relay.ledger import Ledger
 from tests import tiers_support
 from tests.fakes import FakeClock

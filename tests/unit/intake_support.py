@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from relay.clock import NS_PER_S
-from relay.config import Config, Detection, Limits, encode
-from relay.flow.intake import Accepted, Intake, Look, Malformed
-from relay.home import Home
+from relay.base.clock import NS_PER_S
+from relay.base.config import Config, Detection, Limits, encode
+from relay.base.home import Home
+from relay.delivery.intake import Accepted, Intake, Look, Malformed
 from tests.fakes import FakeClock
 
 START_NS = 1_769_851_800 * NS_PER_S

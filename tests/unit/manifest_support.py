@@ -12,9 +12,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from relay import fsio
-from relay.aof2 import chunk as chunks
-from relay.aof2.format import Field, ManifestRecord, ManifestType
+from relay.base import fsio
+from relay.journal import chunk as chunks
+from relay.journal.format import Field, ManifestRecord, ManifestType
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "aof2"
 STREAM_1 = FIXTURES / "stream" / f"{1:020d}"

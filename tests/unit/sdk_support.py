@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from relay.checksums import SHA256_PREFIX, sha256_hex
-from relay.clock import iso_time
-from relay.home import Home
-from relay.message import Kind, MessageFile, parse, render
+from relay.base.checksums import SHA256_PREFIX, sha256_hex
+from relay.base.clock import iso_time
+from relay.base.home import Home
+from relay.base.message import Kind, MessageFile, parse, render
 
 FIRST_NS = 1_706_123_456_789_012_345
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from relay.comm import events
-from relay.comm.acks import DEAD_LETTER_TOPIC, SYSTEM, Verdict
-from relay.comm.engine import CommStore
-from relay.comm.model import (
+from relay.acomm.model import (
     ChannelConfig,
     ChannelType,
     DeliveryMode,
@@ -17,7 +14,10 @@ from relay.comm.model import (
     MessageStatus,
     MessageType,
 )
-from relay.errors import MessageNotFound
+from relay.base.errors import MessageNotFound
+from relay.engine import events
+from relay.engine.acks import DEAD_LETTER_TOPIC, SYSTEM, Verdict
+from relay.engine.commstore import CommStore
 from tests.fakes import FakeClock
 
 AT_LEAST_ONCE = ChannelConfig(delivery=DeliveryMode.AT_LEAST_ONCE, ack_timeout=10)

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.comm import acomm, columns, envelope
-from relay.comm.archives import Archives
-from relay.comm.columns import FIRST_LANE, Block, Columns
-from relay.comm.container import parse_header, parse_sections
-from relay.comm.engine_state import EngineState, Snapshot
-from relay.comm.message_record import encode_message
-from relay.comm.model import Message
-from relay.comm.reader import Reader
-from relay.comm.verify import verify
-from relay.errors import FormatError
+from relay.acomm import codec, columns, envelope
+from relay.acomm.columns import FIRST_LANE, Block, Columns
+from relay.acomm.container import parse_header, parse_sections
+from relay.acomm.engine_state import EngineState, Snapshot
+from relay.acomm.message_record import encode_message
+from relay.acomm.model import Message
+from relay.acomm.reader import Reader
+from relay.acomm.verify import verify
+from relay.base.errors import FormatError
+from relay.engine.archives import Archives
 from tests.unit.acomm_support import (
     MESSAGES,
     STEADY,
@@ -67,9 +67,9 @@ def test_an_archive_has_its_columns_and_the_live_store_has_none(tmp_path: Path) 
     kinds = [one.kind for one in parse_sections(data, "it", parse_header(data, "it", len(data)))]
     assert kinds == [1, 2, 3, 4, 5, 6, 256, 257]
     warnings: list[str] = []
-    assert acomm.decode(data, "it", warn=warnings.append).messages == file.messages
+    assert codec.decode(data, "it", warn=warnings.append).messages == file.messages
     assert (warnings, verify(data, "it").problems) == ([], ())
-    plain = acomm.encode(file)
+    plain = codec.encode(file)
     assert 257 not in [
         one.kind for one in parse_sections(plain, "it", parse_header(plain, "it", len(plain)))
     ]
@@ -77,9 +77,9 @@ def test_an_archive_has_its_columns_and_the_live_store_has_none(tmp_path: Path) 
 
 @pytest.mark.parametrize("compress", [True, False])
 def test_a_file_with_columns_is_the_same_store(compress: bool) -> None:
-    data = acomm.encode(small_store(), compress, columns=True)
-    assert acomm.decode(data) == small_store()
-    assert data == acomm.encode(small_store(), compress, columns=True)
+    data = codec.encode(small_store(), compress, columns=True)
+    assert codec.decode(data) == small_store()
+    assert data == codec.encode(small_store(), compress, columns=True)
     assert verify(data, "it").problems == ()
 
 
@@ -151,10 +151,10 @@ def test_a_section_257_that_does_not_add_up_is_a_fault(body: bytes, expected: st
     assert problem.startswith(
         f"it: section 257 at {120 + caught.value.offset}: expected {expected}"
     )
-    assert acomm.decode(data, warn=pytest.fail).messages == ()  # an aid keeps nobody from reading
+    assert codec.decode(data, warn=pytest.fail).messages == ()  # an aid keeps nobody from reading
 
 
 def test_who_does_not_know_a_section_warns_and_skips_it() -> None:
     warnings: list[str] = []
-    acomm.decode(assemble([(258, b"abc")]), "it", warn=warnings.append)
+    codec.decode(assemble([(258, b"abc")]), "it", warn=warnings.append)
     assert warnings == ["it: section 258, 3 bytes, is not known: skipped"]

@@ -6,12 +6,12 @@ import struct
 
 import pytest
 
-from relay.comm import acomm
-from relay.comm.container import Section
-from relay.comm.model import Message, StoreFile
-from relay.comm.records import encode_channel
-from relay.comm.verify import verify
-from relay.errors import FormatError, VersionError
+from relay.acomm import codec
+from relay.acomm.container import Section
+from relay.acomm.model import Message, StoreFile
+from relay.acomm.records import encode_channel
+from relay.acomm.verify import verify
+from relay.base.errors import FormatError, VersionError
 from tests.unit.acomm_support import assemble, message, messages_body, patch, small_store
 
 EMPTY = bytes(8)
@@ -19,12 +19,12 @@ EMPTY = bytes(8)
 
 def read(data: bytes) -> tuple[StoreFile, list[str]]:
     warnings: list[str] = []
-    return acomm.decode(data, "it", warn=warnings.append), warnings
+    return codec.decode(data, "it", warn=warnings.append), warnings
 
 
 def refuse(data: bytes) -> FormatError:
     with pytest.raises(FormatError) as caught:
-        acomm.decode(data, "it")
+        codec.decode(data, "it")
     assert "\n" not in str(caught.value)
     return caught.value
 
@@ -70,14 +70,14 @@ def test_what_is_not_known_is_skipped_and_spoken_of() -> None:
 
 
 def test_warnings_go_to_the_log_when_nobody_asks(caplog: pytest.LogCaptureFixture) -> None:
-    acomm.decode(assemble([(7, b"")]), "it")
+    codec.decode(assemble([(7, b"")]), "it")
     assert [(record.name, record.levelname) for record in caplog.records] == [
-        ("relay.comm.acomm", "WARNING")
+        ("relay.acomm.codec", "WARNING")
     ]
 
 
 def test_reserved_bytes_are_ignored() -> None:
-    data = patch(acomm.encode(small_store()), 72, b"\xff" * 24)
+    data = patch(codec.encode(small_store()), 72, b"\xff" * 24)
     assert read(data) == (small_store(), [])
 
 
@@ -117,7 +117,7 @@ def test_the_table_must_fit_and_name_no_type_twice() -> None:
     ],
 )
 def test_the_headers_counts_must_be_true(at: int, field: str) -> None:
-    data = acomm.encode(small_store())
+    data = codec.encode(small_store())
     true = int.from_bytes(data[at : at + 8], "little")
     fault = refuse(patch(data, at, struct.pack("<Q", true + 1)))
     assert (fault.offset, fault.found) == (at, true + 1)
@@ -140,7 +140,7 @@ def test_a_count_is_not_believed(kind: int, most: int) -> None:
 
 
 def test_a_later_version_is_read_when_it_reads_as_this_one() -> None:
-    store, warnings = read(patch(acomm.encode(small_store()), 8, b"\x02\0"))
+    store, warnings = read(patch(codec.encode(small_store()), 8, b"\x02\0"))
     assert store == small_store()
     assert warnings == ["it: version 2 is read as version 1"]
 
@@ -156,25 +156,25 @@ def test_a_later_version_is_read_when_it_reads_as_this_one() -> None:
     ],
 )
 def test_a_later_version_that_does_not_is_a_version_error(at: int, piece: bytes) -> None:
-    data = patch(patch(acomm.encode(small_store()), 8, b"\x09\0"), at, piece)
+    data = patch(patch(codec.encode(small_store()), 8, b"\x09\0"), at, piece)
     with pytest.raises(VersionError, match=r"version 9, read as 1") as caught:
-        acomm.decode(data, "it", warn=lambda _: None)
+        codec.decode(data, "it", warn=lambda _: None)
     assert "newer agent-relay" in caught.value.hint
 
 
 def test_version_0_is_refused() -> None:
-    fault = refuse(patch(acomm.encode(small_store()), 8, b"\0\0"))
+    fault = refuse(patch(codec.encode(small_store()), 8, b"\0\0"))
     assert isinstance(fault, VersionError)
     assert (fault.offset, fault.expected, fault.found) == (8, "version 1", 0)
 
 
 def test_engine_state_is_written_by_tag_and_only_when_there_is_any() -> None:
-    data = acomm.encode(StoreFile(0, 0, engine_state={7: b"b", 2: b"aa"}))
+    data = codec.encode(StoreFile(0, 0, engine_state={7: b"b", 2: b"aa"}))
     assert data[14] == 7
     tail = struct.pack("<IQ", 2, 2) + b"aa" + struct.pack("<IQ", 7, 1) + b"b"
     assert data[:-40].endswith(tail)
-    assert list(acomm.decode(data).engine_state.items()) == [(2, b"aa"), (7, b"b")]
-    assert acomm.encode(StoreFile(0, 0))[14] == 6
+    assert list(codec.decode(data).engine_state.items()) == [(2, b"aa"), (7, b"b")]
+    assert codec.encode(StoreFile(0, 0))[14] == 6
 
 
 def test_damaged_engine_state_is_a_fault() -> None:

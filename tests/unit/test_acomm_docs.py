@@ -8,9 +8,9 @@ from struct import Struct
 
 import pytest
 
-from relay.comm import message_record, model, records
-from relay.comm.columns import FIRST_LANE, Block
-from relay.comm.container import (
+from relay.acomm import message_record, model, records
+from relay.acomm.columns import FIRST_LANE, Block
+from relay.acomm.container import (
     FOOTER,
     FOOTER_MAGIC,
     HEADER,
@@ -22,8 +22,8 @@ from relay.comm.container import (
     Section,
     SectionType,
 )
-from relay.comm.indexes import IndexType
-from relay.comm.model import Labelled
+from relay.acomm.indexes import IndexType
+from relay.acomm.model import Labelled
 
 DOCS = (Path(__file__).parents[2] / "docs" / "formats" / "acomm.md").read_text()
 CODES = {"u16": "H", "u32": "I", "u64": "Q"}

@@ -10,8 +10,8 @@ import zlib
 import psutil
 import pytest
 
-from relay.comm import acomm, envelope
-from relay.errors import FormatError
+from relay.acomm import codec, envelope
+from relay.base.errors import FormatError
 from tests.unit.acomm_support import assemble, message, messages_body
 
 AT = 96 + 24  # where section 2 lies in these files
@@ -27,7 +27,7 @@ def compressed(size: int, stream: bytes, count: int = 2) -> bytes:
 
 def refuse(data: bytes) -> FormatError:
     with pytest.raises(FormatError) as caught:
-        acomm.decode(data, "it")
+        codec.decode(data, "it")
     return caught.value
 
 
@@ -58,7 +58,7 @@ STREAM = gzip.compress(RAW, mtime=0)
     ids=["one", "two", "empty ones", "a member a byte", "stored"],
 )
 def test_members_back_to_back_are_one_stream(stream: bytes) -> None:
-    store = acomm.decode(compressed(len(RAW), stream), "it")
+    store = codec.decode(compressed(len(RAW), stream), "it")
     assert store.messages == (message(1), message(2))
 
 
@@ -145,7 +145,7 @@ def test_D10_what_is_large_and_says_the_same_again_and_again_is_read() -> None:
     raw = messages_body(*most)
     data = compressed(len(raw), gzip.compress(raw, 1), count=len(most))
     assert len(raw) > envelope.LARGE_BYTES > envelope.LARGE_RATIO * len(data)
-    assert acomm.decode(data, "it").messages == tuple(most)
+    assert codec.decode(data, "it").messages == tuple(most)
 
 
 def test_D10_what_the_memory_has_no_room_for_is_refused_and_says_so(
@@ -163,4 +163,4 @@ def test_D10_what_the_memory_has_no_room_for_is_refused_and_says_so(
 
 def test_three_hundred_thousand_empty_members_end_soon() -> None:
     stream = gzip.compress(b"", mtime=0) * 300_000 + STREAM
-    assert len(acomm.decode(compressed(len(RAW), stream), "it").messages) == 2
+    assert len(codec.decode(compressed(len(RAW), stream), "it").messages) == 2

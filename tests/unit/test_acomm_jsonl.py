@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from relay.comm import jsonl, model
-from relay.errors import MessageError
+from relay.acomm import jsonl, model
+from relay.base.errors import MessageError
 from tests.unit.acomm_support import golden, message, small_store
 
 HEADER = '{"section": "header", "created_at": 1, "modified_at": 2}'

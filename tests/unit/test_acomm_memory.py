@@ -15,11 +15,11 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from relay.comm import acomm, model
-from relay.comm.container import open_frame
-from relay.comm.sections import split
-from relay.comm.verify import verify
-from relay.errors import FormatError
+from relay.acomm import codec, model
+from relay.acomm.container import open_frame
+from relay.acomm.sections import split
+from relay.acomm.verify import verify
+from relay.base.errors import FormatError
 from tests.unit.acomm_support import FIXTURES, golden, message, reseal
 
 MOST = 4
@@ -40,8 +40,8 @@ def larger() -> model.StoreFile:
 
 STORE = larger()
 FILES = {
-    "plain": acomm.encode(STORE, compress=False),
-    "compressed": acomm.encode(STORE),
+    "plain": codec.encode(STORE, compress=False),
+    "compressed": codec.encode(STORE),
 }
 
 
@@ -69,14 +69,14 @@ def peak_of(work: Callable[[], object]) -> int:
 def test_a_whole_file_is_read_and_verified_within_its_bound(name: str) -> None:
     data = FILES[name]
     assert declared(data) > 300_000
-    assert peak_of(lambda: acomm.decode(data, "it")) <= MOST * declared(data)
+    assert peak_of(lambda: codec.decode(data, "it")) <= MOST * declared(data)
     assert peak_of(lambda: verify(data, "it")) <= MOST * declared(data) + ROOM
 
 
 @pytest.mark.parametrize("name", ["plain", "compressed", "empty"])
 def test_the_golden_files_are_read_within_their_bound(name: str) -> None:
     data = (FIXTURES / f"{name}.acomm").read_bytes()
-    assert peak_of(lambda: acomm.decode(data, "it")) <= MOST * declared(data) + ROOM
+    assert peak_of(lambda: codec.decode(data, "it")) <= MOST * declared(data) + ROOM
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -114,7 +114,7 @@ def damage(data: bytes, dice: random.Random) -> bytes:
 def peak_and_verdict(data: bytes, most: int) -> bool:
     """True when the file was refused; the peak is within ``most`` either way."""
     taken: list[model.StoreFile] = []
-    assert peak_of(lambda: taken.append(acomm.decode(data, "it", warn=lambda _: None))) <= most
+    assert peak_of(lambda: taken.append(codec.decode(data, "it", warn=lambda _: None))) <= most
     return not taken
 
 
@@ -124,8 +124,8 @@ def test_messages_that_say_little_are_the_dearest() -> None:
         model.Message(2**40 + number, model.MessageType.TEXT, "", 0, b"", created_at=2**40 + number)
         for number in range(20_000)
     )
-    data = acomm.encode(model.StoreFile(0, 0, messages=small), compress=False)
-    assert peak_of(lambda: acomm.decode(data, "it")) < 7 * len(data)
+    data = codec.encode(model.StoreFile(0, 0, messages=small), compress=False)
+    assert peak_of(lambda: codec.decode(data, "it")) < 7 * len(data)
     usual = tuple(message(2**40 + number, content=bytes(200)) for number in range(5_000))
-    data = acomm.encode(model.StoreFile(0, 0, messages=usual), compress=False)
-    assert peak_of(lambda: acomm.decode(data, "it")) < 3 * len(data)
+    data = codec.encode(model.StoreFile(0, 0, messages=usual), compress=False)
+    assert peak_of(lambda: codec.decode(data, "it")) < 3 * len(data)

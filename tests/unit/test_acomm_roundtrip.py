@@ -11,28 +11,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay import fsio
-from relay.comm import acomm, jsonl, model, sections
-from relay.comm.message_record import MIN_MESSAGE, encode_message, read_message, read_messages
-from relay.comm.reader import Reader
-from relay.comm.records import (
+from relay.acomm import codec, jsonl, model, sections
+from relay.acomm.message_record import MIN_MESSAGE, encode_message, read_message, read_messages
+from relay.acomm.reader import Reader
+from relay.acomm.records import (
     MIN_CHANNEL,
     MIN_PARTICIPANT,
     MIN_SUBSCRIPTION,
     encode_channel,
     encode_subscription,
 )
-from relay.comm.verify import verify
-from relay.errors import StoreCapacity, UnsafePath, ValidationFailed
+from relay.acomm.verify import verify
+from relay.base import fsio
+from relay.base.errors import StoreCapacity, UnsafePath, ValidationFailed
 from tests.unit.acomm_support import MESSAGES, STEADY, STORES, golden, message, small_store
 
 
 @STEADY
 @given(STORES, st.booleans())
 def test_a_store_comes_back_equal(store: model.StoreFile, compress: bool) -> None:
-    data = acomm.encode(store, compress)
-    assert acomm.decode(data) == store
-    assert acomm.encode(store, compress) == data
+    data = codec.encode(store, compress)
+    assert codec.decode(data) == store
+    assert codec.encode(store, compress) == data
 
 
 @STEADY
@@ -55,21 +55,21 @@ def test_long_texts_are_read_as_short_ones() -> None:
     long = "é" * 3000
     whole = message(correlation_id=long, metadata={long: long, "k" * 256: 1, "short": long})
     store = model.StoreFile(0, 0, messages=(whole, message(2)))
-    assert acomm.decode(acomm.encode(store)) == store
+    assert codec.decode(codec.encode(store)) == store
 
 
 def test_records_are_put_in_order() -> None:
     one, two, three = message(7, created_at=1), message(2, created_at=2), message(3, created_at=2)
     store = model.StoreFile(0, 0, messages=(three, one, two), archive=(two, one))
-    assert acomm.decode(acomm.encode(store)).messages == (one, two, three)
-    assert acomm.decode(acomm.encode(store)).archive == (one, two)
+    assert codec.decode(codec.encode(store)).messages == (one, two, three)
+    assert codec.decode(codec.encode(store)).archive == (one, two)
     metadata = message(metadata={"z": 1, "a": 2, "é": 3})
     assert encode_message(metadata) == encode_message(message(metadata={"é": 3, "a": 2, "z": 1}))
 
 
 def test_a_float_that_is_no_number_survives() -> None:
     store = model.StoreFile(0, 0, messages=(message(metadata={"x": math.nan}),))
-    for back in (acomm.decode(acomm.encode(store)), jsonl.from_lines(jsonl.to_lines(store))):
+    for back in (codec.decode(codec.encode(store)), jsonl.from_lines(jsonl.to_lines(store))):
         metadata = back.messages[0].metadata
         assert metadata is not None
         assert isinstance(metadata["x"], float)
@@ -79,15 +79,15 @@ def test_a_float_that_is_no_number_survives() -> None:
 def test_an_encrypted_store_says_so_and_has_room_for_the_seal() -> None:
     sealed = message(content=bytes(1_048_576 + 28))
     store = model.StoreFile(0, 0, messages=(sealed,), encrypted=True)
-    data = acomm.encode(store)
-    assert acomm.decode(data) == store
+    data = codec.encode(store)
+    assert codec.decode(data) == store
     assert data[10] & 32
     with pytest.raises(ValidationFailed):
-        acomm.encode(msgspec.structs.replace(store, encrypted=False))
+        codec.encode(msgspec.structs.replace(store, encrypted=False))
 
 
 def test_the_gzip_header_holds_no_clock_and_no_system() -> None:
-    data = acomm.encode(small_store())
+    data = codec.encode(small_store())
     at = data.index(b"\x1f\x8b\x08")
     assert data[at : at + 10] == b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 
@@ -126,7 +126,7 @@ def test_the_smallest_records_are_as_small_as_the_readers_think() -> None:
 def test_what_a_message_cannot_hold_is_refused_by_name(field: str, value: object) -> None:
     bad = msgspec.structs.replace(message(), **{field: value})
     with pytest.raises(ValidationFailed, match=field):
-        acomm.encode(model.StoreFile(0, 0, messages=(bad,)))
+        codec.encode(model.StoreFile(0, 0, messages=(bad,)))
 
 
 @pytest.mark.parametrize(
@@ -144,15 +144,15 @@ def test_what_a_channel_cannot_hold_is_refused(field: str, value: object) -> Non
     (channel,) = small_store().channels
     bad = msgspec.structs.replace(channel, **{field: value})
     with pytest.raises(ValidationFailed):
-        acomm.encode(model.StoreFile(0, 0, channels=(bad,)))
+        codec.encode(model.StoreFile(0, 0, channels=(bad,)))
 
 
 def test_what_stands_at_a_limit_is_written() -> None:
     full = message(content=bytes(1_048_576), sender="x" * 128, topic="t" * 256)
     store = model.StoreFile(0, 0, messages=(full,))
-    assert acomm.decode(acomm.encode(store)) == store
+    assert codec.decode(codec.encode(store)) == store
     with pytest.raises(ValidationFailed, match="modified_at"):
-        acomm.encode(model.StoreFile(0, -1))
+        codec.encode(model.StoreFile(0, -1))
 
 
 @pytest.mark.parametrize("limit", ["MAX_MESSAGES", "MAX_CHANNELS", "MAX_SUBSCRIPTIONS"])
@@ -160,25 +160,25 @@ def test_a_count_above_its_limit_is_refused(limit: str, monkeypatch: pytest.Monk
     store = small_store()
     monkeypatch.setattr(sections, limit, 0)
     with pytest.raises(StoreCapacity, match=f"{limit[4:].lower()}, a store file holds 0"):
-        acomm.encode(store)
+        codec.encode(store)
 
 
 def test_a_file_above_its_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sections, "MAX_FILE_BYTES", 400)
     with pytest.raises(StoreCapacity, match="bytes, a store file holds 400"):
-        acomm.encode(small_store())
+        codec.encode(small_store())
     # What is small when it is compressed, and too large for any reader to inflate.
     monkeypatch.setattr(sections, "MAX_FILE_BYTES", 5000)
     with pytest.raises(StoreCapacity):
-        acomm.encode(model.StoreFile(0, 0, messages=(message(content=bytes(5000)),)))
+        codec.encode(model.StoreFile(0, 0, messages=(message(content=bytes(5000)),)))
 
 
 def test_a_write_is_there_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "relay.acomm"
-    acomm.write(str(path), golden())
-    assert acomm.read(str(path)) == golden()
+    codec.write(str(path), golden())
+    assert codec.read(str(path)) == golden()
     assert os.listdir(tmp_path) == ["relay.acomm"]
 
     def refuse(operation: str, name: str) -> None:
@@ -187,11 +187,11 @@ def test_a_write_is_there_whole_or_not_at_all(
 
     monkeypatch.setattr(fsio, "fault", refuse)
     with pytest.raises(OSError, match="No space"):
-        acomm.write(str(path), small_store())
+        codec.write(str(path), small_store())
     monkeypatch.undo()
-    assert acomm.read(str(path)) == golden()
-    acomm.write(str(path), small_store(), compress=False)
-    assert acomm.read(str(path)) == small_store()
+    assert codec.read(str(path)) == golden()
+    codec.write(str(path), small_store(), compress=False)
+    assert codec.read(str(path)) == small_store()
     assert os.listdir(tmp_path) == ["relay.acomm"]
     assert verify(path.read_bytes(), str(path)).problems == ()
 
@@ -200,6 +200,6 @@ def test_what_is_no_regular_file_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "."):
         with pytest.raises(UnsafePath, match="no regular file"):
-            acomm.read(str(tmp_path / name))
+            codec.read(str(tmp_path / name))
     with pytest.raises(FileNotFoundError):
-        acomm.read(str(tmp_path / "gone"))
+        codec.read(str(tmp_path / "gone"))

@@ -10,12 +10,13 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 
-from relay.comm import ChannelType, CommStore, MessageType, acomm, jsonl, model
-from relay.comm.container import Flag
-from relay.comm.message_record import MAX_CONTENT_BYTES
-from relay.comm.seal import seal, unseal
-from relay.comm.verify import verify
-from relay.errors import FormatError, SealedStore
+from relay.acomm import codec, jsonl, model
+from relay.acomm.container import Flag
+from relay.acomm.encryption import seal, unseal
+from relay.acomm.message_record import MAX_CONTENT_BYTES
+from relay.acomm.verify import verify
+from relay.base.errors import FormatError, SealedStore
+from relay.engine import ChannelType, CommStore, MessageType
 from tests.fakes import FakeClock
 from tests.unit.acomm_support import FIXTURES, STEADY, STORES, golden, message, small_store
 
@@ -38,16 +39,16 @@ def test_what_was_sealed_opens_equal(store: model.StoreFile) -> None:
     plain = msgspec.structs.replace(store, encrypted=False)
     sealed = seal(plain, KEY)
     assert sealed.encrypted
-    assert unseal(acomm.decode(acomm.encode(sealed)), KEY, "it") == plain
-    assert acomm.encode(seal(plain, KEY)) == acomm.encode(sealed)
+    assert unseal(codec.decode(codec.encode(sealed)), KEY, "it") == plain
+    assert codec.encode(seal(plain, KEY)) == codec.encode(sealed)
 
 
 def test_the_golden_file_opens_and_is_written_byte_for_byte() -> None:
     data = (SEALED / "encrypted.acomm").read_bytes()
-    file = acomm.decode(data)
+    file = codec.decode(data)
     assert file.encrypted
     assert unseal(file, KEY, "it") == golden()
-    assert acomm.encode(seal(golden(), KEY), compress=False) == data
+    assert codec.encode(seal(golden(), KEY), compress=False) == data
     assert verify(data, "it").problems == ()  # without a key
 
 
@@ -74,16 +75,16 @@ def test_a_nonce_is_never_used_for_two_contents() -> None:
 
 
 def test_no_word_of_a_content_is_in_the_file() -> None:
-    data = acomm.encode(seal(small_store(), KEY), compress=False)
+    data = codec.encode(seal(small_store(), KEY), compress=False)
     assert b"hello" not in data
     assert b"alpha" in data  # who wrote is not hidden
-    assert acomm.decode(data).encrypted
+    assert codec.decode(data).encrypted
     assert data[10] & Flag.ENCRYPTED
 
 
 def test_the_largest_content_has_room_for_its_seal() -> None:
     full = model.StoreFile(0, 0, messages=(message(content=bytes(MAX_CONTENT_BYTES)),))
-    assert unseal(acomm.decode(acomm.encode(seal(full, KEY))), KEY, "it") == full
+    assert unseal(codec.decode(codec.encode(seal(full, KEY))), KEY, "it") == full
 
 
 def test_without_its_key_nothing_is_read() -> None:
@@ -117,11 +118,11 @@ def test_sealed_json_lines_come_back() -> None:
 def test_a_store_with_a_key_is_sealed_on_disk_and_plain_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "s.acomm"
     with CommStore.create(str(path), key=KEY) as store:
-        assert acomm.read(str(path)).encrypted  # from the first byte on
+        assert codec.read(str(path)).encrypted  # from the first byte on
         channel = store.create_channel("c", ChannelType.GROUP, "a")
         store.join_channel(channel.id, "b")
         store.send_message(channel.id, "a", MessageType.TEXT, "hello")
-    assert contents(acomm.read(str(path))) != [b"hello"]
+    assert contents(codec.read(str(path))) != [b"hello"]
     with CommStore.open(str(path), key=KEY) as store:
         assert [m.content for m in store.receive_messages(None, "b")] == [b"hello"]
         assert store.search("hell")
@@ -132,7 +133,7 @@ def test_a_store_without_its_key_is_left_and_its_lock_let_go(
     tmp_path: Path, key: bytes | None
 ) -> None:
     path = tmp_path / "s.acomm"
-    acomm.write(str(path), seal(STORE, KEY))
+    codec.write(str(path), seal(STORE, KEY))
     before = path.read_bytes()
     for _ in range(2):
         with pytest.raises(SealedStore):
@@ -143,10 +144,10 @@ def test_a_store_without_its_key_is_left_and_its_lock_let_go(
 
 def test_a_plain_store_is_sealed_by_its_next_flush(tmp_path: Path) -> None:
     path = tmp_path / "s.acomm"
-    acomm.write(str(path), STORE)
+    codec.write(str(path), STORE)
     with CommStore.open(str(path), key=KEY) as store:
-        assert not acomm.read(str(path)).encrypted  # nothing has changed yet
+        assert not codec.read(str(path)).encrypted  # nothing has changed yet
         store.join_channel(1, "zoe")
-    assert unseal(acomm.read(str(path)), KEY, "it").messages == STORE.messages
+    assert unseal(codec.read(str(path)), KEY, "it").messages == STORE.messages
     with pytest.raises(SealedStore):
         CommStore.open(str(path))

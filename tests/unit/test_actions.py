@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from relay.aof2.plan import Order
-from relay.comm.engine import CommStore
-from relay.comm.model import (
+from relay.acomm.model import (
     Channel,
     ChannelConfig,
     ChannelState,
@@ -18,10 +16,12 @@ from relay.comm.model import (
     Retention,
     RetentionKind,
 )
-from relay.message import parse
-from relay.orchestrator import actions
-from relay.orchestrator.actions import ACTIONS, SETTINGS
-from relay.orchestrator.control import Answer, handle
+from relay.base.message import parse
+from relay.delivery import actions
+from relay.delivery.actions import ACTIONS, SETTINGS
+from relay.delivery.control import Answer, handle
+from relay.engine.commstore import CommStore
+from relay.journal.plan import Order
 from tests.fakes import FakeClock
 from tests.unit.comm_support import AT_LEAST_ONCE, channel_of, send, standing
 

@@ -17,14 +17,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from relay.config import Admin as AdminSettings
-from relay.config import Config
-from relay.home import Home
-from relay.operations import admin, asking
-from relay.operations.admin import Admin
-from relay.operations.asking import SOCKET
-from relay.operations.published import Board
-from relay.operations.tally import WAIT
+from relay.base import status_client
+from relay.base.config import Admin as AdminSettings
+from relay.base.config import Config
+from relay.base.home import Home
+from relay.base.metrics import WAIT
+from relay.base.status_client import SOCKET
+from relay.daemon import admin
+from relay.daemon.admin import Admin
+from relay.daemon.status import Board
 from tests.fakes import FakeClock
 from tests.procs import until
 
@@ -47,7 +48,7 @@ class Asked:
         if port:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
         else:
-            connection = asking._UnixConnection(str(self.root / SOCKET), 5)
+            connection = status_client._UnixConnection(str(self.root / SOCKET), 5)
         connection.request(method, path, headers={"Host": host} if host else {})
         answer = connection.getresponse()
         body = answer.read().decode()
@@ -338,8 +339,8 @@ def test_the_command_line_asks_the_same(served: Asked) -> None:
     (served.root / "agents").mkdir()
     (served.root / "config.json").write_text("{}")
     with Home(str(served.root)) as home:
-        said: dict[str, Any] | None = asking.ask_status(home)
+        said: dict[str, Any] | None = status_client.ask_status(home)
         assert said is not None and said["ready"] is True
         served.admin.end()
-        assert asking.ask_status(home) is None
-    assert asking.SOCKET == SOCKET
+        assert status_client.ask_status(home) is None
+    assert status_client.SOCKET == SOCKET

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from relay.aof2 import chunk as chunks
-from relay.aof2.format import (
+from relay.base.errors import FormatError
+from relay.cli.aof import aof
+from relay.journal import chunk as chunks
+from relay.journal.format import (
     Footer,
     ManifestRecord,
     ManifestType,
@@ -16,11 +18,9 @@ from relay.aof2.format import (
     SegmentHeader,
     crc64,
 )
-from relay.aof2.format import encode_record as record_of
-from relay.aof2.manifest import Manifest
-from relay.aof2.segment import FIRST, FileSource, segment_path
-from relay.cli.aof import aof
-from relay.errors import FormatError
+from relay.journal.format import encode_record as record_of
+from relay.journal.manifest import Manifest
+from relay.journal.segment import FIRST, FileSource, segment_path
 from tests.unit.aof2_support import Stream, payloads, put
 from tests.unit.manifest_support import opened, said, sealed
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.aof2.catalog import Catalog, Failure, Residency, SegmentEntry
-from relay.aof2.format import ManifestRecord, ManifestType, Reason
+from relay.journal.catalog import Catalog, Failure, Residency, SegmentEntry
+from relay.journal.format import ManifestRecord, ManifestType, Reason
 from tests.unit.manifest_support import any_record, opened, said, sealed
 
 BOTH = [opened(0), sealed(0)]

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from relay.aof2.dictionaries import Dictionaries
-from relay.aof2.files import SegmentCheck
-from relay.aof2.journal import Append, Journal, Policy
-from relay.aof2.manifest import read_manifest
-from relay.aof2.segment import segment_path
-from relay.aof2.warm import compress
 from relay.cli import run
 from relay.cli.common import counted
+from relay.journal.dictionaries import Dictionaries
+from relay.journal.files import SegmentCheck
+from relay.journal.journal import Append, Journal, Policy
+from relay.journal.manifest import read_manifest
+from relay.journal.segment import segment_path
+from relay.journal.warm import compress
 from tests.fakes import FakeClock
 from tests.unit.manifest_support import FIXTURES, STREAM_1, STREAM_2, silent
 
@@ -167,7 +167,7 @@ def test_a_flipped_byte_anywhere_in_a_sealed_segment_is_found(
 def test_a_record_that_becomes_whole_between_two_looks_is_no_damage(
     stream: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relay.aof2.segment import FileSource
+    from relay.journal.segment import FileSource
 
     read_at, torn = FileSource.read_at, []
 
@@ -186,7 +186,7 @@ def test_a_record_that_becomes_whole_between_two_looks_is_no_damage(
 def test_a_tail_that_grows_between_two_looks_is_being_written(
     stream: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relay.aof2.segment import FileSource
+    from relay.journal.segment import FileSource
 
     path = segment_path(str(stream), 2)
     at = 52 + 4 * (28 + 3)  # behind its records

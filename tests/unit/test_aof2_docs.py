@@ -9,10 +9,10 @@ from struct import Struct
 
 import pytest
 
-from relay.aof2 import format as bytes_of
-from relay.aof2 import manifest
-from relay.aof2.catalog import Residency, SegmentEntry
-from relay.aof2.format import (
+from relay.journal import format as bytes_of
+from relay.journal import manifest
+from relay.journal.catalog import Residency, SegmentEntry
+from relay.journal.format import (
     CHUNK_HEADER,
     FOOTER,
     MANIFEST_RECORD,

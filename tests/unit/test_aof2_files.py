@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.aof2.files import NewFile, remove
+from relay.base import fsio
+from relay.journal.files import NewFile, remove
 from tests.power import Cut, Power
 
 

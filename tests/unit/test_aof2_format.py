@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.aof2 import chunk as chunks
-from relay.aof2 import format as bytes_of
-from relay.aof2 import snapshot as snapshots
-from relay.aof2.catalog import Residency, SegmentEntry
-from relay.aof2.format import ManifestRecord, ManifestType, crc64, decode_manifest_record
-from relay.aof2.jsonl import manifest_row, snapshot_row
-from relay.errors import FormatError, IntegrityError, VersionError
+from relay.base.errors import FormatError, IntegrityError, VersionError
+from relay.journal import chunk as chunks
+from relay.journal import format as bytes_of
+from relay.journal import snapshot as snapshots
+from relay.journal.catalog import Residency, SegmentEntry
+from relay.journal.format import ManifestRecord, ManifestType, crc64, decode_manifest_record
+from relay.journal.jsonl import manifest_row, snapshot_row
 from tests.unit.manifest_support import (
     FIXTURES,
     STREAM_1,

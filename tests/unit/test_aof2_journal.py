@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.aof2.catalog import Residency
-from relay.aof2.format import FOOTER, RECORD, Footer, ManifestType, RecordFlag
-from relay.aof2.journal import Append
-from relay.aof2.manifest import read_manifest
-from relay.aof2.reader import JournalReader
-from relay.aof2.segment import FIRST, FileSource, segment_ids
-from relay.errors import IntegrityError, SegmentAway
+from relay.base import fsio
+from relay.base.errors import IntegrityError, SegmentAway
+from relay.journal.catalog import Residency
+from relay.journal.format import FOOTER, RECORD, Footer, ManifestType, RecordFlag
+from relay.journal.journal import Append
+from relay.journal.manifest import read_manifest
+from relay.journal.reader import JournalReader
+from relay.journal.segment import FIRST, FileSource, segment_ids
 from tests.power import Cut, Power
 from tests.unit.aof2_support import Stream, fail, flip, payloads, put
 

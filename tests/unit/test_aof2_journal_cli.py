@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from relay import fsio
-from relay.aof2.journal import Append, Journal, Policy
-from relay.aof2.orders import checkpoints
-from relay.aof2.segment import segment_path
+from relay.base import fsio
+from relay.base.clock import Clock
+from relay.base.config import Config, encode
+from relay.base.config import Journal as JournalSettings
+from relay.base.errors import EXIT_STATE, AlreadyRunning, ConfigError, NotFound, RelayError
+from relay.base.home import BASE, STORE
 from relay.cli import cli
 from relay.cli.init import init
-from relay.clock import Clock
-from relay.config import Config, encode
-from relay.config import Journal as JournalSettings
-from relay.errors import EXIT_STATE, AlreadyRunning, ConfigError, NotFound, RelayError
-from relay.home import BASE, STORE
-from relay.store.upkeep import covers
+from relay.daemon.upkeep import covers
+from relay.journal.commands import checkpoints
+from relay.journal.journal import Append, Journal, Policy
+from relay.journal.segment import segment_path
 from tests.aof2_support import payload
 from tests.box import Box
 

@@ -14,13 +14,13 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from relay.aof2 import chunk as chunks
-from relay.aof2 import manifest as manifests
-from relay.aof2 import snapshot as snapshots
-from relay.aof2.catalog import Catalog
-from relay.aof2.format import ChunkFlag, ManifestRecord, ManifestType, decode_chunk_header
-from relay.aof2.manifest import Manifest, read_manifest
-from relay.errors import RelayError
+from relay.base.errors import RelayError
+from relay.journal import chunk as chunks
+from relay.journal import manifest as manifests
+from relay.journal import snapshot as snapshots
+from relay.journal.catalog import Catalog
+from relay.journal.format import ChunkFlag, ManifestRecord, ManifestType, decode_chunk_header
+from relay.journal.manifest import Manifest, read_manifest
 from tests.fakes import FakeClock
 from tests.unit.manifest_support import (
     NOW_S,

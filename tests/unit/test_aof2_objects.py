@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.aof2.format import Reason
-from relay.aof2.objects import DirectoryObjects, ObjectStore, open_objects
-from relay.aof2.s3 import S3Objects
-from relay.errors import ObjectConflict, ObjectError, RelayError
+from relay.base import fsio
+from relay.base.errors import ObjectConflict, ObjectError, RelayError
+from relay.journal.format import Reason
+from relay.journal.objects import DirectoryObjects, ObjectStore, S3Objects, open_objects
 from tests.s3_server import broken_server, objects, s3_server
 
 KEY = "00000000000000000001/00000000000000000007.seg.zst"

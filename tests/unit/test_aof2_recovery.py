@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.aof2.format import FOOTER, Footer, ManifestType, SegmentFlag, SegmentHeader
-from relay.aof2.journal import Append, Journal
-from relay.aof2.manifest import read_manifest
-from relay.aof2.reader import JournalReader
-from relay.aof2.segment import FIRST, UNSYNCED, segment_ids
-from relay.errors import FormatError, JournalFailed
+from relay.base import fsio
+from relay.base.errors import FormatError, JournalFailed
+from relay.journal.format import FOOTER, Footer, ManifestType, SegmentFlag, SegmentHeader
+from relay.journal.journal import Append, Journal
+from relay.journal.manifest import read_manifest
+from relay.journal.reader import JournalReader
+from relay.journal.segment import FIRST, UNSYNCED, segment_ids
 from tests.unit.aof2_support import Stream, fail, flip, payloads, put
 
 # --- what opening makes good

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.aof2 import tail
-from relay.aof2.format import (
+from relay.base.clock import NS_PER_MS, Clock
+from relay.base.errors import IntegrityError
+from relay.journal import tail
+from relay.journal.format import (
     FOOTER,
     RECORD,
     Footer,
@@ -20,12 +22,10 @@ from relay.aof2.format import (
     decode_segment_header,
     encode_record,
 )
-from relay.aof2.journal import Append, Journal, Policy
-from relay.aof2.reader import JournalReader
-from relay.aof2.records import Record, Starts, decode, encode, find, scan
-from relay.aof2.segment import FIRST, ActiveSegment, FileSource, read_records, segment_path
-from relay.clock import NS_PER_MS, Clock
-from relay.errors import IntegrityError
+from relay.journal.journal import Append, Journal, Policy
+from relay.journal.reader import JournalReader
+from relay.journal.records import Record, Starts, decode, encode, find, scan
+from relay.journal.segment import FIRST, ActiveSegment, FileSource, read_records, segment_path
 from tests.fakes import FakeClock
 
 GOLDEN = Path(__file__).parent.parent / "fixtures" / "aof2"

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from relay.aof2 import chunk as chunks
-from relay.aof2.catalog import Residency, SegmentEntry
-from relay.aof2.plan import Job, JobKind, TierPolicy, local_bytes
-from relay.aof2.tiers import WORKER_NICE, TierWorker, lower_priority
-from relay.errors import JournalError, SegmentAway
+from relay.base.errors import JournalError, SegmentAway
+from relay.journal import chunk as chunks
+from relay.journal.catalog import Residency, SegmentEntry
+from relay.journal.plan import Job, JobKind, TierPolicy, local_bytes
+from relay.journal.tiers import WORKER_NICE, TierWorker, lower_priority
 from tests.s3_server import BUCKET, objects, s3_server
 from tests.tiers_support import AT_ONCE, FaultyObjects, Stream
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.aof2.catalog import Residency
-from relay.aof2.format import ManifestType, Reason
-from relay.aof2.plan import Job, JobKind
-from relay.errors import FormatError, JournalError, ObjectError
+from relay.base import fsio
+from relay.base.errors import FormatError, JournalError, ObjectError
+from relay.journal.catalog import Residency
+from relay.journal.format import ManifestType, Reason
+from relay.journal.plan import Job, JobKind
 from tests.tiers_support import AT_ONCE, FaultyObjects, Stream
 
 T0, T1, T2 = Residency.TIER0, Residency.TIER1, Residency.TIER2

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from relay.aof2 import chunk as chunks
-from relay.aof2.format import FOOTER, MANIFEST_RECORD, ManifestRecord, ManifestType, crc64
-from relay.aof2.journal import Append, Journal, Policy
-from relay.aof2.manifest import read_manifest
-from relay.aof2.segment import segment_path
 from relay.cli import run
+from relay.journal import chunk as chunks
+from relay.journal.format import FOOTER, MANIFEST_RECORD, ManifestRecord, ManifestType, crc64
+from relay.journal.journal import Append, Journal, Policy
+from relay.journal.manifest import read_manifest
+from relay.journal.segment import segment_path
 from tests.fakes import FakeClock
 from tests.unit.manifest_support import silent
 

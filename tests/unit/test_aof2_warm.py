@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay import fsio
-from relay.aof2 import warm
-from relay.aof2.dictionaries import Dictionaries
-from relay.aof2.warm import FRAME_BYTES, WarmSegment, compress
-from relay.errors import FormatError, IntegrityError
+from relay.base import fsio
+from relay.base.errors import FormatError, IntegrityError
+from relay.journal import warm
+from relay.journal.dictionaries import Dictionaries
+from relay.journal.warm import FRAME_BYTES, WarmSegment, compress
 from tests.aof2_support import Made, payload, segment
 
 

@@ -13,16 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from relay.base.errors import EXIT_FAILED, EXIT_OK, EXIT_STATE, EXIT_TIMEOUT, EXIT_USAGE, RelayError
+from relay.base.home import Home
 from relay.cli import run
-from relay.errors import (
-    EXIT_FAILED,
-    EXIT_OK,
-    EXIT_STATE,
-    EXIT_TIMEOUT,
-    EXIT_USAGE,
-    RelayError,
-)
-from relay.home import Home
 from relay.ledger import Ledger
 from tests.procs import PROJECT, environment
 

@@ -12,9 +12,9 @@ from relay.cli import cli
 from relay.cli.channel import TYPES, config
 from relay.cli.history import SORTS, STATUSES
 from relay.cli.history import TYPES as MESSAGE_TYPES
-from relay.comm import MessageStatus, MessageType, SortField
-from relay.orchestrator.actions import ACTIONS, SETTINGS
-from relay.orchestrator.actions import TYPES as CHANNEL_TYPES
+from relay.delivery.actions import ACTIONS, SETTINGS
+from relay.delivery.actions import TYPES as CHANNEL_TYPES
+from relay.engine import MessageStatus, MessageType, SortField
 from tests.unit.test_msg_docs import tables
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from relay import config as config_module
-from relay.config import Config, Detection, Limits, Retry, Section, changes, decode, encode
-from relay.errors import EXIT_USAGE, ConfigError
-from relay.message import DEFAULT_MAX_BODY_BYTES
+from relay.base import config as config_module
+from relay.base.config import Config, Detection, Limits, Retry, Section, changes, decode, encode
+from relay.base.errors import EXIT_USAGE, ConfigError
+from relay.base.message import DEFAULT_MAX_BODY_BYTES
 
 SECTIONS: dict[str, Section] = {
     name: value

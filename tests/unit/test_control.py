@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from relay.comm.engine import CommStore
-from relay.comm.model import ChannelType, MessageType, Priority
-from relay.message import Kind, control_fields, parse
-from relay.orchestrator.control import CHANNEL_KINDS, Answer, handle
+from relay.acomm.model import ChannelType, MessageType, Priority
+from relay.base.message import Kind, control_fields, parse
+from relay.delivery.control import CHANNEL_KINDS, Answer, handle
+from relay.engine.commstore import CommStore
 from tests.unit.comm_support import channel_of, new_store, routed
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from relay.comm.engine import CommStore
-from relay.comm.model import Channel, ChannelState, ChannelType, DeliveryState, MessageStatus
-from relay.errors import ChannelUnavailable, Refused
-from relay.orchestrator.actions import obey
+from relay.acomm.model import Channel, ChannelState, ChannelType, DeliveryState, MessageStatus
+from relay.base.errors import ChannelUnavailable, Refused
+from relay.delivery.actions import obey
+from relay.engine.commstore import CommStore
 from tests.fakes import FakeClock
 from tests.unit.comm_support import AT_LEAST_ONCE, channel_of, reopened, send, standing
 

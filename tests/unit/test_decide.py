@@ -7,15 +7,15 @@ from collections.abc import Set
 
 import pytest
 
-from relay.checksums import sha256_hex
-from relay.comm.engine import CommStore
-from relay.comm.model import DeliveryState, MessageStatus, MessageType
-from relay.flow.decide import MAX_NOTE, Decider
-from relay.flow.intake import Accepted, Found
-from relay.flow.originals import rebuild
-from relay.flow.work import Acknowledged, Work
-from relay.message import Kind, parse, parse_delivered
-from relay.names import ORCHESTRATOR, message_id_of
+from relay.acomm.model import DeliveryState, MessageStatus, MessageType
+from relay.base.checksums import sha256_hex
+from relay.base.message import Kind, parse, parse_delivered
+from relay.base.names import ORCHESTRATOR, message_id_of
+from relay.delivery.decide import MAX_NOTE, Decider
+from relay.delivery.intake import Accepted, Found
+from relay.delivery.redelivery import rebuild
+from relay.delivery.work import Acknowledged, Work
+from relay.engine.commstore import CommStore
 from tests.unit.comm_support import NOW_S, new_store, standing
 
 AGENTS = frozenset({"alice", "bob", "carol", "operator"})

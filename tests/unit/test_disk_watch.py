@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from relay.config import Disk
+from relay.base.config import Disk
+from relay.base.disk import MIB, DiskState, DiskWatch, floor_bytes, look
+from relay.daemon.disk_monitor import Overseer
+from relay.daemon.status import Board, Publisher
 from relay.ledger import Ledger
-from relay.operations.disk import MIB, DiskState, DiskWatch, floor_bytes, look
-from relay.operations.overseer import Overseer
-from relay.operations.published import Board, Publisher
 from tests.box import Box
 from tests.fakes import FakeClock
 

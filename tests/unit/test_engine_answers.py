@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from relay.comm import CommStore, FlushPolicy, acomm
-from relay.comm.model import ChannelType, DeliveryState, MessageStatus, MessageType
-from relay.errors import ValidationFailed
+from relay.acomm import codec
+from relay.acomm.model import ChannelType, DeliveryState, MessageStatus, MessageType
+from relay.base.errors import ValidationFailed
+from relay.engine import CommStore, FlushPolicy
 from tests.fakes import FakeClock
 from tests.unit.comm_support import UUID, channel_of, reopened, send, standing
 
@@ -100,7 +101,7 @@ def test_in_a_store_flushed_at_once_an_answer_is_there_with_what_it_acknowledges
             answer = store.acknowledge_message(asked.id, "worker", "completed")
         else:
             answer = store.send_response(channel.id, "worker", UUID, "seven")
-        file = acomm.read(path)  # what a kill -9 would leave
+        file = codec.read(path)  # what a kill -9 would leave
     assert {m.id: m.status for m in file.messages} == {
         asked.id: MessageStatus.ACKNOWLEDGED,
         answer.id: MessageStatus.DELIVERED,

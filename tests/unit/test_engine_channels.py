@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from relay.comm.engine import CommStore
-from relay.comm.model import (
+from relay.acomm.model import (
     ChannelConfig,
     ChannelState,
     ChannelType,
@@ -18,7 +17,8 @@ from relay.comm.model import (
     Retention,
     RetentionKind,
 )
-from relay.errors import ChannelNotFound, ChannelUnavailable, ValidationFailed
+from relay.base.errors import ChannelNotFound, ChannelUnavailable, ValidationFailed
+from relay.engine.commstore import CommStore
 from tests.fakes import FakeClock
 from tests.unit.comm_support import NOW_S, channel_of, reopened, send
 

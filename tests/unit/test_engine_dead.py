@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from relay.comm.acks import SYSTEM
-from relay.comm.engine import CommStore
-from relay.comm.model import (
+from relay.acomm.model import (
     Channel,
     ChannelState,
     ChannelType,
@@ -16,6 +14,8 @@ from relay.comm.model import (
     MessageStatus,
     MessageType,
 )
+from relay.engine.acks import SYSTEM
+from relay.engine.commstore import CommStore
 from tests.fakes import FakeClock
 from tests.unit.comm_support import AT_LEAST_ONCE, channel_of, reopened, send, standing
 

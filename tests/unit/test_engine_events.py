@@ -12,10 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.comm import acomm, events
-from relay.comm.engine import CommStore
-from relay.comm.events import Event
-from relay.comm.model import (
+from relay.acomm import codec
+from relay.acomm.model import (
     ArchiveNote,
     Channel,
     ChannelState,
@@ -33,8 +31,11 @@ from relay.comm.model import (
     StoreFile,
     Subscription,
 )
-from relay.comm.topics import match_mode
-from relay.errors import CommError, FormatError
+from relay.base.errors import CommError, FormatError
+from relay.engine import events
+from relay.engine.commstore import CommStore
+from relay.engine.events import Event
+from relay.engine.topics import match_mode
 from tests.fakes import FakeClock
 from tests.unit.comm_support import NOW_S, UUID, channel_of, new_store, send
 
@@ -347,10 +348,10 @@ def outcome(step: Operation, store: CommStore) -> str:
 @given(STEPS)
 def test_through_the_bytes_of_a_file_as_well(steps: list[Operation]) -> None:
     snapshot = played(steps)[0].snapshot()
-    data = acomm.encode(snapshot.file())
-    opened = CommStore.load(FakeClock(0), acomm.decode(data))
+    data = codec.encode(snapshot.file())
+    opened = CommStore.load(FakeClock(0), codec.decode(data))
     assert opened.snapshot() == snapshot
-    assert acomm.encode(opened.snapshot().file()) == data
+    assert codec.encode(opened.snapshot().file()) == data
 
 
 @settings(max_examples=100)
@@ -360,10 +361,10 @@ def test_a_snapshot_does_not_change_with_the_store(
 ) -> None:
     store, _ = played(steps)
     snapshot = store.snapshot()
-    before = acomm.encode(snapshot.file())
+    before = codec.encode(snapshot.file())
     for step in more:
         outcome(step, store)
-    assert acomm.encode(snapshot.file()) == before
+    assert codec.encode(snapshot.file()) == before
 
 
 # -- events one by one ---------------------------------------------------------------------

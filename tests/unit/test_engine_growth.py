@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.comm.acks import FORGET_A_MS
-from relay.comm.engine import CommStore
-from relay.comm.events import DuplicatesForgotten, Event
-from relay.comm.model import (
+from relay.acomm.model import (
     Channel,
     ChannelType,
     DeliveryMode,
@@ -15,7 +12,10 @@ from relay.comm.model import (
     MessageStatus,
     MessageType,
 )
-from relay.comm.tables import MANY_TIMERS
+from relay.engine.acks import FORGET_A_MS
+from relay.engine.commstore import CommStore
+from relay.engine.events import DuplicatesForgotten, Event
+from relay.engine.tables import MANY_TIMERS
 from tests.fakes import FakeClock
 from tests.unit.comm_support import EXACTLY_ONCE, channel_of, reopened, send
 

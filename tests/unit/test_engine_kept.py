@@ -9,11 +9,9 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from relay.cli.acomm import acomm as command
-from relay.comm import acomm
-from relay.comm.engine import CommStore
-from relay.comm.engine_state import EngineState, Snapshot
-from relay.comm.model import (
+from relay.acomm import codec
+from relay.acomm.engine_state import EngineState, Snapshot
+from relay.acomm.model import (
     ArchiveNote,
     ChannelConfig,
     ChannelType,
@@ -24,7 +22,9 @@ from relay.comm.model import (
     MessageType,
     StoreFile,
 )
-from relay.errors import FormatError
+from relay.base.errors import FormatError
+from relay.cli.acomm import acomm as command
+from relay.engine.commstore import CommStore
 from tests.fakes import FakeClock
 from tests.unit.comm_support import NOW_S, channel_of, new_store, send, standing
 
@@ -44,12 +44,12 @@ def kept_store() -> Snapshot:
 
 def opened(file: StoreFile) -> CommStore:
     """Through the bytes of a file."""
-    return CommStore.load(FakeClock(NOW_S * 10**9), acomm.decode(acomm.encode(file)))
+    return CommStore.load(FakeClock(NOW_S * 10**9), codec.decode(codec.encode(file)))
 
 
 def checked(path: Path, file: StoreFile) -> list[str]:
     """What `relay acomm check` says of the file, without its name."""
-    acomm.write(str(path), file)
+    codec.write(str(path), file)
     printed = CliRunner().invoke(command, ["check", str(path)], catch_exceptions=False).output
     return [line.removeprefix(f"{path}: ") for line in printed.splitlines()]
 
@@ -92,7 +92,7 @@ def test_a_retry_count_at_its_limit_is_counted_on_from_what_fits() -> None:
     tried = msgspec.structs.replace(sent, message_type=MessageType.COMMAND, retry_count=2**32 - 1)
     store = opened(msgspec.structs.replace(snapshot.values, messages=(tried,)))
     store.tick()
-    acomm.encode(store.snapshot().file())
+    codec.encode(store.snapshot().file())
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_wait_beyond_all_times_can_be_written(config: ChannelConfig) -> None:
     store = opened(msgspec.structs.replace(snapshot.file(), channels=(channel,)))
     number = send(store, channel, "a", MessageType.COMMAND).id
     for _ in range(3):
-        acomm.encode(store.snapshot().file())
+        codec.encode(store.snapshot().file())
         store.tick((NOW_S + 5) * 10**9)
     assert standing(store, number).keys() == {"b"}
 

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 import relay.comm
-from relay.comm.engine import CommStore
-from relay.comm.model import (
+from relay.acomm.model import (
     ChannelState,
     ChannelType,
     DeliveryMode,
@@ -20,7 +19,8 @@ from relay.comm.model import (
     MessageType,
     Priority,
 )
-from relay.errors import ChannelUnavailable, ValidationFailed
+from relay.base.errors import ChannelUnavailable, ValidationFailed
+from relay.engine.commstore import CommStore
 from tests.fakes import FakeClock
 from tests.unit.comm_support import channel_of, send, standing
 
@@ -211,8 +211,8 @@ def test_every_call_is_there_and_says_what_it_does(name: str) -> None:
 
 
 def test_the_public_names_are_in_order() -> None:
-    assert sorted(relay.comm.__all__) == relay.comm.__all__
-    assert all(hasattr(relay.comm, name) for name in relay.comm.__all__)
+    assert sorted(relay.engine.__all__) == relay.engine.__all__
+    assert all(hasattr(relay.engine, name) for name in relay.engine.__all__)
 
 
 def test_an_owner_who_comes_back_is_its_owner(store: CommStore) -> None:

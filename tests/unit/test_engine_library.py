@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from relay.comm import (
+from relay.base.errors import ValidationFailed
+from relay.engine import (
     Channel,
     ChannelType,
     CommStore,
@@ -19,7 +20,6 @@ from relay.comm import (
     ParticipantRole,
     Priority,
 )
-from relay.errors import ValidationFailed
 from tests.fakes import FakeClock
 from tests.unit.comm_support import AT_LEAST_ONCE, channel_of, reopened, routed, send
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from relay.comm import acomm
-from relay.comm.engine import CommStore
-from relay.comm.engine_state import Snapshot
-from relay.comm.model import (
+from relay.acomm import codec
+from relay.acomm.engine_state import Snapshot
+from relay.acomm.model import (
     ArchiveNote,
     ChannelConfig,
     ChannelState,
@@ -24,7 +23,8 @@ from relay.comm.model import (
     SortField,
     SortOrder,
 )
-from relay.errors import ChannelNotFound, RelayError, ValidationFailed
+from relay.base.errors import ChannelNotFound, RelayError, ValidationFailed
+from relay.engine.commstore import CommStore
 from tests.unit.comm_support import NOW_S, channel_of, new_store, send, standing
 
 VALUES: tuple[Any, ...] = (
@@ -115,7 +115,7 @@ def test_whatever_it_is_given_it_says_so_or_does_it(name: str) -> None:
             assert "\n" not in str(exc)
             assert store.snapshot() == before, (args, named)
         else:
-            acomm.encode(store.snapshot().file())
+            codec.encode(store.snapshot().file())
             store.query_messages()
             store = prepared()
 
@@ -158,7 +158,7 @@ def test_what_was_taken_for_something_else(call: Callable[[CommStore], object], 
 
 def test_a_query_with_plain_numbers_is_the_same_with_archives(tmp_path: Any) -> None:
     """sort_by and sort_order may be given as the numbers that they are in a file."""
-    from relay.comm.archives import Archives
+    from relay.engine.archives import Archives
 
     store = prepared()
     send(store, store.get_channel(GROUP), "a", priority=Priority.LOW)

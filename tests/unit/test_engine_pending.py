@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.comm.engine import CommStore
-from relay.comm.model import (
+from relay.acomm.model import (
     Channel,
     ChannelState,
     ChannelType,
@@ -14,7 +13,8 @@ from relay.comm.model import (
     MessageType,
     Priority,
 )
-from relay.errors import ValidationFailed
+from relay.base.errors import ValidationFailed
+from relay.engine.commstore import CommStore
 from tests.fakes import FakeClock
 from tests.unit.comm_support import AT_LEAST_ONCE, channel_of, reopened, send, standing
 

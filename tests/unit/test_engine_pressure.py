@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from relay.comm import acomm
-from relay.comm.engine import CommStore
-from relay.comm.limits import Limits
-from relay.comm.model import ChannelType, DeliveryState, MessageStatus, MessageType
-from relay.comm.sending import CAPACITY_TOPIC
-from relay.errors import CommError, StoreCapacity, StoreFull, ValidationFailed
+from relay.acomm import codec
+from relay.acomm.model import ChannelType, DeliveryState, MessageStatus, MessageType
+from relay.base.errors import CommError, StoreCapacity, StoreFull, ValidationFailed
+from relay.engine.commstore import CommStore
+from relay.engine.limits import Limits
+from relay.engine.sending import CAPACITY_TOPIC
 from tests.fakes import FakeClock
 from tests.unit.comm_support import channel_of, reopened, send, standing
 
@@ -145,7 +145,7 @@ def test_metadata_counts_as_what_it_takes(clock: FakeClock) -> None:
     with pytest.raises(StoreCapacity):
         while True:
             send(store, channel, "a", metadata={"k" * 100: "é" * 200})
-    assert 8_000 < len(acomm.encode(store.snapshot().file(), compress=False)) < 10_000
+    assert 8_000 < len(codec.encode(store.snapshot().file(), compress=False)) < 10_000
     store.receive_messages(None, "b")
     assert reopened(store, clock).used_bytes() == store.state.record_bytes
     store.evict()

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from relay.comm.engine import CommStore
-from relay.comm.model import (
+from relay.acomm.model import (
     Channel,
     ChannelType,
     DeliveryState,
@@ -18,7 +17,8 @@ from relay.comm.model import (
     SortField,
     SortOrder,
 )
-from relay.errors import ChannelNotFound, NotParticipant, ValidationFailed
+from relay.base.errors import ChannelNotFound, NotParticipant, ValidationFailed
+from relay.engine.commstore import CommStore
 from tests.fakes import FakeClock
 from tests.unit.comm_support import (
     AT_LEAST_ONCE,

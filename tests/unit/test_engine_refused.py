@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from relay.comm.engine import CommStore
-from relay.comm.model import (
+from relay.acomm.model import (
     ChannelState,
     ChannelType,
     MessageFilter,
@@ -19,7 +18,8 @@ from relay.comm.model import (
     MessageType,
     SortField,
 )
-from relay.errors import ValidationFailed
+from relay.base.errors import ValidationFailed
+from relay.engine.commstore import CommStore
 from tests.fakes import FakeClock
 from tests.unit.comm_support import channel_of, reopened, send
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.comm.engine import CommStore
-from relay.comm.model import (
+from relay.acomm.model import (
     ChannelType,
     DeliveryMode,
     Message,
@@ -15,7 +14,8 @@ from relay.comm.model import (
     Retention,
     RetentionKind,
 )
-from relay.errors import MessageNotFound, ValidationFailed
+from relay.base.errors import MessageNotFound, ValidationFailed
+from relay.engine.commstore import CommStore
 from tests.fakes import FakeClock
 from tests.unit.comm_support import AT_LEAST_ONCE, channel_of, reopened, send
 

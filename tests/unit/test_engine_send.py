@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from relay.checksums import uuid4_of
-from relay.comm.engine import CommStore
-from relay.comm.model import (
+from relay.acomm.model import (
     ChannelType,
     DeliveryState,
     MatchMode,
@@ -18,7 +16,9 @@ from relay.comm.model import (
     ParticipantRole,
     Priority,
 )
-from relay.errors import ChannelNotFound
+from relay.base.checksums import uuid4_of
+from relay.base.errors import ChannelNotFound
+from relay.engine.commstore import CommStore
 from tests.fakes import FakeClock
 from tests.unit.comm_support import (
     AT_LEAST_ONCE,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.comm.engine_state import (
+from relay.acomm.engine_state import (
     ARCHIVES,
     COUNTERS,
     DEAD,
@@ -25,7 +25,7 @@ from relay.comm.engine_state import (
     Lost,
     Position,
 )
-from relay.comm.model import (
+from relay.acomm.model import (
     FLUSH_MODES,
     ArchiveNote,
     ChannelSettings,
@@ -33,7 +33,7 @@ from relay.comm.model import (
     DeliveryState,
     Obligation,
 )
-from relay.errors import FormatError
+from relay.base.errors import FormatError
 
 U64 = st.integers(0, 2**64 - 1)
 STATES = st.builds(

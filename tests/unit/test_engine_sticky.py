@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.comm.engine import CommStore
-from relay.comm.model import (
+from relay.acomm.model import (
     ChannelType,
     DeliveryState,
     MessageFilter,
@@ -15,6 +14,7 @@ from relay.comm.model import (
     Retention,
     RetentionKind,
 )
+from relay.engine.commstore import CommStore
 from tests.fakes import FakeClock
 from tests.unit.comm_support import AT_LEAST_ONCE, channel_of, reopened, send, standing
 

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from relay.comm import validation
-from relay.comm.engine import CommStore
-from relay.comm.model import ChannelState, ChannelType, Message, MessageType, Priority
-from relay.errors import (
+from relay.acomm.model import ChannelState, ChannelType, Message, MessageType, Priority
+from relay.base.errors import (
     ChannelNotFound,
     ChannelUnavailable,
     CommError,
@@ -18,6 +16,8 @@ from relay.errors import (
     NotParticipant,
     ValidationFailed,
 )
+from relay.engine import validation
+from relay.engine.commstore import CommStore
 from tests.unit.comm_support import (
     AT_LEAST_ONCE,
     OTHER,

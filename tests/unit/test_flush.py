@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from relay import fsio
-from relay.clock import NS_PER_S
-from relay.comm import acomm
-from relay.comm.engine import CommStore
-from relay.comm.flush import Flusher, FlushPolicy, Inline
-from relay.comm.model import ChannelType, Message, MessageType
+from relay.acomm import codec
+from relay.acomm.model import ChannelType, Message, MessageType
+from relay.base import fsio
+from relay.base.clock import NS_PER_S
+from relay.engine.commstore import CommStore
+from relay.engine.flush import Flusher, FlushPolicy, Inline
 from tests.fakes import FakeClock
 from tests.unit.comm_support import NOW_S, channel_of
 
@@ -69,7 +69,7 @@ class Bench:
 
     def on_disk(self) -> int:
         """Messages in the file; -1 when there is none."""
-        return len(acomm.read(str(self.path)).messages) if self.path.exists() else -1
+        return len(codec.read(str(self.path)).messages) if self.path.exists() else -1
 
     def due_in_s(self) -> float | None:
         due = self.flusher.due_ns()
@@ -180,7 +180,7 @@ def test_plain_or_compressed(bench: Callable[..., Bench]) -> None:
         one = bench(MANUAL._replace(compress=compress))
         one.send(50)
         one.flusher.flush()
-        assert bool(acomm.peek_header(str(one.path)).flags & 1) is compress
+        assert bool(codec.peek_header(str(one.path)).flags & 1) is compress
 
 
 def test_a_store_that_was_opened_is_durable_as_it_was(
@@ -189,7 +189,7 @@ def test_a_store_that_was_opened_is_durable_as_it_was(
     one = bench(MANUAL)
     one.send(3)
     one.flusher.flush()
-    opened = CommStore.load(one.clock, acomm.read(str(one.path)))
+    opened = CommStore.load(one.clock, codec.read(str(one.path)))
     again = Flusher(opened, str(one.path), BATCH, one.clock, Inline())
     assert again.durable == again.commit() == opened.sequence == one.store.sequence
     assert again.due_ns() is None
@@ -389,7 +389,7 @@ def test_any_other_error_is_not_kept_quiet(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(acomm, "encode", broken)
+    monkeypatch.setattr(codec, "encode", broken)
     one = bench(IMMEDIATE)
     one.send()
     with pytest.raises(ZeroDivisionError):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.errors import ForeignOwner, HardLink, UnsafePath
+from relay.base import fsio
+from relay.base.errors import ForeignOwner, HardLink, UnsafePath
 from tests.procs import no_room_above
 
 UMASKS = [0o000, 0o002, 0o022, 0o027, 0o077]

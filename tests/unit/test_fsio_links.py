@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.errors import UnsafePath
+from relay.base import fsio
+from relay.base.errors import UnsafePath
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.comm.engine import CommStore
-from relay.comm.model import (
+from relay.acomm.model import (
     ChannelType,
     DeliveryState,
     MessageFilter,
@@ -14,7 +13,8 @@ from relay.comm.model import (
     SortField,
     SortOrder,
 )
-from relay.errors import ValidationFailed
+from relay.base.errors import ValidationFailed
+from relay.engine.commstore import CommStore
 from tests.fakes import FakeClock
 
 

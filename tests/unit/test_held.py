@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from relay.clock import NS_PER_S
-from relay.comm.engine import CommStore
-from relay.comm.model import DeliveryState
-from relay.flow.held import Ended, HeldMail
-from relay.flow.work import Work
+from relay.acomm.model import DeliveryState
+from relay.base.clock import NS_PER_S
+from relay.delivery.held import Ended, HeldMail
+from relay.delivery.work import Work
+from relay.engine.commstore import CommStore
 from tests.box import Box
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.config import Config, decode, encode
-from relay.errors import EXIT_STATE, HomeMissing, InvalidName, UnsafePath
-from relay.home import HOME_VARIABLE, MAX_OPEN_DIRS, Dirs, Home, default_root
+from relay.base import fsio
+from relay.base.config import Config, decode, encode
+from relay.base.errors import EXIT_STATE, HomeMissing, InvalidName, UnsafePath
+from relay.base.home import HOME_VARIABLE, MAX_OPEN_DIRS, Dirs, Home, default_root
 
 TREE = [
     "agents",

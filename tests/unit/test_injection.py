@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.errors import MessageError
-from relay.flow.delivery import render_delivered
-from relay.message import RELAY_HEADERS, Kind, MessageFile, parse, parse_delivered, split
+from relay.base.errors import MessageError
+from relay.base.message import RELAY_HEADERS, Kind, MessageFile, parse, parse_delivered, split
+from relay.delivery.file_ops import render_delivered
 from tests.box import Box
 
 OWN = (*RELAY_HEADERS, "CHECKSUM")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from relay.checksums import sha256_hex
-from relay.clock import NS_PER_S
-from relay.config import Detection, Limits
-from relay.flow.intake import Accepted
+from relay.base.checksums import sha256_hex
+from relay.base.clock import NS_PER_S
+from relay.base.config import Detection, Limits
+from relay.delivery.intake import Accepted
 from tests.unit.intake_support import GOOD, NAME, START_NS, Desk, bodies, reason
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from relay.config import Detection, Limits
-from relay.flow.found import LATEST_NS, found_of
-from relay.flow.intake import Accepted, Malformed
-from relay.message import MAX_HEADER_BYTES, max_file_bytes
+from relay.base.config import Detection, Limits
+from relay.base.message import MAX_HEADER_BYTES, max_file_bytes
+from relay.base.outbox_file import LATEST_NS, found_of
+from relay.delivery.intake import Accepted, Malformed
 from tests.box import Box
 from tests.unit.intake_support import GOOD, NAME, Desk, bodies, reason
 

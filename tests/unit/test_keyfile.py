@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.errors import KeyFileError
-from relay.security import keyfile
+from relay.base import fsio, keyfile
+from relay.base.errors import KeyFileError
 
 
 @pytest.fixture

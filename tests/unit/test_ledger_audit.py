@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.errors import LedgerError
+from relay.base.errors import LedgerError
 from relay.ledger import Held, Ledger, Written, open_readonly
 from tests.unit.ledger_support import (
     NOW,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from relay.base.incidents import IncidentKind
 from relay.ledger import SCHEMA_VERSION, schema_sql
-from relay.security.incidents import IncidentKind
 from tests.unit import test_ledger_deliveries, test_ledger_moves
 
 DOCS = (Path(__file__).parents[2] / "docs" / "formats" / "ledger.md").read_text()

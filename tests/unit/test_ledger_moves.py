@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.errors import LedgerError
+from relay.base.errors import LedgerError
 from relay.ledger import FileFacts, Ledger
 from tests.procs import no_room_above
 from tests.unit.ledger_support import NOW, Look, facts, message_id, record

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.errors import EXIT_FAILED, LedgerBusy, LedgerError, VersionError
+from relay.base.errors import EXIT_FAILED, LedgerBusy, LedgerError, VersionError
 from relay.ledger import SCHEMA_VERSION, Ledger, open_readonly, schema_sql
 from relay.ledger import ledger as ledger_module
 from tests.unit.ledger_support import Look, facts, record

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.operations import logs
-from relay.operations.logs import Log, make_log
+from relay.base import fsio, logs
+from relay.base.logs import Log, make_log
 
 
 @pytest.fixture(autouse=True)

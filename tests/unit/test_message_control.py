@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.errors import MessageError
-from relay.message import CONTROL_FIELDS, command_fields, control_fields, parse
+from relay.base.errors import MessageError
+from relay.base.message import CONTROL_FIELDS, command_fields, control_fields, parse
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "msg" / "ok"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.errors import EXIT_USAGE, MessageError
-from relay.message import parse, parse_delivered, render
+from relay.base.errors import EXIT_USAGE, MessageError
+from relay.base.message import parse, parse_delivered, render
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "msg"
 OK = json.loads((FIXTURES / "ok" / "expected.json").read_text())

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from relay.errors import MessageError
-from relay.message import (
+from relay.base.errors import MessageError
+from relay.base.message import (
     ANSWERS,
     CONTROL_CHARACTER,
     EMPTY_BODY_CONTENT,

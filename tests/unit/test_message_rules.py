@@ -7,8 +7,8 @@ import hashlib
 
 import pytest
 
-from relay.errors import MessageError
-from relay.message import (
+from relay.base.errors import MessageError
+from relay.base.message import (
     DELIVERY_MODES,
     MAX_HEADER_BYTES,
     MAX_HEADER_LINES,

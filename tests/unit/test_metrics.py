@@ -9,11 +9,11 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from relay.operations import metrics
-from relay.operations.disk import DiskState, Reading
-from relay.operations.metrics import COUNTERS
-from relay.operations.published import TOTALS, Board, Publisher
-from relay.operations.tally import STAGES
+from relay.base.disk import DiskState, Reading
+from relay.base.metrics import STAGES
+from relay.daemon import metrics
+from relay.daemon.metrics import COUNTERS
+from relay.daemon.status import TOTALS, Board, Publisher
 from tests.box import Box
 from tests.procs import PROJECT
 

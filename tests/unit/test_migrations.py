@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.errors import LedgerError
+from relay.base import fsio
+from relay.base.errors import LedgerError
 from relay.ledger import SCHEMA_VERSION, Ledger
 from relay.ledger import file as ledger_file
 from tests.procs import environment

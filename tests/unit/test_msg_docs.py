@@ -1,4 +1,4 @@
-"""docs/formats/msg.md says what relay.message does."""
+"""docs/formats/msg.md says what relay.base.message does."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from relay import message as rules
-from relay import names
-from relay.checksums import sha256_hex
-from relay.comm.model import MessageType, Priority
-from relay.errors import MessageError
-from relay.flow.delivery import render_delivered
-from relay.flow.router import MESSAGE_TYPES
-from relay.message import Kind, MessageFile, parse
-from relay.names import ORCHESTRATOR
+from relay.acomm.model import MessageType, Priority
+from relay.base import message as rules
+from relay.base import names
+from relay.base.checksums import sha256_hex
+from relay.base.errors import MessageError
+from relay.base.message import Kind, MessageFile, parse
+from relay.base.names import ORCHESTRATOR
+from relay.delivery.file_ops import render_delivered
+from relay.delivery.router import MESSAGE_TYPES
 
 DOCS = (Path(__file__).parents[2] / "docs" / "formats" / "msg.md").read_text()
 RE = "1769851800000000000-a1b2c3d4"

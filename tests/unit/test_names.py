@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.errors import EXIT_USAGE, InvalidName
-from relay.names import (
+from relay.base.errors import EXIT_USAGE, InvalidName
+from relay.base.names import (
     MESSAGE_ID,
     RESERVED_NAMES,
     check_agent_name,

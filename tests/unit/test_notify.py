@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.operations.notify import Notifier, Watchdog
+from relay.base.sd_notify import Notifier, Watchdog
 from tests.procs import until
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from relay.comm import patterns
-from relay.comm.model import ChannelType, MessageFilter
-from relay.errors import ValidationFailed
+from relay.acomm.model import ChannelType, MessageFilter
+from relay.base.errors import ValidationFailed
+from relay.engine import patterns
 from tests.unit.comm_support import channel_of, new_store, send
 
 DEEP = 40

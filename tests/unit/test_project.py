@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from relay.base.clock import Clock
+from relay.base.config import Config
+from relay.base.home import LEDGER
 from relay.cli import COMMANDS, cli
-from relay.clock import Clock
-from relay.config import Config
-from relay.home import LEDGER
-from relay.operations.admin import Admin, status_of
-from relay.operations.published import Board, Publisher
+from relay.daemon.admin import Admin, status_of
+from relay.daemon.status import Board, Publisher
 from scripts.cli_docs import page
 from tests.box import Box
 from tests.procs import PROJECT

@@ -8,10 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.comm import query, topics
-from relay.comm.engine import CommStore
-from relay.comm.message_index import MessageIndex
-from relay.comm.model import (
+from relay.acomm.model import (
     ChannelType,
     Message,
     MessageFilter,
@@ -21,7 +18,10 @@ from relay.comm.model import (
     SortField,
     SortOrder,
 )
-from relay.errors import QueryTimeout, ValidationFailed
+from relay.base.errors import QueryTimeout, ValidationFailed
+from relay.engine import query, topics
+from relay.engine.commstore import CommStore
+from relay.engine.message_index import MessageIndex
 from tests.fakes import FakeClock
 
 SEGMENT = st.sampled_from(["a", "b", "c"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from relay.message import MAX_HEADER_BYTES, control_fields, parse
-from relay.security.redaction import mask, parse_env, redact
+from relay.base.message import MAX_HEADER_BYTES, control_fields, parse
+from relay.base.redaction import mask, parse_env, redact
 
 HEAD = "KIND: spawn\nNAME: w\nCLI: sh\n"
 

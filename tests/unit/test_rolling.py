@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.comm import acomm, rolling
-from relay.comm.archives import Archives
-from relay.comm.engine import CommStore
-from relay.comm.flush import Inline
-from relay.comm.model import (
+from relay.acomm import codec
+from relay.acomm.model import (
     ChannelConfig,
     ChannelType,
     Message,
@@ -23,9 +20,13 @@ from relay.comm.model import (
     SortField,
     SortOrder,
 )
-from relay.comm.rolling import Roller, RollPolicy
-from relay.comm.state import State
-from relay.errors import FormatError
+from relay.base.errors import FormatError
+from relay.engine import rolling
+from relay.engine.archives import Archives
+from relay.engine.commstore import CommStore
+from relay.engine.flush import Inline
+from relay.engine.rolling import Roller, RollPolicy
+from relay.engine.state import State
 from tests.fakes import FakeClock
 
 POLICY = RollPolicy(after_s=60, messages=4, most_messages=100, live_messages=1000)
@@ -97,7 +98,7 @@ def test_what_is_final_and_old_enough_is_rolled(scene: Scene) -> None:
     assert (note.first_at, note.last_at) == (sent[0].created_at, sent[-1].created_at)
     assert scene.files() == [note.name]
     assert note.name.endswith("/000001.acomm")
-    file = acomm.read(str(scene.folder / note.name))
+    file = codec.read(str(scene.folder / note.name))
     assert [m.status for m in file.messages] == [MessageStatus.DELIVERED] * 5
     assert os.path.getsize(scene.folder / note.name) == note.size
 
@@ -312,12 +313,12 @@ def test_only_what_is_needed_is_read(history: Scene, monkeypatch: pytest.MonkeyP
     read: list[str] = []
     aids: list[str] = []
     monkeypatch.setattr(
-        acomm, "read", lambda path, real=acomm.read: (read.append(path[-12:]), real(path))[1]
+        codec, "read", lambda path, real=codec.read: (read.append(path[-12:]), real(path))[1]
     )
     monkeypatch.setattr(
-        acomm,
+        codec,
         "read_aids",
-        lambda path, real=acomm.read_aids: (aids.append(path[-12:]), real(path))[1],
+        lambda path, real=codec.read_aids: (aids.append(path[-12:]), real(path))[1],
     )
     store = history.store
     store.query_messages(MessageFilter(limit=3), grouped=False)  # the live ones fill the page
@@ -374,5 +375,5 @@ def test_sealed_like_the_store(tmp_path: Path) -> None:
         scene.send(f"secret {n}")
     scene.roll(100)
     (note,) = scene.store.state.archives
-    assert b"secret" not in acomm.read(str(scene.folder / note.name)).messages[0].content
+    assert b"secret" not in codec.read(str(scene.folder / note.name)).messages[0].content
     assert len(scene.store.search("secret")) == 5

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from relay import fsio
-from relay.clock import NS_PER_MS, NS_PER_S
-from relay.home import Dirs, Home
-from relay.processes.rotation import SLICE, Rotation, Rotations
+from relay.agents.log_rotation import SLICE, Rotation, Rotations
+from relay.base import fsio
+from relay.base.clock import NS_PER_MS, NS_PER_S
+from relay.base.home import Dirs, Home
 from tests.fakes import FakeClock
 
 MOST = 2 * SLICE

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from relay.comm.engine import CommStore
-from relay.comm.model import ChannelType
-from relay.flow.router import Bounce, Directory, Route, route, route_again
-from relay.message import Kind, MessageFile
-from relay.names import RESERVED_NAMES
+from relay.acomm.model import ChannelType
+from relay.base.message import Kind, MessageFile
+from relay.base.names import RESERVED_NAMES
+from relay.delivery.router import Bounce, Directory, Route, route, route_again
+from relay.engine.commstore import CommStore
 from tests.unit.comm_support import channel_of, new_store
 
 EVERYBODY = Directory(frozenset({"alice", "bob", "carol", "operator"}))

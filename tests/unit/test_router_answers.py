@@ -7,17 +7,11 @@ from typing import Any
 
 import pytest
 
-from relay.checksums import uuid4_of
-from relay.comm.engine import CommStore
-from relay.comm.model import (
-    Channel,
-    ChannelType,
-    DeliveryState,
-    Message,
-    MessageType,
-    Priority,
-)
-from relay.flow.router import (
+from relay.acomm.model import Channel, ChannelType, DeliveryState, Message, MessageType, Priority
+from relay.base.checksums import uuid4_of
+from relay.base.message import SENT_KINDS, Kind, MessageFile, parse
+from relay.base.names import ORCHESTRATOR
+from relay.delivery.router import (
     KIND_OF,
     MESSAGE_TYPES,
     Bounce,
@@ -28,8 +22,7 @@ from relay.flow.router import (
     find_original,
     route,
 )
-from relay.message import SENT_KINDS, Kind, MessageFile, parse
-from relay.names import ORCHESTRATOR
+from relay.engine.commstore import CommStore
 from tests.unit.comm_support import NOW_S, UUID, channel_of, new_store
 
 AGENTS = Directory(frozenset({"alice", "bob", "carol"}))

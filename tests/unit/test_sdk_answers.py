@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent, Kind, MessageError, Refused, Timeout
-from relay.errors import InvalidName
-from relay.message import MessageFile
+from relay.base.errors import InvalidName
+from relay.base.message import MessageFile
 from tests.unit.sdk_support import HandRelay, script
 
 

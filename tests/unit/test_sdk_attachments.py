@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent, MessageError, RelayError
-from relay import fsio
-from relay.errors import IntegrityError, NotFound
+from relay.base import fsio
+from relay.base.errors import IntegrityError, NotFound
 from tests.unit.sdk_support import HandRelay
 
 DATA = bytes(range(256)) * 9000  # 2.2 MiB: more than one piece

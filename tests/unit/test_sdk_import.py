@@ -14,9 +14,9 @@ HEAVY = {
     "psutil", "rich", "socket", "sqlite3", "subprocess", "tempfile", "threading", "watchdog",
 }  # fmt: skip
 RELAY = {
-    "relay", "relay.checksums", "relay.clock", "relay.errors", "relay.fsio", "relay.home",
-    "relay.message", "relay.names", "relay.owners",
-    "relay.visible",
+    "relay", "relay.base", "relay.base.checksums", "relay.base.clock", "relay.base.errors",
+    "relay.base.fsio", "relay.base.home", "relay.base.message", "relay.base.names",
+    "relay.base.owners", "relay.base.text",
 }  # fmt: skip
 MOST_MODULES = 70  # 52 in Python 3.11
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from agent_sdk import Agent, MessageError
-from relay import fsio
-from relay.checksums import sha256_hex
-from relay.clock import Clock
-from relay.errors import HomeMissing, InvalidName, NotFound, RelayError
-from relay.message import parse
+from relay.base import fsio
+from relay.base.checksums import sha256_hex
+from relay.base.clock import Clock
+from relay.base.errors import HomeMissing, InvalidName, NotFound, RelayError
+from relay.base.message import parse
 from tests.unit.sdk_support import FIRST_NS, HandRelay, open_fds
 
 ROOT = Path(__file__).parents[2]

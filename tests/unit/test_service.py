@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from relay import cli
-from relay.home import Home, tag_of
-from relay.operations import service as services
-from relay.operations.service import NoService, service_of
+from relay.base.home import Home, tag_of
+from relay.daemon import service as services
+from relay.daemon.service import NoService, service_of
 
 
 def linux(home: str = "/home/a/.agent-relay", python: str = "/usr/bin/python3") -> str:

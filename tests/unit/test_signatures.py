@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from relay.comm.model import Message, StoreFile
-from relay.comm.signed import is_signed_by, wrong_signatures
-from relay.security import signatures
+from relay.acomm.model import Message, StoreFile
+from relay.acomm.signed import is_signed_by, wrong_signatures
+from relay.base import signatures
 from tests.unit.acomm_support import message
 
 # RFC 8032, 7.1, TEST 1 to 3: private key, public key, message, signature.

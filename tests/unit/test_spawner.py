@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.processes.requests import Spec
-from relay.processes.spawner import CannotStart, Ended, Pid, SystemSpawner, ends
+from relay.agents.requests import Spec
+from relay.agents.spawner import CannotStart, Ended, Pid, SystemSpawner, ends
+from relay.base import fsio
 from tests.procs import until
 
 REQUEST = "1769851800000000000-01"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from relay.config import Spawn, decode
-from relay.errors import ConfigError
-from relay.message import parse
-from relay.processes.requests import Asker, Request, Spec, read_request
+from relay.agents.requests import Asker, Request, Spec, read_request
+from relay.base.config import Spawn, decode
+from relay.base.errors import ConfigError
+from relay.base.message import parse
 
 OPERATOR = Asker("operator", "1769851800000000000-01", 7, "ann")
 

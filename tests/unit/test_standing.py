@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from relay.agents.standing import Change, Facts, Status, asked, away_text, judge
-from relay.clock import NS_PER_S
-from relay.config import Agents
-from relay.processes import pids
+from relay.base import process_info
+from relay.base.agent_status import Change, Facts, Status, asked, away_text, judge
+from relay.base.clock import NS_PER_S
+from relay.base.config import Agents
 from tests.procs import until
 
 NOW = 1_769_851_800 * NS_PER_S
@@ -109,21 +109,21 @@ def ticks(pid: int) -> int:
 
 
 def test_a_process_runs_until_it_has_ended() -> None:
-    assert pids.runs(os.getpid(), ticks(os.getpid()))
-    assert pids.runs(os.getpid(), None)
-    assert not pids.runs(os.getpid(), ticks(os.getpid()) + 1)  # its number, another process
-    assert not pids.runs(2**31 - 1, None)
+    assert process_info.runs(os.getpid(), ticks(os.getpid()))
+    assert process_info.runs(os.getpid(), None)
+    assert not process_info.runs(os.getpid(), ticks(os.getpid()) + 1)  # its number, another process
+    assert not process_info.runs(2**31 - 1, None)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     started = ticks(child.pid)
-    assert pids.runs(child.pid, started)
+    assert process_info.runs(child.pid, started)
     child.send_signal(signal.SIGKILL)
-    until(lambda: not pids.runs(child.pid, started), "a zombie has ended", patience_s=5)
+    until(lambda: not process_info.runs(child.pid, started), "a zombie has ended", patience_s=5)
     assert os.path.exists(f"/proc/{child.pid}")
     child.communicate()
-    assert not pids.runs(child.pid, started)
+    assert not process_info.runs(child.pid, started)
 
 
 def test_without_proc_the_pid_alone_must_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pids, "PROC", "/nowhere")
-    assert pids.runs(os.getpid(), None)
-    assert not pids.runs(2**31 - 1, None)
+    monkeypatch.setattr(process_info, "PROC", "/nowhere")
+    assert process_info.runs(os.getpid(), None)
+    assert not process_info.runs(2**31 - 1, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.operations.tally import NEVER_STUCK, SECONDS, STAGES, START, WAIT, Histogram, Tally
+from relay.base.metrics import NEVER_STUCK, SECONDS, STAGES, START, WAIT, Histogram, Tally
 from tests.box import Box
 from tests.fakes import FakeClock
 

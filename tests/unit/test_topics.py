@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.comm.model import MatchMode
-from relay.comm.topics import TopicTrie, check_topic, match_mode, matches
-from relay.errors import ValidationFailed
+from relay.acomm.model import MatchMode
+from relay.base.errors import ValidationFailed
+from relay.engine.topics import TopicTrie, check_topic, match_mode, matches
 
 # message-engine.txt, "Matching Examples", as it stands there.
 GUIDE = """

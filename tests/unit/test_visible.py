@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.base.text import json_line, json_visible, visible
 from relay.cli.common import columns
-from relay.visible import json_line, json_visible, visible
 
 values = st.recursive(
     st.none() | st.integers() | st.text(st.characters(exclude_categories=["Cs"])),

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.flow.ratelimit import RateLimit
-from relay.flow.waiting import Hint, Waiting
+from relay.delivery.ratelimit import RateLimit
+from relay.delivery.waiting import Hint, Waiting
 from tests.fakes import FakeClock
 
 

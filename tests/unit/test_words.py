@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay import errors
-from relay.checksums import sha256_hex, uuid4_of
-from relay.clock import NS_PER_S, Clock, iso_date, iso_time
-from relay.errors import EXIT_CODES, FormatError, MessageError, RelayError, ValidationFailed
+from relay.base import errors
+from relay.base.checksums import sha256_hex, uuid4_of
+from relay.base.clock import NS_PER_S, Clock, iso_date, iso_time
+from relay.base.errors import EXIT_CODES, FormatError, MessageError, RelayError, ValidationFailed
 
 CLASSES = [
     cls
