@@ -19,9 +19,9 @@ from relay.audit.acomm_columns import MESSAGE_SECTIONS
 from relay.audit.acomm_filters import of_options
 from relay.audit.acomm_read import Wanted
 from relay.base.errors import RelayError
+from tests.acomm.support import patch, reseal
 from tests.audit.homes import START_S, stored_message
 from tests.audit.test_acomm_source import BARE, FULL, STORE
-from tests.unit.acomm_support import patch, reseal
 
 DAY_S = 86_400
 SCHEMA = to_arrow_schema(schemas.STORED_MESSAGE, timezone="UTC")

@@ -10,8 +10,7 @@ from pyspark.sql import SparkSession
 
 from relay.audit.jobs import agents
 from relay.base.message import Kind
-from relay.base.names import ORCHESTRATOR
-from relay.delivery.work import answer_id
+from relay.base.names import ORCHESTRATOR, answer_id
 from tests.audit.homes import START_NS, HomeBuilder
 from tests.audit.planting import (
     DAY,

@@ -9,7 +9,7 @@ import pytest
 from relay.base import fsio
 from relay.journal.catalog import Residency
 from relay.journal.plan import TierPolicy
-from tests.tiers_support import AT_ONCE, FaultyObjects, Stream
+from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 
 EVERYTHING = AT_ONCE._replace(local_bytes=0)
 WAYS = {

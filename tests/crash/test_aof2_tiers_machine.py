@@ -18,7 +18,7 @@ from relay.base.errors import ObjectError
 from relay.journal.catalog import Residency
 from relay.journal.format import Reason
 from relay.journal.journal import Append
-from tests.tiers_support import AT_ONCE, FaultyObjects, Stream
+from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 
 
 @pytest.mark.timeout(60)  # reader and worker take turns at one lock, and the disk may be slow

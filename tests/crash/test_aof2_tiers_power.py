@@ -9,8 +9,8 @@ import pytest
 
 from relay.base import fsio
 from relay.journal.plan import TierPolicy
+from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 from tests.power import Cut, Durable, Power, build
-from tests.tiers_support import AT_ONCE, FaultyObjects, Stream
 
 EVERYTHING = AT_ONCE._replace(local_bytes=0)
 

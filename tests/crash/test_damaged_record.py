@@ -18,7 +18,7 @@ from relay.journal.reader import JournalReader
 from relay.journal.segment import FIRST, segment_path
 from tests.box import Box
 from tests.crash.test_every_step import scenario
-from tests.unit.aof2_support import flip
+from tests.journal.support import flip
 
 
 def check(box: Box) -> None:

@@ -15,7 +15,7 @@ from relay.base.home import LEDGER, Home
 from relay.daemon import home_backup, ledger_rebuild
 from relay.daemon.restore import restore
 from tests.box import Box
-from tests.unit.ledger_support import Look
+from tests.ledger.support import Look
 
 AGENTS = ("alice", "bob", "carol")
 # Times as far as the journal tells them; what is due is later by the time that no relay ran.

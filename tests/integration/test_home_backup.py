@@ -23,8 +23,8 @@ from relay.base.home import LEDGER, LOCK
 from relay.daemon import home_backup
 from relay.daemon.restore import restore
 from tests.box import Box
+from tests.ledger.support import Look
 from tests.procs import Relay, meanwhile, relay, until
-from tests.unit.ledger_support import Look
 
 STEP = """
 import os, signal, sys

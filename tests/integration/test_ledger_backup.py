@@ -21,8 +21,8 @@ from relay.base.home import LEDGER, Home
 from relay.daemon import ledger_backup
 from relay.ledger import file as ledger_file
 from tests.box import Box
+from tests.ledger.support import Look
 from tests.procs import Relay, home_of, meanwhile, relay, until
-from tests.unit.ledger_support import Look
 
 RESTORE = """
 import os, signal, sys

@@ -25,8 +25,8 @@ from relay.daemon.status import Board
 from relay.engine.flush import Inline
 from relay.ledger import Ledger, open_readonly
 from tests.box import Box
+from tests.ledger.support import Look
 from tests.procs import Relay, relay, until
-from tests.unit.ledger_support import Look
 
 PAGE = 4096
 SAYS = "is damaged ("

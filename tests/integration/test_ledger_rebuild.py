@@ -23,8 +23,8 @@ from relay.daemon import ledger_rebuild
 from relay.daemon.ledger_rebuild import Rebuilt
 from relay.ledger import file as ledger_file
 from tests.box import Box
+from tests.ledger.support import Look
 from tests.procs import Relay, relay, until
-from tests.unit.ledger_support import Look
 
 PAGE = 4096
 REBUILD = """

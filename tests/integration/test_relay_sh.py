@@ -17,7 +17,7 @@ import pytest
 
 from agent_sdk import Agent
 from relay.base.message import Kind, parse
-from tests.unit.sdk_support import HandRelay
+from tests.agent_sdk.support import HandRelay
 
 RELAY_SH = Path(__file__).parents[2] / "agent_sdk" / "relay.sh"
 SHELLS = {

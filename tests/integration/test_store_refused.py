@@ -31,8 +31,8 @@ from relay.base.home import STORE, Home
 from relay.cli import cli
 from relay.daemon.opening import look, open_store
 from relay.engine import CommStore
+from tests.acomm.support import FIXTURES
 from tests.fakes import FakeClock
-from tests.unit.acomm_support import FIXTURES
 
 MEMBERS = (Participant("a", ParticipantRole.OWNER), Participant("b"))
 CHANNEL = Channel(1, "c", ChannelType.PUB_SUB, "a", MEMBERS)

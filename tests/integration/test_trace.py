@@ -16,8 +16,8 @@ from relay.base.home import LEDGER, Home
 from relay.cli.hops import hops_of
 from relay.ledger import Ledger, Written
 from relay.ledger.values import Held
+from tests.ledger.support import facts
 from tests.procs import relay
-from tests.unit.ledger_support import facts
 
 
 class Life:
