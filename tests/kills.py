@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import pytest
 
-from relay import fsio
+from relay.base import fsio
 from relay.ledger import Ledger
 
 _PROJECT = Path(__file__).resolve().parent.parent

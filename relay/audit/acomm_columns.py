@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from pyspark.sql.types import StructType
 
+from relay.acomm.engine_state import EngineState
+from relay.acomm.model import Channel, Message, MetadataValue, StoreFile, Subscription
 from relay.audit import schemas
 from relay.audit.acomm_arrow import LAST_SECOND, MICROS
-from relay.comm.engine_state import EngineState
-from relay.comm.model import Channel, Message, MetadataValue, StoreFile, Subscription
-from relay.errors import RelayError
+from relay.base.errors import RelayError
 
 Columns = Mapping[str, Callable[[Any], object]]
 

@@ -24,10 +24,10 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from relay.acomm.indexes import Indexes
+from relay.acomm.model import Channel, MessageStatus
 from relay.audit.acomm_arrow import LAST_SECOND, MICROS, TIME, MessageTable
-from relay.comm.indexes import Indexes
-from relay.comm.model import Channel, MessageStatus
-from relay.errors import RelayError
+from relay.base.errors import RelayError
 
 WORDS = ("sender", "channel", "status")
 OPTIONS = ("since", "until", *WORDS)

@@ -12,18 +12,18 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from relay.acomm import codec, container, envelope, indexes
+from relay.acomm.columns import Columns
+from relay.acomm.container import MAX_FILE_BYTES, Flag, Header, SectionType
+from relay.acomm.engine_state import EngineState
+from relay.acomm.model import StoreFile
+from relay.acomm.reader import U64, Reader
+from relay.acomm.records import read_channel
 from relay.audit import paths
 from relay.audit.acomm_arrow import CUT, MessageTable, of_messages
 from relay.audit.acomm_columns import MESSAGE_SECTIONS, Rows, rows
 from relay.audit.acomm_filters import Condition, may_have, rows_of
-from relay.comm import acomm, container, envelope, indexes
-from relay.comm.columns import Columns
-from relay.comm.container import MAX_FILE_BYTES, Flag, Header, SectionType
-from relay.comm.engine_state import EngineState
-from relay.comm.model import StoreFile
-from relay.comm.reader import U64, Reader
-from relay.comm.records import read_channel
-from relay.errors import FormatError, ObjectError, RelayError
+from relay.base.errors import FormatError, ObjectError, RelayError
 
 BATCH_ROWS = 20_000  # from 10,000 to 50,000 it makes no difference
 
@@ -46,7 +46,7 @@ class Damage(NamedTuple):
 def batches(path: str, wanted: Wanted, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a file. Errors: FormatError, RelayError or OSError, before the first of them."""
     if wanted.sections[0] not in MESSAGE_SECTIONS:
-        store = acomm.decode(read_bytes(path), path)
+        store = codec.decode(read_bytes(path), path)
         yield from to_batches(rows(store, wanted.sections[0], path), schema)
         return
     file = _Opened(path)
@@ -71,7 +71,7 @@ def damage(path: str) -> Damage | None:
     try:
         data = read_bytes(path)
         size = len(data)
-        EngineState.decode(acomm.decode(data, path, warn=lambda _: None).engine_state)
+        EngineState.decode(codec.decode(data, path, warn=lambda _: None).engine_state)
     except FormatError as exc:
         return Damage(f"expected {exc.expected}, found {exc.found}", exc.offset, size)
     except OSError as exc:
@@ -88,7 +88,7 @@ def read_bytes(path: str) -> bytes:
     ``paths.read_bytes``."""
     if paths.is_remote(path):
         return paths.read_bytes(path, MAX_FILE_BYTES)
-    return acomm.read_bytes(path)
+    return codec.read_bytes(path)
 
 
 def to_batches(section: Rows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -161,7 +161,7 @@ class _Opened:
         if section == "messages" and not self._may_have(list(conditions)):
             return None
         if self._store is None:
-            self._store = acomm.decode(self._data, self._path)
+            self._store = codec.decode(self._data, self._path)
         return of_messages(
             self._path, section, getattr(self._store, section), self._store.channels, sealed
         )

@@ -39,7 +39,7 @@ from relay.audit import reading, schemas
 from relay.audit.acomm_columns import MESSAGE_SECTIONS, SECTIONS, sections_of
 from relay.audit.acomm_filters import OPTIONS, of_filter, of_options
 from relay.audit.acomm_read import BATCH_ROWS, Wanted, batches, damage
-from relay.errors import FormatError, ObjectError, RelayError
+from relay.base.errors import FormatError, ObjectError, RelayError
 
 FORMAT = "acomm"
 SUFFIX = ".acomm"

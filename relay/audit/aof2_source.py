@@ -38,8 +38,8 @@ from relay.audit.acomm_source import check_columns
 from relay.audit.aof2_stream import Aof2StreamReader, SegmentPartition, check_start
 from relay.audit.journal_files import Damage
 from relay.audit.journal_rows import Settings, read_segment
-from relay.errors import RelayError
-from relay.security import keyfile
+from relay.base import keyfile
+from relay.base.errors import RelayError
 
 FORMAT = "aof2"
 TABLES = {"records": schemas.JOURNAL, "damaged": schemas.JOURNAL_DAMAGE}

@@ -24,12 +24,12 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from relay import fsio
-from relay.aof2.segment import read_records, segment_path
 from relay.audit import journal_files
 from relay.audit.journal_files import Plan, Segment
 from relay.audit.journal_rows import Settings, read_segment
-from relay.errors import JournalError, JournalPruned, RelayError
+from relay.base import fsio
+from relay.base.errors import JournalError, JournalPruned, RelayError
+from relay.journal.segment import read_records, segment_path
 
 Offsets = dict[str, int]  # stream -> logical offset
 STARTS = ("first", "end")

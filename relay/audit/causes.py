@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from relay.errors import RelayError
+from relay.base.errors import RelayError
 
 MEMORY = "SPARK_DRIVER_MEMORY"
 DEFAULT_MEMORY = "1g"  # Spark's own

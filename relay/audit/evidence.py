@@ -24,6 +24,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from relay.acomm import codec
+from relay.acomm.encryption import seal
 from relay.audit import (
     acomm_source,
     aof2_source,
@@ -38,13 +40,11 @@ from relay.audit.ledger_source import LedgerSnapshot
 from relay.audit.reading import SMALL_BYTES, Keep
 from relay.audit.served import DEFAULT_RECENT_DAYS, watched_until
 from relay.audit.sizes import Sizes, measure
-from relay.clock import NS_PER_S, Clock
-from relay.comm import acomm
-from relay.comm.seal import seal
-from relay.config import Config, decode, read_file
-from relay.errors import FormatError, HomeMissing, KeyFileError, RelayError, SealedStore
-from relay.home import CONFIG, JOURNAL, LEDGER, STORE, Home
-from relay.store.opening import look, store_key
+from relay.base.clock import NS_PER_S, Clock
+from relay.base.config import Config, decode, read_file
+from relay.base.errors import FormatError, HomeMissing, KeyFileError, RelayError, SealedStore
+from relay.base.home import CONFIG, JOURNAL, LEDGER, STORE, Home
+from relay.daemon.opening import look, store_key
 
 T = TypeVar("T")
 ARCHIVES = "store/archive/**/*.acomm"
@@ -173,7 +173,7 @@ def _take_store(home: str, folder: str, clock: Clock) -> list[str]:
             file = look(opened, clock, config, key).snapshot().file()
         os.makedirs(os.path.dirname(target), mode=0o700)
         with open(target, "wb") as copy:  # not synced: it is this run's alone
-            copy.write(acomm.encode(seal(file, key)))
+            copy.write(codec.encode(seal(file, key)))
     except (FormatError, KeyFileError, SealedStore):
         return _copy_store(home, folder)
     return [target]

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
-from relay import errors
 from relay.audit.causes import cause_of
-from relay.errors import RelayError
+from relay.base import errors
+from relay.base.errors import RelayError
 
 MAX_LINE = 400  # characters; Spark puts whole plans behind its first line
 _OURS = re.compile(r"^(?:relay\.errors\.)(\w+): (.+)$", re.MULTILINE)

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from typing import NamedTuple
 
-from relay.errors import RelayError
+from relay.base.errors import RelayError
 
 OLDEST = 17  # what Spark 4 runs on; 17, 21 and 25 were tried
 VERSION_TIMEOUT_S = 20

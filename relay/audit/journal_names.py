@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from relay.audit import journal_files
 from relay.audit.journal_files import Segment
 from relay.audit.journal_rows import Settings, read_segment
-from relay.errors import RelayError
+from relay.base.errors import RelayError
 
 # Deliveries end minutes or days after their message; older than this is not worth the reading.
 NEWEST_SEGMENTS = 8

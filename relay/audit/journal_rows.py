@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from relay.aof2.format import RecordFlag, decode_segment_header
-from relay.aof2.segment import FIRST, read_records
 from relay.audit import journal_files
 from relay.audit.journal_columns import GAP, SEALED, Marker, Rows, decoder, to_batch
 from relay.audit.journal_files import Damage, Segment
-from relay.errors import FormatError, JournalError, RelayError, SealedStore
-from relay.security import keyfile
+from relay.base import keyfile
+from relay.base.errors import FormatError, JournalError, RelayError, SealedStore
+from relay.journal.format import RecordFlag, decode_segment_header
+from relay.journal.segment import FIRST, read_records
 
 BATCH_ROWS = 10_000
 LOST = "the records that stood here are lost"

@@ -11,7 +11,7 @@ import contextlib
 import re
 import sqlite3
 
-from relay.errors import LedgerError
+from relay.base.errors import LedgerError
 from relay.ledger import schema_sql
 
 LOGS = ("audit_log", "security_events")

@@ -36,8 +36,8 @@ from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from relay.audit import reading, schemas
 from relay.audit.acomm_source import check_columns
-from relay.clock import Clock
-from relay.errors import LedgerDamaged, LedgerError, RelayError, VersionError
+from relay.base.clock import Clock
+from relay.base.errors import LedgerDamaged, LedgerError, RelayError, VersionError
 from relay.ledger import SCHEMA_VERSION, open_readonly
 
 FORMAT = "relay_ledger"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 
-from relay.errors import RelayError
+from relay.base.errors import RelayError
 
 CONNECT_TIMEOUT_S = 5.0
 DEFAULT_PORT = 7077

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from relay.errors import FormatError
+from relay.base.errors import FormatError
 
 if sys.version_info >= (3, 14):
     from compression import zstd

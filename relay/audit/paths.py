@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from relay.aof2.format import Reason
-from relay.aof2.s3 import S3Objects
-from relay.errors import ArchivesUnreachable, ObjectError, ObjectMissing, RelayError
+from relay.base.errors import ArchivesUnreachable, ObjectError, ObjectMissing, RelayError
+from relay.journal.format import Reason
+from relay.journal.objects import S3Objects
 
 SCHEMES = ("s3://", "s3a://")
 _GLOB = "*?["

@@ -31,8 +31,8 @@ from relay.audit.session import (
     why_ended,
 )
 from relay.audit.summary import Examples, JobReport, Report, to_json
-from relay.clock import NS_PER_S, Clock, iso_time
-from relay.errors import FormatError, RelayError
+from relay.base.clock import NS_PER_S, Clock, iso_time
+from relay.base.errors import FormatError, RelayError
 
 __all__ = ["Examples", "JobReport", "Report", "Request", "run_audit", "to_json"]
 

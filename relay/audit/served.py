@@ -10,10 +10,10 @@ import contextlib
 import os
 import sqlite3
 
-from relay import fsio
 from relay.audit.ledger_source import LedgerSnapshot
-from relay.errors import LedgerError
-from relay.home import LOCK
+from relay.base import fsio
+from relay.base.errors import LedgerError
+from relay.base.home import LOCK
 
 DEFAULT_RECENT_DAYS = 7.0  # a long weekend is within it, and what was mended is soon forgotten
 _SIGNS = (

@@ -31,7 +31,7 @@ from relay.audit.causes import MEMORY, cause_of, memory
 from relay.audit.formats import PUSHDOWN, register
 from relay.audit.java import find_java
 from relay.audit.private import private_folder
-from relay.errors import RelayError
+from relay.base.errors import RelayError
 
 DEFAULT_MASTER = "local[*]"
 START_HINT = "SPARK_DRIVER_MEMORY=1g sets its memory, JAVA_HOME names another Java"

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from relay.audit import units
-from relay.errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_OK, RelayError
+from relay.base.errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_OK, RelayError
 
 SUMMARY = "summary.json"
 

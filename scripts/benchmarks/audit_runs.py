@@ -94,7 +94,7 @@ def measure(home: str, out: str) -> dict[str, float]:
     from relay.audit.private import private_folder
     from relay.audit.run import Request, run_audit
     from relay.audit.session import settings_for, spark_session
-    from relay.clock import Clock
+    from relay.base.clock import Clock
 
     gathered = gather(home, private_folder("bench"), Clock())
     spark = spark_session(MASTER, "benchmark", settings_for(gathered.size))

@@ -9,12 +9,12 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from relay import fsio
-from relay.aof2.plan import JobKind
 from relay.audit import faults, schemas
 from relay.audit.aof2_stream import Aof2StreamReader
 from relay.audit.journal_rows import Settings
-from relay.errors import JournalError, JournalPruned, RelayError
+from relay.base import fsio
+from relay.base.errors import JournalError, JournalPruned, RelayError
+from relay.journal.plan import JobKind
 from tests.audit.journals import JournalBuilder, delivered, sent
 
 ALL = ReadAllAvailable()

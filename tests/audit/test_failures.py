@@ -18,8 +18,8 @@ from pyspark.errors import PySparkException
 
 from relay.audit import faults, masters
 from relay.audit.causes import cause_of
-from relay.errors import RelayError
-from relay.names import new_message_id
+from relay.base.errors import RelayError
+from relay.base.names import new_message_id
 from tests.audit.homes import START_NS, HomeBuilder
 from tests.audit.test_session import PATIENCE_S, relay_audit
 from tests.procs import environment, until

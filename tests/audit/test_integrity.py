@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from relay.audit.evidence import Evidence, gather
 from relay.audit.jobs import integrity
-from relay.clock import NS_PER_S
+from relay.base.clock import NS_PER_S
 from tests.audit.homes import START_NS, HomeBuilder
 from tests.audit.journals import JournalBuilder, delivered, sent
 from tests.audit.telling import Outcome, run, tell

@@ -16,11 +16,11 @@ from pyspark.sql.types import StringType
 
 from relay.audit import faults, ledger_source, schemas
 from relay.audit.ledger_source import take_snapshot
-from relay.clock import Clock
-from relay.errors import LedgerError, RelayError, VersionError
-from relay.home import Home
+from relay.base.clock import Clock
+from relay.base.errors import LedgerError, RelayError, VersionError
+from relay.base.home import Home
+from relay.daemon.ledger_backup import backup
 from relay.ledger import schema_sql
-from relay.ledger.backup import backup
 from tests.audit import ledger_writer
 from tests.audit.homes import START_NS, HomeBuilder
 from tests.fakes import FakeClock

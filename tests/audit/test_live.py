@@ -9,7 +9,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from relay.audit.evidence import Evidence, gather
-from relay.clock import Clock
+from relay.base.clock import Clock
 from tests.audit import live
 from tests.procs import until
 

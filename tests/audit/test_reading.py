@@ -22,8 +22,8 @@ from relay.audit import (
     schemas,
 )
 from relay.audit.reading import Keep
-from relay.clock import Clock
-from relay.errors import RelayError
+from relay.base.clock import Clock
+from relay.base.errors import RelayError
 from tests.audit.homes import HomeBuilder
 
 

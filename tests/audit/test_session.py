@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from relay.audit import java
 from relay.audit.session import MOST_SOCKET_DIR, _Jvm
-from relay.errors import RelayError
+from relay.base.errors import RelayError
 from tests.audit.homes import HomeBuilder
 
 PATIENCE_S = 200  # of a JVM on a machine that has other things to do

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.aof2.journal import Journal, Policy
-from relay.aof2.reader import JournalReader
-from tests.aof2_model import Model
+from relay.base import fsio
+from relay.journal.journal import Journal, Policy
+from relay.journal.reader import JournalReader
 from tests.fakes import FakeClock
+from tests.journal.model import Model
 from tests.power import Cut, Power
 
 STREAM = "00000000000000000001"

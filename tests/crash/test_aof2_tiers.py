@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.aof2.catalog import Residency
-from relay.aof2.plan import TierPolicy
-from tests.tiers_support import AT_ONCE, FaultyObjects, Stream
+from relay.base import fsio
+from relay.journal.catalog import Residency
+from relay.journal.plan import TierPolicy
+from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 
 EVERYTHING = AT_ONCE._replace(local_bytes=0)
 WAYS = {

@@ -13,12 +13,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from relay import fsio
-from relay.aof2.catalog import Residency
-from relay.aof2.format import Reason
-from relay.aof2.journal import Append
-from relay.errors import ObjectError
-from tests.tiers_support import AT_ONCE, FaultyObjects, Stream
+from relay.base import fsio
+from relay.base.errors import ObjectError
+from relay.journal.catalog import Residency
+from relay.journal.format import Reason
+from relay.journal.journal import Append
+from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 
 
 @pytest.mark.timeout(60)  # reader and worker take turns at one lock, and the disk may be slow

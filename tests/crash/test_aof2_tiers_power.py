@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.aof2.plan import TierPolicy
+from relay.base import fsio
+from relay.journal.plan import TierPolicy
+from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 from tests.power import Cut, Durable, Power, build
-from tests.tiers_support import AT_ONCE, FaultyObjects, Stream
 
 EVERYTHING = AT_ONCE._replace(local_bytes=0)
 

@@ -61,7 +61,7 @@ def everything(box: Box) -> dict[str, list[str]]:
 
 
 def _parse(path: Path):  # type: ignore[no-untyped-def]
-    from relay.message import parse_delivered
+    from relay.base.message import parse_delivered
 
     return parse_delivered(path.read_bytes())
 

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import pytest
 
-from relay.home import LEDGER, META
-from relay.message import MessageFile, parse_delivered
+from relay.base.home import LEDGER, META
+from relay.base.message import MessageFile, parse_delivered
 from tests.box import Box
 from tests.kills import Axe, Effect, Killed, firsts, lasts
 

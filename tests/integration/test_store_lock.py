@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from relay.comm import CommStore, lock
-from relay.errors import StoreLocked
+from relay.acomm import lock
+from relay.base.errors import StoreLocked
+from relay.engine import CommStore
 from tests.procs import environment
 
 NO_FLOCK = """

@@ -27,7 +27,7 @@ from relay.audit.evidence import Evidence
 from relay.audit.jobs.job import WARNING, Job, Tables, found
 from relay.audit.jobs.reconcile import STORE_SECTIONS
 from relay.audit.jobs.sent import sent
-from relay.names import ORCHESTRATOR
+from relay.base.names import ORCHESTRATOR
 
 NAME = "acks"
 OWED = "acks_owed"

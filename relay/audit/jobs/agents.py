@@ -28,7 +28,7 @@ from relay.audit.evidence import Evidence
 from relay.audit.jobs.answers import refusals
 from relay.audit.jobs.job import WARNING, Job, Tables, by_class, found
 from relay.audit.jobs.times import DAY_S, HOUR_S, elapsed_s, hour_of, instant
-from relay.names import OPERATOR, ORCHESTRATOR
+from relay.base.names import OPERATOR, ORCHESTRATOR
 
 NAME = "agents"
 SPAWNS = f"{NAME}_spawns"

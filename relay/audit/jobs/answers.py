@@ -1,6 +1,6 @@
 """The orchestrator's answers, found without their contents: an id says what it answers.
 
-``relay.flow.work.answer_id``: behind the time stand the first 32 hex digits of the SHA-256 of
+``relay.base.names.answer_id``: behind the time stand the first 32 hex digits of the SHA-256 of
 "answer", sender, message id and kind.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from relay.message import Kind
-from relay.names import ORCHESTRATOR
+from relay.base.message import Kind
+from relay.base.names import ORCHESTRATOR
 
 _DIGEST_DIGITS = 32
 _SEPARATOR = "\0"

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from relay.home import ARCHIVES
-from relay.names import ORCHESTRATOR
+from relay.base.home import ARCHIVES
+from relay.base.names import ORCHESTRATOR
 
 # The ledger's state -> states of store and journal that say the same, or what comes just before.
 AGREE: Mapping[str, tuple[str, ...]] = {

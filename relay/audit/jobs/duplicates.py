@@ -25,8 +25,8 @@ from relay.audit import schemas
 from relay.audit.evidence import Evidence
 from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, by_class, found
 from relay.audit.jobs.reconcile import STORE_SECTIONS
-from relay.home import ARCHIVES
-from relay.names import ORCHESTRATOR
+from relay.base.home import ARCHIVES
+from relay.base.names import ORCHESTRATOR
 
 NAME = "duplicates"
 RESENT_WITHIN_S = 60  # who means it a second time lets more time pass

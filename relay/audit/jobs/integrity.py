@@ -35,7 +35,7 @@ from relay.audit import schemas
 from relay.audit.evidence import Evidence
 from relay.audit.jobs.job import ERROR, Job, Tables, found
 from relay.audit.ledger_log import problems_of
-from relay.home import LEDGER
+from relay.base.home import LEDGER
 
 NAME = "integrity"
 DAYS = "integrity_days"

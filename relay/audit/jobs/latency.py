@@ -31,7 +31,7 @@ from relay.audit.evidence import Evidence
 from relay.audit.jobs.job import WARNING, Job, Tables, found
 from relay.audit.jobs.sent import sent
 from relay.audit.jobs.times import elapsed_ms, hour_of, instant
-from relay.names import ORCHESTRATOR
+from relay.base.names import ORCHESTRATOR
 
 NAME = "latency"
 ROUTES, SLOWEST = f"{NAME}_routes", f"{NAME}_slowest"

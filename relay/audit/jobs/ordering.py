@@ -24,7 +24,7 @@ from relay.audit import schemas
 from relay.audit.evidence import Evidence
 from relay.audit.jobs.job import WARNING, Job, Tables, by_class, found
 from relay.audit.jobs.sent import sent
-from relay.names import ORCHESTRATOR
+from relay.base.names import ORCHESTRATOR
 
 NAME = "ordering"
 CLOCK = "ordering_clock"

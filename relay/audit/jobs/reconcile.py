@@ -55,7 +55,7 @@ from relay.audit import schemas
 from relay.audit.evidence import Evidence
 from relay.audit.jobs import accounts, delivery_states
 from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, by_class, found, looked_up
-from relay.clock import NS_PER_S
+from relay.base.clock import NS_PER_S
 
 NAME = "reconcile"
 DELIVERIES = "reconcile_deliveries"

@@ -29,7 +29,7 @@ from relay.audit.jobs.job import WARNING, Job, Tables, by_class, found
 from relay.audit.jobs.reconcile import STORE_SECTIONS
 from relay.audit.jobs.sent import sent
 from relay.audit.jobs.times import HOUR_S, elapsed_ms, elapsed_s, instant
-from relay.names import ORCHESTRATOR
+from relay.base.names import ORCHESTRATOR
 
 NAME = "threads"
 QUERIES, RUNAWAYS = f"{NAME}_queries", f"{NAME}_runaways"
