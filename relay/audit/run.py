@@ -1,4 +1,4 @@
-"""One run of audits: gather the files, start Spark, do each job, write what they found.
+"""One run of audits: freeze the files, start Spark, do each job, write what they found.
 
 A job that cannot run does not keep the others from running, unless Spark itself has ended. What
 is written, and when, says output.py.
@@ -16,29 +16,45 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from relay.audit import cluster, faults, jobs, progress
-from relay.audit.evidence import DEFAULT_GRACE_S, Evidence, Gathered, gather
+from relay.audit import cluster, jobs
+from relay.audit.inputs import Evidence
 from relay.audit.jobs import Job, integrity
 from relay.audit.output import FINDINGS, OutFolder, out_folder
-from relay.audit.private import private_folder
-from relay.audit.progress import Watcher
-from relay.audit.served import DEFAULT_RECENT_DAYS
-from relay.audit.session import (
-    DEFAULT_MASTER,
-    has_ended,
-    session,
-    settings_for,
-    why_ended,
-)
+from relay.audit.session import DEFAULT_MASTER, explained, has_ended, session, settings_for
+from relay.audit.snapshot import DEFAULT_GRACE_S, DEFAULT_RECENT_DAYS, HomeSnapshot, snapshot_home
 from relay.audit.summary import Examples, JobReport, Report, to_json
+from relay.audit.temp_folders import private_folder
 from relay.clock import NS_PER_S, Clock, iso_time
 from relay.errors import FormatError, RelayError
 
 __all__ = ["Examples", "JobReport", "Report", "Request", "run_audit", "to_json"]
 
+SNAPSHOT = "taking a snapshot of ledger and store"
+STARTING = "starting Spark"
+WRITING = "writing the report"
+
 SHOWN_FINDINGS = 20
 AT_ONCE = 3  # jobs
 DAMAGE_HINT = "put a copy from a backup in its place, or read the rest with --permissive"
+
+
+class Watcher:
+    """Is told of each step as it begins, and of each job as it ends. This one says nothing."""
+
+    def step(self, what: str) -> None:
+        """A step of the run begins: one of the sentences above."""
+
+    def begins(self, name: str, of: int) -> None:
+        """The job of this name begins, of so many; another one may be underway.
+
+        Called in a thread of the job's own.
+        """
+
+    def ended(self, report: JobReport, examples: Examples) -> None:
+        """A job has its verdict."""
+
+    def finished(self) -> None:
+        """The run is over, whatever became of it."""
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -71,11 +87,11 @@ def run_audit(
     home = os.path.abspath(request.home)
     try:
         with out_folder(os.path.abspath(out)) as written:
-            watcher.step(progress.SNAPSHOT)
-            gathered = gather(home, folder, clock, request.grace_s, request.recent_days)
-            watcher.step(progress.STARTING)
+            watcher.step(SNAPSHOT)
+            gathered = snapshot_home(home, folder, clock, request.grace_s, request.recent_days)
+            watcher.step(STARTING)
             with session(request.master, conf=settings_for(gathered.size)) as spark:
-                with faults.explained():
+                with explained():
                     read = [home, *_elsewhere(gathered)]
                     cluster.require_shared(spark.sparkContext, read, [folder, written.path])
                 evidence = Evidence(
@@ -88,7 +104,7 @@ def run_audit(
                 reports, examples = _run_jobs(spark, wanted, evidence, written, watcher)
             report = _report(gathered, request, reports)
             if request.out is not None:
-                watcher.step(progress.WRITING)
+                watcher.step(WRITING)
                 written.publish(report)
     finally:
         watcher.finished()
@@ -120,7 +136,7 @@ def _require_comparable(folder: str | None, wanted: list[Job]) -> None:
         )
 
 
-def _elsewhere(gathered: Gathered) -> list[str]:
+def _elsewhere(gathered: HomeSnapshot) -> list[str]:
     """Folders that workers read beside the home: the journal's object store, the key's."""
     journal = gathered.journal
     folders = [journal.objects, os.path.dirname(journal.key_file)]
@@ -165,16 +181,14 @@ def _run_job(
     report = JobReport(job.name)
     began = time.monotonic()
     try:
-        with faults.explained():
+        with explained():
             _do(spark, job, evidence, out, report, examples)
     except RelayError as exc:
-        unsaid = isinstance(exc, faults.SparkEnded | faults.SparkAtALoss)
-        cause = (why_ended() if unsaid else None) or exc
-        hint = DAMAGE_HINT if cause.hint == FormatError.hint else cause.hint
-        report = JobReport(job.name, error=evidence.gathered.named(str(cause)), hint=hint)
+        hint = DAMAGE_HINT if exc.hint == FormatError.hint else exc.hint
+        report = JobReport(job.name, error=evidence.gathered.original_paths(str(exc)), hint=hint)
     except OSError as exc:  # a disk that is full, a folder that is none
         error = f"{exc.filename or 'system'}: {exc.strerror or exc}"
-        report = JobReport(job.name, error=evidence.gathered.named(error))
+        report = JobReport(job.name, error=evidence.gathered.original_paths(error))
     if report.error:
         for name in (*job.tables, _findings_of(job)):  # half of a job is none
             shutil.rmtree(os.path.join(out, name), ignore_errors=True)
@@ -223,7 +237,7 @@ def _written(spark: SparkSession, frame: DataFrame, path: str) -> DataFrame:
     return spark.read.schema(frame.schema).parquet(path)
 
 
-def _report(gathered: Gathered, request: Request, reports: dict[str, JobReport]) -> Report:
+def _report(gathered: HomeSnapshot, request: Request, reports: dict[str, JobReport]) -> Report:
     return Report(
         home=gathered.home,
         snapshot_at=iso_time(gathered.ledger.taken_ns),
@@ -231,7 +245,8 @@ def _report(gathered: Gathered, request: Request, reports: dict[str, JobReport])
         recent_days=request.recent_days,
         permissive=request.permissive,
         store_files=[
-            os.path.relpath(gathered.named(path), gathered.home) for path in gathered.store_files
+            os.path.relpath(gathered.original_paths(path), gathered.home)
+            for path in gathered.store_files
         ],
         jobs=reports,
     )

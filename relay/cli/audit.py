@@ -103,13 +103,13 @@ def run(
     3 with findings, 1 when a job could not run.
     """
     _need_the_extra()
-    from relay.audit.priority import give_way
     from relay.audit.run import Request, run_audit, to_json
+    from relay.audit.session import lower_priority
     from relay.cli.audit_screen import FEW_JOBS, Screen
 
     given = {name: value for name, value in options.items() if value is not None}
     request = Request(home=root_of(context, home), jobs=jobs, **given)
-    give_way(request.home)
+    lower_priority()
     out = request.out
     kept = f"; {out} is as it was" if out is not None else ""
     with one_line_when_ended(f"the audit was interrupted{kept}"), _no_findings():
@@ -179,7 +179,7 @@ def watch(
     _need_the_extra()
     import msgspec
 
-    from relay.audit.priority import give_way
+    from relay.audit.session import lower_priority
     from relay.audit.watch import Tick, WatchRequest, line_of
     from relay.audit.watch import watch as follow
 
@@ -194,7 +194,7 @@ def watch(
             click.echo(f"  and {tick.more_findings:,} more; --out keeps all events")
 
     request = WatchRequest(root_of(context, home), checkpoint, out, once, interval_s)
-    give_way(request.home)
+    lower_priority()
     with one_line_when_ended("the watch was interrupted before it began"), _no_findings():
         totals = follow(request, tell)
     counted = ", ".join(f"{name} {count:,}" for name, count in totals.items())

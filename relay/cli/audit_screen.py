@@ -16,8 +16,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from relay.audit import units
-from relay.audit.progress import Watcher
+from relay.audit import summary
+from relay.audit.run import Watcher
 from relay.audit.summary import Examples, JobReport
 from relay.cli.common import printable
 
@@ -136,8 +136,8 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
 def _cell(name: str, value: object) -> str:
     if value is None:
         return "-"
-    if isinstance(value, int | float) and units.is_bytes(name):
-        return units.size(value)
+    if isinstance(value, int | float) and summary.is_bytes(name):
+        return summary.size(value)
     if isinstance(value, float):
         return f"{value:,.1f}"
     return f"{value:,}" if isinstance(value, int) else str(printable(str(value)))

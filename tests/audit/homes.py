@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from relay.audit.evidence import Evidence, gather
+from relay.audit.inputs import Evidence
+from relay.audit.snapshot import snapshot_home
 from relay.checksums import sha256_hex
 from relay.clock import NS_PER_MS, NS_PER_S, Clock, iso_date
 from relay.comm import acomm
@@ -212,4 +213,4 @@ class HomeBuilder:
         folder.mkdir()
         clock = clock or FakeClock(START_NS + 3600 * NS_PER_S)
         # shared: a source that is read anew costs a second of its own
-        return Evidence(spark, gather(self.path, str(folder), clock, grace_s), shared=True)
+        return Evidence(spark, snapshot_home(self.path, str(folder), clock, grace_s), shared=True)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pyspark.sql import Row
 
-from relay.audit.evidence import Evidence
+from relay.audit.inputs import Evidence
 from relay.audit.jobs import Job
 from relay.comm import events
 from relay.comm.events import Event

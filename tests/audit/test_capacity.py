@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from relay.audit.evidence import Evidence
+from relay.audit.disk_usage import Limit, Measured, Sizes, Tiers, measure
+from relay.audit.inputs import Evidence
 from relay.audit.jobs import capacity
-from relay.audit.sizes import Limit, Measured, Sizes, Tiers, measure
 from relay.config import Config, Disk, Retention, encode
 from relay.errors import ConfigError
 from tests.audit.homes import FILE_SIZE, START_NS, HomeBuilder

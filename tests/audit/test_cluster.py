@@ -76,7 +76,7 @@ def test_how_full_the_disk_was_is_no_difference(tmp_path: Path) -> None:
 
 
 def test_the_package_that_is_sent_can_be_imported(tmp_path: Path) -> None:
-    path = cluster.pack(str(tmp_path / "p.zip"))
+    path = cluster.pack_relay(str(tmp_path / "p.zip"))
     code = (
         "import relay, relay.audit.acomm_source, relay.ledger as l;"
         "print(relay.__file__, len(l.schema_sql()) > 1000)"
@@ -89,7 +89,7 @@ def test_the_package_that_is_sent_can_be_imported(tmp_path: Path) -> None:
         text=True,
     )
     assert done.stdout.split() == [f"{path}/relay/__init__.py", "True"], done.stderr
-    again = cluster.pack(str(tmp_path / "q.zip"))
+    again = cluster.pack_relay(str(tmp_path / "q.zip"))
     assert Path(path).read_bytes() == Path(again).read_bytes()
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from relay.aof2.plan import JobKind
-from relay.audit import files_source
-from relay.audit.files_source import Verified, verify
+from relay.audit.sources import files_source
+from relay.audit.sources.files_source import Verified, verify
 from relay.comm import acomm
 from relay.comm.engine_state import EngineState
 from relay.comm.model import ArchiveNote, StoreFile

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from relay.audit.evidence import Evidence, gather
+from relay.audit.inputs import Evidence
 from relay.audit.jobs import integrity
+from relay.audit.snapshot import snapshot_home
 from relay.clock import NS_PER_S
 from tests.audit.homes import START_NS, HomeBuilder
 from tests.audit.journals import JournalBuilder, delivered, sent
@@ -55,7 +56,7 @@ def looked(
 ) -> Outcome:
     """A run over the home; ``earlier``: what another one wrote."""
     folder.mkdir()
-    gathered = gather(home.path, str(folder), FakeClock(START_NS + 3600 * NS_PER_S))
+    gathered = snapshot_home(home.path, str(folder), FakeClock(START_NS + 3600 * NS_PER_S))
     evidence = Evidence(spark, gathered, shared=True, earlier=str(earlier) if earlier else None)
     return run(integrity.JOB, evidence)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from relay import fsio
-from relay.audit.private import temporary_folder
+from relay.audit.temp_folders import temporary_folder
 from tests.procs import environment
 
 MAKE = """

@@ -12,16 +12,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from relay.audit import (
+from relay.audit.schemas import formats, results
+from relay.audit.session import explained
+from relay.audit.sources import (
     acomm_source,
-    aof2_source,
-    faults,
     files_source,
+    journal_source,
     ledger_source,
-    reading,
-    schemas,
+    parquet_cache,
 )
-from relay.audit.reading import Keep
+from relay.audit.sources.parquet_cache import Keep
 from relay.clock import Clock
 from relay.errors import RelayError
 from tests.audit.homes import HomeBuilder
@@ -61,7 +61,7 @@ def test_maps_bytes_times_and_large_numbers_come_back_as_they_were(
     home.sent("1-a", b"hello", recipients=("bob", "carol"))
     home.sent("1-b", b"again")
     store = home.write_store()
-    columns = schemas.STORED_MESSAGE.names
+    columns = formats.STORED_MESSAGE.names
     found = [
         sorted(
             map(str, acomm_source.load(spark, [store], "messages", columns, keep=keep).collect())
@@ -80,7 +80,7 @@ def test_a_table_without_rows(
     for keep in ways:
         empty = ledger_source.load(spark, ledger, "rejections", ["agent", "at"], keep=keep)
         assert (empty.columns, empty.collect()) == (["agent", "at"], [])
-    nothing = aof2_source.load(spark, [], ["at"], keep=Keep(made(tmp_path / "none"), False))
+    nothing = journal_source.load(spark, [], ["at"], keep=Keep(made(tmp_path / "none"), False))
     assert (nothing.columns, nothing.collect()) == (["at"], [])
 
 
@@ -130,6 +130,6 @@ def test_what_cannot_be_read_is_one_line_and_no_file_that_is_taken_for_whole(
     spark: SparkSession, tmp_path: Path, here: bool
 ) -> None:
     keep = Keep(made(tmp_path / "kept"), here)
-    with pytest.raises(RelayError, match=f"^{tmp_path}: Is a directory$"), faults.explained():
-        reading.read(spark, Unreadable, schemas.COUNT, {"path": str(tmp_path)}, keep)
+    with pytest.raises(RelayError, match=f"^{tmp_path}: Is a directory$"), explained():
+        parquet_cache.read(spark, Unreadable, results.COUNT, {"path": str(tmp_path)}, keep)
     assert [name for name in os.listdir(keep.folder) if not name.startswith("_")] == []

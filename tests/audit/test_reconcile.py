@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from relay.audit import schemas
 from relay.audit.jobs import reconcile
+from relay.audit.schemas import results
 from relay.checksums import sha256_hex
 from relay.clock import NS_PER_S
 from relay.ledger import Held, Written
@@ -24,7 +24,7 @@ def classes(spark: SparkSession, home: HomeBuilder, folder: Path, **how: object)
     """message_id -> class, of a run over the home."""
     evidence = home.evidence(spark, folder, **how)  # type: ignore[arg-type]
     table = reconcile.make(evidence)["reconcile"]
-    assert table.columns == schemas.RECONCILED.names
+    assert table.columns == results.RECONCILED.names
     return {row["message_id"]: row["class"] for row in table.collect()}
 
 
@@ -95,13 +95,13 @@ def judged(
 
 
 def test_each_planted_fault_is_found_and_nothing_else(judged: dict[str, DataFrame]) -> None:
-    assert judged["reconcile"].columns == schemas.RECONCILED.names
+    assert judged["reconcile"].columns == results.RECONCILED.names
     assert {row["message_id"]: row["class"] for row in judged["reconcile"].collect()} == EXPECTED
 
 
 def test_findings_name_what_is_wrong_and_what_is_known(judged: dict[str, DataFrame]) -> None:
     found = reconcile.findings(judged, NOW)
-    assert found.schema.names == schemas.FINDING.names
+    assert found.schema.names == results.FINDING.names
     rows = {row["message_id"]: row for row in found.collect()}
     assert {name: (row["check"], row["severity"]) for name, row in rows.items()} == {
         "1-different": ("reconcile.checksum_differs", "error"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 from pyspark.sql import SparkSession
 
-from relay.audit.jobs import accounts, reconcile
+from relay.audit.jobs import reconcile
 from relay.clock import NS_PER_S
 from relay.comm import events
 from relay.comm.events import Event
@@ -155,7 +155,7 @@ def test_the_day_from_which_on_nothing_may_be_missing(spark: SparkSession) -> No
     originals = spark.createDataFrame(there, "kind string, day string")
 
     def first(days: int, mib: int) -> str:
-        row = accounts.originals_from(messages, originals, START_NS, days, mib).first()
+        row = messages.originals_from(messages, originals, START_NS, days, mib).first()
         assert row is not None
         return str(row[0])
 

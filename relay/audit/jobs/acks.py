@@ -22,11 +22,12 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
+from relay.audit.inputs import Evidence
+from relay.audit.jobs.deliveries import sent
 from relay.audit.jobs.job import WARNING, Job, Tables, found
 from relay.audit.jobs.reconcile import STORE_SECTIONS
-from relay.audit.jobs.sent import sent
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
 from relay.names import ORCHESTRATOR
 
 NAME = "acks"
@@ -55,7 +56,7 @@ def make(evidence: Evidence) -> Tables:
     asked = asked_of(stored, channels, evidence.config.delivery.ack_timeout_s)
     judged = judge(sent(evidence), asked, journal, state, evidence.grace_ns)
     kept = judged.where(F.col("class").isNotNull())
-    owed = schemas.conform(kept, schemas.OWED).unionByName(unasked(stored))
+    owed = conform(kept, results.OWED).unionByName(unasked(stored))
     return {NAME: by_pair(judged), OWED: owed}
 
 
@@ -164,7 +165,7 @@ def _dues(journal: DataFrame) -> DataFrame:
 
 
 def unasked(stored: DataFrame) -> DataFrame:
-    """Answers of agents in threads in which nobody asked anything: schemas.OWED."""
+    """Answers of agents in threads in which nobody asked anything: results.OWED."""
     threads = stored.where(F.col("correlation_id").isNotNull()).groupBy("correlation_id")
     is_answer = F.col("message_type").isin(*ANSWERS)
     by_agent = is_answer & (F.col("sender") != ORCHESTRATOR)
@@ -180,13 +181,13 @@ def unasked(stored: DataFrame) -> DataFrame:
         F.col("one.to").alias("route"),
         F.col("one.sender").alias("recipient"),
     )
-    rest = [field for field in schemas.OWED if field.name not in named.columns]
+    rest = [field for field in results.OWED if field.name not in named.columns]
     nothing = {field.name: F.lit(None).cast(field.dataType) for field in rest}
-    return schemas.conform(named.withColumns(nothing), schemas.OWED)
+    return conform(named.withColumns(nothing), results.OWED)
 
 
 def by_pair(judged: DataFrame) -> DataFrame:
-    """Counts and times by sender and recipient: schemas.ACKS."""
+    """Counts and times by sender and recipient: results.ACKS."""
     is_acked = F.col("acked_at").isNotNull() & F.coalesce(F.col("class") == "orphan", F.lit(True))
     took = (F.unix_micros("acked_at") - F.unix_micros("written_at")) / _US_PER_MS
     took_ms = F.when(is_acked, took)
@@ -200,24 +201,24 @@ def by_pair(judged: DataFrame) -> DataFrame:
         F.max(took_ms).alias("max_ms"),
     )
     ranks = {f"p{rank}_ms": F.col("ms")[i] for i, rank in enumerate((50, 90, 99))}
-    return schemas.conform(pairs.withColumns(ranks), schemas.ACKS)
+    return conform(pairs.withColumns(ranks), results.ACKS)
 
 
 def counts(tables: Tables) -> DataFrame:
-    """Acknowledged, owed, late, overdue, orphans: schemas.COUNT."""
+    """Acknowledged, owed, late, overdue, orphans: results.COUNT."""
     names = ["acked", "failed", "owed", "late", "overdue"]
     totals = tables[NAME].agg(*[F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names])
     orphans = tables[OWED].agg(F.count_if(_is("orphan")).alias("count"))
-    return schemas.conform(
+    return conform(
         totals.unpivot([], names, "name", "count").unionByName(
             orphans.select(F.lit("orphans").alias("name"), "count")
         ),
-        schemas.COUNT,
+        results.COUNT,
     )
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """What is overdue, and what nobody asked for: schemas.FINDING."""
+    """What is overdue, and what nobody asked for: results.FINDING."""
     return found(
         tables[OWED].where(_is("overdue") | _is("orphan")),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
@@ -243,7 +244,7 @@ def _is(name: str) -> Column:
 JOB = Job(
     name=NAME,
     explains="acknowledgments owed, overdue, never asked for; time to each",
-    tables={NAME: schemas.ACKS, OWED: schemas.OWED},
+    tables={NAME: results.ACKS, OWED: results.OWED},
     make=make,
     counts=counts,
     findings=findings,

@@ -23,11 +23,22 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
-from relay.audit.jobs.answers import refusals
-from relay.audit.jobs.job import WARNING, Job, Tables, by_class, found
-from relay.audit.jobs.times import DAY_S, HOUR_S, elapsed_s, hour_of, instant
+from relay.audit.inputs import Evidence
+from relay.audit.jobs.deliveries import refusals
+from relay.audit.jobs.job import (
+    DAY_S,
+    HOUR_S,
+    WARNING,
+    Job,
+    Tables,
+    by_class,
+    elapsed_s,
+    found,
+    hour_of,
+    instant,
+)
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
 from relay.names import OPERATOR, ORCHESTRATOR
 
 NAME = "agents"
@@ -77,7 +88,7 @@ def make(evidence: Evidence) -> Tables:
     done = activity(messages, deliveries)
     return {
         NAME: lives(
-            registered, processes, done, evidence.watched_until_ns, evidence.recent_since_ns
+            registered, processes, done, evidence.observed_until_ns, evidence.recent_since_ns
         ),
         SPAWNS: spawns(messages, deliveries, processes),
     }
@@ -131,11 +142,11 @@ def lives(
     registered: DataFrame,
     processes: DataFrame,
     done: DataFrame,
-    watched_until_ns: int,
+    observed_until_ns: int,
     recent_since_ns: int,
 ) -> DataFrame:
-    """One row an agent that was ever registered, or whose process was: schemas.AGENT_LIFE."""
-    until = instant(watched_until_ns)
+    """One row an agent that was ever registered, or whose process was: results.AGENT_LIFE."""
+    until = instant(observed_until_ns)
     known = registered.withColumnRenamed("name", "agent").join(
         _processes(processes, until), on="agent", how="full_outer"
     )
@@ -152,7 +163,7 @@ def lives(
         }
     )
     judged = timed.withColumn("class", _class(until, instant(recent_since_ns)))
-    return schemas.conform(judged, schemas.AGENT_LIFE)
+    return conform(judged, results.AGENT_LIFE)
 
 
 def _processes(processes: DataFrame, until: Column) -> DataFrame:
@@ -190,7 +201,7 @@ def _class(until: Column, recent_since: Column) -> Column:
 
 
 def spawns(messages: DataFrame, deliveries: DataFrame, processes: DataFrame) -> DataFrame:
-    """Every request for a process, and what the relay said to it: schemas.AGENT_SPAWN."""
+    """Every request for a process, and what the relay said to it: results.AGENT_SPAWN."""
     asked = messages.where(F.col("message_type").isin(*REQUESTS))
     refused = refusals(asked, messages)
     obeyed = deliveries.where(F.col("recipient") == ORCHESTRATOR).select(
@@ -210,7 +221,7 @@ def spawns(messages: DataFrame, deliveries: DataFrame, processes: DataFrame) -> 
         .when(F.col("obeyed"), "done")
         .otherwise("open")
     )
-    return schemas.conform(
+    return conform(
         joined.select(
             "message_id",
             F.col("agent_name").alias("agent"),
@@ -221,20 +232,20 @@ def spawns(messages: DataFrame, deliveries: DataFrame, processes: DataFrame) -> 
             F.when(failed, F.col("last_error")).alias("reason"),
             "process",
         ),
-        schemas.AGENT_SPAWN,
+        results.AGENT_SPAWN,
     )
 
 
 def counts(tables: Tables) -> DataFrame:
-    """How many agents of each class, and requests that were refused: schemas.COUNT."""
+    """How many agents of each class, and requests that were refused: results.COUNT."""
     refused = tables[SPAWNS].where((F.col("kind") == "spawn") & (F.col("outcome") == "refused"))
     spawned = refused.select(F.lit("spawn_refused").alias("name")).groupBy("name")
     both = by_class(tables[NAME]).unionByName(spawned.agg(F.count("*").alias("count")))
-    return schemas.conform(both, schemas.COUNT).orderBy("name")
+    return conform(both, results.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """Agents that somebody should look after: schemas.FINDING."""
+    """Agents that somebody should look after: results.FINDING."""
     return found(
         tables[NAME].where(F.col("class").isin(*FOUND)),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
@@ -270,7 +281,7 @@ def _hour(at: str) -> Column:
 JOB = Job(
     name=NAME,
     explains="lifetimes, processes, restarts; who is stuck, failed or silent",
-    tables={NAME: schemas.AGENT_LIFE, SPAWNS: schemas.AGENT_SPAWN},
+    tables={NAME: results.AGENT_LIFE, SPAWNS: results.AGENT_SPAWN},
     make=make,
     counts=counts,
     findings=findings,

@@ -19,10 +19,7 @@ from datetime import datetime, timedelta
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
-from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, found
-from relay.audit.sizes import (
+from relay.audit.disk_usage import (
     ARCHIVE_PART,
     ATTACHMENT_PART,
     INBOX_PART,
@@ -31,6 +28,10 @@ from relay.audit.sizes import (
     STORE_PART,
     Sizes,
 )
+from relay.audit.inputs import Evidence
+from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, found
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
 
 NAME = "capacity"
 PARTS, FORECAST = f"{NAME}_parts", f"{NAME}_forecast"
@@ -44,16 +45,16 @@ def make(evidence: Evidence) -> Tables:
     """One row a day, one a part, and one forecast."""
     sizes = evidence.sizes
     messages = evidence.ledger("messages", "file_size", "discovered_at")
-    measured = evidence.frame(sizes.measured, schemas.MEASURED)
-    limits = evidence.frame(sizes.limits, schemas.RETENTION_LIMIT)
-    packs = evidence.frame(sizes.packs, schemas.PACK)
+    measured = evidence.frame(sizes.measured, results.MEASURED)
+    limits = evidence.frame(sizes.limits, results.RETENTION_LIMIT)
+    packs = evidence.frame(sizes.packs, results.PACK)
     days = evidence.once("capacity days", lambda: by_day(messages, measured))
     parts = evidence.once("capacity parts", lambda: by_part(days, measured, limits, sizes))
     return {NAME: days, PARTS: parts, FORECAST: forecast(parts, days, packs, sizes)}
 
 
 def by_day(messages: DataFrame, measured: DataFrame) -> DataFrame:
-    """What each day has left on the disk: schemas.CAPACITY.
+    """What each day has left on the disk: results.CAPACITY.
 
     The ledger's file is shared out by messages: a row is as long as any other.
     """
@@ -77,13 +78,13 @@ def by_day(messages: DataFrame, measured: DataFrame) -> DataFrame:
         "ledger_bytes", F.round(F.coalesce(F.col("ledger") * share, F.lit(0)))
     )
     total = shared.withColumn("total_bytes", sum((F.col(name) for name in names), F.lit(0)))
-    return schemas.conform(total, schemas.CAPACITY)
+    return conform(total, results.CAPACITY)
 
 
 def by_part(days: DataFrame, measured: DataFrame, limits: DataFrame, sizes: Sizes) -> DataFrame:
     """What each part of the home takes, how fast it grows, and where that ends.
 
-    schemas.CAPACITY_PART.
+    results.CAPACITY_PART.
     """
     now = measured.groupBy("part").agg(F.sum("files").alias("files"), F.sum("bytes").alias("bytes"))
     names = [f"{part}_bytes" for part in (LEDGER_PART, *DAILY_PARTS)]
@@ -97,7 +98,7 @@ def by_part(days: DataFrame, measured: DataFrame, limits: DataFrame, sizes: Size
     joined = now.join(rates, on="part", how="left").join(limits, on="part", how="left")
     rate = F.coalesce("bytes_per_day", F.lit(0.0))
     by_age = F.col("limit_days") * rate
-    return schemas.conform(
+    return conform(
         joined.select(
             "part",
             "files",
@@ -105,7 +106,7 @@ def by_part(days: DataFrame, measured: DataFrame, limits: DataFrame, sizes: Size
             rate.alias("bytes_per_day"),
             F.least("limit_bytes", F.ceil(by_age)).alias("limit_bytes"),
         ),
-        schemas.CAPACITY_PART,
+        results.CAPACITY_PART,
     )
 
 
@@ -124,7 +125,7 @@ def _window(days: DataFrame, sizes: Sizes) -> DataFrame:
 
 
 def forecast(parts: DataFrame, days: DataFrame, packs: DataFrame, sizes: Sizes) -> DataFrame:
-    """When the disk is full, and what the tiers save, one row: schemas.CAPACITY_FORECAST."""
+    """When the disk is full, and what the tiers save, one row: results.CAPACITY_FORECAST."""
     home = parts.agg(
         F.sum("bytes").alias("home_bytes"), F.sum("bytes_per_day").alias("bytes_per_day")
     )
@@ -155,22 +156,22 @@ def forecast(parts: DataFrame, days: DataFrame, packs: DataFrame, sizes: Sizes) 
         "evicted_bytes": sizes.tiers.evicted,
     }
     row = home.crossJoin(full).crossJoin(packed).fillna(0, ["home_bytes", "bytes_per_day"])
-    return schemas.conform(
+    return conform(
         row.withColumns({name: F.lit(value) for name, value in known.items()}),
-        schemas.CAPACITY_FORECAST,
+        results.CAPACITY_FORECAST,
     )
 
 
 def counts(tables: Tables) -> DataFrame:
-    """The forecast's numbers: schemas.COUNT; what is not known is left out."""
+    """The forecast's numbers: results.COUNT; what is not known is left out."""
     names = ["free_bytes", "home_bytes", "bytes_per_day", "full_in_days", "full_in_days_kept"]
     rounded = tables[FORECAST].select(*[F.round(name).cast("bigint").alias(name) for name in names])
     rows = rounded.unpivot([], names, "name", "count")
-    return schemas.conform(rows.where(F.col("count").isNotNull()), schemas.COUNT)
+    return conform(rows.where(F.col("count").isNotNull()), results.COUNT)
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """A disk that is full, or soon will be: schemas.FINDING."""
+    """A disk that is full, or soon will be: results.FINDING."""
     row = tables[FORECAST]
     is_below = F.col("free_bytes") < F.col("floor_bytes")
     below = found(
@@ -207,9 +208,9 @@ JOB = Job(
     name=NAME,
     explains="growth a day, when the disk is full, what the tiers save",
     tables={
-        NAME: schemas.CAPACITY,
-        PARTS: schemas.CAPACITY_PART,
-        FORECAST: schemas.CAPACITY_FORECAST,
+        NAME: results.CAPACITY,
+        PARTS: results.CAPACITY_PART,
+        FORECAST: results.CAPACITY_FORECAST,
     },
     make=make,
     counts=counts,

@@ -21,10 +21,11 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
+from relay.audit.inputs import Evidence
 from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, by_class, found
 from relay.audit.jobs.reconcile import STORE_SECTIONS
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
 from relay.home import ARCHIVES
 from relay.names import ORCHESTRATOR
 
@@ -43,7 +44,7 @@ _ACCEPTED = ("completed", "archived")
 
 
 def make(evidence: Evidence) -> Tables:
-    """One row for each thing that is there twice: schemas.DUPLICATE."""
+    """One row for each thing that is there twice: results.DUPLICATE."""
     messages = evidence.ledger(
         "messages",
         "id",
@@ -67,7 +68,7 @@ def make(evidence: Evidence) -> Tables:
     every = made[0]
     for more in made[1:]:
         every = every.unionByName(more, allowMissingColumns=True)
-    return {NAME: schemas.conform(every, schemas.DUPLICATE)}
+    return {NAME: conform(every, results.DUPLICATE)}
 
 
 def copies_of(stored: DataFrame, journal: DataFrame) -> DataFrame:
@@ -184,12 +185,12 @@ def resent(messages: DataFrame) -> DataFrame:
 
 
 def counts(tables: Tables) -> DataFrame:
-    """How many of each class: schemas.COUNT."""
-    return schemas.conform(by_class(tables[NAME]), schemas.COUNT).orderBy("name")
+    """How many of each class: results.COUNT."""
+    return conform(by_class(tables[NAME]), results.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """Each row is one: schemas.FINDING."""
+    """Each row is one: results.FINDING."""
     return found(
         tables[NAME],
         F.concat(F.lit(f"{NAME}."), F.col("class")),
@@ -205,7 +206,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
 JOB = Job(
     name=NAME,
     explains="the same message numbered, recorded, archived or delivered twice",
-    tables={NAME: schemas.DUPLICATE},
+    tables={NAME: results.DUPLICATE},
     make=make,
     counts=counts,
     findings=findings,

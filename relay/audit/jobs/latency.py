@@ -26,11 +26,11 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
-from relay.audit.jobs.job import WARNING, Job, Tables, found
-from relay.audit.jobs.sent import sent
-from relay.audit.jobs.times import elapsed_ms, hour_of, instant
+from relay.audit.inputs import Evidence
+from relay.audit.jobs.deliveries import sent
+from relay.audit.jobs.job import WARNING, Job, Tables, elapsed_ms, found, hour_of, instant
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
 from relay.names import ORCHESTRATOR
 
 NAME = "latency"
@@ -83,27 +83,27 @@ def stages(deliveries: DataFrame) -> DataFrame:
 
 
 def by_hour(timed: DataFrame, recent_since_ns: int) -> DataFrame:
-    """Percentiles of each stage in each hour of discovery: schemas.LATENCY."""
+    """Percentiles of each stage in each hour of discovery: results.LATENCY."""
     hours = _percentiles(timed.withColumn("hour", hour_of("discovered_at")), "hour")
     last = F.col("hour") + F.expr("INTERVAL 1 HOUR")
     judged = hours.withColumn("recent", last > instant(recent_since_ns))
-    return schemas.conform(judged, schemas.LATENCY)
+    return conform(judged, results.LATENCY)
 
 
 def by_route(timed: DataFrame) -> DataFrame:
-    """Percentiles of each stage between two agents: schemas.LATENCY_ROUTES."""
-    return schemas.conform(_percentiles(timed, "sender", "recipient"), schemas.LATENCY_ROUTES)
+    """Percentiles of each stage between two agents: results.LATENCY_ROUTES."""
+    return conform(_percentiles(timed, "sender", "recipient"), results.LATENCY_ROUTES)
 
 
 def slowest(timed: DataFrame) -> DataFrame:
-    """The messages that took longest to their inboxes, longest first: schemas.LATENCY_SLOWEST."""
+    """The messages that took longest to their inboxes, longest first: results.LATENCY_SLOWEST."""
     named = timed.where(F.col(INBOX) >= 0).withColumnRenamed(INBOX, "inbox_ms")
     ordered = named.orderBy(F.desc("inbox_ms"), "message_id", "recipient").limit(SLOWEST_ROWS)
-    return schemas.conform(ordered, schemas.LATENCY_SLOWEST)
+    return conform(ordered, results.LATENCY_SLOWEST)
 
 
 def counts(tables: Tables) -> DataFrame:
-    """Deliveries timed to their inboxes, how many were slow, and backward steps: schemas.COUNT."""
+    """Deliveries timed to their inboxes, how many were slow, and backward steps: results.COUNT."""
     hours = tables[NAME]
     inbox = F.col("stage") == INBOX
     totals = hours.agg(
@@ -111,13 +111,13 @@ def counts(tables: Tables) -> DataFrame:
         F.coalesce(F.sum("slow"), F.lit(0)).alias("slow"),
         F.coalesce(F.sum("negative"), F.lit(0)).alias("negative"),
     )
-    return schemas.conform(
-        totals.unpivot([], ["deliveries", "slow", "negative"], "name", "count"), schemas.COUNT
+    return conform(
+        totals.unpivot([], ["deliveries", "slow", "negative"], "name", "count"), results.COUNT
     )
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """Hours in which the relay itself was slow: schemas.FINDING."""
+    """Hours in which the relay itself was slow: results.FINDING."""
     hours = tables[NAME].where(F.col("stage") == INBOX)
     return slow(hours, tables[SLOWEST], observed_at).unionByName(slow_hours(hours, observed_at))
 
@@ -203,9 +203,9 @@ JOB = Job(
     name=NAME,
     explains="milliseconds of each stage by hour and route; slow hours, slowest",
     tables={
-        NAME: schemas.LATENCY,
-        ROUTES: schemas.LATENCY_ROUTES,
-        SLOWEST: schemas.LATENCY_SLOWEST,
+        NAME: results.LATENCY,
+        ROUTES: results.LATENCY_ROUTES,
+        SLOWEST: results.LATENCY_SLOWEST,
     },
     make=make,
     counts=counts,

@@ -20,10 +20,11 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
+from relay.audit.inputs import Evidence
+from relay.audit.jobs.deliveries import sent
 from relay.audit.jobs.job import WARNING, Job, Tables, by_class, found
-from relay.audit.jobs.sent import sent
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
 from relay.names import ORCHESTRATOR
 
 NAME = "ordering"
@@ -50,16 +51,16 @@ def make(evidence: Evidence) -> Tables:
     steps = clock_steps(messages)
     is_first = (F.col("attempt") == 1) & F.col("written_at").isNotNull()
     written = sent(evidence).where(is_first & (F.col("sender") != ORCHESTRATOR))
-    clock = steps.where(F.col("by_ms") >= SKEW_S * 1000).select(*schemas.CLOCK.names)
+    clock = steps.where(F.col("by_ms") >= SKEW_S * 1000).select(*results.CLOCK.names)
     clock = clock.unionByName(ahead(messages)).unionByName(negative(written))
     return {
         NAME: ordering(written, evidence.moves(), kept_from, steps),
-        CLOCK: schemas.conform(clock, schemas.CLOCK),
+        CLOCK: conform(clock, results.CLOCK),
     }
 
 
 def ordering(written: DataFrame, moves: DataFrame, state: DataFrame, steps: DataFrame) -> DataFrame:
-    """Count inversions by sender and recipient: schemas.ORDERED.
+    """Count inversions by sender and recipient: results.ORDERED.
 
     ``written``: first attempts with their messages. What is older than audit_log goes back is
     not judged: nobody can tell whether it was held.
@@ -79,11 +80,11 @@ def ordering(written: DataFrame, moves: DataFrame, state: DataFrame, steps: Data
         _worst(real), ["sender", "recipient"], "left"
     )
     zero = F.lit(0)
-    return schemas.conform(
+    return conform(
         both.withColumn("by_clock", F.coalesce("by_clock", zero)).withColumn(
             "inversions", F.coalesce("real", zero) + F.col("by_clock")
         ),
-        schemas.ORDERED,
+        results.ORDERED,
     )
 
 
@@ -252,7 +253,7 @@ def _created_us() -> Column:
 
 
 def counts(tables: Tables) -> DataFrame:
-    """Pairs, deliveries, inversions, and clocks by class: schemas.COUNT."""
+    """Pairs, deliveries, inversions, and clocks by class: results.COUNT."""
     totals = tables[NAME].agg(
         F.count("*").alias("pairs"),
         *[
@@ -262,11 +263,11 @@ def counts(tables: Tables) -> DataFrame:
     )
     names = ["pairs", "deliveries", "inversions", "created_inversions"]
     in_all = totals.unpivot([], names, "name", "count")
-    return schemas.conform(in_all.unionByName(by_class(tables[CLOCK])), schemas.COUNT)
+    return conform(in_all.unionByName(by_class(tables[CLOCK])), results.COUNT)
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """A pair with inversions, and each clock that is wrong: schemas.FINDING."""
+    """A pair with inversions, and each clock that is wrong: results.FINDING."""
     pairs = found(
         tables[NAME].where(F.col("inversions") > F.col("by_clock")),
         f"{NAME}.inversion",
@@ -298,7 +299,7 @@ def shown(tables: Tables) -> DataFrame:
 JOB = Job(
     name=NAME,
     explains="inversions by sender and recipient, clocks that are wrong",
-    tables={NAME: schemas.ORDERED, CLOCK: schemas.CLOCK},
+    tables={NAME: results.ORDERED, CLOCK: results.CLOCK},
     make=make,
     counts=counts,
     findings=findings,

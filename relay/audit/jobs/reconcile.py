@@ -51,10 +51,23 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
-from relay.audit.jobs import accounts, delivery_states
+from relay.audit.inputs import Evidence
+from relay.audit.jobs.deliveries import by_recipient, delivery_class, is_known_to_engine
 from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, by_class, found, looked_up
+from relay.audit.jobs.messages import (
+    Sides,
+    archived_without_ack,
+    first_judged_day,
+    has_other_headers,
+    has_other_path,
+    has_other_size,
+    is_filed,
+    journal_range,
+    last_archive_report,
+    side_by_side,
+)
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
 from relay.clock import NS_PER_S
 
 NAME = "reconcile"
@@ -124,7 +137,7 @@ _FILE = ("path", "message_id", "kind", "day", "agent", "size", "checksum", "chan
 
 def make(evidence: Evidence) -> Tables:
     """A row a message of whatever source, and a row a message and recipient."""
-    sides = accounts.Sides(
+    sides = Sides(
         evidence.ledger("messages", *_MESSAGE),
         evidence.ledger("deliveries", *_DELIVERY),
         evidence.store(STORE_SECTIONS, *_STORED),
@@ -144,50 +157,50 @@ def make(evidence: Evidence) -> Tables:
     }
 
 
-def _reach(evidence: Evidence, sides: accounts.Sides) -> DataFrame:
+def _reach(evidence: Evidence, sides: Sides) -> DataFrame:
     """How far back each source goes, and whether all of it was read: one row for all messages."""
     retention = evidence.config.retention
     ledger_state = evidence.ledger("orchestrator_state", "key", "value")
-    originals_from = accounts.originals_from(
+    first_day = first_judged_day(
         sides.messages,
         sides.originals,
         evidence.snapshot_ns,
         retention.archive_days,
         retention.archive_mib,
     )
-    reach = accounts.reach(evidence.journal("at"), ledger_state)
-    reach = reach.crossJoin(originals_from).crossJoin(accounts.noted(sides.messages))
+    reach = journal_range(evidence.journal("at"), ledger_state)
+    reach = reach.crossJoin(first_day).crossJoin(last_archive_report(sides.messages))
     return reach.crossJoin(evidence.wholeness())
 
 
 def reconcile(
-    sides: accounts.Sides,
+    sides: Sides,
     reach: DataFrame,
     undone: DataFrame,
     judged_before: Column,
     grace_ns: int,
 ) -> DataFrame:
-    """Compare the ledger's rows with what the others hold: schemas.RECONCILED.
+    """Compare the ledger's rows with what the others hold: results.RECONCILED.
 
     ``reach``: how far back each of them goes. ``undone``: of Evidence.
     """
     day = F.substring("file_path", len("archive/") + 1, len("2026-01-31"))
     joined = (
-        accounts.side_by_side(sides)
+        side_by_side(sides)
         .withColumn("day", day)
         .join(F.broadcast(_broken_days(sides.originals)), on="day", how="left")
         .join(F.broadcast(undone), on="message_id", how="left")
         .crossJoin(F.broadcast(reach))
     )
-    return schemas.conform(
+    return conform(
         joined.withColumn("class", _class(judged_before, grace_ns)).select(*_shown()),
-        schemas.RECONCILED,
+        results.RECONCILED,
     )
 
 
 def _shown() -> list[Column | str]:
-    """The columns of schemas.RECONCILED, of a joined row."""
-    filed = F.when(accounts.is_filed(), F.col("file_path"))
+    """The columns of results.RECONCILED, of a joined row."""
+    filed = F.when(is_filed(), F.col("file_path"))
     return [
         "message_id",
         "class",
@@ -226,10 +239,10 @@ def reconcile_deliveries(
     reach: DataFrame,
     judged_before: Column,
 ) -> DataFrame:
-    """Compare every delivery in ledger, store and journal: schemas.RECONCILED_DELIVERY."""
-    merged = delivery_states.by_recipient(deliveries, stored, journal)
+    """Compare every delivery in ledger, store and journal: results.RECONCILED_DELIVERY."""
+    merged = by_recipient(deliveries, stored, journal)
     of_message = Window.partitionBy("message_id")
-    known = merged.withColumn("is_known", F.max(delivery_states.is_known()).over(of_message))
+    known = merged.withColumn("is_known", F.max(is_known_to_engine()).over(of_message))
     rows = messages.select(
         "message_id", "agent_name", "target", "status", "discovered_at", "processed_at"
     )
@@ -237,8 +250,8 @@ def reconcile_deliveries(
     young = F.coalesce(F.greatest("discovered_at", "processed_at") >= judged_before, F.lit(False))
     names = {"status": F.col("status"), "agent": F.col("agent_name")}
     reaches = F.coalesce(F.col("discovered_at") >= F.col("journal_from"), F.lit(False))
-    says = delivery_states.says(names, judged_before, F.col("follows"), young, reaches)
-    return schemas.conform(
+    says = delivery_class(names, judged_before, F.col("follows"), young, reaches)
+    return conform(
         joined.select(
             "message_id",
             "recipient",
@@ -253,20 +266,20 @@ def reconcile_deliveries(
             F.coalesce("made", F.lit(0)).alias("made"),
             "moved_at",
         ),
-        schemas.RECONCILED_DELIVERY,
+        results.RECONCILED_DELIVERY,
     )
 
 
 def counts(tables: Tables) -> DataFrame:
-    """How many messages of each class, and deliveries that are wrong: schemas.COUNT."""
+    """How many messages of each class, and deliveries that are wrong: results.COUNT."""
     wrong = tables[DELIVERIES].where(F.col("class").isin(*DELIVERY_CHECKS))
     named = wrong.withColumn("class", looked_up(DELIVERY_CHECKS, F.col("class")))
     both = by_class(tables[NAME]).unionByName(by_class(named))
-    return schemas.conform(both, schemas.COUNT).orderBy("name")
+    return conform(both, results.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """The messages and deliveries of a class that is wrong: schemas.FINDING."""
+    """The messages and deliveries of a class that is wrong: results.FINDING."""
     wrong = found(
         tables[NAME].where(F.col("class").isin(*SEVERITY)),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
@@ -308,13 +321,13 @@ def _class(judged_before: Column, grace_ns: int) -> Column:
         .when(_differs("lowest_checksum", "highest_checksum"), "checksum_differs")
         .when(_lacks_checksum(), "checksum_differs")
         .when(_differs("lowest_journaled", "journal_checksum"), "journal_differs")
-        .when(accounts.names_another(), "headers_differ")
-        .when(accounts.is_filed_unheard(judged_before, _interval(grace_ns)), STATUS)
+        .when(has_other_headers(), "headers_differ")
+        .when(archived_without_ack(judged_before, _interval(grace_ns)), STATUS)
         .when(_is_unjournaled(), "unjournaled")
         .when(_differs("lowest_original", "original_checksum"), "original_differs")
-        .when(accounts.is_of_another_size(), "original_differs")
+        .when(has_other_size(), "original_differs")
         .when(_lacks_original(), "original_missing")
-        .when(accounts.lies_elsewhere(), "path_differs")
+        .when(has_other_path(), "path_differs")
         .when(F.col("waiting_for").isNotNull(), "undelivered")
         .when(F.col("ended_for").isNotNull(), "returned")
         .when(unknown, "unverified")
@@ -366,7 +379,7 @@ def _is_unjournaled() -> Column:
 def _lacks_original() -> Column:
     is_judged = F.coalesce(F.col("day") >= F.col("originals_from"), F.lit(False))
     is_read = F.col("is_broken").isNull()
-    return accounts.is_filed() & F.col("original_path").isNull() & is_judged & is_read
+    return is_filed() & F.col("original_path").isNull() & is_judged & is_read
 
 
 def _store_checksum() -> Column:
@@ -378,7 +391,7 @@ def _store_checksum() -> Column:
 JOB = Job(
     name=NAME,
     explains="every message and delivery: ledger, store, journal, originals",
-    tables={NAME: schemas.RECONCILED, DELIVERIES: schemas.RECONCILED_DELIVERY},
+    tables={NAME: results.RECONCILED, DELIVERIES: results.RECONCILED_DELIVERY},
     make=make,
     counts=counts,
     findings=findings,

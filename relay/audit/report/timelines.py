@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from relay.audit import units
-from relay.audit.report import cells
+from relay.audit import summary
 from relay.audit.report.drawing import (
     DASHES,
     SERIES,
@@ -25,7 +24,7 @@ from relay.audit.report.drawing import (
     sized,
     titled,
 )
-from relay.audit.report.reading import Row, Table
+from relay.audit.report.tables import Row, Table, cell, duration_ms, shortened
 
 MOST_ROWS = 200_000  # hours times stages: five years of them
 MOST_POINTS = 400  # of a line; beyond that a point is a day
@@ -80,8 +79,8 @@ def latency(slug: str, tables: Mapping[str, Table]) -> Made:
     says = "No percentile is known."
     if worst is not None:
         says = (
-            f"The slowest hour, {cells.cell(worst['hour'])}: 99 of 100 messages took at most "
-            f"{cells.duration_ms(worst['p99_ms'])} for {worst['stage']}."
+            f"The slowest hour, {cell(worst['hour'])}: 99 of 100 messages took at most "
+            f"{duration_ms(worst['p99_ms'])} for {worst['stage']}."
         )
     note = "Each point is the worst hour of a day." if daily else "Each point is an hour."
     return Made(says, note + " The scale is logarithmic; times are UTC.", wide, narrow)
@@ -110,7 +109,7 @@ def _draw_latency(lines: dict[str, list[Row]], size: Size) -> Drawing:
         low, high = axis.get_ylim()
         axis.set_ylim(low / MORE_HEADROOM, high * MORE_HEADROOM)
         axis.yaxis.set_major_locator(FixedLocator(_round_durations(low, high)))
-        axis.yaxis.set_major_formatter(as_text(cells.duration_ms))
+        axis.yaxis.set_major_formatter(as_text(duration_ms))
         axis.yaxis.set_minor_locator(NullLocator())
         over_time(axis, moments, size)
         titled(axis, stage)
@@ -139,8 +138,8 @@ def throughput(slug: str, tables: Mapping[str, Table]) -> Made:
     busiest = max(rows, key=lambda row: row["messages"] or 0)
     says = (
         f"{sum(row['messages'] or 0 for row in rows):,} messages, "
-        f"{units.size(sum(row['bytes'] or 0 for row in rows))}. The busiest hour, "
-        f"{cells.cell(busiest['hour'])}: {busiest['messages'] or 0:,} messages."
+        f"{summary.size(sum(row['bytes'] or 0 for row in rows))}. The busiest hour, "
+        f"{cell(busiest['hour'])}: {busiest['messages'] or 0:,} messages."
     )
     return Made(says, f"Each bar is {'a day' if daily else 'an hour'}, UTC.", wide, narrow)
 
@@ -168,7 +167,7 @@ def dead_letters(slug: str, tables: Mapping[str, Table]) -> Made:
     for row in rows:
         day = _parsed(row["day"])
         if day is not None:
-            reason = cells.shortened(str(row["reason_kind"] or NO_REASON))
+            reason = shortened(str(row["reason_kind"] or NO_REASON))
             tally[reason][day] = tally[reason].get(day, 0) + row["letters"]
     totals = {reason: sum(days.values()) for reason, days in tally.items()}
     ordered = sorted(totals, key=lambda reason: (-totals[reason], reason))
@@ -219,7 +218,9 @@ def capacity(slug: str, tables: Mapping[str, Table]) -> Made:
     }
     wide, narrow = both(slug, lambda size: _draw_capacity(lines, size)) if lines else ("", "")
     last = rows[-1]
-    says = f"On {_day(last['day']).isoformat()} {units.size(last['total_bytes'] or 0)} were added."
+    says = (
+        f"On {_day(last['day']).isoformat()} {summary.size(last['total_bytes'] or 0)} were added."
+    )
     if "capacity_forecast" in tables:
         says = f"{says} {_forecast(tables['capacity_forecast'])}".strip()
     return Made(says, "Bytes added a day, UTC.", wide, narrow)
@@ -231,7 +232,9 @@ def _forecast(table: Table) -> str:
         return ""
     row = table.head(1)[0]
     full, kept = row["full_in_days"], row["full_in_days_kept"]
-    at = f"{units.size(row['free_bytes'])} are free; at {units.size(row['bytes_per_day'])} a day"
+    at = (
+        f"{summary.size(row['free_bytes'])} are free; at {summary.size(row['bytes_per_day'])} a day"
+    )
     when = "it is not full within ten years" if full is None else f"it is full in {full:,} days"
     with_kept = "" if kept == full else "; with what retention removes "
     if with_kept:

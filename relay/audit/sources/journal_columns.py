@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from relay.audit.acomm_arrow import LAST_SECOND
+from relay.audit.sources.acomm_messages import LAST_SECOND
 from relay.checksums import sha256_hex
 from relay.comm.event_codec import VERSION, Checkpoint, EventCodec, Start
 from relay.comm.model import DeliveryState, Labelled, MessageType

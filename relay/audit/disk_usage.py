@@ -73,7 +73,7 @@ class Sizes:
     packs: tuple[tuple[date, int], ...] = ()  # days that are packed, and what each pack takes
 
 
-def measure(home: str, watched_until_ns: int) -> Sizes:
+def measure(home: str, observed_until_ns: int) -> Sizes:
     """Look at every file of the home; what goes meanwhile is not counted.
 
     Errors: ConfigError; RelayError for a disk that cannot be asked.
@@ -97,7 +97,7 @@ def measure(home: str, watched_until_ns: int) -> Sizes:
         size,
         free,
         floor_bytes(config.disk, size),
-        _day(watched_until_ns / NS_PER_S),
+        _day(observed_until_ns / NS_PER_S),
         tuple(Measured(part, day, *counted) for (part, day), counted in totals.items()),
         _limits(config),
         _tiers(catalog),

@@ -1,9 +1,6 @@
-"""What one run looks at: the ledger as it was at one instant, then the store as it was after.
+"""The inputs of the jobs: DataFrames over the frozen files of one run.
 
-The order matters. A row of the ledger is completed only once the journal holds its message, so
-every completed row of the snapshot must be found in a store that is read later: the checkpoint,
-and the journal behind it. What is younger than the snapshot is in the store and not in the
-ledger: an age is asked for before such a message is called extra.
+A table is read from its files when it is first asked for, and kept as Parquet in the run's folder.
 """
 
 from __future__ import annotations
@@ -11,11 +8,10 @@ from __future__ import annotations
 import glob
 import json
 import os
-import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark import StorageLevel
@@ -24,30 +20,23 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from relay.audit import (
+from relay.audit.disk_usage import Sizes, measure
+from relay.audit.schemas import formats
+from relay.audit.snapshot import HomeSnapshot
+from relay.audit.sources import (
     acomm_source,
-    aof2_source,
     files_source,
-    journal_files,
+    journal_source,
     ledger_source,
     originals_source,
-    schemas,
 )
-from relay.audit.acomm_columns import SECTIONS, sections_of
-from relay.audit.ledger_source import LedgerSnapshot
-from relay.audit.reading import SMALL_BYTES, Keep
-from relay.audit.served import DEFAULT_RECENT_DAYS, watched_until
-from relay.audit.sizes import Sizes, measure
-from relay.clock import NS_PER_S, Clock
-from relay.comm import acomm
-from relay.comm.seal import seal
-from relay.config import Config, decode, read_file
-from relay.errors import FormatError, HomeMissing, KeyFileError, RelayError, SealedStore
-from relay.home import CONFIG, JOURNAL, LEDGER, STORE, Home
-from relay.store.opening import look, store_key
+from relay.audit.sources.acomm_query import SECTIONS, sections_of
+from relay.audit.sources.parquet_cache import SMALL_BYTES, Keep
+from relay.config import Config, read_file
+from relay.errors import RelayError
+from relay.home import CONFIG
 
 T = TypeVar("T")
-ARCHIVES = "store/archive/**/*.acomm"
 NOT_KEPT = frozenset(("content", "metadata", "signature"))  # bytes that one job or none reads
 # Of the journal's columns, those that jobs read more than once.
 JOURNAL_KEPT = (
@@ -67,133 +56,6 @@ JOURNAL_KEPT = (
     "deliveries",
 )
 _PASSED_OVER = ("store", "archive", "journal", "segment", "object")  # kinds of files
-DAY_NS = 86_400 * NS_PER_S
-DEFAULT_GRACE_S = 30.0  # a batch is recorded within a second of its discovery
-
-
-class FrozenJournal(NamedTuple):
-    """The journal up to where it stood; what lies behind is not looked at."""
-
-    until: dict[str, int]  # stream -> logical offset; empty: there is no journal
-    objects: str = ""  # where Tier 2 lies
-    key_file: str = ""  # where the store is encrypted
-
-
-class Gathered(NamedTuple):
-    """The files of one run: nobody changes them any more."""
-
-    home: str
-    folder: str  # private to the run: holds the copies
-    ledger: LedgerSnapshot
-    store_files: tuple[str, ...]  # the live store as it stood, and the archives in their places
-    grace_ns: int
-    watched_until_ns: int  # the snapshot, or the last sign of a relay that runs no more
-    recent_ns: int  # how long before that something may have happened and still be judged
-    journal: FrozenJournal = FrozenJournal({})
-
-    @property
-    def size(self) -> int:
-        """Bytes of ledger and store files: whether a home is small."""
-        files = (self.ledger.path, *self.store_files)
-        # One that retention took meanwhile is for those to tell who read it.
-        return sum(os.path.getsize(path) for path in files if os.path.exists(path))
-
-    def named(self, text: str) -> str:
-        """``text`` with paths of copies turned into those of their originals."""
-        for copy in (LEDGER, STORE):  # what else is in the folder is the run's own
-            text = text.replace(os.path.join(self.folder, copy), os.path.join(self.home, copy))
-        return text
-
-
-def gather(
-    home: str,
-    folder: str,
-    clock: Clock,
-    grace_s: float = DEFAULT_GRACE_S,
-    recent_days: float = DEFAULT_RECENT_DAYS,
-) -> Gathered:
-    """Take the ledger's snapshot, the live store, the list of archives, the journal's end.
-
-    The store before the archives: a message that moves to an archive meanwhile is seen twice,
-    never not at all. The journal has whatever the others have, so it is last. A store that was
-    never written is an empty one.
-    Errors: HomeMissing; LedgerError; RelayError when there is no store or it cannot be copied.
-    """
-    if not os.path.isdir(home):
-        raise HomeMissing(f"there is no relay home at {home}")
-    _require_ours(home)
-    ledger = ledger_source.take_snapshot(
-        os.path.join(home, LEDGER), os.path.join(folder, LEDGER), clock
-    )
-    files = _take_store(home, folder, clock)
-    pattern = os.path.join(glob.escape(home), ARCHIVES)
-    files += sorted(glob.glob(pattern, recursive=True))
-    journal = _freeze_journal(home)
-    until, recent = watched_until(home, ledger), int(recent_days * DAY_NS)
-    grace = int(grace_s * NS_PER_S)
-    return Gathered(home, folder, ledger, tuple(files), grace, until, recent, journal)
-
-
-def _require_ours(home: str) -> None:
-    """Errors: RelayError for a home whose ledger this user may not read."""
-    path = os.path.join(home, LEDGER)
-    hint = "run this as the user whose relay it is, or over a copy of the home"
-    try:
-        os.scandir(home).close()
-        if os.path.exists(path):
-            os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-    except OSError as exc:
-        raise RelayError(f"{exc.filename} cannot be read: {exc.strerror}", hint=hint) from exc
-    # Who reads a ledger in WAL mode maps ledger.db-shm, and makes it where nobody has it open.
-    if not os.access(home, os.W_OK) and not os.path.exists(f"{path}-shm"):
-        raise RelayError(f"{path} cannot be read: its folder cannot be written", hint=hint)
-
-
-def _freeze_journal(home: str) -> FrozenJournal:
-    """Where the journal ends now. What is damaged in it is for those to tell who read it."""
-    if not os.path.isdir(os.path.join(home, JOURNAL)):
-        return FrozenJournal({})
-    until = {}
-    for stream in journal_files.find_streams([os.path.join(glob.escape(home), JOURNAL)]):
-        until[stream] = journal_files.plan(stream, strict=False).end
-    return FrozenJournal(until, *journal_files.home_settings(home))
-
-
-def _take_store(home: str, folder: str, clock: Clock) -> list[str]:
-    """The live store as it stands now; where it cannot be made, its file, for the jobs to judge."""
-    if not os.path.isdir(os.path.join(home, JOURNAL)) or not os.path.exists(
-        os.path.join(home, CONFIG)
-    ):
-        return _copy_store(home, folder)
-    target = os.path.join(folder, STORE)
-    try:
-        with Home(home) as opened:
-            config = decode(opened.read_config(), opened.path(CONFIG))
-            key = store_key(opened, config, make=False)
-            file = look(opened, clock, config, key).snapshot().file()
-        os.makedirs(os.path.dirname(target), mode=0o700)
-        with open(target, "wb") as copy:  # not synced: it is this run's alone
-            copy.write(acomm.encode(seal(file, key)))
-    except (FormatError, KeyFileError, SealedStore):
-        return _copy_store(home, folder)
-    return [target]
-
-
-def _copy_store(home: str, folder: str) -> list[str]:
-    source, target = os.path.join(home, STORE), os.path.join(folder, STORE)
-    if not os.path.isdir(os.path.dirname(source)):
-        raise RelayError(
-            f"there is no store in {home}", hint="`relay init` completes a home; see --home"
-        )
-    try:
-        os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
-        # The file is replaced by rename: what is open stays whole.
-        shutil.copyfile(source, target)
-    except FileNotFoundError:
-        return []
-    except OSError as exc:
-        raise RelayError(f"{source} cannot be copied: {exc}") from exc
-    return [target]
 
 
 class Evidence:
@@ -208,7 +70,7 @@ class Evidence:
     def __init__(
         self,
         spark: SparkSession,
-        gathered: Gathered,
+        gathered: HomeSnapshot,
         *,
         shared: bool = False,
         earlier: str | None = None,
@@ -236,14 +98,14 @@ class Evidence:
         return self.gathered.grace_ns
 
     @property
-    def watched_until_ns(self) -> int:
+    def observed_until_ns(self) -> int:
         """Up to when a relay saw what happened: ages are reckoned from here. Unix nanoseconds."""
-        return self.gathered.watched_until_ns
+        return self.gathered.observed_until_ns
 
     @property
     def recent_since_ns(self) -> int:
         """What happened before is in the tables, and no finding any more. Unix nanoseconds."""
-        return self.gathered.watched_until_ns - self.gathered.recent_ns
+        return self.gathered.observed_until_ns - self.gathered.recent_ns
 
     @property
     def sizes(self) -> Sizes:
@@ -252,7 +114,7 @@ class Evidence:
         Errors: ConfigError; RelayError for a disk that cannot be asked.
         """
         gathered = self.gathered
-        return self._once("sizes", lambda: measure(gathered.home, gathered.watched_until_ns))
+        return self._once("sizes", lambda: measure(gathered.home, gathered.observed_until_ns))
 
     def frame(self, rows: Iterable[tuple[object, ...]], schema: StructType) -> DataFrame:
         """These rows, which the driver knows, as a table of one partition."""
@@ -365,7 +227,7 @@ class Evidence:
             lambda names: originals_source.load(
                 self._spark, home, planned, names, keep=self._keep()
             ),
-            schemas.ORIGINAL.names,
+            formats.ORIGINAL.names,
             columns,
         )
 
@@ -402,7 +264,7 @@ class Evidence:
         return Keep(tempfile.mkdtemp(prefix="table-", dir=self.gathered.folder), self._here)
 
     def files(self, *columns: str) -> DataFrame:
-        """These columns of everything that keeps something, verified: schemas.KEPT_FILE."""
+        """These columns of everything that keeps something, verified: formats.KEPT_FILE."""
         gathered = self.gathered
         given = (gathered.home, gathered.store_files, gathered.folder, gathered.journal.objects)
         units = self._once("plan of files", lambda: files_source.plan(*given))
@@ -411,7 +273,7 @@ class Evidence:
             lambda names: files_source.load(
                 self._spark, gathered.home, units, names, keep=self._keep()
             ),
-            schemas.KEPT_FILE.names,
+            formats.KEPT_FILE.names,
             columns,
         )
 
@@ -440,7 +302,7 @@ class Evidence:
         options |= {"objects": journal.objects} if journal.objects else {}
         options |= {"key_file": journal.key_file} if journal.key_file else {}
         streams = [glob.escape(stream) for stream in journal.until]
-        frame = aof2_source.load(
+        frame = journal_source.load(
             self._spark,
             streams,
             columns,
