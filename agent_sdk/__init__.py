@@ -12,8 +12,8 @@ waits. Shells use ``relay.sh`` beside this file. Source: relay-file-system.txt, 
 from agent_sdk.agent import Agent
 from agent_sdk.continuity import SavedState
 from agent_sdk.inbox import Received
-from relay.errors import MessageError, Refused, RelayError, Timeout
-from relay.message import Kind
+from relay.base.errors import MessageError, Refused, RelayError, Timeout
+from relay.base.message import Kind
 
 __all__ = [
     "Agent",

@@ -23,12 +23,12 @@ from agent_sdk.inbox import Inbox, Received
 from agent_sdk.outbox import Outbox
 from agent_sdk.presence import max_body_bytes, register, unregister
 from agent_sdk.processes import spawn_headers
-from relay.checksums import SHA256_PREFIX, sha256_hex
-from relay.clock import Clock
-from relay.errors import InvalidName, MessageError, Refused, RelayError, Timeout
-from relay.home import Home, default_root
-from relay.message import RELAY_HEADERS, SENT_KINDS, Kind, MessageFile
-from relay.names import ORCHESTRATOR, check_agent_name, is_channel_name
+from relay.base.checksums import SHA256_PREFIX, sha256_hex
+from relay.base.clock import Clock
+from relay.base.errors import InvalidName, MessageError, Refused, RelayError, Timeout
+from relay.base.home import Home, default_root
+from relay.base.message import RELAY_HEADERS, SENT_KINDS, Kind, MessageFile
+from relay.base.names import ORCHESTRATOR, check_agent_name, is_channel_name
 
 ACK_STATUSES = ("received", "in_progress", "completed")
 COMPLETED = re.compile(r"\s*completed\b")

@@ -12,11 +12,11 @@ import io
 import os
 
 from agent_sdk.disk import removed_on_failure, when_full_again
-from relay import fsio
-from relay.checksums import SHA256_PREFIX, sha256_hex
-from relay.errors import IntegrityError, MessageError, NotFound, RelayError
-from relay.home import Dirs, Home
-from relay.message import CHECKSUM
+from relay.base import fsio
+from relay.base.checksums import SHA256_PREFIX, sha256_hex
+from relay.base.errors import IntegrityError, MessageError, NotFound, RelayError
+from relay.base.home import Dirs, Home
+from relay.base.message import CHECKSUM
 
 FOLDER = "attachments"
 PIECE_BYTES = 1 << 20

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from relay.errors import MessageError
-from relay.message import Kind
-from relay.names import ORCHESTRATOR
+from relay.base.errors import MessageError
+from relay.base.message import Kind
+from relay.base.names import ORCHESTRATOR
 
 if TYPE_CHECKING:
     from agent_sdk.agent import Agent

@@ -3,7 +3,7 @@
     create TEMP → fsync → rename to NAME → fsync of NAME's directory
                           ^ committed here; before it, TEMP is removed whatever goes wrong
 
-All of it goes through ``relay.fsio``, relative to directory descriptors.
+All of it goes through ``relay.base.fsio``, relative to directory descriptors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from relay import fsio
+from relay.base import fsio
 
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 FIRST_PAUSE_S = 0.1  # doubled each time: room on a disk is made by people and by pruning

@@ -14,12 +14,12 @@ from time import monotonic
 from typing import NamedTuple, TypeVar
 
 from agent_sdk.wait import Wake, open_wake
-from relay import fsio
-from relay.checksums import SHA256_PREFIX, sha256_hex
-from relay.errors import MessageError, RelayError, UnsafePath
-from relay.home import READ, Dirs, Home
-from relay.message import Kind, MessageFile, parse_delivered
-from relay.names import MSG_SUFFIX
+from relay.base import fsio
+from relay.base.checksums import SHA256_PREFIX, sha256_hex
+from relay.base.errors import MessageError, RelayError, UnsafePath
+from relay.base.home import READ, Dirs, Home
+from relay.base.message import Kind, MessageFile, parse_delivered
+from relay.base.names import MSG_SUFFIX
 
 MAX_FILE_BYTES = 1 << 30  # the relay's own limit is far below; what it delivers is taken
 # Of a listing one name in 64 is used before the next: taking one of 100,000 must not cost a

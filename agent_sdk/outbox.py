@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from agent_sdk.disk import place, when_full_again
 from agent_sdk.signing import signed
-from relay import fsio
-from relay.clock import Clock
-from relay.errors import MessageError, RelayError
-from relay.home import PENDING, Dirs, Home
-from relay.message import MessageFile, parse, render
-from relay.names import MSG_SUFFIX, new_message_id
+from relay.base import fsio
+from relay.base.clock import Clock
+from relay.base.errors import MessageError, RelayError
+from relay.base.home import PENDING, Dirs, Home
+from relay.base.message import MessageFile, parse, render
+from relay.base.names import MSG_SUFFIX, new_message_id
 
 
 class Outbox:

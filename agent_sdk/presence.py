@@ -18,10 +18,10 @@ import contextlib
 import os
 
 from agent_sdk.disk import place
-from relay import fsio
-from relay.errors import RelayError
-from relay.home import META, Home
-from relay.message import DEFAULT_MAX_BODY_BYTES
+from relay.base import fsio
+from relay.base.errors import RelayError
+from relay.base.home import META, Home
+from relay.base.message import DEFAULT_MAX_BODY_BYTES
 
 NO_LEAVING = "unregisters"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from relay.errors import MessageError
+from relay.base.errors import MessageError
 
 KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SPLIT = re.compile(r",\s*[A-Za-z_][A-Za-z0-9_]*=")  # where the relay would see another setting

@@ -8,9 +8,9 @@ and pays for no cryptography. Source: FORMATS section 2, "Signatures".
 
 from __future__ import annotations
 
-from relay import fsio
-from relay.home import KEY, Dirs, Home
-from relay.message import SIGNATURE_PREFIX, MessageFile
+from relay.base import fsio
+from relay.base.home import KEY, Dirs, Home
+from relay.base.message import SIGNATURE_PREFIX, MessageFile
 
 
 def signed(
@@ -24,7 +24,7 @@ def signed(
         return message
     import base64
 
-    from relay.security import keyfile, signatures
+    from relay.base import keyfile, signatures
 
     key = keyfile.load(home.path("agents", agent, KEY))
     raw = signatures.sign(key, agent, message_id, message.to, message.body)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import click
 
+from relay.base.errors import EXIT_CODES
 from relay.cli import cli
-from relay.errors import EXIT_CODES
 
 WIDTH = 92
 

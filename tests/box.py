@@ -13,25 +13,25 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from relay import recovery
+from relay.acomm import codec
 from relay.agents.roster import Roster
-from relay.aof2.plan import Order
-from relay.basis import Basis
-from relay.comm import acomm
-from relay.comm.engine import CommStore
-from relay.comm.flush import Flusher, FlushPolicy, Inline
-from relay.config import Config, encode
-from relay.flow.dispatch import Dispatcher
-from relay.flow.watcher import Wake, Watcher, make_watcher
-from relay.home import LEDGER, STORE, Home
+from relay.agents.spawner import Spawner
+from relay.base.config import Config, encode
+from relay.base.home import LEDGER, STORE, Home
+from relay.base.jobs import Pack, Prune
+from relay.base.message import MessageFile, parse_delivered
+from relay.base.metrics import Tally
+from relay.base.watcher import Wake, Watcher, make_watcher
+from relay.daemon import recovery
+from relay.daemon.opening import open_store, store_key
+from relay.daemon.session import make_roller, make_supervisor, tend
+from relay.daemon.upkeep import obey
+from relay.delivery.context import Basis
+from relay.delivery.dispatch import Dispatcher
+from relay.engine.commstore import CommStore
+from relay.engine.flush import Flusher, FlushPolicy, Inline
+from relay.journal.plan import Order
 from relay.ledger import Ledger
-from relay.message import MessageFile, parse_delivered
-from relay.operations.tally import Tally
-from relay.orchestrator.asked import Pack, Prune
-from relay.processes.spawner import Spawner
-from relay.session import make_roller, make_supervisor, tend
-from relay.store.opening import open_store, store_key
-from relay.store.upkeep import obey
 from tests.fakes import FakeClock, FakeSpawner
 
 HOMES: list[Home] = []  # of every box, to be closed after its test: who is killed closes nothing
@@ -220,7 +220,7 @@ class Box:
 
     def stored(self) -> list[str]:
         """Relay ids of the messages in the store's file."""
-        file = acomm.read(self.home.path(STORE))
+        file = codec.read(self.home.path(STORE))
         return [str((m.metadata or {}).get("relay_id")) for m in file.messages]
 
     def _log(self, event: str, **facts: object) -> None:

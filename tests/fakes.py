@@ -8,9 +8,9 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from relay.clock import NS_PER_S, Clock
-from relay.processes.requests import Spec
-from relay.processes.spawner import CannotStart, Ended, Pid, Usage
+from relay.agents.requests import Spec
+from relay.agents.spawner import CannotStart, Ended, Pid, Usage
+from relay.base.clock import NS_PER_S, Clock
 
 
 class FakeClock(Clock):

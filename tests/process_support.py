@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from relay.config import Config, Spawn
-from relay.processes.table import Process
+from relay.base.config import Config, Spawn
+from relay.ledger.processes import Process
 from tests.box import Box
 from tests.fakes import FakeProcess, FakeSpawner
 

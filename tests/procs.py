@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from relay.home import LEDGER, Home
+from relay.base.home import LEDGER, Home
 from relay.ledger import Ledger
 
 PROJECT = Path(__file__).resolve().parent.parent

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pyspark import SparkContext
 
-from relay.errors import RelayError
+from relay.base.errors import RelayError
 
 PACKAGE = "agent_relay.zip"
 SHARED_HINT = (

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import NamedTuple
 
-from relay.aof2.catalog import Catalog, Residency
-from relay.aof2.manifest import read_manifest
-from relay.clock import NS_PER_S
-from relay.config import Config, Retention, read_file
-from relay.errors import RelayError
-from relay.home import ARCHIVES, CONFIG, JOURNAL, LEDGER
-from relay.housekeeping.archive_pack import SUFFIX, is_day
-from relay.operations.disk import floor_bytes, look
-from relay.store.eventlog import STREAM_ID
+from relay.base.clock import NS_PER_S
+from relay.base.config import Config, Retention, read_file
+from relay.base.disk import floor_bytes, look
+from relay.base.errors import RelayError
+from relay.base.home import ARCHIVES, CONFIG, JOURNAL, LEDGER
+from relay.delivery.eventlog import STREAM_ID
+from relay.journal.catalog import Catalog, Residency
+from relay.journal.manifest import read_manifest
+from relay.ledger.archive_pack import SUFFIX, is_day
 
 LEDGER_PART, JOURNAL_PART, STORE_PART = "ledger", "journal", "store"
 ARCHIVE_PART, INBOX_PART, ATTACHMENT_PART, OTHER_PART = "archive", "inbox", "attachment", "other"

@@ -32,9 +32,9 @@ from relay.audit.sources import (
 )
 from relay.audit.sources.acomm_query import SECTIONS, sections_of
 from relay.audit.sources.parquet_cache import SMALL_BYTES, Keep
-from relay.config import Config, read_file
-from relay.errors import RelayError
-from relay.home import CONFIG
+from relay.base.config import Config, read_file
+from relay.base.errors import RelayError
+from relay.base.home import CONFIG
 
 T = TypeVar("T")
 NOT_KEPT = frozenset(("content", "metadata", "signature"))  # bytes that one job or none reads

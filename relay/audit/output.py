@@ -20,11 +20,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from relay import fsio
 from relay.audit.jobs import JOBS
 from relay.audit.report import REPORT, make_page
 from relay.audit.summary import SUMMARY, Report, from_json, to_json
-from relay.errors import RelayError
+from relay.base import fsio
+from relay.base.errors import RelayError
 
 FINDINGS = "findings"
 UNFINISHED = ".unfinished"

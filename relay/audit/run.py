@@ -24,8 +24,8 @@ from relay.audit.session import DEFAULT_MASTER, explained, has_ended, session, s
 from relay.audit.snapshot import DEFAULT_GRACE_S, DEFAULT_RECENT_DAYS, HomeSnapshot, snapshot_home
 from relay.audit.summary import Examples, JobReport, Report, to_json
 from relay.audit.temp_folders import private_folder
-from relay.clock import NS_PER_S, Clock, iso_time
-from relay.errors import FormatError, RelayError
+from relay.base.clock import NS_PER_S, Clock, iso_time
+from relay.base.errors import FormatError, RelayError
 
 __all__ = ["Examples", "JobReport", "Report", "Request", "run_audit", "to_json"]
 

@@ -43,7 +43,7 @@ from relay.audit.spark_errors import (
     memory,
 )
 from relay.audit.temp_folders import private_folder
-from relay.errors import RelayError
+from relay.base.errors import RelayError
 
 DEFAULT_MASTER = "local[*]"
 START_HINT = f"{MEMORY_VARIABLE}=1g sets its memory, JAVA_HOME names another Java"

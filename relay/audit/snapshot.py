@@ -18,14 +18,14 @@ import shutil
 import sqlite3
 from typing import NamedTuple
 
-from relay import fsio
+from relay.acomm import codec
+from relay.acomm.encryption import seal
 from relay.audit.sources import journal_files, ledger_source
 from relay.audit.sources.ledger_source import LedgerSnapshot
-from relay.clock import NS_PER_S, Clock
-from relay.comm import acomm
-from relay.comm.seal import seal
-from relay.config import decode
-from relay.errors import (
+from relay.base import fsio
+from relay.base.clock import NS_PER_S, Clock
+from relay.base.config import decode
+from relay.base.errors import (
     FormatError,
     HomeMissing,
     KeyFileError,
@@ -33,8 +33,8 @@ from relay.errors import (
     RelayError,
     SealedStore,
 )
-from relay.home import CONFIG, JOURNAL, LEDGER, LOCK, STORE, Home
-from relay.store.opening import look, store_key
+from relay.base.home import CONFIG, JOURNAL, LEDGER, LOCK, STORE, Home
+from relay.daemon.opening import look, store_key
 
 ARCHIVES = "store/archive/**/*.acomm"
 DAY_NS = 86_400 * NS_PER_S
@@ -152,7 +152,7 @@ def _take_store(home: str, folder: str, clock: Clock) -> list[str]:
             file = look(opened, clock, config, key).snapshot().file()
         os.makedirs(os.path.dirname(target), mode=0o700)
         with open(target, "wb") as copy:  # not synced: it is this run's alone
-            copy.write(acomm.encode(seal(file, key)))
+            copy.write(codec.encode(seal(file, key)))
     except (FormatError, KeyFileError, SealedStore):
         return _copy_store(home, folder)
     return [target]

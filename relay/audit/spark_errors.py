@@ -13,8 +13,8 @@ import re
 
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 
-from relay import errors
-from relay.errors import RelayError
+from relay.base import errors
+from relay.base.errors import RelayError
 
 MEMORY_VARIABLE = "SPARK_DRIVER_MEMORY"
 DEFAULT_MEMORY = "1g"  # Spark's own
@@ -28,7 +28,7 @@ _CANNOT_START = re.compile(
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|Java heap space|GC overhead limit")
 _PORT = re.compile(r"Address already in use|Cannot assign requested address|UnknownHostException")
 
-_OURS = re.compile(r"^(?:relay\.errors\.)(\w+): (.+)$", re.MULTILINE)
+_OURS = re.compile(r"^(?:relay\.base\.errors\.)(\w+): (.+)$", re.MULTILINE)
 _INTERNAL = re.compile(r"\[INTERNAL_ERROR|You hit a bug in Spark")
 _SHUT_DOWN = re.compile("SparkContext was shut down|stopped SparkContext")
 # Parts that mean nothing to a person: the Java class, Spark's error class, the SQL state.

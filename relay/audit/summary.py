@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from relay.errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_OK, RelayError
+from relay.base.errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_OK, RelayError
 
 SUMMARY = "summary.json"
 

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
-from relay import fsio
+from relay.base import fsio
 
 PREFIX = "relay-audit-"
 _LOCK = "lock"

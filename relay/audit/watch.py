@@ -31,12 +31,12 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
-from relay import fsio
 from relay.audit.session import explained, session
 from relay.audit.sources import journal_files
 from relay.audit.sources.journal_files import Segment, Settings, read_segment
-from relay.errors import HomeMissing, RelayError
-from relay.home import JOURNAL
+from relay.base import fsio
+from relay.base.errors import HomeMissing, RelayError
+from relay.base.home import JOURNAL
 
 # One core: it is there all day, beside the relay that it looks at.
 MASTER = "local[1]"

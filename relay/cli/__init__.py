@@ -2,7 +2,7 @@
 
 Subcommands are imported when they are called: ``relay --help`` answers at once and imports
 neither the daemon nor Spark. Errors are one line on stderr with what to do, and the exit code of
-their class (``relay.errors.EXIT_CODES``).
+their class (``relay.base.errors.EXIT_CODES``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from relay.errors import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTED, RelayError
+from relay.base.errors import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTED, RelayError
 
 # command -> (module, one line of help). The line is the command's own; a test compares them.
 COMMANDS = {

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from relay.base.clock import NS_PER_S, elapsed
 from relay.cli.common import home_option, json_option, open_home, show_rows
 from relay.cli.history import read_store
-from relay.clock import NS_PER_S, elapsed
 
 if TYPE_CHECKING:
-    from relay.comm import CommStore, Message
-    from relay.comm.model import Delivery, Obligation
+    from relay.acomm.model import Delivery, Obligation
+    from relay.engine import CommStore, Message
 
 
 @click.command(epilog="\b\nExamples:\n  relay acks\n  relay acks --overdue --agent bob")
@@ -52,8 +52,8 @@ def acks(
 
 def _owed(store: CommStore, now_ms: int) -> Iterator[dict[str, Any]]:
     """A row for each delivery whose answer or acknowledgment is owed, oldest message first."""
-    from relay.comm.duties import is_retried
-    from relay.comm.model import DeliveryState
+    from relay.acomm.model import DeliveryState
+    from relay.engine.ack_rules import is_retried
 
     awaits = (DeliveryState.WAITING, DeliveryState.DELIVERED, DeliveryState.RECEIVED)
     for message in store.state.messages.values():
@@ -79,9 +79,9 @@ def _row(
     due_ms: int,
     overdue: bool | None,
 ) -> dict[str, Any]:
-    from relay.clock import NS_PER_MS, NS_PER_S, iso_time
-    from relay.comm.model import DeliveryState
-    from relay.flow.router import KIND_OF
+    from relay.acomm.model import DeliveryState
+    from relay.base.clock import NS_PER_MS, NS_PER_S, iso_time
+    from relay.delivery.router import KIND_OF
 
     metadata = message.metadata or {}
     delivered = message.delivered_at

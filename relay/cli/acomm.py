@@ -15,10 +15,10 @@ from pathlib import Path
 
 import click
 
+from relay.base.errors import EXIT_FINDINGS, NotFound, RelayError
 from relay.cli.common import counted, echo_json, printable
-from relay.errors import EXIT_FINDINGS, NotFound, RelayError
 
-# The same as relay.comm.jsonl.SECTIONS; importing the codec for `--help` would be dear.
+# The same as relay.acomm.jsonl.SECTIONS; importing the codec for `--help` would be dear.
 SECTIONS = (
     "header",
     "channels",
@@ -106,9 +106,8 @@ def dump(file: str, section: str | None, key_file: str | None) -> None:
     `relay acomm build` makes an equal file of them. Contents of an encrypted FILE stay sealed
     without --key-file.
     """
-    from relay.comm import acomm as codec
-    from relay.comm import jsonl
-    from relay.comm.seal import unseal
+    from relay.acomm import codec, jsonl
+    from relay.acomm.encryption import unseal
 
     key = _key(key_file)
     with _disk(file):
@@ -139,8 +138,7 @@ def build(file: str, source: str, no_compress: bool, force: bool) -> None:
     Indexes, counts and order are made. A FILE that is there is not replaced without --force,
     and one that is damaged or no `.acomm` is never replaced.
     """
-    from relay.comm import acomm as codec
-    from relay.comm import jsonl
+    from relay.acomm import codec, jsonl
 
     _refuse_to_lose(file, force)
     store = jsonl.from_lines(_lines(source))
@@ -157,10 +155,10 @@ def _findings(
     path: str, key: bytes | None, public_keys: dict[str, bytes]
 ) -> tuple[list[str], list[str]]:
     """Problems and warnings of one file; one that cannot be read is a problem."""
-    from relay.comm import acomm as codec
-    from relay.comm.seal import unseal
-    from relay.comm.signed import wrong_signatures
-    from relay.comm.verify import verify
+    from relay.acomm import codec
+    from relay.acomm.encryption import unseal
+    from relay.acomm.signed import wrong_signatures
+    from relay.acomm.verify import verify
 
     try:
         with _disk(path):
@@ -177,7 +175,7 @@ def _findings(
 
 def _key(path: str | None) -> bytes | None:
     """The key in a key file that was named. Errors: KeyFileError."""
-    from relay.security import keyfile
+    from relay.base import keyfile
 
     return None if path is None else keyfile.load(path)
 
@@ -196,7 +194,7 @@ def _public_keys(folder: str | None) -> dict[str, bytes]:
 
 def _refuse_to_lose(path: str, force: bool) -> None:
     """Errors: RelayError when something stands at ``path`` that must stay there."""
-    from relay.comm import acomm as codec
+    from relay.acomm import codec
 
     if not os.path.lexists(path):
         return

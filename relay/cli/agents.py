@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from relay.base.clock import NS_PER_S
+from relay.base.home import LEDGER, META
+from relay.base.names import OPERATOR, ORCHESTRATOR, check_agent_name
 from relay.cli.ask import control_options, order
 from relay.cli.common import (
     ago,
@@ -26,12 +29,9 @@ from relay.cli.common import (
     when,
 )
 from relay.cli.signs import Sign, signs_of
-from relay.clock import NS_PER_S
-from relay.home import LEDGER, META
-from relay.names import OPERATOR, ORCHESTRATOR, check_agent_name
 
 if TYPE_CHECKING:
-    from relay.home import Home
+    from relay.base.home import Home
 
 
 @click.group(
@@ -181,7 +181,7 @@ def register(
     Needed for a role alone: a directory made by `mkdir -p` is an agent, too. An agent that was
     terminated or retired is made active again, by a message to the relay.
     """
-    from relay import fsio
+    from relay.base import fsio
 
     check_agent_name(name)
     with open_home(ctx, home) as opened:
@@ -200,7 +200,7 @@ def register(
 
 def _revive(home: Home, name: str) -> None:
     """Ask for an agent that is away to be active again; a relay that runs later does it, too."""
-    from relay.errors import LedgerError
+    from relay.base.errors import LedgerError
     from relay.ledger import open_readonly
 
     try:

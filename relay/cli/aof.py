@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from relay.base.clock import NS_PER_MS
+from relay.base.errors import EXIT_FINDINGS, FormatError, NotFound, RelayError
+from relay.base.text import json_line
 from relay.cli.common import columns, counted, echo_json, printable, when
-from relay.clock import NS_PER_MS
-from relay.errors import EXIT_FINDINGS, FormatError, NotFound, RelayError
-from relay.visible import json_line
 
 if TYPE_CHECKING:
-    from relay.aof2.check import SegmentFile
-    from relay.aof2.format import ManifestRecord
-    from relay.aof2.records import Record
+    from relay.journal.check import SegmentFile
+    from relay.journal.format import ManifestRecord
+    from relay.journal.records import Record
 
 CHECK_EXAMPLES = """\b
 Examples:
@@ -60,7 +60,7 @@ def check(path: str, as_json: bool) -> None:
     Prints a line for each problem, then how many there are, or OK. Exits 3 when there is one.
     No file is changed.
     """
-    from relay.aof2.check import check as findings_of
+    from relay.journal.check import check as findings_of
 
     _must_be(path)
     problems, warnings = findings_of(path)
@@ -107,8 +107,8 @@ def manifest_inspect(path: str, as_json: bool) -> None:
 
     What is damaged is named on stderr and stepped over; then it exits 3.
     """
-    from relay.aof2.jsonl import entry_row, manifest_row, snapshot_row
-    from relay.aof2.look import kind_of, look_at_snapshot
+    from relay.journal.inspect import kind_of, look_at_snapshot
+    from relay.journal.jsonl import entry_row, manifest_row, snapshot_row
 
     _must_be(path)
     if os.path.isfile(path) and kind_of(path) == "snapshot":
@@ -145,8 +145,8 @@ def record_row(record: Record) -> dict[str, Any]:
 
 def _segments(path: str) -> list[SegmentFile]:
     """The segments of a stream, or the one that was named."""
-    from relay.aof2.check import SegmentFile, segment_files
-    from relay.aof2.look import kind_of
+    from relay.journal.check import SegmentFile, segment_files
+    from relay.journal.inspect import kind_of
 
     if os.path.isdir(path):
         return segment_files(path)
@@ -157,7 +157,7 @@ def _segments(path: str) -> list[SegmentFile]:
 
 def _records(files: list[SegmentFile], faults: list[str]) -> Iterator[Record]:
     """The good records of segments; what is missing goes to ``faults``, once read."""
-    from relay.aof2.look import SegmentLook, problem_of
+    from relay.journal.inspect import SegmentLook, problem_of
 
     for file in files:
         if not file.path:
@@ -173,8 +173,8 @@ def _records(files: list[SegmentFile], faults: list[str]) -> Iterator[Record]:
 
 def _manifest_records(path: str, faults: list[str]) -> Iterator[ManifestRecord]:
     """The good records of a manifest, chunk by chunk."""
-    from relay.aof2 import chunk as chunks
-    from relay.aof2.look import ChunkLook, kind_of
+    from relay.journal import chunk as chunks
+    from relay.journal.inspect import ChunkLook, kind_of
 
     if os.path.isdir(path):
         looks = (ChunkLook(chunks.path_of(path, n), n) for n in chunks.indexes(path))
@@ -218,7 +218,7 @@ def _shown(payload: bytes) -> str:
 
 
 def _manifest_cells(row: dict[str, Any], flags: int) -> list[object]:
-    from relay.aof2.format import REASONS
+    from relay.journal.format import REASONS
 
     kind, segment, offset, at_ms = (row.pop(name) for name in list(row)[:4])
     if (code := row.get("reason_code")) is not None:

@@ -20,7 +20,7 @@ from relay.cli.common import (
 
 if TYPE_CHECKING:
     from agent_sdk import Agent, Received
-    from relay.home import Home
+    from relay.base.home import Home
 
 # A flush is due after 5 s; one that a large store or a slow disk holds up is not waited for.
 FLUSH_TIMEOUT_S = 15.0
@@ -57,7 +57,7 @@ def order(
     Timeout; MessageError for a value that is not one line.
     """
     from agent_sdk import MessageError
-    from relay.names import ORCHESTRATOR
+    from relay.base.names import ORCHESTRATOR
 
     root = root_of(ctx, home)
     require_relay(root)
@@ -88,7 +88,7 @@ def request(me: Agent, to: str, body: str | bytes, timeout_s: float, **options: 
     Who gives up waiting is told what was sent: it stays sent.
     """
     from agent_sdk import Refused, Timeout
-    from relay.errors import EXIT_INTERRUPTED
+    from relay.base.errors import EXIT_INTERRUPTED
 
     sent: list[str] = []
     try:
@@ -112,9 +112,9 @@ def request(me: Agent, to: str, body: str | bytes, timeout_s: float, **options: 
 
 def require_relay(root: str) -> None:
     """Errors: NotRunning, so that nobody waits for an answer that cannot come."""
-    from relay.daemon import lock_holder
-    from relay.errors import NotRunning
-    from relay.home import Home
+    from relay.base.errors import NotRunning
+    from relay.base.home import Home
+    from relay.daemon.process import lock_holder
 
     with Home(root) as home:
         if lock_holder(home) is None:
@@ -137,7 +137,7 @@ def acting_as(agent: str, root: str) -> Agent:
 
 def require_mailbox(root: str, agent: str) -> None:
     """Errors: InvalidName; NotFound for an agent without an inbox: a slip must not make one."""
-    from relay.errors import NotFound
+    from relay.base.errors import NotFound
 
     if not _has_mailbox(root, agent):
         raise NotFound(
@@ -147,8 +147,8 @@ def require_mailbox(root: str, agent: str) -> None:
 
 
 def _has_mailbox(root: str, agent: str) -> bool:
-    from relay.home import Home
-    from relay.names import check_agent_name
+    from relay.base.home import Home
+    from relay.base.names import check_agent_name
 
     check_agent_name(agent)
     with Home(root) as home, home.dirs() as dirs:
@@ -161,8 +161,8 @@ def _has_mailbox(root: str, agent: str) -> bool:
 
 def check_agent(ctx: click.Context, home: str | None, name: str | None) -> None:
     """Errors: NotFound for a name, where one is given, that no agent has."""
-    from relay.errors import NotFound
-    from relay.home import Home
+    from relay.base.errors import NotFound
+    from relay.base.home import Home
 
     if name is not None:
         with Home(root_of(ctx, home)) as opened:
@@ -179,10 +179,10 @@ def wait_for_flush(home: Home) -> None:
     So who changes a channel and looks at it sees the change. Says so on stderr when the relay
     has not written it within 15 s.
     """
-    from relay.daemon import lock_holder
-    from relay.home import LEDGER
+    from relay.base.home import LEDGER
+    from relay.base.names import ORCHESTRATOR
+    from relay.daemon.process import lock_holder
     from relay.ledger import open_readonly
-    from relay.names import ORCHESTRATOR
 
     db = open_readonly(home.path(LEDGER))
     newest = db.execute("SELECT max(id) FROM messages").fetchone()[0]
@@ -201,7 +201,7 @@ def wait_for_flush(home: Home) -> None:
 
 def duration_s(text: str, option: str) -> float:
     """Seconds of ``30s``, ``1m``, ``2h`` or ``60000`` (ms). Errors: BadParameter."""
-    from relay.message import parse_duration_ms
+    from relay.base.message import parse_duration_ms
 
     try:
         return parse_duration_ms(text) / 1000
@@ -211,8 +211,8 @@ def duration_s(text: str, option: str) -> float:
 
 def _standing(root: str, message_id: str) -> str:
     """What the ledger knows of a message, in a few words."""
-    from relay.daemon import lock_holder
-    from relay.home import LEDGER, Home
+    from relay.base.home import LEDGER, Home
+    from relay.daemon.process import lock_holder
     from relay.ledger import open_readonly, wording
 
     with Home(root) as home:

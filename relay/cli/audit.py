@@ -13,11 +13,11 @@ from typing import Any
 
 import click
 
+from relay.base.clock import Clock
+from relay.base.errors import EXIT_FAILED, EXIT_FINDINGS, RelayError
+from relay.base.text import json_visible
 from relay.cli.audit_ending import one_line_when_ended
 from relay.cli.common import Amount, home_option, json_option, printable, root_of
-from relay.clock import Clock
-from relay.errors import EXIT_FAILED, EXIT_FINDINGS, RelayError
-from relay.visible import json_visible
 
 # What the extra brings, by the name it is imported by.
 NEEDED = ("pyspark", "pyarrow", "adbc_driver_sqlite", "jinja2", "matplotlib")

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from relay.base.home import CONFIG
 from relay.cli.common import counted, echo_json, home_option, json_option, open_home, printable
 from relay.cli.common import root_of as home_root
-from relay.home import CONFIG
 
 if TYPE_CHECKING:
-    from relay.housekeeping.backup import Manifest
+    from relay.daemon.home_backup import Manifest
 
 MIB = 1 << 20
 
@@ -27,9 +27,9 @@ def backup(ctx: click.Context, home: str | None, directory: str, as_json: bool) 
     Ledger, store, journal, mailboxes, archive, attachments, saved states, keys, config.json; not
     logs. Private keys are in it: keep it as private as the home. DIR is there once it is complete.
     """
-    from relay import config as configuration
-    from relay.clock import Clock
-    from relay.housekeeping import backup as home_backup
+    from relay.base import config as configuration
+    from relay.base.clock import Clock
+    from relay.daemon import home_backup
 
     with open_home(ctx, home) as opened:
         config = configuration.decode(opened.read_config(), opened.path(CONFIG))
@@ -60,7 +60,7 @@ def restore(
     Every file is compared with the backup's list before anything is changed. A home that was there
     is kept as HOME.before-restore. Never run a home and its copy at the same time.
     """
-    from relay.housekeeping import restore as home_restore
+    from relay.daemon import restore as home_restore
 
     root = home_root(ctx, home)
     done = home_restore.restore(directory, root, force=force)

@@ -15,7 +15,7 @@ from relay.cli.common import echo_json, home_option, json_option, open_home, pri
 from relay.cli.history import read_store
 
 if TYPE_CHECKING:
-    from relay.comm import Channel, CommStore
+    from relay.engine import Channel, CommStore
 
 TYPES = ("group", "broadcast", "pubsub", "direct")
 agent_option = click.option(
@@ -72,7 +72,7 @@ def list_(ctx: click.Context, home: str | None, everything: bool, as_json: bool)
 @click.pass_context
 def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None:
     """Show one channel: participants, subscriptions, settings."""
-    from relay.errors import ChannelNotFound
+    from relay.base.errors import ChannelNotFound
 
     with open_home(ctx, home) as opened:
         wait_for_flush(opened)
@@ -101,7 +101,7 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
 
 
 def _facts(store: CommStore, found: Channel) -> dict[str, Any]:
-    from relay.orchestrator.filters import in_words
+    from relay.delivery.filters import in_words
 
     config = found.config
     return {
@@ -134,8 +134,8 @@ def _facts(store: CommStore, found: Channel) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """A setting's value as ``config`` takes it."""
-    from relay.comm.model import DeliveryMode, Retention
-    from relay.message import DELIVERY_MODES
+    from relay.acomm.model import DeliveryMode, Retention
+    from relay.base.message import DELIVERY_MODES
 
     if isinstance(value, DeliveryMode):
         return DELIVERY_MODES[value]

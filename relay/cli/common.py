@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import click
 
-from relay.clock import elapsed, iso_time
-from relay.errors import RelayError
-from relay.home import META, Home, default_root
-from relay.names import MSG_SUFFIX, OPERATOR
-from relay.visible import json_line, visible
+from relay.base.clock import elapsed, iso_time
+from relay.base.errors import RelayError
+from relay.base.home import META, Home, default_root
+from relay.base.names import MSG_SUFFIX, OPERATOR
+from relay.base.text import json_line, visible
 
 F = TypeVar("F", bound=Callable[..., Any])
 AGENT_VARIABLE = "AGENT_RELAY_NAME"
@@ -66,7 +66,7 @@ def open_home(ctx: click.Context, home: str | None) -> Home:
 
 def no_relay(home: Home) -> str:
     """The line for a home where no relay runs: how the last one ended, and what to do."""
-    from relay.daemon import left
+    from relay.daemon.process import left
 
     gone = left(home)
     told = f": the last one, {gone}" if gone is not None else ""

@@ -76,7 +76,7 @@ def load(
     On a terminal what cannot be seen is shown as an escape.
     """
     from agent_sdk.continuity import load_version
-    from relay.errors import NotFound
+    from relay.base.errors import NotFound
 
     with _agent(ctx, home, agent) as me:
         found = load_version(me, version, timeout_s, name)

@@ -14,7 +14,7 @@ from relay.cli.common import echo_json, home_option, json_option, open_home, pri
 from relay.cli.history import message_facts, read_store
 
 if TYPE_CHECKING:
-    from relay.comm import CommStore, DeadLetter
+    from relay.engine import CommStore, DeadLetter
 
 UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 MOST_DIGITS = 9
@@ -66,7 +66,7 @@ def _cells(row: dict[str, Any]) -> tuple[object, ...]:
 @click.pass_context
 def show(ctx: click.Context, home: str | None, message_id: str, as_json: bool) -> None:
     """Show one dead letter, with its content."""
-    from relay.errors import NotFound
+    from relay.base.errors import NotFound
 
     with open_home(ctx, home) as opened:
         wait_for_flush(opened)
@@ -129,7 +129,7 @@ def _age_s(text: str) -> int:
 
 
 def _facts(store: CommStore, letter: DeadLetter) -> dict[str, Any]:
-    from relay.clock import NS_PER_S, iso_time
+    from relay.base.clock import NS_PER_S, iso_time
 
     facts = message_facts(store, letter.message)
     tried = store.state.deliveries.get(letter.message.id, {})

@@ -6,8 +6,8 @@ import contextlib
 import time
 from collections.abc import Iterable
 
-from relay.errors import LedgerError
-from relay.home import LEDGER, Home
+from relay.base.errors import LedgerError
+from relay.base.home import LEDGER, Home
 
 NOT_OURS = "not delivered by the relay"
 UNKNOWN = "the ledger does not know it"  # a relay that was killed may not have told it
@@ -17,7 +17,7 @@ PATIENCE_S = 1.0  # the ledger hears of a delivery behind the rename
 def marks(root: str, agent: str, message_ids: Iterable[str]) -> dict[str, str] | None:
     """A note for each message that no delivery to this agent names, by id; None where the
     ledger cannot be read."""
-    from relay.daemon import lock_holder
+    from relay.daemon.process import lock_holder
 
     with Home(root) as home:
         try:

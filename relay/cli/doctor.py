@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from relay.base.errors import EXIT_FINDINGS
 from relay.cli.common import (
     counted,
     echo_json,
@@ -14,11 +15,10 @@ from relay.cli.common import (
     open_home,
     printable,
 )
-from relay.errors import EXIT_FINDINGS
 
 if TYPE_CHECKING:
+    from relay.base.home import Home
     from relay.doctor import Finding
-    from relay.home import Home
 
 
 @click.command(

@@ -16,8 +16,8 @@ import click
 from relay.cli.common import home_option, json_option, open_home, printable, show_rows
 
 if TYPE_CHECKING:
-    from relay.comm import CommStore, Message, MessageFilter
-    from relay.home import Home
+    from relay.base.home import Home
+    from relay.engine import CommStore, Message, MessageFilter
 
 TYPES = (
     "Text",
@@ -99,8 +99,8 @@ def thread(ctx: click.Context, home: str | None, thread_id: str, as_json: bool) 
 
     THREAD is what the header said, or the id of a command or query that began it.
     """
-    from relay.checksums import uuid4_of
-    from relay.errors import NotFound
+    from relay.base.checksums import uuid4_of
+    from relay.base.errors import NotFound
 
     with open_home(ctx, home) as opened:
         store = read_store(opened)
@@ -131,9 +131,9 @@ def read_store(home: Home) -> CommStore:
 
     Errors: FormatError for a damaged file; KeyFileError, SealedStore for an encrypted one.
     """
-    from relay.clock import Clock
-    from relay.config import decode
-    from relay.store.opening import look, store_key
+    from relay.base.clock import Clock
+    from relay.base.config import decode
+    from relay.daemon.opening import look, store_key
 
     config = decode(home.read_config(), home.path("config.json"))
     return look(home, Clock(), config, store_key(home, config, make=False))
@@ -161,8 +161,8 @@ class Wanted(NamedTuple):
 
 def _filter(store: CommStore, wanted: Wanted) -> MessageFilter:
     """The engine's filter for these options."""
-    from relay.checksums import uuid4_of
-    from relay.comm import (
+    from relay.base.checksums import uuid4_of
+    from relay.engine import (
         MessageFilter,
         MessageStatus,
         MessageType,
@@ -191,7 +191,7 @@ def _filter(store: CommStore, wanted: Wanted) -> MessageFilter:
 
 
 def _channel_id(store: CommStore, name: str) -> int:
-    from relay.errors import ChannelNotFound
+    from relay.base.errors import ChannelNotFound
 
     found = store.get_channel_by_name(name.removeprefix("#"))
     if found is None:
@@ -201,7 +201,7 @@ def _channel_id(store: CommStore, name: str) -> int:
 
 def parse_time(text: str, option: str) -> int:
     """Unix seconds of an ISO 8601 time, or of so long ago."""
-    from relay.message import parse_duration_ms
+    from relay.base.message import parse_duration_ms
 
     with contextlib.suppress(ValueError):
         return int(time.time() - parse_duration_ms(text) / 1000)
@@ -226,8 +226,8 @@ def _show(home: Home, store: CommStore, messages: list[Message], as_json: bool) 
 
 def _outcomes(home: Home, ids: list[str]) -> dict[str, str]:
     """The outcome of each message that the ledger knows: id -> in a word."""
-    from relay.errors import LedgerError
-    from relay.home import LEDGER
+    from relay.base.errors import LedgerError
+    from relay.base.home import LEDGER
     from relay.ledger import open_readonly, wording
 
     wanted = (json.dumps(ids),)
@@ -258,8 +258,8 @@ def _cells(row: dict[str, Any]) -> tuple[object, ...]:
 
 def message_facts(store: CommStore, message: Message) -> dict[str, Any]:
     """What the commands say of a message."""
-    from relay.clock import NS_PER_S, iso_time
-    from relay.flow.router import KIND_OF
+    from relay.base.clock import NS_PER_S, iso_time
+    from relay.delivery.router import KIND_OF
 
     metadata = message.metadata or {}
     at_ns = metadata.get("created_ns")

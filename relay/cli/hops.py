@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from relay.clock import NS_PER_MS
-from relay.names import ORCHESTRATOR
+from relay.base.clock import NS_PER_MS
+from relay.base.names import ORCHESTRATOR
 
 ENDED = ("bounced", "expired", "dead", "held")
 

@@ -20,8 +20,8 @@ def init(ctx: click.Context, home: str | None, as_json: bool) -> None:
 
     What is there stays: config.json, messages, the ledger. Modes are set to 700 and 600.
     """
-    from relay import config
-    from relay.home import LEDGER, Home
+    from relay.base import config
+    from relay.base.home import LEDGER, Home
     from relay.ledger import Ledger
 
     root = root_of(ctx, home)

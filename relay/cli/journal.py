@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from relay.base.clock import Clock
+from relay.base.errors import EXIT_FAILED, AlreadyRunning, NotFound
+from relay.base.home import CONFIG, LOCK
 from relay.cli import ask
 from relay.cli.common import columns, echo_json, home_option, json_option, open_home, printable
-from relay.clock import Clock
-from relay.errors import EXIT_FAILED, AlreadyRunning, NotFound
-from relay.home import CONFIG, LOCK
 
 if TYPE_CHECKING:
-    from relay.aof2.journal import Journal
-    from relay.aof2.plan import Done, Order, TierPolicy
-    from relay.aof2.tiers import Tiers
-    from relay.config import Config
-    from relay.home import Home
+    from relay.base.config import Config
+    from relay.base.home import Home
+    from relay.journal.journal import Journal
+    from relay.journal.plan import Done, Order, TierPolicy
+    from relay.journal.tiers import Tiers
 
 _AGES = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
 _SIZES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "B": 1}
@@ -72,7 +72,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
 
     Tier 0 is segments/, Tier 1 warm/ (compressed), Tier 2 the object store.
     """
-    from relay.aof2.manifest import read_manifest
+    from relay.journal.manifest import read_manifest
 
     view = read_manifest(_place(ctx, home).stream_dir, _warn)
     rows = [_facts(entry, view.catalog.failures) for entry in view.catalog.entries.values()]
@@ -101,7 +101,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
 @ask.control_options
 def seal(ctx: click.Context, /, **caller: Any) -> int:
     """Seal the active segment, so that it can be compressed; an empty one stays as it is."""
-    from relay.aof2.plan import SEAL, Order
+    from relay.journal.plan import SEAL, Order
 
     place, as_json = _place(ctx, caller["home"]), caller["as_json"]
     if place.is_running:
@@ -175,8 +175,8 @@ def prune(
     Without --keep-age and --keep-bytes it is config.json that says what to keep; with either,
     config.json says nothing.
     """
-    from relay.aof2.plan import PRUNE, Order
-    from relay.store.upkeep import carry_out, retention
+    from relay.daemon.upkeep import carry_out, retention
+    from relay.journal.plan import PRUNE, Order
 
     place = _place(ctx, caller["home"], objects)
     order = Order(
@@ -200,8 +200,8 @@ def prune(
 
 def _plan(place: _Place, policy: TierPolicy, as_json: bool) -> int:
     """What a prune would do, read from the manifest; changes nothing."""
-    from relay.aof2.manifest import read_manifest
-    from relay.store import upkeep
+    from relay.daemon import upkeep
+    from relay.journal.manifest import read_manifest
 
     entries = list(read_manifest(place.stream_dir, _warn).catalog.entries.values())
     below = min(upkeep.safe_below(place.home), upkeep.prunable_below(place.home))
@@ -224,8 +224,8 @@ def _order(
     objects: str,
     **caller: Any,
 ) -> int:
-    from relay.aof2.plan import Order
-    from relay.store.upkeep import carry_out
+    from relay.daemon.upkeep import carry_out
+    from relay.journal.plan import Order
 
     place = _place(ctx, caller["home"], objects)
     order = Order(verb, segment_ids)
@@ -256,10 +256,10 @@ def _ask(ctx: click.Context, order: Order, caller: dict[str, Any], objects: str 
 def _check_segments(place: _Place, segment_ids: Iterable[int]) -> None:
     """Errors: JournalError for a segment that is not there, or not sealed: the relay would say
     that in its log alone."""
-    from relay.aof2 import orders
-    from relay.aof2.manifest import read_manifest
+    from relay.journal import commands
+    from relay.journal.manifest import read_manifest
 
-    orders.check_segments(read_manifest(place.stream_dir, _warn).catalog.entries, segment_ids)
+    commands.check_segments(read_manifest(place.stream_dir, _warn).catalog.entries, segment_ids)
 
 
 def _report(found: Iterable[Done], as_json: bool) -> int:
@@ -287,7 +287,7 @@ class _Place(NamedTuple):
 
     @property
     def stream_dir(self) -> str:
-        from relay.store.opening import stream_dir
+        from relay.daemon.opening import stream_dir
 
         return stream_dir(self.home)
 
@@ -297,7 +297,7 @@ class _Place(NamedTuple):
 
     def policy(self) -> TierPolicy:
         """Config.json's, and --objects."""
-        from relay.store.opening import tier_policy
+        from relay.daemon.opening import tier_policy
 
         policy = tier_policy(self.home, self.config)
         return policy._replace(objects=self.objects) if self.objects else policy
@@ -305,7 +305,7 @@ class _Place(NamedTuple):
     @property
     def is_running(self) -> bool:
         """A relay runs; another `relay journal` that has the lock is none, and cannot answer."""
-        from relay.daemon import lock_holder
+        from relay.daemon.process import lock_holder
 
         holder = lock_holder(self.home)
         if holder is None:
@@ -316,7 +316,7 @@ class _Place(NamedTuple):
 
 def _place(ctx: click.Context, home: str | None, objects: str = "") -> _Place:
     """Errors: HomeMissing, ConfigError, NotFound."""
-    from relay.config import decode
+    from relay.base.config import decode
 
     with open_home(ctx, home) as opened:
         place = _Place(opened, decode(opened.read_config(), opened.path(CONFIG)), objects)
@@ -328,12 +328,12 @@ def _place(ctx: click.Context, home: str | None, objects: str = "") -> _Place:
 @contextmanager
 def _opened(place: _Place) -> Iterator[tuple[Journal, Tiers]]:
     """The journal and its tiers, with the home's lock held. Errors: AlreadyRunning."""
-    from relay import fsio
-    from relay.aof2 import orders
-    from relay.aof2.journal import Journal
-    from relay.aof2.tiers import Tiers
-    from relay.store.eventlog import STREAM_ID
-    from relay.store.opening import journal_policy
+    from relay.base import fsio
+    from relay.daemon.opening import journal_policy
+    from relay.delivery.eventlog import STREAM_ID
+    from relay.journal import commands
+    from relay.journal.journal import Journal
+    from relay.journal.tiers import Tiers
 
     with ExitStack() as held:
         try:
@@ -343,7 +343,7 @@ def _opened(place: _Place) -> Iterator[tuple[Journal, Tiers]]:
                 "another process has the journal: a relay that starts, or a `relay journal`",
                 hint="try again when it is done; `relay journal status` works meanwhile",
             ) from exc
-        covered = orders.checkpoints(place.stream_dir)
+        covered = commands.checkpoints(place.stream_dir)
         clock, newest = place.clock, covered[0] if covered else 0
         policy = journal_policy(place.config)
         journal = Journal.open(place.stream_dir, STREAM_ID, clock, policy, _warn, covered=newest)
@@ -359,8 +359,8 @@ def _warn(line: str) -> None:
 
 
 def _facts(entry: Any, failures: Any) -> dict[str, Any]:
-    from relay.aof2.catalog import Residency
-    from relay.aof2.format import Reason
+    from relay.journal.catalog import Residency
+    from relay.journal.format import Reason
 
     tiers = [number for number, tier in enumerate(Residency) if entry.residency & tier]
     last = max(

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
+from relay.base.errors import NotFound
+from relay.base.home import KEY, LEDGER, META
+from relay.base.names import check_agent_name
 from relay.cli.ask import control_options, order
 from relay.cli.common import echo_json, home_option, json_option, meta_of, open_home, printable
-from relay.errors import NotFound
-from relay.home import KEY, LEDGER, META
-from relay.names import check_agent_name
 
 
 @click.group(
@@ -41,9 +41,8 @@ def make(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
     The private key is agents/NAME/key, mode 600, and is never replaced: remove it to make
     another, which counts once `relay key trust` confirms it. Again it changes nothing.
     """
-    from relay import fsio
-    from relay.security import keyfile
-    from relay.security.signatures import public_key
+    from relay.base import fsio, keyfile
+    from relay.base.signatures import public_key
 
     check_agent_name(name)
     with open_home(ctx, home) as opened:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from relay.base.errors import EXIT_FINDINGS, FormatError
+from relay.base.home import CONFIG, LEDGER
 from relay.cli.common import echo_json, home_option, json_option, open_home, printable, when
 from relay.cli.history import parse_time
-from relay.errors import EXIT_FINDINGS, FormatError
-from relay.home import CONFIG, LEDGER
 
 if TYPE_CHECKING:
     from relay.ledger.file import Content
@@ -69,7 +69,7 @@ def backup(ctx: click.Context, home: str | None, file: str, force: bool, as_json
     The copy is of one instant, checked, and on the disk when this returns; it is one file of mode
     600. Until then FILE is as it was.
     """
-    from relay.ledger import backup as ledger_backup
+    from relay.daemon import ledger_backup
 
     with open_home(ctx, home) as opened:
         content = ledger_backup.backup(opened, os.path.abspath(file), force=force)
@@ -91,7 +91,7 @@ def restore(ctx: click.Context, home: str | None, file: str, force: bool, as_jso
     FILE is checked first. The ledger that was there is kept as ledger.db.before-restore. What
     happened after the backup is told again from the journal at the next start.
     """
-    from relay.ledger import backup as ledger_backup
+    from relay.daemon import ledger_backup
 
     with open_home(ctx, home) as opened:
         restored = ledger_backup.restore(opened, os.path.abspath(file), force=force)
@@ -111,9 +111,9 @@ def rebuild(ctx: click.Context, home: str | None, as_json: bool) -> None:
     ledger.db.before-rebuild; what the journal does not know is taken from it, as far as it can be
     read. What is not in the new one is said, a line each.
     """
-    from relay import config as configuration
-    from relay.clock import Clock
-    from relay.ledger import rebuild as ledger_rebuild
+    from relay.base import config as configuration
+    from relay.base.clock import Clock
+    from relay.daemon import ledger_rebuild
 
     with open_home(ctx, home) as opened:
         config = configuration.decode(opened.read_config(), opened.path(CONFIG))

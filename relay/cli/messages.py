@@ -122,7 +122,7 @@ def inbox(
     as_json: bool,
 ) -> int:
     """Show what waits in an inbox, or take it: by priority, then age."""
-    from relay.errors import EXIT_OK, EXIT_TIMEOUT
+    from relay.base.errors import EXIT_OK, EXIT_TIMEOUT
 
     root = root_of(ctx, home)
     if not (take or follow):
@@ -201,10 +201,10 @@ def _print_id(sent: str, re: str, as_json: bool) -> None:
 
 def _list(root: str, agent: str, as_json: bool) -> None:
     """List the inbox, by priority, then age, and leave it as it is."""
-    from relay import fsio
-    from relay.errors import MessageError, UnsafePath
-    from relay.home import Home
-    from relay.message import DEFAULT_MAX_BODY_BYTES, parse_delivered
+    from relay.base import fsio
+    from relay.base.errors import MessageError, UnsafePath
+    from relay.base.home import Home
+    from relay.base.message import DEFAULT_MAX_BODY_BYTES, parse_delivered
 
     require_mailbox(root, agent)
     found = []

@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from relay.clock import NS_PER_S
-from relay.errors import NotFound, UnsafePath
-from relay.flow.found import untouched_since
-from relay.home import PENDING, Home
-from relay.names import MSG_SUFFIX, message_id_of
+from relay.base.clock import NS_PER_S
+from relay.base.errors import NotFound, UnsafePath
+from relay.base.home import PENDING, Home
+from relay.base.names import MSG_SUFFIX, message_id_of
+from relay.base.outbox_file import untouched_since
 
 WORDS = {
     "waiting": "waits in the outbox of {}, and no relay has seen it yet",

@@ -14,7 +14,10 @@ from typing import Any
 
 import click
 
-from relay import fsio
+from relay.base import fsio, process_info
+from relay.base.errors import EXIT_STATE, NotRunning, RelayError
+from relay.base.home import LEDGER, LOCK, Home
+from relay.base.status_client import SOCKET, Answer, ask, silence, socket_path
 from relay.cli import outboxes
 from relay.cli.common import (
     Amount,
@@ -30,10 +33,6 @@ from relay.cli.common import (
     when,
 )
 from relay.cli.signs import signs_of
-from relay.errors import EXIT_STATE, NotRunning, RelayError
-from relay.home import LEDGER, LOCK, Home
-from relay.operations.asking import SOCKET, Answer, ask, silence, socket_path
-from relay.processes import pids
 
 START_TIMEOUT_S = 60
 POLL_S = 0.02
@@ -66,7 +65,7 @@ def up(ctx: click.Context, home: str | None, foreground: bool, as_json: bool) ->
     root = root_of(ctx, home)
     Home(root).close()  # a missing home is said here, not in a log
     if foreground:
-        from relay.daemon import run_daemon
+        from relay.daemon.process import run_daemon
 
         run_daemon(root, log_path=None, ready=lambda: click.echo(f"ready: {root}", err=True))
         return
@@ -128,7 +127,7 @@ def _crash_log(root: str) -> int:
 @click.pass_context
 def down(ctx: click.Context, home: str | None, timeout_s: float, as_json: bool) -> None:
     """Stop the relay; the batch in hand is finished first."""
-    from relay.daemon import lock_holder
+    from relay.daemon.process import lock_holder
 
     with open_home(ctx, home) as opened:
         pid = lock_holder(opened)
@@ -148,7 +147,7 @@ def down(ctx: click.Context, home: str | None, timeout_s: float, as_json: bool) 
 
 def _still_there(pid: int, timeout_s: float) -> RelayError:
     text = f"the relay, pid {pid}, has not stopped within {timeout_s:g} s"
-    if pids.is_stopped(pid):
+    if process_info.is_stopped(pid):
         hint = f"`kill -CONT {pid}` lets it go on, and end"
         return RelayError(f"{text}: it is stopped by a signal", hint=hint)
     hint = f"it may still be writing its store; `kill -9 {pid}` loses nothing"
@@ -177,7 +176,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
 
 def _facts(home: Home) -> dict[str, Any]:
     """What status says, of the ledger, the process, and the relay itself."""
-    from relay.daemon import left, lock_holder, trouble
+    from relay.daemon.process import left, lock_holder, trouble
     from relay.ledger import open_readonly
 
     pid = lock_holder(home) if os.path.exists(home.path(LOCK)) else None

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay import fsio
+from relay.base import fsio
+from relay.base.clock import Clock
+from relay.base.errors import AlreadyRunning
+from relay.base.home import CONFIG, LOCK, Home
 from relay.cli import ask
 from relay.cli.common import columns, echo_json, open_home, when
-from relay.clock import Clock
-from relay.errors import AlreadyRunning
-from relay.home import CONFIG, LOCK, Home
 
 if TYPE_CHECKING:
-    from relay.config import Config
-    from relay.housekeeping.prune import Gone
+    from relay.base.config import Config
+    from relay.daemon.prune import Gone
 
 
 @click.command(epilog="\b\nExamples:\n  relay prune --dry-run\n  relay prune")
@@ -33,7 +33,7 @@ def prune(ctx: click.Context, /, dry_run: bool, **caller: Any) -> None:
     Archive, what agents have read, refused files, output of agents that are no more, attachments
     that no message names, old rows of audit_log. A relay that runs does so every hour by itself.
     """
-    from relay.housekeeping.housekeeper import whole_run
+    from relay.daemon.housekeeper import whole_run
 
     with open_home(ctx, caller["home"]) as home:
         config = _config(home)
@@ -61,8 +61,8 @@ def pack(ctx: click.Context, /, before: str, **caller: Any) -> None:
     Never today's or yesterday's. `relay trace` says where a file is, and `tar --zstd -x` takes it
     out. A relay that runs does so by itself when the disk is low.
     """
-    from relay.housekeeping import archive_pack
-    from relay.housekeeping.housekeeper import packable, packing_said
+    from relay.daemon.housekeeper import packable, packing_said
+    from relay.ledger import archive_pack
 
     if before and not archive_pack.is_day(before):
         raise click.BadParameter(f"{before!r} is no day like 2026-01-31", param_hint="--before")
@@ -84,14 +84,14 @@ def pack(ctx: click.Context, /, before: str, **caller: Any) -> None:
 
 
 def _config(home: Home) -> Config:
-    from relay.config import decode
+    from relay.base.config import decode
 
     return decode(home.read_config(), home.path(CONFIG))
 
 
 def _is_served(home: Home) -> bool:
     """A relay runs; another command that has the lock is none, and cannot answer."""
-    from relay.daemon import lock_holder
+    from relay.daemon.process import lock_holder
 
     holder = lock_holder(home)
     if holder is None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from relay.base.errors import EXIT_STATE
 from relay.cli.common import echo_json, home_option, json_option, open_home, printable
-from relay.errors import EXIT_STATE
 
 if TYPE_CHECKING:
-    from relay.operations.service import Service
+    from relay.daemon.service import Service
 
 
 @click.group(epilog="\b\nExamples:\n  relay service install\n  relay service show")
@@ -32,7 +32,7 @@ def service() -> None:
 @click.pass_context
 def install(ctx: click.Context, home: str | None, only_print: bool, as_json: bool) -> None:
     """Write the unit for this home and this Python; another home's is left alone."""
-    from relay.operations import service as services
+    from relay.daemon import service as services
 
     found = _of(ctx, home)
     if only_print:
@@ -52,7 +52,7 @@ def install(ctx: click.Context, home: str | None, only_print: bool, as_json: boo
 @click.pass_context
 def uninstall(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """Remove the unit of this home; a relay that runs is left alone."""
-    from relay.operations import service as services
+    from relay.daemon import service as services
 
     found = _of(ctx, home)
     services.uninstall(found)
@@ -71,7 +71,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
 
     Exit code 5 when it is not.
     """
-    from relay.operations import service as services
+    from relay.daemon import service as services
 
     found = _of(ctx, home)
     there = services.installed(found)
@@ -93,8 +93,8 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
 @click.pass_context
 def show(ctx: click.Context, home: str | None) -> None:
     """Print the unit that is installed."""
-    from relay.errors import NotFound
-    from relay.operations import service as services
+    from relay.base.errors import NotFound
+    from relay.daemon import service as services
 
     found = _of(ctx, home)
     there = services.installed(found)
@@ -105,7 +105,7 @@ def show(ctx: click.Context, home: str | None) -> None:
 
 def _of(ctx: click.Context, home: str | None) -> Service:
     """The service of this system for the home. Errors: HomeMissing, NoService."""
-    from relay.operations.service import service_of
+    from relay.daemon.service import service_of
 
     with open_home(ctx, home) as opened:
         return service_of(opened.root, os.environ)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import sqlite3
 from typing import NamedTuple
 
+from relay.base import process_info
+from relay.base.clock import NS_PER_S
+from relay.base.home import Home
+from relay.base.names import OPERATOR
 from relay.cli.common import ago, parse_meta
-from relay.clock import NS_PER_S
-from relay.home import Home
-from relay.names import OPERATOR
-from relay.processes import pids
 
 SILENT_S = 60  # who reads or answers within it was busy
 PRESENT = ("active", "inactive")  # of the others the reason says it
@@ -68,7 +68,7 @@ def ended_pid(meta: bytes | None) -> int | None:
     pid, ticks = known.get("pid"), known.get("pid_start_ticks")
     if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
         return None
-    return None if pids.runs(pid, ticks if isinstance(ticks, int) else None) else pid
+    return None if process_info.runs(pid, ticks if isinstance(ticks, int) else None) else pid
 
 
 def _waiting(db: sqlite3.Connection) -> dict[str, int]:

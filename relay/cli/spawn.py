@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from relay.base.home import LEDGER
 from relay.cli.ask import control_options, request, require_relay, show_answer
 from relay.cli.common import (
     ago,
@@ -21,7 +22,6 @@ from relay.cli.common import (
     root_of,
     when,
 )
-from relay.home import LEDGER
 
 RESTARTS = ("never", "on-failure", "always")
 
@@ -109,7 +109,7 @@ def _ask(
 ) -> None:
     """Send a request for a process, and print the answer."""
     from agent_sdk import Agent
-    from relay.names import ORCHESTRATOR
+    from relay.base.names import ORCHESTRATOR
 
     with Agent(agent, root) as me:
         answer = request(me, ORCHESTRATOR, body, timeout_s, kind=kind, headers=headers)
@@ -127,7 +127,7 @@ def ps(ctx: click.Context, home: str | None, everything: bool, as_json: bool) ->
     Starting: nothing was heard of it yet. Stuck: it owes a read or an answer for too long.
     """
     from relay.ledger import open_readonly
-    from relay.processes.table import ENDS
+    from relay.ledger.processes import ENDS
 
     with open_home(ctx, home) as opened:
         db = open_readonly(opened.path(LEDGER))

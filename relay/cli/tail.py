@@ -16,8 +16,8 @@ from typing import Any
 
 import click
 
+from relay.base.home import LEDGER
 from relay.cli.common import echo_json, home_option, json_option, open_home, printable, when
-from relay.home import LEDGER
 from relay.ledger import wording
 from relay.ledger.values import REMOVED
 

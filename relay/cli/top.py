@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from relay.base.home import LEDGER, Home
+from relay.base.status_client import SOCKET, ask, silence
 from relay.cli.common import Amount, ago, home_option, no_relay, open_home, printable, unread
 from relay.cli.signs import Sign, signs_of
-from relay.home import LEDGER, Home
-from relay.operations.asking import SOCKET, ask, silence
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -142,7 +142,7 @@ def look(home: Home, db: sqlite3.Connection) -> Frame:
 
 def _silence(home: Home, *, is_silent: bool) -> str:
     """Why no relay answers, and what to do."""
-    from relay.daemon import lock_holder
+    from relay.daemon.process import lock_holder
 
     pid = lock_holder(home)
     if pid is None:

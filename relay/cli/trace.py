@@ -9,15 +9,15 @@ from typing import Any
 
 import click
 
+from relay.base.errors import NotFound
+from relay.base.home import LEDGER, Home
+from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
 from relay.cli import outboxes
 from relay.cli.common import echo_json, home_option, json_option, open_home, printable, when
 from relay.cli.hops import Hop, changes, hops_of, in_order
-from relay.errors import NotFound
-from relay.home import LEDGER, Home
 from relay.ledger import wording
 from relay.ledger.values import REMOVED
 from relay.ledger.wording import Word
-from relay.names import MSG_SUFFIX, ORCHESTRATOR
 
 
 class Unrecorded(NotFound):
@@ -35,7 +35,7 @@ def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) 
     MESSAGE_ID may be the beginning of one. Of one that no relay has seen yet it says where it
     lies.
     """
-    from relay.daemon import lock_holder
+    from relay.daemon.process import lock_holder
     from relay.ledger import open_readonly
 
     with open_home(ctx, home) as opened:
@@ -60,7 +60,7 @@ def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) 
 
 def _file_at(home: Home, facts: dict[str, Any]) -> str | None:
     """Where the file of a message that is at its end is now; None where that is not asked."""
-    from relay.housekeeping import archive_pack
+    from relay.ledger import archive_pack
 
     path = facts.get("file") or ""
     return archive_pack.place(home, path) if path.startswith("archive/") else None

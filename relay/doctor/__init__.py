@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
-from relay.clock import Clock
-from relay.config import Config, decode
-from relay.daemon import lock_holder
+from relay.base.clock import Clock
+from relay.base.config import Config, decode
+from relay.base.errors import RelayError
+from relay.base.home import CONFIG, Home
+from relay.daemon.process import lock_holder
 from relay.doctor import agents, attached, engine, files, ledger, limits, process, sealing
 from relay.doctor.finding import Finding, Place, Severity, said
 from relay.doctor.repair import repair
-from relay.errors import RelayError
-from relay.home import CONFIG, Home
 
 __all__ = ["Finding", "Severity", "examine", "repair"]
 

@@ -12,9 +12,9 @@ import os
 import time
 from collections.abc import Iterator
 
+from relay.base.errors import InvalidName
+from relay.base.names import MSG_SUFFIX, check_agent_name, shown
 from relay.doctor.finding import Finding, Place, Severity, names, several
-from relay.errors import InvalidName
-from relay.names import MSG_SUFFIX, check_agent_name, shown
 
 
 def examine(place: Place) -> Iterator[Finding]:

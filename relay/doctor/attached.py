@@ -7,10 +7,10 @@ import hashlib
 import os
 from collections.abc import Iterator
 
+from relay.base.home import LEDGER
 from relay.doctor.finding import Finding, Place, Severity, names, several, twice
-from relay.home import LEDGER
-from relay.housekeeping.archive_pack import DAY_NS
 from relay.ledger import open_readonly
+from relay.ledger.archive_pack import DAY_NS
 
 _NAMED = (
     "SELECT r.sha256, EXISTS (SELECT 1 FROM deliveries AS d WHERE d.message_id = r.message_id "

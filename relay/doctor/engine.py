@@ -6,22 +6,22 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from relay.aof2 import check, orders
-from relay.aof2.catalog import Catalog, Residency
-from relay.aof2.format import ManifestType, Reason
-from relay.aof2.manifest import read_manifest
-from relay.aof2.reader import JournalReader
-from relay.aof2.segment import segment_path
-from relay.aof2.segments import Policy
-from relay.comm import acomm
-from relay.comm.store_file import PREVIOUS
-from relay.config import Config
+from relay.acomm import codec
+from relay.acomm.store_file import PREVIOUS
+from relay.base.config import Config
+from relay.base.errors import LedgerError, RelayError
+from relay.base.home import BASE, LEDGER, STORE, Home
+from relay.daemon.opening import stream_dir
+from relay.daemon.upkeep import covers
 from relay.doctor.finding import RESTORE, Finding, Place, Severity, names, said
-from relay.errors import LedgerError, RelayError
-from relay.home import BASE, LEDGER, STORE, Home
+from relay.journal import check, commands
+from relay.journal.catalog import Catalog, Residency
+from relay.journal.format import ManifestType, Reason
+from relay.journal.manifest import read_manifest
+from relay.journal.reader import JournalReader
+from relay.journal.segment import segment_path
+from relay.journal.segments import Policy
 from relay.ledger import open_readonly
-from relay.store.opening import stream_dir
-from relay.store.upkeep import covers
 
 _DUMP = "`relay aof dump` reads what is good of it; remove it when nobody needs it any more"
 _GONE = "put it back, or go on: the relay begins a new one, and what no checkpoint has is lost"
@@ -66,7 +66,7 @@ def _store(home: Home) -> Iterator[Finding]:
     """The checkpoints, and those that were set aside."""
     path, previous = home.path(STORE), home.path(STORE) + PREVIOUS
     wrong, wrong_before = _fault(path), _fault(previous)
-    written = len(orders.checkpoints(stream_dir(home)))
+    written = len(commands.checkpoints(stream_dir(home)))
     if wrong and (written or os.path.lexists(path)):
         remedy = f"the next start makes the store again of {os.path.basename(previous)}"
         if wrong_before:
@@ -97,7 +97,7 @@ def _without_checkpoints(home: Home) -> str:
 def _fault(path: str) -> str:
     """What is wrong with a store file, or nothing."""
     try:
-        acomm.read(path)
+        codec.read(path)
     except FileNotFoundError:
         return f"{path}: missing"
     except (RelayError, OSError) as exc:

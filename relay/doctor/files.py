@@ -15,6 +15,10 @@ from collections.abc import Iterator
 import msgspec
 
 from relay.agents.roster import Meta
+from relay.base.errors import FormatError
+from relay.base.home import AGENT_DIRS, META, PENDING
+from relay.base.names import MSG_SUFFIX, shown
+from relay.delivery.file_ops import REJECTED
 from relay.doctor.finding import (
     Finding,
     Place,
@@ -25,12 +29,8 @@ from relay.doctor.finding import (
     several,
     twice,
 )
-from relay.errors import FormatError
-from relay.flow.delivery import REJECTED
-from relay.home import AGENT_DIRS, META, PENDING
-from relay.housekeeping import archive_pack
-from relay.housekeeping.archive_pack import SUFFIX
-from relay.names import MSG_SUFFIX, shown
+from relay.ledger import archive_pack
+from relay.ledger.archive_pack import SUFFIX
 
 MOST_LOOKED = 50_000  # entries: half a second
 STAGED_S = 30  # a delivery that is underway takes milliseconds

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
-from relay.clock import Clock
-from relay.config import Config
-from relay.errors import RelayError
-from relay.home import Home
+from relay.base.clock import Clock
+from relay.base.config import Config
+from relay.base.errors import RelayError
+from relay.base.home import Home
 
 RESTORE = "`relay ledger restore FILE` puts a backup back, and the next start tells it the rest"
 SHOWN = 3  # of what is wrong in one way; the rest is counted

@@ -8,10 +8,15 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator
 
-from relay.aof2.reader import JournalReader
-from relay.clock import iso_date
-from relay.comm.event_codec import EventCodec
-from relay.config import Retention
+from relay.base.clock import iso_date
+from relay.base.config import Retention
+from relay.base.errors import LedgerDamaged, LedgerError, RelayError, UnsafePath
+from relay.base.home import LEDGER
+from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
+from relay.daemon import prune
+from relay.daemon.opening import look, store_key, stream_dir
+from relay.daemon.projection import deliveries_of
+from relay.delivery import mailbox
 from relay.doctor.finding import (
     RESTORE,
     Finding,
@@ -22,15 +27,10 @@ from relay.doctor.finding import (
     several,
     twice,
 )
-from relay.errors import LedgerDamaged, LedgerError, RelayError, UnsafePath
-from relay.flow import mailbox
-from relay.home import LEDGER
-from relay.housekeeping import archive_pack, prune
-from relay.ledger import SCHEMA_VERSION, open_readonly, schema_sql
+from relay.engine.event_codec import EventCodec
+from relay.journal.reader import JournalReader
+from relay.ledger import SCHEMA_VERSION, archive_pack, open_readonly, schema_sql
 from relay.ledger import file as ledger_file
-from relay.ledger.projection import deliveries_of
-from relay.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
-from relay.store.opening import look, store_key, stream_dir
 
 MOST_ROWS = 50_000  # of each kind, the newest: some tenths of a second
 

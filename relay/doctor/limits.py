@@ -9,11 +9,11 @@ import sqlite3
 from collections.abc import Iterator
 from importlib import metadata
 
-from relay.daemon import lock_holder
+from relay.base import disk
+from relay.base.home import LEDGER, TOP_DIRS
+from relay.daemon.process import lock_holder
 from relay.doctor.finding import Finding, Place, Severity
-from relay.home import LEDGER, TOP_DIRS
 from relay.ledger import wal
-from relay.operations import disk
 
 WATCHES_AN_AGENT = 2
 QUEUED_EVENTS = 4096  # a burst of one batch from each of many agents

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import psutil
 
-from relay.aof2.tiers import FOR_OPERATOR
-from relay.daemon import left, lock_holder, trouble
+from relay.base.errors import LedgerError
+from relay.base.home import LEDGER, LOCK
+from relay.base.status_client import SOCKET, Answer, ask, silence, socket_path
+from relay.daemon.process import left, lock_holder, trouble
 from relay.doctor.finding import Finding, Place, Repair, Severity, names, twice
-from relay.errors import LedgerError
-from relay.home import LEDGER, LOCK
+from relay.journal.tiers import FOR_OPERATOR
 from relay.ledger import open_readonly
-from relay.operations.asking import SOCKET, Answer, ask, silence, socket_path
 
 _MIB = 1 << 20
 

@@ -7,10 +7,10 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 
-from relay import fsio
+from relay.base import fsio
+from relay.base.errors import AlreadyRunning, UnsafePath
+from relay.base.home import LOCK, Home
 from relay.doctor.finding import Finding, Repair, said
-from relay.errors import AlreadyRunning, UnsafePath
-from relay.home import LOCK, Home
 
 _MODES = {"chmod 700": fsio.DIR_MODE, "chmod 600": fsio.FILE_MODE}
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from relay.comm import acomm, seal
-from relay.comm.container import Flag
-from relay.comm.store_file import PREVIOUS
+from relay.acomm import codec, encryption
+from relay.acomm.container import Flag
+from relay.acomm.store_file import PREVIOUS
+from relay.base.errors import FormatError, KeyFileError, SealedStore
+from relay.base.home import STORE
+from relay.daemon.opening import opens, store_key, stream_dir
 from relay.doctor.finding import Finding, Place, said
-from relay.errors import FormatError, KeyFileError, SealedStore
-from relay.home import STORE
-from relay.store.opening import opens, store_key, stream_dir
 
 
 def examine(place: Place) -> Iterator[Finding]:
@@ -36,8 +36,8 @@ def examine(place: Place) -> Iterator[Finding]:
 def _open(path: str, key: bytes | None) -> None:
     """Errors: SealedStore."""
     with contextlib.suppress(FormatError, OSError):
-        if acomm.peek_header(path).flags & Flag.ENCRYPTED:
-            seal.unseal(acomm.read(path, warn=_ignore), key, path)
+        if codec.peek_header(path).flags & Flag.ENCRYPTED:
+            encryption.unseal(codec.read(path, warn=_ignore), key, path)
 
 
 def _ignore(_: str) -> None:

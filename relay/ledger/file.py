@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from relay import fsio, owners
-from relay.errors import FormatError, LedgerBusy, LedgerDamaged, LedgerError
+from relay.base import fsio, owners
+from relay.base.errors import FormatError, LedgerBusy, LedgerDamaged, LedgerError
 
 SLICE_PAGES = 256  # 1 MiB, a few milliseconds
 PAUSE_S = 0.002  # between two slices the disk is the writer's

@@ -17,10 +17,12 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 
-from relay.errors import LedgerDamaged, LedgerError, VersionError
+from relay.base.errors import LedgerDamaged, LedgerError, VersionError
+from relay.base.names import shown
 from relay.ledger import file as ledger_file
-from relay.ledger.duties import Duties
 from relay.ledger.migrations import migrate
+from relay.ledger.obligations import Duties
+from relay.ledger.processes import Processes
 from relay.ledger.registry import Registry
 from relay.ledger.values import (
     Delivery,
@@ -32,8 +34,6 @@ from relay.ledger.values import (
     Row,
     Written,
 )
-from relay.names import shown
-from relay.processes.table import Processes
 
 __all__ = [
     "Delivery",

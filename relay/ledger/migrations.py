@@ -11,7 +11,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 
-from relay import fsio
+from relay.base import fsio
 from relay.ledger import file as ledger_file
 
 _GUARD = "SELECT RAISE(ABORT, '{table} is append-only');\nEND;\n"

@@ -10,10 +10,10 @@ import sqlite3
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from relay.agents.standing import GONE
-from relay.checksums import SHA256_PREFIX
-from relay.names import shown
-from relay.security.incidents import Incident
+from relay.base.agent_status import GONE
+from relay.base.checksums import SHA256_PREFIX
+from relay.base.incidents import Incident
+from relay.base.names import shown
 
 
 class Standing(NamedTuple):

@@ -14,9 +14,9 @@ from concurrent.futures import Executor, Future
 from enum import StrEnum
 from typing import NamedTuple
 
-from relay.clock import NS_PER_S, Clock
-from relay.config import Ledger as Settings
-from relay.errors import LedgerError
+from relay.base.clock import NS_PER_S, Clock
+from relay.base.config import Ledger as Settings
+from relay.base.errors import LedgerError
 from relay.ledger import WAL_KEPT_BYTES, Ledger
 from relay.ledger import file as ledger_file
 

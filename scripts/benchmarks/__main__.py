@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from relay.daemon import tune_process
+from relay.daemon.process import tune_process
 from scripts.benchmarks import (
     audit_acomm,
     audit_ledger,

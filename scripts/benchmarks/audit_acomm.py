@@ -11,10 +11,8 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from relay.clock import NS_PER_S
-from relay.comm.archives import Archives
-from relay.comm.engine_state import EngineState, Snapshot
-from relay.comm.model import (
+from relay.acomm.engine_state import EngineState, Snapshot
+from relay.acomm.model import (
     Channel,
     ChannelType,
     Delivery,
@@ -27,6 +25,8 @@ from relay.comm.model import (
     Priority,
     StoreFile,
 )
+from relay.base.clock import NS_PER_S
+from relay.engine.archives import Archives
 from scripts.benchmarks.common import fresh_root, note, report, timed
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from relay.home import Home
+from relay.base.home import Home
 from scripts.benchmarks.common import fresh_root, message, note, percentile, report
 from scripts.benchmarks.latency import Relay, _measure
 from scripts.history.make import Given, History

@@ -95,7 +95,7 @@ def measure(home: str, out: str) -> dict[str, float]:
     from relay.audit.session import settings_for, spark_session
     from relay.audit.snapshot import snapshot_home
     from relay.audit.temp_folders import private_folder
-    from relay.clock import Clock
+    from relay.base.clock import Clock
 
     gathered = snapshot_home(home, private_folder("bench"), Clock())
     spark = spark_session(MASTER, "benchmark", settings_for(gathered.size))

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from relay import config
-from relay.home import Home
-from relay.names import new_message_id
+from relay.base import config
+from relay.base.home import Home
+from relay.base.names import new_message_id
 
 BODY_BYTES = 1024
 

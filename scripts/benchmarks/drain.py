@@ -12,17 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from relay.agents.roster import Roster
-from relay.basis import Basis
-from relay.clock import Clock, iso_date
-from relay.comm.flush import Flusher, FlushPolicy
-from relay.config import Config
-from relay.flow.dispatch import Dispatcher
-from relay.flow.watcher import InotifyWatcher, Wake
-from relay.home import LEDGER, STORE, Home
+from relay.base.clock import Clock, iso_date
+from relay.base.config import Config
+from relay.base.home import LEDGER, STORE, Home
+from relay.base.metrics import Tally
+from relay.base.watcher import InotifyWatcher, Wake
+from relay.daemon.opening import open_store
+from relay.daemon.session import make_roller
+from relay.delivery.context import Basis
+from relay.delivery.dispatch import Dispatcher
+from relay.engine.flush import Flusher, FlushPolicy
 from relay.ledger import Ledger
-from relay.operations.tally import Tally
-from relay.session import make_roller
-from relay.store.opening import open_store
 from scripts.benchmarks.common import (
     fill,
     fresh_root,

@@ -27,12 +27,13 @@ from pathlib import Path
 import deflate
 from isal import igzip
 
-from relay import fsio
-from relay.checksums import uuid4_of
-from relay.clock import NS_PER_MS, NS_PER_S, Clock
-from relay.comm import ChannelType, CommStore, Message, MessageFilter, MessageType, acomm
-from relay.comm.container import SectionType, open_frame
-from relay.comm.sections import split
+from relay.acomm import codec
+from relay.acomm.container import SectionType, open_frame
+from relay.acomm.sections import split
+from relay.base import fsio
+from relay.base.checksums import uuid4_of
+from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.engine import ChannelType, CommStore, Message, MessageFilter, MessageType
 from scripts.benchmarks.common import fresh_root, note, report, timed
 
 CONTENT_BYTES = 200
@@ -132,8 +133,8 @@ def _kept(made: list[Message]) -> int:
 
 
 def _write(store: CommStore, path: str) -> None:
-    ours_s = _best(lambda: acomm.write(path, store.snapshot().file()))
-    raw = acomm.encode(store.snapshot().file(), compress=False)
+    ours_s = _best(lambda: codec.write(path, store.snapshot().file()))
+    raw = codec.encode(store.snapshot().file(), compress=False)
 
     def floor() -> None:
         packed = deflate.gzip_compress(raw, 6)
@@ -152,7 +153,7 @@ def _read(path: str) -> CommStore:
 
     def ours() -> None:
         stores.clear()
-        stores.append(CommStore.load(Clock(), acomm.read(path)))
+        stores.append(CommStore.load(Clock(), codec.read(path)))
 
     def floor() -> None:
         with open(path, "rb") as file:
@@ -258,5 +259,5 @@ def _high_water_kib() -> int:
 
 if __name__ == "__main__":
     before = _high_water_kib()
-    CommStore.load(Clock(), acomm.read(sys.argv[1]))
+    CommStore.load(Clock(), codec.read(sys.argv[1]))
     print(json.dumps([before, _high_water_kib()]))

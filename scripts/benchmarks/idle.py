@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from relay.names import new_message_id
+from relay.base.names import new_message_id
 from scripts.benchmarks.common import fresh_root, make_home, message, note, report
 from scripts.benchmarks.latency import Relay
 

@@ -19,14 +19,14 @@ from pathlib import Path
 
 from isal.isal_zlib import crc32
 
-from relay.aof2.dictionaries import Dictionaries
-from relay.aof2.format import RECORD
-from relay.aof2.journal import Append, Journal, Policy
-from relay.aof2.plan import Job, JobKind, TierPolicy
-from relay.aof2.segment import FIRST, segment_path
-from relay.aof2.tiers import Tiers
-from relay.aof2.warm import WarmSegment
-from relay.clock import Clock
+from relay.base.clock import Clock
+from relay.journal.dictionaries import Dictionaries
+from relay.journal.format import RECORD
+from relay.journal.journal import Append, Journal, Policy
+from relay.journal.plan import Job, JobKind, TierPolicy
+from relay.journal.segment import FIRST, segment_path
+from relay.journal.tiers import Tiers
+from relay.journal.warm import WarmSegment
 from scripts.benchmarks.common import BODY_BYTES, fresh_root, note, percentile, report, timed
 
 BATCH = 256

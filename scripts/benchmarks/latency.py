@@ -20,15 +20,15 @@ from pathlib import Path
 
 from watchdog.observers.inotify_c import InotifyConstants, InotifyFD
 
-from relay import config
-from relay.aof2.catalog import Residency
-from relay.aof2.journal import Append
-from relay.aof2.manifest import read_manifest
-from relay.clock import Clock
-from relay.comm.event_codec import VERSION, EventCodec, Frame, Start
-from relay.home import CONFIG, Home
-from relay.names import new_message_id
-from relay.store.opening import open_store, stream_dir
+from relay.base import config
+from relay.base.clock import Clock
+from relay.base.home import CONFIG, Home
+from relay.base.names import new_message_id
+from relay.daemon.opening import open_store, stream_dir
+from relay.engine.event_codec import VERSION, EventCodec, Frame, Start
+from relay.journal.catalog import Residency
+from relay.journal.journal import Append
+from relay.journal.manifest import read_manifest
 from scripts.benchmarks.common import fresh_root, make_home, message, note, percentile, report, sync
 
 PACE_S = 0.010

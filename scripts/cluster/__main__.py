@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from relay.errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_OK
+from relay.base.errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_OK
 from scripts.cluster.compare import compare
 from scripts.cluster.standalone import Standalone, standalone
 from scripts.history.__main__ import make_faulty

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 
 from relay.audit.run import Request, run_audit, to_json
-from relay.clock import Clock
-from relay.errors import RelayError
+from relay.base.clock import Clock
+from relay.base.errors import RelayError
 
 
 class StandingClock(Clock):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from relay.clock import NS_PER_S
-from relay.errors import RelayError
+from relay.base.clock import NS_PER_S
+from relay.base.errors import RelayError
 from scripts.history.damage import spoil
 from scripts.history.faults import GROUPS, Planted, chosen, listed
 from scripts.history.faulty import FaultyHistory

@@ -11,9 +11,9 @@ import sqlite3
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from relay.clock import NS_PER_MS
+from relay.base.clock import NS_PER_MS
 from relay.ledger import FileFacts, Ledger
-from relay.processes.table import Process
+from relay.ledger.processes import Process
 
 BATCH = 20_000  # rows that wait before they are written
 

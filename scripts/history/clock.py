@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relay.clock import Clock
+from relay.base.clock import Clock
 
 
 class HistoryClock(Clock):

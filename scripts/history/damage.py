@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from relay.errors import RelayError
+from relay.base.errors import RelayError
 from scripts.history.faults import Planted, planted
 
 

@@ -10,19 +10,19 @@ from __future__ import annotations
 import sys
 from typing import NamedTuple
 
-from relay.aof2.journal import Append
-from relay.clock import NS_PER_MS, NS_PER_S, Clock, boot_id
-from relay.comm import events
-from relay.comm.acks import Overdue
-from relay.comm.event_codec import EventCodec
-from relay.comm.flush import Flusher, FlushPolicy, Inline
-from relay.comm.model import ChannelType, DeliveryState, Message, MessageStatus, Origin
-from relay.comm.rolling import Roller, RollPolicy
-from relay.config import Config
-from relay.flow.router import EngineFields
-from relay.home import STORE, Home
-from relay.names import EVERYONE_CHANNEL, ORCHESTRATOR, direct_channel_name
-from relay.store.opening import open_store
+from relay.acomm.model import ChannelType, DeliveryState, Message, MessageStatus, Origin
+from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, boot_id
+from relay.base.config import Config
+from relay.base.home import STORE, Home
+from relay.base.names import EVERYONE_CHANNEL, ORCHESTRATOR, direct_channel_name
+from relay.daemon.opening import open_store
+from relay.delivery.router import EngineFields
+from relay.engine import events
+from relay.engine.acks import Overdue
+from relay.engine.event_codec import EventCodec
+from relay.engine.flush import Flusher, FlushPolicy, Inline
+from relay.engine.rolling import Roller, RollPolicy
+from relay.journal.journal import Append
 from scripts.history.talk import TOPICS, Cast
 
 COMMIT_EVENTS = 4_000

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from relay.errors import RelayError
+from relay.base.errors import RelayError
 
 
 class Fault(NamedTuple):

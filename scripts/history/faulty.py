@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from relay.checksums import uuid4_of
-from relay.clock import NS_PER_MS, NS_PER_S
-from relay.comm.acks import Verdict
-from relay.flow.delivery import render_delivered
-from relay.flow.router import engine_fields
-from relay.message import Kind
-from relay.processes.table import STUCK, Process
-from relay.security.incidents import IncidentKind
+from relay.base.checksums import uuid4_of
+from relay.base.clock import NS_PER_MS, NS_PER_S
+from relay.base.incidents import IncidentKind
+from relay.base.message import Kind
+from relay.delivery.file_ops import render_delivered
+from relay.delivery.router import engine_fields
+from relay.engine.acks import Verdict
+from relay.ledger.processes import STUCK, Process
 from scripts.history.books import Delivered
 from scripts.history.engine import Sent
 from scripts.history.faults import Planted, planted

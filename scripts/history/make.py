@@ -11,17 +11,17 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from relay import fsio
-from relay.checksums import SHA256_PREFIX, sha256_hex
-from relay.clock import NS_PER_MS, NS_PER_S
-from relay.comm.model import Message, Origin
-from relay.config import Config, Journal, Retention, Store, encode
-from relay.flow.router import answer_status, engine_fields
-from relay.home import LEDGER, META, Home
+from relay.acomm.model import Message, Origin
+from relay.base import fsio
+from relay.base.checksums import SHA256_PREFIX, sha256_hex
+from relay.base.clock import NS_PER_MS, NS_PER_S
+from relay.base.config import Config, Journal, Retention, Store, encode
+from relay.base.home import LEDGER, META, Home
+from relay.base.message import ANSWERS, MessageFile, render
+from relay.base.names import EVERYONE, OPERATOR
+from relay.delivery.router import answer_status, engine_fields
 from relay.ledger import FileFacts
-from relay.message import ANSWERS, MessageFile, render
-from relay.names import EVERYONE, OPERATOR
-from relay.processes.table import EXITED, RELEASED, Process
+from relay.ledger.processes import EXITED, RELEASED, Process
 from scripts.history.books import Books, Delivered
 from scripts.history.clock import HistoryClock
 from scripts.history.engine import ENDS, ROLL_MESSAGES, Engine, Sent

@@ -6,11 +6,11 @@ import contextlib
 import os
 import tarfile
 
-from relay import fsio
-from relay.clock import NS_PER_S, iso_date
-from relay.home import Home
-from relay.housekeeping import archive_pack
-from relay.housekeeping.archive_pack import zstd
+from relay.base import fsio
+from relay.base.clock import NS_PER_S, iso_date
+from relay.base.home import Home
+from relay.ledger import archive_pack
+from relay.ledger.archive_pack import zstd
 
 
 class Originals:

@@ -10,9 +10,9 @@ import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from relay.clock import NS_PER_S
-from relay.message import Kind
-from relay.names import EVERYONE, OPERATOR
+from relay.base.clock import NS_PER_S
+from relay.base.message import Kind
+from relay.base.names import EVERYONE, OPERATOR
 from scripts.history.text import Text
 
 HOUR_NS = 3600 * NS_PER_S

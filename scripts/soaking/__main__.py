@@ -21,10 +21,10 @@ import msgspec
 import psutil
 
 from agent_sdk import Agent, Kind
-from relay.config import Config, Spawn, encode
-from relay.errors import EXIT_FINDINGS
-from relay.home import Home
-from relay.names import ORCHESTRATOR
+from relay.base.config import Config, Spawn, encode
+from relay.base.errors import EXIT_FINDINGS
+from relay.base.home import Home
+from relay.base.names import ORCHESTRATOR
 from scripts.soaking import check
 
 WORKER = Path(__file__).with_name("worker.py")

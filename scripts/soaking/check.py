@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from relay.errors import MessageError
-from relay.message import MessageFile, parse_delivered
-from relay.names import ORCHESTRATOR
+from relay.base.errors import MessageError
+from relay.base.message import MessageFile, parse_delivered
+from relay.base.names import ORCHESTRATOR
 
 ENDED_BADLY = ("bounced", "expired", "dead")
 

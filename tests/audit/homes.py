@@ -1,4 +1,4 @@
-"""Homes for the audits' tests: a ledger by relay.ledger, store files by relay.comm.acomm."""
+"""Homes for the audits' tests: a ledger by relay.ledger, store files by relay.acomm.codec."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from relay.audit.inputs import Evidence
-from relay.audit.snapshot import snapshot_home
-from relay.checksums import sha256_hex
-from relay.clock import NS_PER_MS, NS_PER_S, Clock, iso_date
-from relay.comm import acomm
-from relay.comm.engine_state import EngineState
-from relay.comm.model import (
+from relay.acomm import codec
+from relay.acomm.engine_state import EngineState
+from relay.acomm.model import (
     Channel,
     ChannelType,
     Delivery,
@@ -23,6 +19,10 @@ from relay.comm.model import (
     Participant,
     StoreFile,
 )
+from relay.audit.inputs import Evidence
+from relay.audit.snapshot import snapshot_home
+from relay.base.checksums import sha256_hex
+from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, iso_date
 from relay.ledger import FileFacts, Ledger, Written
 from tests.fakes import FakeClock
 
@@ -203,7 +203,7 @@ class HomeBuilder:
             engine_state=state.encode(),
             **fields,  # type: ignore[arg-type]
         )
-        acomm.write(str(path), store)
+        codec.write(str(path), store)
         return str(path)
 
     def evidence(

@@ -1,18 +1,18 @@
-"""Journals for the audits' tests: written by relay.aof2 as the relay writes them."""
+"""Journals for the audits' tests: written by relay.journal as the relay writes them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from relay.aof2.format import RecordFlag
-from relay.aof2.journal import Append, Journal
-from relay.aof2.plan import Job, JobKind, TierPolicy
-from relay.aof2.segments import Policy
-from relay.aof2.tiers import Tiers
-from relay.comm import events
-from relay.comm.event_codec import VERSION, Checkpoint, EventCodec, Frame, Start
-from relay.comm.events import Event
-from relay.comm.model import DeliveryState, Message, MessageType, Origin
+from relay.acomm.model import DeliveryState, Message, MessageType, Origin
+from relay.engine import events
+from relay.engine.event_codec import VERSION, Checkpoint, EventCodec, Frame, Start
+from relay.engine.events import Event
+from relay.journal.format import RecordFlag
+from relay.journal.journal import Append, Journal
+from relay.journal.plan import Job, JobKind, TierPolicy
+from relay.journal.segments import Policy
+from relay.journal.tiers import Tiers
 from tests.audit.homes import START_NS, START_S
 from tests.fakes import FakeClock
 

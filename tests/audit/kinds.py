@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent_sdk import Agent
-from relay.config import Config, Retention
-from relay.home import LEDGER
-from relay.housekeeping import archive_pack
-from relay.housekeeping.housekeeper import packable, whole_run
+from relay.base.config import Config, Retention
+from relay.base.home import LEDGER
+from relay.daemon.housekeeper import packable, whole_run
+from relay.ledger import archive_pack
 from tests.box import Box
 from tests.procs import Relay, relay, until
 

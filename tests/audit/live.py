@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from relay.aof2.reader import JournalReader
-from relay.aof2.records import Record
-from relay.names import new_message_id
+from relay.base.names import new_message_id
+from relay.journal.reader import JournalReader
+from relay.journal.records import Record
 from tests.procs import Relay, home_of
 
 PACE_S = 0.03

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from pyspark.sql import Row
 
+from relay.acomm.model import DeliveryState, Message
 from relay.audit.inputs import Evidence
 from relay.audit.jobs import Job
-from relay.comm import events
-from relay.comm.events import Event
-from relay.comm.model import DeliveryState, Message
+from relay.engine import events
+from relay.engine.events import Event
 from tests.audit.homes import START_NS, START_S, HomeBuilder
 from tests.audit.journals import JournalBuilder
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from relay.acomm.model import DeliveryState, MessageType
 from relay.audit.jobs import acks
-from relay.clock import NS_PER_MS, NS_PER_S
-from relay.comm.model import DeliveryState, MessageType
+from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.ledger import Written
 from tests.audit.homes import START_NS, HomeBuilder
 from tests.audit.telling import Change, moved, run, tell

@@ -9,20 +9,20 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
+from tests.unit.acomm_support import patch, reseal
 
+from relay.acomm import codec, columns
+from relay.acomm.container import parse_header, parse_sections
+from relay.acomm.encryption import seal
+from relay.acomm.model import Channel, ChannelType, Message, MessageStatus, MessageType, StoreFile
 from relay.audit.schemas import formats
 from relay.audit.session import explained
 from relay.audit.sources import acomm_source
 from relay.audit.sources.acomm_query import MESSAGE_SECTIONS, of_options
 from relay.audit.sources.acomm_source import Wanted
-from relay.comm import acomm, columns
-from relay.comm.container import parse_header, parse_sections
-from relay.comm.model import Channel, ChannelType, Message, MessageStatus, MessageType, StoreFile
-from relay.comm.seal import seal
-from relay.errors import RelayError
+from relay.base.errors import RelayError
 from tests.audit.homes import START_S, stored_message
 from tests.audit.test_acomm_source import BARE, FULL, STORE
-from tests.unit.acomm_support import patch, reseal
 
 DAY_S = 86_400
 SCHEMA = to_arrow_schema(formats.STORED_MESSAGE, timezone="UTC")
@@ -65,7 +65,7 @@ def arrow(path: Path, store: StoreFile, sections: str = "messages", **options: s
     """All columns of a store's file, as Spark would be given them, with columns in it or not."""
     found = []
     for with_columns in (True, False):
-        acomm.write(str(path), store, columns=with_columns)
+        codec.write(str(path), store, columns=with_columns)
         wanted = Wanted(tuple(sections.split(",")), of_options(options))
         found.append(pa.Table.from_batches(acomm_source.batches(str(path), wanted, SCHEMA), SCHEMA))
         found[-1].validate(full=True)
@@ -124,7 +124,7 @@ def folder(tmp_path: Path) -> Path:
             )
             for n in range(4)
         )
-        acomm.write(
+        codec.write(
             str(folder / f"{day}.acomm"), StoreFile(1, 1, (channel,), messages), columns=day != 1
         )
     return folder
@@ -238,7 +238,7 @@ def test_permissive_reads_what_is_whole_and_the_rest_is_a_table(
 
 def with_section(path: Path, store: StoreFile, change: Callable[[bytes], bytes]) -> None:
     """Write a file whose section 257 says something else; its checksum is right."""
-    data = acomm.encode(store, columns=True)
+    data = codec.encode(store, columns=True)
     entry = parse_sections(data, "it", parse_header(data, "it", len(data)))[-1]
     body = change(data[entry.offset : entry.offset + entry.length])
     table = data[: entry.offset]
@@ -281,7 +281,7 @@ def test_columns_that_do_not_hold_together_are_a_fault_before_the_first_row(
 ) -> None:
     path = tmp_path / "lie.acomm"
     with_section(path, ODD, change)
-    acomm.read(str(path))  # its messages are whole
+    codec.read(str(path))  # its messages are whole
     with pytest.raises(RelayError) as caught:
         next(acomm_source.batches(str(path), Wanted(("messages",), ()), SCHEMA))
     assert str(caught.value).startswith(f"{path} at ") and line in str(caught.value)

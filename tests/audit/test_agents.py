@@ -9,9 +9,8 @@ from typing import NamedTuple
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import agents
-from relay.flow.work import answer_id
-from relay.message import Kind
-from relay.names import ORCHESTRATOR
+from relay.base.message import Kind
+from relay.base.names import ORCHESTRATOR, answer_id
 from tests.audit.homes import START_NS, HomeBuilder
 from tests.audit.planting import (
     DAY,

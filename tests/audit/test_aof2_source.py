@@ -11,15 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from relay.aof2.plan import JobKind
-from relay.audit.schemas import formats
-from relay.audit.schemas.fields import subset
-from relay.audit.session import explained
-from relay.audit.sources import journal_columns, journal_files, journal_source
-from relay.checksums import sha256_hex
-from relay.comm import events
-from relay.comm.event_codec import Frame
-from relay.comm.model import (
+from relay.acomm.model import (
     ArchiveNote,
     Channel,
     ChannelType,
@@ -28,8 +20,16 @@ from relay.comm.model import (
     Origin,
     Participant,
 )
-from relay.errors import RelayError
-from relay.security import keyfile
+from relay.audit.schemas import formats
+from relay.audit.schemas.fields import subset
+from relay.audit.session import explained
+from relay.audit.sources import journal_columns, journal_files, journal_source
+from relay.base import keyfile
+from relay.base.checksums import sha256_hex
+from relay.base.errors import RelayError
+from relay.engine import events
+from relay.engine.event_codec import Frame
+from relay.journal.plan import JobKind
 from tests.audit.homes import START_NS, START_S, HomeBuilder
 from tests.audit.journals import JournalBuilder, delivered, sent
 from tests.s3_server import BUCKET, s3_server

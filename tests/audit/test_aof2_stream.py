@@ -9,14 +9,14 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from relay import fsio
-from relay.aof2.plan import JobKind
 from relay.audit.schemas import formats
 from relay.audit.schemas.fields import subset
 from relay.audit.session import explained
 from relay.audit.sources.journal_files import Settings
 from relay.audit.sources.journal_source import Aof2StreamReader
-from relay.errors import JournalError, JournalPruned, RelayError
+from relay.base import fsio
+from relay.base.errors import JournalError, JournalPruned, RelayError
+from relay.journal.plan import JobKind
 from tests.audit.journals import JournalBuilder, delivered, sent
 
 ALL = ReadAllAvailable()

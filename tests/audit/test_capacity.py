@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from relay.audit.disk_usage import Limit, Measured, Sizes, Tiers, measure
 from relay.audit.inputs import Evidence
 from relay.audit.jobs import capacity
-from relay.config import Config, Disk, Retention, encode
-from relay.errors import ConfigError
+from relay.base.config import Config, Disk, Retention, encode
+from relay.base.errors import ConfigError
 from tests.audit.homes import FILE_SIZE, START_NS, HomeBuilder
 from tests.audit.planting import DAY, checks, counted, details, insert, made, message
 from tests.box import Box

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from relay.audit import cluster
 from relay.audit.run import Request, run_audit
-from relay.errors import RelayError
+from relay.base.errors import RelayError
 from scripts.cluster.__main__ import killing, run
 from scripts.cluster.compare import compare, tables
 from scripts.cluster.one_run import StandingClock

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from relay.base.errors import EXIT_FAILED, EXIT_USAGE
 from relay.cli import run
-from relay.errors import EXIT_FAILED, EXIT_USAGE
 from tests.audit.homes import HomeBuilder
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import dead_letters
-from relay.clock import NS_PER_S
+from relay.base.clock import NS_PER_S
 from relay.ledger import Written
 from tests.audit.homes import START_NS, HomeBuilder
 from tests.audit.telling import run

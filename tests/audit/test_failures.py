@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 
 from relay.audit import spark_errors
 from relay.audit.session import explained
-from relay.names import new_message_id
+from relay.base.names import new_message_id
 from tests.audit.homes import START_NS, HomeBuilder
 from tests.audit.test_session import PATIENCE_S, relay_audit
 from tests.procs import environment, until

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from relay.aof2.plan import JobKind
+from relay.acomm import codec
+from relay.acomm.engine_state import EngineState
+from relay.acomm.model import ArchiveNote, StoreFile
 from relay.audit.sources import files_source
 from relay.audit.sources.files_source import Verified, verify
-from relay.comm import acomm
-from relay.comm.engine_state import EngineState
-from relay.comm.model import ArchiveNote, StoreFile
+from relay.journal.plan import JobKind
 from tests.audit.homes import START_S
 from tests.audit.journals import JournalBuilder, delivered, sent
 
@@ -86,7 +86,7 @@ def test_the_store_lists_its_archives(tmp_path: Path) -> None:
     (folder / "000002.acomm").write_bytes(b"1234")
     state = EngineState(archives=tuple(notes)).encode()
     store = tmp_path / "store" / "relay.acomm"
-    acomm.write(str(store), StoreFile(START_S, START_S, engine_state=state))
+    codec.write(str(store), StoreFile(START_S, START_S, engine_state=state))
     assert wrong(rows(tmp_path, store)) == {
         "store/relay.acomm": [
             "store/archive/2026-01-30/000002.acomm: 4 bytes, and the store lists it with 5",

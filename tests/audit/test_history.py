@@ -20,8 +20,8 @@ from pyspark.sql import SparkSession
 
 from relay.audit.jobs import JOBS
 from relay.audit.run import Request, run_audit
-from relay.clock import NS_PER_S, Clock
-from relay.errors import EXIT_FINDINGS, EXIT_OK
+from relay.base.clock import NS_PER_S, Clock
+from relay.base.errors import EXIT_FINDINGS, EXIT_OK
 from scripts.history.__main__ import make_faulty
 from scripts.history.faults import BY_NAME, Planted, chosen
 from scripts.history.make import Given, History

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
+from relay.acomm import codec
+from relay.acomm.engine_state import EngineState
 from relay.audit.jobs import JOBS
 from relay.audit.run import Report, Request, run_audit
-from relay.clock import Clock
-from relay.comm import acomm
-from relay.comm.engine_state import EngineState
-from relay.errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_OK, LedgerError
+from relay.base.clock import Clock
+from relay.base.errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_OK, LedgerError
 from tests.audit import kinds
 from tests.procs import relay
 
@@ -83,17 +83,17 @@ def test_sealed_signed_tiered_with_attachments(spark: SparkSession, tmp_path: Pa
 
 def lose(home: Path, archive: Path) -> None:
     """One message less in an archive, with checksums that are right and a store that lists it."""
-    one = acomm.read(str(archive))
-    acomm.write(str(archive), replace(one, messages=one.messages[1:]), columns=True)
+    one = codec.read(str(archive))
+    codec.write(str(archive), replace(one, messages=one.messages[1:]), columns=True)
     live = home / "store/relay.acomm"
-    store = acomm.read(str(live))
+    store = codec.read(str(live))
     state = EngineState.decode(store.engine_state)
     archives = tuple(
         replace(note, size=archive.stat().st_size) if archive.match(f"*/{note.name}") else note
         for note in state.archives
     )
     told = state._replace(archives=archives).encode()
-    acomm.write(str(live), replace(store, engine_state=told))
+    codec.write(str(live), replace(store, engine_state=told))
 
 
 def found(report: Report) -> tuple[dict[str, int], set[str]]:

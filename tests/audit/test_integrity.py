@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from relay.audit.inputs import Evidence
 from relay.audit.jobs import integrity
 from relay.audit.snapshot import snapshot_home
-from relay.clock import NS_PER_S
+from relay.base.clock import NS_PER_S
 from tests.audit.homes import START_NS, HomeBuilder
 from tests.audit.journals import JournalBuilder, delivered, sent
 from tests.audit.telling import Outcome, run, tell

@@ -7,7 +7,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import latency
-from relay.names import ORCHESTRATOR
+from relay.base.names import ORCHESTRATOR
 from tests.audit.homes import START_NS, HomeBuilder
 from tests.audit.planting import (
     DAY,

@@ -18,11 +18,11 @@ from relay.audit.schemas import formats
 from relay.audit.session import explained
 from relay.audit.sources import ledger_source
 from relay.audit.sources.ledger_source import take_snapshot
-from relay.clock import Clock
-from relay.errors import LedgerError, RelayError, VersionError
-from relay.home import Home
+from relay.base.clock import Clock
+from relay.base.errors import LedgerError, RelayError, VersionError
+from relay.base.home import Home
+from relay.daemon.ledger_backup import backup
 from relay.ledger import schema_sql
-from relay.ledger.backup import backup
 from tests.audit import ledger_writer
 from tests.audit.homes import START_NS, HomeBuilder
 from tests.fakes import FakeClock

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from relay.audit.inputs import Evidence
 from relay.audit.snapshot import snapshot_home
-from relay.clock import Clock
+from relay.base.clock import Clock
 from tests.audit import live
 from tests.procs import until
 

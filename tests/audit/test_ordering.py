@@ -7,7 +7,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import ordering
-from relay.clock import NS_PER_MS, NS_PER_S
+from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.ledger import Held, Written
 from tests.audit.homes import START_NS, HomeBuilder
 from tests.audit.telling import run

@@ -10,10 +10,10 @@ from pyspark.sql import SparkSession
 from relay.audit.schemas import formats
 from relay.audit.sources import originals_source
 from relay.audit.sources.originals_source import Original, Unit, read_unit
-from relay.checksums import sha256_hex
-from relay.config import Config, encode
-from relay.home import Home
-from relay.housekeeping import archive_pack
+from relay.base.checksums import sha256_hex
+from relay.base.config import Config, encode
+from relay.base.home import Home
+from relay.ledger import archive_pack
 
 DAY = "2026-01-31"
 TEXT = b"TO: bob\n\nhello\n"

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from relay import fsio
 from relay.audit import jobs
 from relay.audit.output import out_folder
 from relay.audit.summary import JobReport, Report
-from relay.errors import RelayError
+from relay.base import fsio
+from relay.base.errors import RelayError
 from tests.audit.homes import HomeBuilder
 from tests.audit.report_data import write_table
 from tests.audit.test_run import parquet, relay_audit
@@ -82,7 +82,7 @@ def test_until_it_is_published_the_run_before_is_whole(tmp_path: Path) -> None:
 KILLED = """
 import json, os, sys
 from pathlib import Path
-from relay import fsio
+from relay.base import fsio
 from tests.audit.test_output import publish
 real = {"rename": os.rename, "unlink": os.unlink}
 def killed(path, step, nth):

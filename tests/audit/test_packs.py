@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from relay.audit.sources import originals_source
-from relay.errors import FormatError
-from relay.housekeeping.archive_pack import zstd
+from relay.base.errors import FormatError
+from relay.ledger.archive_pack import zstd
 
 NAMES = (
     "archive/2026-01-31/alice/1769851800000000001-a1.msg",

@@ -10,13 +10,13 @@ import pytest
 from obstore.store import S3Store
 from pyspark.sql import DataFrame, SparkSession
 
+from relay.acomm import codec
+from relay.acomm.container import MAX_FILE_BYTES
+from relay.acomm.model import StoreFile
 from relay.audit.session import explained
 from relay.audit.sources import register
 from relay.audit.sources.acomm_query import is_remote, list_objects, read_object
-from relay.comm import acomm
-from relay.comm.container import MAX_FILE_BYTES
-from relay.comm.model import StoreFile
-from relay.errors import ArchivesUnreachable, ObjectError, RelayError
+from relay.base.errors import ArchivesUnreachable, ObjectError, RelayError
 from tests.audit.homes import DIRECT, START_S, stored_message
 from tests.s3_server import BUCKET, broken_server, s3_server
 
@@ -94,10 +94,10 @@ def test_an_archive_is_read_from_there(bucket: S3Store, tmp_path: Path) -> None:
     store = StoreFile(
         START_S, START_S, channels=(DIRECT,), messages=(stored_message(1, "1-a", b"in a bucket"),)
     )
-    obstore.put(bucket, "year/2026-01-31/000001.acomm", acomm.encode(store))
+    obstore.put(bucket, "year/2026-01-31/000001.acomm", codec.encode(store))
     (found,) = list_objects(f"{ROOT}/year")
     data = read_object(found, MAX_FILE_BYTES)
-    assert acomm.decode(data, found).messages == store.messages
+    assert codec.decode(data, found).messages == store.messages
     with pytest.raises(RelayError, match=rf"{found} has {len(data)} bytes, the limit is 10"):
         read_object(found, 10)
     with pytest.raises(RelayError, match="there is no file"):
@@ -117,9 +117,9 @@ def test_spark_reads_what_lies_in_a_bucket(
 ) -> None:
     """Prefix, object, glob, and files of this machine beside them; damage where it is permitted."""
     for number, place in enumerate(("all/a/1", "all/b/2", "all/b/3", "all/other/4"), 1):
-        data = acomm.encode(_store(number))
+        data = codec.encode(_store(number))
         obstore.put(bucket, f"{place}.acomm", b"x" * len(data) if number == 4 else data)
-    (tmp_path / "5.acomm").write_bytes(acomm.encode(_store(5)))
+    (tmp_path / "5.acomm").write_bytes(codec.encode(_store(5)))
     environ = environment(server)
 
     def ids(*where: str, **options: str) -> list[str]:
@@ -139,7 +139,7 @@ def test_spark_reads_what_lies_in_a_bucket(
 def test_what_cannot_be_read_there_is_one_line(
     bucket: S3Store, load: Load, server: str, tmp_path: Path
 ) -> None:
-    obstore.put(bucket, "line/1.acomm", acomm.encode(_store(1)))
+    obstore.put(bucket, "line/1.acomm", codec.encode(_store(1)))
     environ = environment(server)
 
     def told(environ: dict[str, str], where: str, **options: str) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
 from relay.audit.temp_folders import temporary_folder
+from relay.base import fsio
 from tests.procs import environment
 
 MAKE = """

@@ -22,8 +22,8 @@ from relay.audit.sources import (
     parquet_cache,
 )
 from relay.audit.sources.parquet_cache import Keep
-from relay.clock import Clock
-from relay.errors import RelayError
+from relay.base.clock import Clock
+from relay.base.errors import RelayError
 from tests.audit.homes import HomeBuilder
 
 

@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from relay.audit.jobs import reconcile
 from relay.audit.schemas import results
-from relay.checksums import sha256_hex
-from relay.clock import NS_PER_S
+from relay.base.checksums import sha256_hex
+from relay.base.clock import NS_PER_S
 from relay.ledger import Held, Written
 from tests.audit.homes import START_NS, START_S, HomeBuilder, stored_message
 from tests.fakes import FakeClock

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
+from relay.acomm.model import DeliveryState, Message, MessageType
 from relay.audit.jobs import ordering, reconcile
-from relay.clock import NS_PER_S, iso_date
-from relay.comm.model import DeliveryState, Message, MessageType
+from relay.base.clock import NS_PER_S, iso_date
 from tests.audit.homes import START_NS, START_S, HomeBuilder, file_of
 from tests.audit.telling import moved, run, tell
 from tests.fakes import FakeClock

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 from pyspark.sql import SparkSession
 
+from relay.acomm.model import DeliveryState
 from relay.audit.jobs import reconcile
-from relay.clock import NS_PER_S
-from relay.comm import events
-from relay.comm.events import Event
-from relay.comm.model import DeliveryState
-from relay.config import Config, Retention, encode
+from relay.base.clock import NS_PER_S
+from relay.base.config import Config, Retention, encode
+from relay.engine import events
+from relay.engine.events import Event
 from tests.audit.homes import START_NS, HomeBuilder, stored_message
 from tests.audit.telling import moved, run, tell
 

@@ -16,8 +16,8 @@ from relay.audit.inputs import Evidence
 from relay.audit.jobs import JOBS
 from relay.audit.jobs.job import Tables
 from relay.audit.schemas import results
+from relay.base.errors import HomeMissing, LedgerError, RelayError
 from relay.cli import audit as command
-from relay.errors import HomeMissing, LedgerError, RelayError
 from tests.audit.homes import HomeBuilder
 from tests.audit.test_reconcile import EXPECTED, plant_every_fault
 

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from relay.audit.inputs import Evidence
 from relay.audit.jobs import security
 from relay.audit.snapshot import snapshot_home
-from relay.names import ORCHESTRATOR
-from relay.security.incidents import Incident, IncidentKind
+from relay.base.incidents import Incident, IncidentKind
+from relay.base.names import ORCHESTRATOR
 from tests.audit.homes import START_NS, HomeBuilder
 from tests.audit.planting import DAY, END_NS, checks, counted, details, insert, made, message
 from tests.box import Box

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.session import _Jvm, find_java, wrap_java
-from relay.errors import RelayError
+from relay.base.errors import RelayError
 from tests.audit.homes import HomeBuilder
 
 PATIENCE_S = 200  # of a JVM on a machine that has other things to do

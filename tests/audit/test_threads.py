@@ -8,9 +8,9 @@ from uuid import UUID
 import msgspec
 from pyspark.sql import SparkSession
 
+from relay.acomm.model import MessageType
 from relay.audit.jobs import threads
-from relay.comm.model import MessageType
-from relay.names import ORCHESTRATOR
+from relay.base.names import ORCHESTRATOR
 from tests.audit.homes import START_NS, HomeBuilder, stored_message
 from tests.audit.planting import (
     DAY,

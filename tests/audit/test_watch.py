@@ -16,13 +16,13 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from relay import fsio
-from relay.aof2.plan import JobKind
+from relay.acomm.model import DeliveryState, Origin
 from relay.audit.watch import Tick, WatchRequest, default_checkpoint, line_of, watch
-from relay.comm import events
-from relay.comm.event_codec import EventCodec
-from relay.comm.model import DeliveryState, Origin
-from relay.errors import HomeMissing, RelayError
+from relay.base import fsio
+from relay.base.errors import HomeMissing, RelayError
+from relay.engine import events
+from relay.engine.event_codec import EventCodec
+from relay.journal.plan import JobKind
 from tests.audit import live
 from tests.audit.homes import START_NS, START_S
 from tests.audit.journals import JournalBuilder, delivered, sent

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from relay.aof2.format import RECORD, RecordFlag
-from relay.aof2.reader import JournalReader
-from relay.aof2.segment import FIRST, segment_path
-from relay.home import STORE
-from relay.store.opening import stream_dir
+from relay.base.home import STORE
+from relay.daemon.opening import stream_dir
+from relay.journal.format import RECORD, RecordFlag
+from relay.journal.reader import JournalReader
+from relay.journal.segment import FIRST, segment_path
 from tests.box import Box
 from tests.crash.test_every_step import scenario
-from tests.unit.aof2_support import flip
+from tests.journal.support import flip
 
 
 def check(box: Box) -> None:

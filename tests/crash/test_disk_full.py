@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.errors import JournalFailed, LedgerError
+from relay.base import fsio
+from relay.base.errors import JournalFailed, LedgerError
 from relay.ledger import Ledger
 from tests.box import Box
 from tests.crash import test_every_step as steps

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
+from relay.base import fsio
 from relay.ledger import Ledger
 from tests.box import Box
 
@@ -92,7 +92,7 @@ def everything(box: Box) -> dict[str, list[str]]:
 
 
 def _parse(path: Path):  # type: ignore[no-untyped-def]
-    from relay.message import parse_delivered
+    from relay.base.message import parse_delivered
 
     return parse_delivered(path.read_bytes())
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.home import LEDGER, META
-from relay.message import MessageFile, parse_delivered
+from relay.base.home import LEDGER, META
+from relay.base.message import MessageFile, parse_delivered
 from tests.box import Box
 from tests.crash.test_every_step import Axe, Killed
 

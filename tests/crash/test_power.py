@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.home import LEDGER
-from relay.names import ORCHESTRATOR
-from relay.store.eventlog import EventLog
+from relay.base import fsio
+from relay.base.home import LEDGER
+from relay.base.names import ORCHESTRATOR
+from relay.delivery.eventlog import EventLog
 from tests.box import Box
 from tests.crash.test_every_step import scenario
 from tests.power import Cut, Power

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.config import Spawn
+from relay.base import fsio
+from relay.base.config import Spawn
 from tests.process_support import ProcessBox
 
 

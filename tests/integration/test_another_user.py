@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import presence
-from relay import owners
-from relay.home import Home
+from relay.base import owners
+from relay.base.home import Home
 from relay.ledger import open_readonly
 from tests.procs import home_of, relay
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from backports import zstd
 
-from relay import fsio
-from relay.errors import FormatError
-from relay.flow.originals import render_again
-from relay.home import Home
-from relay.housekeeping import archive_pack
-from relay.housekeeping.archive_pack import Packed
+from relay.base import fsio
+from relay.base.errors import FormatError
+from relay.base.home import Home
+from relay.delivery.redelivery import render_again
+from relay.ledger import archive_pack
+from relay.ledger.archive_pack import Packed
 from tests.box import Box
 
 DAY = "2026-01-02"

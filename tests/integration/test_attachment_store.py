@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent
-from relay import fsio
-from relay.clock import NS_PER_S
-from relay.errors import RelayError
-from relay.flow import attachments
+from relay.base import fsio
+from relay.base.clock import NS_PER_S
+from relay.base.errors import RelayError
+from relay.ledger import attachments
 from tests.box import Box
 from tests.procs import until
 
@@ -177,7 +177,7 @@ def test_killed_before_it_is_set_aside_it_is_found_again(
     wanted = hashlib.sha256(b"a file").hexdigest()
     path = put(box, b"another file", wanted)
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr("relay.flow.door.set_aside", die)
+        patched.setattr("relay.delivery.door.set_aside", die)
         send(box, wanted)
     box.kill()
     assert path.exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.store.opening import look
+from relay.daemon.opening import look
 from tests.box import Box
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent
-from relay import fsio
 from relay.agents.roster import META
-from relay.config import Agents, Config, Continuity
-from relay.message import MessageFile
+from relay.base import fsio
+from relay.base.config import Agents, Config, Continuity
+from relay.base.message import MessageFile
 from tests.box import Box
 
 SAVE = "KIND: continuity\nACTION: save\n\n"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from relay.clock import iso_time
-from relay.comm import ChannelConfig, ChannelType, CommStore, DeliveryMode, MessageType
-from relay.home import STORE
+from relay.base.clock import iso_time
+from relay.base.home import STORE
+from relay.engine import ChannelConfig, ChannelType, CommStore, DeliveryMode, MessageType
 from tests.fakes import FakeClock
 from tests.procs import home_of, relay
 

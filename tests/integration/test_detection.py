@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.config import Config, Detection
-from relay.flow.watcher import InotifyWatcher, Wake
+from relay.base.config import Config, Detection
+from relay.base.watcher import InotifyWatcher, Wake
 from tests.box import Box
 
 PENDING_ACTIONS = ("left_in_pending", "remove_orphan")

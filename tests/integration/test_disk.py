@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from relay import fsio
+from relay.base import fsio
 from tests.box import Box
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from relay.aof2 import orders
-from relay.aof2.format import ManifestType, Reason
+from relay.base.config import Config, Journal
+from relay.base.home import BASE, STORE
 from relay.cli import cli
 from relay.cli.common import counted
-from relay.config import Config, Journal
-from relay.home import BASE, STORE
+from relay.journal import commands
+from relay.journal.format import ManifestType, Reason
 from relay.ledger import Ledger
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
@@ -206,10 +206,10 @@ def test_a_journal_that_ends_before_store_and_ledger(box: Box) -> None:
 
 def test_a_pruned_journal(box: Box) -> None:
     box.open()
-    assert list(orders.prune(box.tiers, box.tiers.prunes())) == []  # no two checkpoints yet
+    assert list(commands.prune(box.tiers, box.tiers.prunes())) == []  # no two checkpoints yet
     box.send("alice", "TO: bob\n\nmore")
     box.flush()
-    assert list(orders.prune(box.tiers, box.tiers.prunes()))
+    assert list(commands.prune(box.tiers, box.tiers.prunes()))
     box.kill()
     assert doctor(box) == []
     note_position(box, 1)

@@ -17,13 +17,13 @@ import pytest
 from click.testing import CliRunner
 
 from agent_sdk import Agent
-from relay import fsio
+from relay.base import fsio
+from relay.base.config import Config, Disk, Ledger
+from relay.base.home import LEDGER
 from relay.cli import cli
-from relay.config import Config, Disk, Ledger
 from relay.doctor import Finding, Severity, examine, files, limits, repair
 from relay.doctor.finding import Place
-from relay.home import LEDGER
-from relay.housekeeping import archive_pack
+from relay.ledger import archive_pack
 from tests.box import Box
 from tests.integration.test_wal import reader
 from tests.procs import Relay, home_of, meanwhile, relay, until

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from relay.base.config import Config, Disk
 from relay.cli import cli
-from relay.config import Config, Disk
 from relay.doctor import Severity, examine, files, ledger
 from tests.box import Box
 

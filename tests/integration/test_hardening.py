@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from relay.errors import ForeignOwner, UnsafePath
-from relay.home import Home
-from relay.security import hardening
+from relay.base import hardening
+from relay.base.errors import ForeignOwner, UnsafePath
+from relay.base.home import Home
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 
@@ -251,7 +251,7 @@ def test_a_hard_link_is_refused_and_its_other_name_stays_as_it_is(box: Box, tmp_
 def test_killed_before_a_refusal_is_archived_it_is_one_incident(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relay.flow.finish import Finisher
+    from relay.delivery.archive import Finisher
 
     name = box.name()
     path = box.path("agents", "alice", "outbox", name)

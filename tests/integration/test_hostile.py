@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from relay.errors import UnsafePath
-from relay.flow.decide import Decider
-from relay.home import Home
+from relay.base.errors import UnsafePath
+from relay.base.home import Home
+from relay.delivery.decide import Decider
 from tests.box import Box
 
 
@@ -141,7 +141,7 @@ def test_a_clock_set_back_is_logged(box: Box) -> None:
 
 
 def test_a_ledger_removed_while_the_relay_runs_is_noticed(tmp_path: Path) -> None:
-    from relay.errors import LedgerError
+    from relay.base.errors import LedgerError
 
     box = Box(tmp_path / "home", "alice", "bob")
     box.path("ledger.db").unlink()

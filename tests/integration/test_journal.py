@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from relay.aof2.format import RecordFlag
-from relay.aof2.reader import JournalReader
-from relay.home import LEDGER, STORE
-from relay.store.eventlog import EventLog
-from relay.store.opening import look
+from relay.base.home import LEDGER, STORE
+from relay.daemon.opening import look
+from relay.delivery.eventlog import EventLog
+from relay.journal.format import RecordFlag
+from relay.journal.reader import JournalReader
 from tests.box import Box
 
 DELIVERIES = (
@@ -229,7 +229,7 @@ def test_no_tail_stays_in_memory(box: Box) -> None:
 
 
 def test_with_encryption_the_journal_is_sealed_too(tmp_path: Path) -> None:
-    from relay.config import Config, Store
+    from relay.base.config import Config, Store
 
     config = Config(store=Store(encrypt=True))
     box = Box(tmp_path / "sealed", "alice", "bob", config=config)

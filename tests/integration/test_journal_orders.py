@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from relay.config import Config, Journal, encode
-from relay.home import BASE, STORE
-from relay.store.upkeep import covers
+from relay.base.config import Config, Journal, encode
+from relay.base.home import BASE, STORE
+from relay.daemon.upkeep import covers
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 
@@ -141,14 +141,14 @@ def test_only_operator_and_lead_may(box: Box) -> None:
 def test_a_command_that_is_decided_twice_is_one_order(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relay.flow.delivery import DiskFull
+    from relay.delivery.file_ops import DiskFull
 
     with monkeypatch.context() as patch:
 
         def full(*_: object) -> dict[str, str]:
             raise DiskFull("no space left")
 
-        patch.setattr("relay.flow.delivery.stage", full)
+        patch.setattr("relay.delivery.file_ops.stage", full)
         sent = box.send("operator", "TO: __orchestrator__\nKIND: command\n\nACTION: journal.seal")
     box.clock.advance(2)
     box.tick(3)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.config import Config, Limits
-from relay.flow import attachments
+from relay.base.config import Config, Limits
+from relay.ledger import attachments
 from tests.box import Box
 from tests.procs import until
 

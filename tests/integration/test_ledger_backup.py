@@ -15,20 +15,20 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent
-from relay import fsio
-from relay.errors import AlreadyRunning, FormatError, LedgerBusy, LedgerError, VersionError
-from relay.home import LEDGER, Home
-from relay.ledger import backup as ledger_backup
+from relay.base import fsio
+from relay.base.errors import AlreadyRunning, FormatError, LedgerBusy, LedgerError, VersionError
+from relay.base.home import LEDGER, Home
+from relay.daemon import ledger_backup
 from relay.ledger import file as ledger_file
 from tests.box import Box
+from tests.ledger.support import Look
 from tests.procs import Relay, home_of, meanwhile, relay, until
-from tests.unit.ledger_support import Look
 
 RESTORE = """
 import os, signal, sys
-from relay import fsio
-from relay.ledger import backup as ledger_backup
-from relay.home import Home
+from relay.base import fsio
+from relay.daemon import ledger_backup as backup as ledger_backup
+from relay.base.home import Home
 steps = int(sys.argv[3])
 def fault(operation, name):
     global steps

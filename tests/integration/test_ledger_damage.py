@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from relay import config as configuration
-from relay.clock import Clock
-from relay.comm.flush import Inline
-from relay.config import Config
-from relay.errors import LedgerDamaged, LedgerError, RelayError
-from relay.home import LEDGER, Home
-from relay.housekeeping.housekeeper import Housekeeper
+from relay.base import config as configuration
+from relay.base.clock import Clock
+from relay.base.config import Config
+from relay.base.errors import LedgerDamaged, LedgerError, RelayError
+from relay.base.home import LEDGER, Home
+from relay.daemon.admin import status_of
+from relay.daemon.housekeeper import Housekeeper
+from relay.daemon.session import CHECKED_BYTES, Session
+from relay.daemon.status import Board
+from relay.engine.flush import Inline
 from relay.ledger import Ledger, open_readonly
-from relay.operations.admin import status_of
-from relay.operations.published import Board
-from relay.session import CHECKED_BYTES, Session
 from tests.box import Box
+from tests.ledger.support import Look
 from tests.procs import Relay, relay, until
-from tests.unit.ledger_support import Look
 
 PAGE = 4096
 SAYS = "is damaged ("

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.config import Config, Security
+from relay.base import fsio
+from relay.base.config import Config, Security
 from tests.box import Box
 
 MakeBox = Callable[..., Box]

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
 from relay.agents.roster import META
-from relay.flow.watcher import Wake
+from relay.base import fsio
+from relay.base.watcher import Wake
 from tests.box import Box
 
 DAY_S = 86_400

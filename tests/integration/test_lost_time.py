@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.home import LEDGER
+from relay.base.home import LEDGER
 from tests.box import Box
 from tests.integration.test_owed import COMMAND, after, duty, of_kind, told
 

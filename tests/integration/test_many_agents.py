@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.names import new_message_id
+from relay.base.names import new_message_id
 from scripts.benchmarks.idle import watches_of
 from tests.procs import Relay, home_of, until
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.config import Config, Detection
-from relay.flow.watcher import InotifyWatcher
+from relay.base.config import Config, Detection
+from relay.base.watcher import InotifyWatcher
 from tests.box import Box
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.clock import iso_time
-from relay.home import LEDGER
+from relay.base import fsio
+from relay.base.clock import iso_time
+from relay.base.home import LEDGER
 from tests.box import Box
 from tests.procs import relay
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from relay.agents.roster import META
-from relay.clock import NS_PER_S
-from relay.flow.watcher import Wake
-from relay.home import LEDGER
-from relay.message import MessageFile
+from relay.base.clock import NS_PER_S
+from relay.base.home import LEDGER
+from relay.base.message import MessageFile
+from relay.base.watcher import Wake
 from tests.box import Box
 from tests.process_support import ProcessBox
 from tests.procs import relay

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent
-from relay.message import parse_delivered
+from relay.base.message import parse_delivered
 from tests.procs import Relay, environment, home_of, relay, until
 
 pytestmark = pytest.mark.timeout(60)

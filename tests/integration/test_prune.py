@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from relay import fsio
-from relay.comm.flush import Inline
-from relay.config import Config, Retention, encode
-from relay.errors import LedgerError
-from relay.housekeeping import prune
-from relay.housekeeping.housekeeper import Housekeeper, packable, whole_run
-from relay.housekeeping.prune import Gone
-from relay.orchestrator.asked import Pack, Prune
+from relay.base import fsio
+from relay.base.config import Config, Retention, encode
+from relay.base.errors import LedgerError
+from relay.base.jobs import Pack, Prune
+from relay.daemon import prune
+from relay.daemon.housekeeper import Housekeeper, packable, whole_run
+from relay.daemon.prune import Gone
+from relay.engine.flush import Inline
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from relay.aof2 import orders
-from relay.config import Config, Journal
-from relay.errors import JournalPruned
-from relay.home import BASE, STORE
-from relay.store.opening import look
+from relay.base.config import Config, Journal
+from relay.base.errors import JournalPruned
+from relay.base.home import BASE, STORE
+from relay.daemon.opening import look
+from relay.journal import commands
 from tests.box import Box
 
 KEEP_LITTLE = Config(journal=Journal(segment_bytes=4096, keep_age_s=1, compress_segments=False))
@@ -25,7 +25,7 @@ def pruned(tmp_path: Path) -> Box:
         box.send("alice", f"TO: bob\n\nnumber {number}")
         if number % 10 == 9:
             box.flush()
-    assert [done.what for done in orders.prune(box.tiers, box.tiers.prunes())]
+    assert [done.what for done in commands.prune(box.tiers, box.tiers.prunes())]
     assert box.events.journal.first > 0
     box.kill()
     return box

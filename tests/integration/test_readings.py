@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.config import Config, Detection
-from relay.flow.watcher import Wake
+from relay.base import fsio
+from relay.base.config import Config, Detection
+from relay.base.watcher import Wake
 from relay.ledger import Ledger
 from tests.box import Box
 

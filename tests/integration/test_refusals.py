@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.config import Config, Limits
+from relay.base.config import Config, Limits
 from tests.box import Box
 
 

@@ -17,11 +17,11 @@ from typing import Any
 import pexpect
 import pytest
 
-from relay.clock import Clock
-from relay.config import decode
-from relay.home import Home
-from relay.operations.asking import ask_status
-from relay.session import Session
+from relay.base.clock import Clock
+from relay.base.config import decode
+from relay.base.home import Home
+from relay.base.status_client import ask_status
+from relay.daemon.session import Session
 from tests.procs import PATIENCE_S, Relay, environment, relay, until
 
 pytestmark = pytest.mark.timeout(60)
@@ -197,7 +197,7 @@ def test_what_waits_in_the_outboxes_does_not_hold_up_the_end(
 HANGS = """
 import sys, threading
 from relay.aof2.tiers import Tiers
-from relay.daemon import main
+from relay.daemon.process import main
 
 def step(self):
     print("begun", flush=True)

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio, recovery
-from relay.daemon import trouble
-from relay.errors import LedgerError
-from relay.home import Home
-from relay.operations.logs import make_log
+from relay.base import fsio
+from relay.base.errors import LedgerError
+from relay.base.home import Home
+from relay.base.logs import make_log
+from relay.daemon import recovery
+from relay.daemon.process import trouble
 from tests.box import Box
 from tests.procs import Relay, environment, home_of, relay, until
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.config import Config, Store
+from relay.base.config import Config, Store
 from tests.box import Box
 
 CONFIG = Config(store=Store(roll_after_s=60, roll_messages=3))

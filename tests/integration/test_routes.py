@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from relay.config import Config, Store
+from relay.base.config import Config, Store
 from tests.box import Box
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.security.signatures import public_key, sign
+from relay.base.signatures import public_key, sign
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 
@@ -67,7 +67,7 @@ def test_no_line_of_the_log_has_content_or_keys(tmp_path: Path) -> None:
 
 
 def test_no_fact_that_is_logged_has_content(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    from relay.flow.decide import Decider
+    from relay.delivery.decide import Decider
 
     decide = Decider.decide
 

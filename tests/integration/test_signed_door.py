@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent
-from relay.comm import acomm
-from relay.config import Config, Security
-from relay.errors import KeyFileError
-from relay.home import STORE
-from relay.security.signatures import key_id, public_key, sign
+from relay.acomm import codec
+from relay.base.config import Config, Security
+from relay.base.errors import KeyFileError
+from relay.base.home import STORE
+from relay.base.signatures import key_id, public_key, sign
 from tests.box import Box
 from tests.procs import Relay, home_of, relay
 
@@ -121,7 +121,7 @@ def test_who_registers_a_key_after_joining_is_known_by_it(box: Box) -> None:
     assert identities(box) == expected  # from the journal, and not noted again
     assert not any(
         one.identity_id != mine
-        for channel in acomm.read(box.home.path(STORE)).channels
+        for channel in codec.read(box.home.path(STORE)).channels
         for one in channel.participants
         if one.id == "alice"
     )
@@ -181,7 +181,7 @@ def test_a_key_that_is_registered_stays_without_meta_json(box: Box) -> None:
 def test_killed_before_the_ledger_heard_of_a_confirmed_key(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relay.flow.carry import Carrier
+    from relay.delivery.carry import Carrier
 
     name_key(box, "alice", ALICE)
     signed(box, ALICE)

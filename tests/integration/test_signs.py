@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from agent_sdk import Agent
+from relay.base import process_info
+from relay.base.clock import NS_PER_S
+from relay.base.home import LEDGER, Home
 from relay.cli.signs import signs_of
-from relay.clock import NS_PER_S
-from relay.home import LEDGER, Home
 from relay.ledger import open_readonly
-from relay.processes import pids
 from tests.box import Box
 from tests.procs import PROJECT, Relay, environment, home_of, relay, until
 
@@ -165,7 +165,7 @@ def test_M07_a_shell_that_sends_is_registered(
     found = meta(home, "bob")
     assert found["role"] == "lead" and "public_key" in found
     assert found["pid"] == one.process.pid
-    assert pids.runs(found["pid"], found["pid_start_ticks"]) and found["pid_start_ticks"]
+    assert process_info.runs(found["pid"], found["pid_start_ticks"]) and found["pid_start_ticks"]
     assert abs(found["started_at"] - time.time_ns()) < 60 * NS_PER_S
     assert found["unregisters"] is False
     assert (home / "agents" / "bob" / "meta.json").stat().st_mode & 0o777 == 0o600

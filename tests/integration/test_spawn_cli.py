@@ -11,7 +11,7 @@ import pytest
 
 from agent_sdk import Agent, MessageError, Refused
 from agent_sdk.processes import spawn_headers
-from relay.security.redaction import parse_env
+from relay.base.redaction import parse_env
 from tests.procs import home_of, relay, until
 
 pytestmark = pytest.mark.timeout(60)

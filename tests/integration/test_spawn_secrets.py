@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.config import Config, Limits
-from relay.message import parse
+from relay.base.config import Config, Limits
+from relay.base.message import parse
 from tests.box import Box
 
 SECRET = b"hunter2"

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from relay import fsio
-from relay.config import decode
-from relay.daemon import Daemon
-from relay.home import Home
-from relay.operations.asking import _UnixConnection
-from relay.operations.logs import make_log
-from relay.operations.notify import Notifier
+from relay.base import fsio
+from relay.base.config import decode
+from relay.base.home import Home
+from relay.base.logs import make_log
+from relay.base.sd_notify import Notifier
+from relay.base.status_client import _UnixConnection
+from relay.daemon.process import Daemon
 from tests.procs import home_of, until
 
 pytestmark = pytest.mark.timeout(60)

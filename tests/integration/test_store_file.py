@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from relay.comm import ChannelType, CommStore, FlushPolicy, MessageType
-from relay.errors import FormatError, RelayError, StoreClosed, StoreLocked
+from relay.base.errors import FormatError, RelayError, StoreClosed, StoreLocked
+from relay.engine import ChannelType, CommStore, FlushPolicy, MessageType
 from tests.fakes import FakeClock
 from tests.procs import environment, until
 
 
 def count(path: Path) -> int:
     """Messages in the file, as a reader sees them: readers need no lock."""
-    from relay.comm import acomm
+    from relay.acomm import codec
 
-    return len(acomm.read(str(path)).messages)
+    return len(codec.read(str(path)).messages)
 
 
 def test_what_was_sent_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_second_writer_is_refused_until_the_first_is_killed(tmp_path: Path) ->
         [
             sys.executable,
             "-c",
-            "import sys\nfrom relay.comm import CommStore\n"
+            "import sys\nfrom relay.engine import CommStore\n"
             "store = CommStore.open(sys.argv[1])\nprint('held', flush=True)\nsys.stdin.read()",
             path,
         ],

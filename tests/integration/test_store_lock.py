@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from relay.comm import CommStore, lock
-from relay.errors import StoreLocked
+from relay.acomm import lock
+from relay.base.errors import StoreLocked
+from relay.engine import CommStore
 from tests.procs import environment
 
 NO_FLOCK = """
 import errno, fcntl, sys, time
-from relay.comm import CommStore
-from relay.errors import StoreLocked
+from relay.engine import CommStore
+from relay.base.errors import StoreLocked
 def flock(fd, operation):
     raise OSError(errno.ENOLCK, "no locks available")
 fcntl.flock = flock

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.comm import ChannelType, CommStore, FlushPolicy, Limits, MessageType, acomm
-from relay.errors import FormatError, RelayError, VersionError
+from relay.acomm import codec
+from relay.base import fsio
+from relay.base.errors import FormatError, RelayError, VersionError
+from relay.engine import ChannelType, CommStore, FlushPolicy, Limits, MessageType
 from tests.fakes import FakeClock
 
 MANUAL = FlushPolicy(None, None)
@@ -22,7 +23,7 @@ def names(folder: Path) -> set[str]:
 
 
 def contents(path: Path) -> list[bytes]:
-    return [m.content for m in acomm.read(str(path)).messages]
+    return [m.content for m in codec.read(str(path)).messages]
 
 
 @pytest.fixture
@@ -76,8 +77,8 @@ def test_what_was_set_aside_is_never_written_over(path: Path) -> None:
 
 
 def test_a_store_that_breaks_an_invariant_counts_as_damaged(path: Path) -> None:
-    file = acomm.read(str(path))
-    acomm.write(str(path), type(file)(0, 0, file.channels * 2))
+    file = codec.read(str(path))
+    codec.write(str(path), type(file)(0, 0, file.channels * 2))
     said: list[str] = []
     CommStore.open(str(path), MANUAL, warn=said.append).close()
     assert contents(path) == [b"one"] and "channel 1 once" in said[0]
@@ -241,7 +242,7 @@ def test_in_an_immediate_channel_all_of_it_is_in_the_file(tmp_path: Path) -> Non
 
         def is_whole() -> bool:
             return (
-                CommStore.load(store._clock, acomm.read(str(path))).snapshot() == store.snapshot()
+                CommStore.load(store._clock, codec.read(str(path))).snapshot() == store.snapshot()
             )
 
         command = store.send_message(channel.id, "a", MessageType.COMMAND, "do it")
@@ -278,7 +279,7 @@ def test_a_later_version_is_not_set_aside(path: Path, monkeypatch: pytest.Monkey
     def later(_: str) -> None:
         raise VersionError(str(path), 8, "version 1", 9)
 
-    monkeypatch.setattr(acomm, "read", later)
+    monkeypatch.setattr(codec, "read", later)
     with pytest.raises(VersionError):
         CommStore.open(str(path), MANUAL)
     assert names(path.parent) == {"s.acomm", "s.acomm.prev"}

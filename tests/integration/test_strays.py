@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.config import Config, Detection
+from relay.base.config import Config, Detection
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.flow.watcher import Wake
-from relay.session import tend
+from relay.base.watcher import Wake
+from relay.daemon.session import tend
 from tests.process_support import ProcessBox
 
 WEEK_S = 7 * 86_400

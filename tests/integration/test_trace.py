@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from relay.base.clock import iso_time
+from relay.base.config import Config, encode
+from relay.base.home import LEDGER, Home
 from relay.cli.hops import hops_of
-from relay.clock import iso_time
-from relay.config import Config, encode
-from relay.home import LEDGER, Home
 from relay.ledger import Ledger, Written
 from relay.ledger.values import Held
+from tests.ledger.support import facts
 from tests.procs import relay
-from tests.unit.ledger_support import facts
 
 
 class Life:

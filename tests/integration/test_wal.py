@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent
-from relay.comm.flush import Inline
-from relay.config import Config
-from relay.config import Ledger as Settings
-from relay.home import LEDGER, Home
+from relay.base.config import Config
+from relay.base.config import Ledger as Settings
+from relay.base.home import LEDGER, Home
+from relay.engine.flush import Inline
 from relay.ledger import WAL_KEPT_BYTES, wal
 from relay.ledger.wal import State, WalWatch
 from tests.box import Box

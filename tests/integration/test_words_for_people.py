@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from relay.base.config import Config, Limits
 from relay.cli import cli
-from relay.config import Config, Limits
 from tests.box import Box
 
 COMMAND = "TO: bob\nKIND: command\nTHREAD: t-1\n\ndeploy"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.home import STORE
+from relay.base.home import STORE
 from tests.box import Box
 from tests.procs import Relay, environment, relay
 

@@ -17,7 +17,7 @@ from relay.audit.jobs import (
     traffic,
 )
 from relay.audit.jobs.job import Job
-from relay.errors import RelayError
+from relay.base.errors import RelayError
 
 __all__ = ["JOBS", "Job", "select"]
 

@@ -28,7 +28,7 @@ from relay.audit.jobs.job import WARNING, Job, Tables, found
 from relay.audit.jobs.reconcile import STORE_SECTIONS
 from relay.audit.schemas import results
 from relay.audit.schemas.fields import conform
-from relay.names import ORCHESTRATOR
+from relay.base.names import ORCHESTRATOR
 
 NAME = "acks"
 OWED = "acks_owed"

@@ -39,7 +39,7 @@ from relay.audit.jobs.job import (
 )
 from relay.audit.schemas import results
 from relay.audit.schemas.fields import conform
-from relay.names import OPERATOR, ORCHESTRATOR
+from relay.base.names import OPERATOR, ORCHESTRATOR
 
 NAME = "agents"
 SPAWNS = f"{NAME}_spawns"

@@ -18,9 +18,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from relay.audit.inputs import Evidence
-from relay.home import ARCHIVES
-from relay.message import Kind
-from relay.names import ORCHESTRATOR
+from relay.base.home import ARCHIVES
+from relay.base.message import Kind
+from relay.base.names import ORCHESTRATOR
 
 _COLUMNS = (
     "ledger_id",

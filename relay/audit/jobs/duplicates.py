@@ -26,8 +26,8 @@ from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, by_class, found
 from relay.audit.jobs.reconcile import STORE_SECTIONS
 from relay.audit.schemas import results
 from relay.audit.schemas.fields import conform
-from relay.home import ARCHIVES
-from relay.names import ORCHESTRATOR
+from relay.base.home import ARCHIVES
+from relay.base.names import ORCHESTRATOR
 
 NAME = "duplicates"
 RESENT_WITHIN_S = 60  # who means it a second time lets more time pass

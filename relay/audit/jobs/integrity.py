@@ -38,8 +38,8 @@ from relay.audit.inputs import Evidence
 from relay.audit.jobs.job import ERROR, Job, Tables, found
 from relay.audit.schemas import formats, results
 from relay.audit.schemas.fields import conform
-from relay.errors import LedgerError
-from relay.home import LEDGER
+from relay.base.errors import LedgerError
+from relay.base.home import LEDGER
 from relay.ledger import schema_sql
 
 NAME = "integrity"

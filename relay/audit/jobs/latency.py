@@ -31,7 +31,7 @@ from relay.audit.jobs.deliveries import sent
 from relay.audit.jobs.job import WARNING, Job, Tables, elapsed_ms, found, hour_of, instant
 from relay.audit.schemas import results
 from relay.audit.schemas.fields import conform
-from relay.names import ORCHESTRATOR
+from relay.base.names import ORCHESTRATOR
 
 NAME = "latency"
 ROUTES, SLOWEST = f"{NAME}_routes", f"{NAME}_slowest"

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from relay.message import ANSWERS, Kind
-from relay.names import ORCHESTRATOR
+from relay.base.message import ANSWERS, Kind
+from relay.base.names import ORCHESTRATOR
 
 WAITING = ("held", "staged")
 ENDED = ("expired", "bounced", "dead")

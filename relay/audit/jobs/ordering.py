@@ -25,7 +25,7 @@ from relay.audit.jobs.deliveries import sent
 from relay.audit.jobs.job import WARNING, Job, Tables, by_class, found
 from relay.audit.schemas import results
 from relay.audit.schemas.fields import conform
-from relay.names import ORCHESTRATOR
+from relay.base.names import ORCHESTRATOR
 
 NAME = "ordering"
 CLOCK = "ordering_clock"

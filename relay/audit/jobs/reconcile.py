@@ -68,7 +68,7 @@ from relay.audit.jobs.messages import (
 )
 from relay.audit.schemas import results
 from relay.audit.schemas.fields import conform
-from relay.clock import NS_PER_S
+from relay.base.clock import NS_PER_S
 
 NAME = "reconcile"
 DELIVERIES = "reconcile_deliveries"

@@ -4,7 +4,7 @@ By agent, hour and kind, from four sources:
 
 | source | from | kinds |
 |---|---|---|
-| event | `security_events` | the words of relay/security/incidents.py |
+| event | `security_events` | the words of relay/base/incidents.py |
 | rejection | `rejections` | bad_name, id_taken, unsafe_file, and those of `failed` |
 | failed | rows of `messages` that failed | see FAILURES |
 | request | what the orchestrator was asked for and refused | refused_request |
@@ -27,7 +27,7 @@ from relay.audit.jobs.deliveries import refusals
 from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, found, hour_of, instant, looked_up
 from relay.audit.schemas import results
 from relay.audit.schemas.fields import conform
-from relay.names import ORCHESTRATOR
+from relay.base.names import ORCHESTRATOR
 
 NAME = "security"
 EVENT, REJECTION, FAILED, REQUEST = "event", "rejection", "failed", "request"

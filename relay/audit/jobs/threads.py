@@ -39,7 +39,7 @@ from relay.audit.jobs.job import (
 from relay.audit.jobs.reconcile import STORE_SECTIONS
 from relay.audit.schemas import results
 from relay.audit.schemas.fields import conform
-from relay.names import ORCHESTRATOR
+from relay.base.names import ORCHESTRATOR
 
 NAME = "threads"
 QUERIES, RUNAWAYS = f"{NAME}_queries", f"{NAME}_runaways"

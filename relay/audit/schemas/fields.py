@@ -21,7 +21,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from relay.errors import RelayError
+from relay.base.errors import RelayError
 
 TEXT, NUMBER, TIME, FLAG = StringType(), LongType(), TimestampType(), BooleanType()
 U64, BYTES, FLOAT = DecimalType(20, 0), BinaryType(), DoubleType()

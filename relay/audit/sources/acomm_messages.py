@@ -17,9 +17,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from relay.comm import columns
-from relay.comm.columns import BEFORE_CONTENT, FIRST_LANE, Block, Columns, Texts
-from relay.comm.message_record import (
+from relay.acomm import columns
+from relay.acomm.columns import BEFORE_CONTENT, FIRST_LANE, Block, Columns, Texts
+from relay.acomm.message_record import (
     META_BOOLEAN,
     META_FLOAT,
     META_INTEGER,
@@ -27,10 +27,10 @@ from relay.comm.message_record import (
     META_STRING,
     SEAL_BYTES,
 )
-from relay.comm.model import Channel, Message, MessageStatus, MessageType, Priority
-from relay.comm.reader import U64, Reader
-from relay.errors import FormatError
-from relay.flow.router import KIND_OF
+from relay.acomm.model import Channel, Message, MessageStatus, MessageType, Priority
+from relay.acomm.reader import U64, Reader
+from relay.base.errors import FormatError
+from relay.delivery.router import KIND_OF
 
 LAST_SECOND = 253_402_300_799  # 9999-12-31T23:59:59Z: Spark's times end there
 MICROS = 1_000_000

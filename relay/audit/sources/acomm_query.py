@@ -35,13 +35,20 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from relay.aof2.format import Reason
+from relay.acomm.engine_state import EngineState
+from relay.acomm.indexes import Indexes
+from relay.acomm.model import (
+    Channel,
+    Message,
+    MessageStatus,
+    MetadataValue,
+    StoreFile,
+    Subscription,
+)
 from relay.audit.schemas import formats
 from relay.audit.sources.acomm_messages import LAST_SECOND, MICROS, TIME, MessageTable
-from relay.comm.engine_state import EngineState
-from relay.comm.indexes import Indexes
-from relay.comm.model import Channel, Message, MessageStatus, MetadataValue, StoreFile, Subscription
-from relay.errors import ArchivesUnreachable, RelayError
+from relay.base.errors import ArchivesUnreachable, RelayError
+from relay.journal.format import Reason
 
 ColumnMakers = Mapping[str, Callable[[Any], object]]
 

@@ -38,6 +38,13 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from relay.acomm import codec, container, envelope, indexes
+from relay.acomm.columns import Columns
+from relay.acomm.container import MAX_FILE_BYTES, Flag, Header, SectionType
+from relay.acomm.engine_state import EngineState
+from relay.acomm.model import StoreFile
+from relay.acomm.reader import U64, Reader
+from relay.acomm.records import read_channel
 from relay.audit.schemas.fields import check_columns, subset
 from relay.audit.sources import parquet_cache
 from relay.audit.sources.acomm_messages import CUT, MessageTable, of_messages
@@ -59,14 +66,7 @@ from relay.audit.sources.acomm_query import (
     schema_of,
     sections_of,
 )
-from relay.comm import acomm, container, envelope, indexes
-from relay.comm.columns import Columns
-from relay.comm.container import MAX_FILE_BYTES, Flag, Header, SectionType
-from relay.comm.engine_state import EngineState
-from relay.comm.model import StoreFile
-from relay.comm.reader import U64, Reader
-from relay.comm.records import read_channel
-from relay.errors import FormatError, ObjectError, RelayError
+from relay.base.errors import FormatError, ObjectError, RelayError
 
 FORMAT = "acomm"
 DEFAULT_SECTION = "messages"
@@ -232,7 +232,7 @@ class Damage(NamedTuple):
 def batches(path: str, wanted: Wanted, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a file. Errors: FormatError, RelayError or OSError, before the first of them."""
     if wanted.sections[0] not in MESSAGE_SECTIONS:
-        store = acomm.decode(read_bytes(path), path)
+        store = codec.decode(read_bytes(path), path)
         yield from to_batches(rows(store, wanted.sections[0], path), schema)
         return
     file = _Opened(path)
@@ -257,7 +257,7 @@ def damage(path: str) -> Damage | None:
     try:
         data = read_bytes(path)
         size = len(data)
-        EngineState.decode(acomm.decode(data, path, warn=lambda _: None).engine_state)
+        EngineState.decode(codec.decode(data, path, warn=lambda _: None).engine_state)
     except FormatError as exc:
         return Damage(f"expected {exc.expected}, found {exc.found}", exc.offset, size)
     except OSError as exc:
@@ -270,10 +270,10 @@ def damage(path: str) -> Damage | None:
 
 
 def read_bytes(path: str) -> bytes:
-    """Read a file, here or in an object store. Errors: of ``acomm.read_bytes``, ``read_object``."""
+    """Read a file, here or in an object store. Errors: of ``codec.read_bytes``, ``read_object``."""
     if is_remote(path):
         return read_object(path, MAX_FILE_BYTES)
-    return acomm.read_bytes(path)
+    return codec.read_bytes(path)
 
 
 def to_batches(section: Rows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -346,7 +346,7 @@ class _Opened:
         if section == "messages" and not self._may_have(list(conditions)):
             return None
         if self._store is None:
-            self._store = acomm.decode(self._data, self._path)
+            self._store = codec.decode(self._data, self._path)
         return of_messages(
             self._path, section, getattr(self._store, section), self._store.channels, sealed
         )

@@ -26,18 +26,18 @@ from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from relay.aof2 import check
-from relay.aof2.catalog import Residency, SegmentEntry
-from relay.aof2.objects import open_objects
-from relay.aof2.warm import warm_name
+from relay.acomm import codec, container
+from relay.acomm.engine_state import EngineState
 from relay.audit.schemas import formats
 from relay.audit.schemas.fields import check_columns, subset
 from relay.audit.sources import parquet_cache
-from relay.clock import NS_PER_MS, iso_date
-from relay.comm import acomm, container
-from relay.comm.engine_state import EngineState
-from relay.errors import RelayError
-from relay.home import ARCHIVES, JOURNAL, STORE
+from relay.base.clock import NS_PER_MS, iso_date
+from relay.base.errors import RelayError
+from relay.base.home import ARCHIVES, JOURNAL, STORE
+from relay.journal import check
+from relay.journal.catalog import Residency, SegmentEntry
+from relay.journal.objects import open_objects
+from relay.journal.warm import warm_name
 
 FORMAT = "relay_files"
 ATTACHMENTS = "attachments"
@@ -213,7 +213,7 @@ def _said(home: str, unit: Unit, shown: str, look: Callable[[], Verified]) -> Ve
 
 def _archive(unit: Unit) -> Verified:
     """An archive never changes; its day is that of the folder it lies in."""
-    data = acomm.read_bytes(unit.path)
+    data = codec.read_bytes(unit.path)
     container.open_frame(data, unit.path)
     day = unit.shown.split("/")[-2]
     digest = hashlib.sha256(data).hexdigest()
@@ -222,7 +222,7 @@ def _archive(unit: Unit) -> Verified:
 
 def _store(unit: Unit, home: str) -> Verified:
     """The live store, and whether the archives that it lists are there, as long as they were."""
-    _, blocks = acomm.read_aids(unit.path)
+    _, blocks = codec.read_aids(unit.path)
     row = Verified(unit.shown, unit.kind, size=os.path.getsize(unit.path))
     problems = []
     for note in EngineState.decode(blocks).archives:

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
+from relay.acomm.model import DeliveryState, Labelled, MessageType
 from relay.audit.sources.acomm_messages import LAST_SECOND
-from relay.checksums import sha256_hex
-from relay.comm.event_codec import VERSION, Checkpoint, EventCodec, Start
-from relay.comm.model import DeliveryState, Labelled, MessageType
-from relay.errors import FormatError, VersionError
-from relay.flow.router import KIND_OF
+from relay.base.checksums import sha256_hex
+from relay.base.errors import FormatError, VersionError
+from relay.delivery.router import KIND_OF
+from relay.engine.event_codec import VERSION, Checkpoint, EventCodec, Start
 
 Decode = Callable[[bytes, int], Any]  # a payload, and the offset of its record
 Make = Callable[["Rows", pa.DataType], pa.Array]

@@ -18,15 +18,28 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from relay.aof2 import tail
-from relay.aof2.catalog import Residency, SegmentEntry
-from relay.aof2.copies import WARM
-from relay.aof2.dictionaries import Dictionaries, dictionary_name
-from relay.aof2.format import RECORD, SEGMENT_HEADER, RecordFlag, decode_segment_header
-from relay.aof2.manifest import read_manifest
-from relay.aof2.objects import ObjectStore, open_objects
-from relay.aof2.records import Starts, fault, scan, wanted
-from relay.aof2.segment import (
+from relay.audit.sources.journal_columns import GAP, SEALED, Marker, Rows, decoder, to_batch
+from relay.audit.temp_folders import temporary_folder
+from relay.base import keyfile
+from relay.base.config import read_file
+from relay.base.errors import (
+    FormatError,
+    IntegrityError,
+    JournalError,
+    RelayError,
+    SealedStore,
+    SegmentAway,
+)
+from relay.base.home import CONFIG, JOURNAL
+from relay.journal import tail
+from relay.journal.catalog import Residency, SegmentEntry
+from relay.journal.copies import WARM
+from relay.journal.dictionaries import Dictionaries, dictionary_name
+from relay.journal.format import RECORD, SEGMENT_HEADER, RecordFlag, decode_segment_header
+from relay.journal.manifest import read_manifest
+from relay.journal.objects import ObjectStore, open_objects
+from relay.journal.records import Starts, fault, scan, wanted
+from relay.journal.segment import (
     FIRST,
     SEGMENTS,
     FileSource,
@@ -35,20 +48,7 @@ from relay.aof2.segment import (
     segment_ids,
     segment_path,
 )
-from relay.aof2.warm import WarmSegment, warm_name
-from relay.audit.sources.journal_columns import GAP, SEALED, Marker, Rows, decoder, to_batch
-from relay.audit.temp_folders import temporary_folder
-from relay.config import read_file
-from relay.errors import (
-    FormatError,
-    IntegrityError,
-    JournalError,
-    RelayError,
-    SealedStore,
-    SegmentAway,
-)
-from relay.home import CONFIG, JOURNAL
-from relay.security import keyfile
+from relay.journal.warm import WarmSegment, warm_name
 
 STREAM_DIGITS = 20
 _TRIES = 3  # a roll, or a move to another tier, falls between two looks

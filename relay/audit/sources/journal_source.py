@@ -52,14 +52,13 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from relay import fsio
-from relay.aof2.segment import read_records, segment_path
 from relay.audit.schemas import formats
 from relay.audit.schemas.fields import check_columns, subset
 from relay.audit.sources import journal_files, parquet_cache
 from relay.audit.sources.journal_files import Damage, Plan, Segment, Settings, read_segment
-from relay.errors import JournalError, JournalPruned, RelayError
-from relay.security import keyfile
+from relay.base import fsio, keyfile
+from relay.base.errors import JournalError, JournalPruned, RelayError
+from relay.journal.segment import read_records, segment_path
 
 Offsets = dict[str, int]  # stream -> logical offset
 STARTS = ("first", "end")

@@ -37,8 +37,8 @@ from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 from relay.audit.schemas import formats
 from relay.audit.schemas.fields import check_columns, subset
 from relay.audit.sources import parquet_cache
-from relay.clock import Clock
-from relay.errors import LedgerDamaged, LedgerError, RelayError, VersionError
+from relay.base.clock import Clock
+from relay.base.errors import LedgerDamaged, LedgerError, RelayError, VersionError
 from relay.ledger import SCHEMA_VERSION, open_readonly
 
 FORMAT = "relay_ledger"

@@ -30,15 +30,13 @@ from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from relay.acomm.model import Priority
 from relay.audit.schemas import formats
 from relay.audit.schemas.fields import check_columns, subset
 from relay.audit.sources import parquet_cache
-from relay.checksums import sha256_hex, uuid4_of
-from relay.comm.model import Priority
-from relay.errors import FormatError, MessageError, RelayError
-from relay.flow.delivery import DUPLICATES, REJECTED
-from relay.housekeeping import archive_pack
-from relay.message import (
+from relay.base.checksums import sha256_hex, uuid4_of
+from relay.base.errors import FormatError, MessageError, RelayError
+from relay.base.message import (
     DEFAULT_MAX_BODY_BYTES,
     DIGITS,
     MAX_HEADER_BYTES,
@@ -47,7 +45,9 @@ from relay.message import (
     parse,
     split,
 )
-from relay.names import MSG_SUFFIX, shown
+from relay.base.names import MSG_SUFFIX, shown
+from relay.delivery.file_ops import DUPLICATES, REJECTED
+from relay.ledger import archive_pack
 
 if sys.version_info >= (3, 14):
     from compression import zstd

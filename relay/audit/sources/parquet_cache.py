@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from relay.errors import NoRoom, RelayError
+from relay.base.errors import NoRoom, RelayError
 
 # Ledger and store files of a home that is small: 30,000 messages or so.
 SMALL_BYTES = 32 << 20

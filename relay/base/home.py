@@ -1,0 +1,333 @@
+"""The home: every path and mode below ``~/.agent-relay``, and the safe way to each.
+
+    ledger.db  config.json  .lock
+    agents/{name}/outbox/.pending/    written here, renamed up: then it is sent
+    agents/{name}/inbox/.pending/     staged here by the relay, renamed up: then it is delivered
+    agents/{name}/inbox/.read/        what the agent has taken
+    agents/{name}/meta.json           pid, start time, role, public key
+    agents/{name}/key                 the private one, where it signs
+    attachments/{2 hex}/{sha256}      archive/{date}/{agent}/[rejected/]
+    tmp/                              unused: a file is made beside what it becomes, whose rename
+                                      is atomic there wherever tmp/ may lie
+    archive/{date}.tar.zst            a day that was packed
+    store/relay.acomm                 journal/                            logs/
+    continuity/{agent}/{version}-{message id}.state    what agents keep for their next life
+    run/{name}.lock                   held by a process that the relay started
+    run/{name}.{id}.json              with what it was started
+
+Directories are 700, files 600. Agents' files are never opened by their paths: ``Home.dirs`` walks
+from the home's descriptor, name by name, and follows no link. Ledger, store and log are opened by
+path, and looked at first. Source: relay-file-system.txt 1, 5.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import resource
+from collections.abc import Iterator
+from types import TracebackType
+
+from relay.base import fsio, owners
+from relay.base.errors import ForeignOwner, HomeMissing, UnsafePath
+from relay.base.names import OPERATOR, check_agent_name, is_agent_name
+
+HOME_VARIABLE = "AGENT_RELAY_DIR"
+DEFAULT_HOME = "~/.agent-relay"
+
+LEDGER = "ledger.db"
+CONFIG = "config.json"
+LOCK = ".lock"
+META = "meta.json"
+KEY = "key"
+PENDING = ".pending"
+REJECTED = "rejected"  # below an agent's day in the archive: what was refused
+READ = ".read"
+STORE = "store/relay.acomm"
+ARCHIVES = "store/archive"
+BASE = "store/base.acomm"
+JOURNAL = "journal"
+CONTINUITY = "continuity"
+
+RUN = "run"
+
+TOP_DIRS = (
+    "agents",
+    "attachments",
+    "archive",
+    "tmp",
+    "store",
+    "journal",
+    "logs",
+    CONTINUITY,
+    RUN,
+)
+TOP_FILES = (LEDGER, LEDGER + "-wal", LEDGER + "-shm", CONFIG, LOCK)
+AGENT_DIRS = ("outbox", f"outbox/{PENDING}", "inbox", f"inbox/{PENDING}", f"inbox/{READ}")
+
+
+def default_root(given: str | None = None) -> str:
+    """The home to use: as given, else ``$AGENT_RELAY_DIR``, else ``~/.agent-relay``."""
+    chosen = given or os.environ.get(HOME_VARIABLE) or os.path.expanduser(DEFAULT_HOME)
+    return os.path.abspath(chosen)
+
+
+def tag_of(root: str) -> str:
+    """A short name for what a home has outside of itself, always the same; 12 hex digits."""
+    return hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:12]
+
+
+class Home:
+    """One relay home that exists. Any process may have one; it holds one descriptor."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        try:
+            self._fd = fsio.open_dir(root)
+        except FileNotFoundError as exc:
+            raise HomeMissing(f"there is no relay home at {root}") from exc
+        if not fsio.exists(CONFIG, self._fd) or not fsio.exists("agents", self._fd):
+            self.close()
+            raise HomeMissing(f"{root} is no relay home: config.json or agents/ is missing")
+
+    @classmethod
+    def create(cls, root: str, config: bytes) -> Home:
+        """Make the tree, or complete one; config.json that is there stays as it is."""
+        hint = "name a directory that is empty or not there yet"
+        if os.path.lexists(root) and not os.path.isdir(root):
+            raise UnsafePath(f"{root} is there, and is no directory", hint=hint)
+        if os.path.isdir(root) and os.listdir(root) and not looks_like_home(root):
+            raise UnsafePath(f"{root} has other things in it, and is no relay home", hint=hint)
+        os.makedirs(os.path.dirname(root), exist_ok=True)
+        fsio.ensure_dir(root)
+        for name in TOP_DIRS:
+            fsio.ensure_dir(os.path.join(root, name))
+        path = os.path.join(root, CONFIG)
+        if os.path.lexists(path):
+            fsio.restrict(path, fsio.FILE_MODE)
+        else:
+            fsio.write_atomic(path, config)
+        home = cls(root)
+        try:
+            home.make_agent(OPERATOR)
+        except BaseException:
+            home.close()
+            raise
+        return home
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Home:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def check_is_there(self) -> None:
+        """Errors: HomeMissing when the directory was removed; one that was moved still is one."""
+        if os.fstat(self._fd).st_nlink == 0:
+            raise HomeMissing(
+                f"{self.root} was removed while the relay ran, which ends with it",
+                hint="`relay init` makes a new one",
+            )
+
+    def check_place(self) -> None:
+        """Errors: HomeMissing; UnsafePath when another directory, or none, stands at its path, and
+        when what makes it a home is gone: so nothing is made in one that is being removed."""
+        self.check_is_there()
+        if not fsio.exists(self.root) or not os.path.samestat(
+            os.stat(self.root, follow_symlinks=False), os.fstat(self._fd)
+        ):
+            raise UnsafePath(
+                f"{self.root} was moved away while the relay ran",
+                hint="put it back, and the relay goes on; or end it, and start one where it is now",
+            )
+        if not fsio.exists("agents", self._fd):
+            raise UnsafePath(
+                f"{self.path('agents')} was moved away or removed while the relay ran",
+                hint="put it back, and the relay goes on",
+            )
+
+    def path(self, *parts: str) -> str:
+        """The absolute path of something below the home, for messages and for SQLite."""
+        return os.path.join(self.root, *parts)
+
+    def dirs(self) -> Dirs:
+        """Open directories below the home, to be closed after use."""
+        return Dirs(self._fd)
+
+    def read_config(self) -> bytes:
+        """The bytes of config.json; its mode is for ``secure`` to narrow, and to say."""
+        return fsio.read_regular(CONFIG, self._fd, 1 << 20, shared=True, narrow=False)[0]
+
+    def agent_names(self) -> Iterator[str]:
+        """Every directory under ``agents/`` with a valid name."""
+        return iter(self.agent_inodes())
+
+    def agent_inodes(self) -> dict[str, int]:
+        """Every directory under ``agents/`` with a valid name, and its inode."""
+        with self.dirs() as dirs, os.scandir(dirs.get("agents")) as entries:
+            return {
+                entry.name: entry.inode()
+                for entry in entries
+                if is_agent_name(entry.name) and entry.is_dir(follow_symlinks=False)
+            }
+
+    def make_agent(self, name: str) -> None:
+        """Make an agent's directories, or complete them; every effect is harmless again.
+
+        Errors: InvalidName; UnsafePath, OSError for the first that cannot be used; ForeignOwner in
+        another user's home, where the relay could use nothing of it.
+        """
+        for problem in self.complete_agent(name):
+            raise problem
+
+    def complete_agent(self, name: str) -> list[OSError | UnsafePath]:
+        """Like ``make_agent``; what is wrong below the agent's own directory is returned.
+
+        Errors: InvalidName, and UnsafePath, OSError when the agent's own directory cannot be used.
+        """
+        check_agent_name(name)
+        problems: list[OSError | UnsafePath] = []
+        with self.dirs() as dirs:
+            owners.check_owner(self.root, dirs.get("agents"))
+            fsio.ensure_dir(name, dirs.get("agents"))
+            dirs.get("agents", name)
+            for part in AGENT_DIRS:
+                *parents, last = part.split("/")
+                try:
+                    fsio.ensure_dir(last, dirs.get("agents", name, *parents))
+                    dirs.get("agents", name, *parents, last)
+                except (OSError, UnsafePath) as exc:
+                    problems.append(exc)
+        return problems
+
+    def read_meta(self, name: str) -> bytes | None:
+        """The bytes of an agent's meta.json; None when it has none, or a link in its place.
+
+        Errors: OSError when nobody can look: what is in it is not known to be nothing.
+        """
+        with self.dirs() as dirs:
+            try:
+                return fsio.read_regular(META, dirs.get("agents", name), 1 << 16, shared=True)[0]
+            except (FileNotFoundError, UnsafePath):
+                return None
+
+    def secure(self) -> list[str]:
+        """Narrow the home and what is ours at its top; returns the names that were too wide.
+
+        The home itself is ``.``. Errors: UnsafePath for a link, or for what belongs to somebody
+        else.
+        """
+        modes = dict.fromkeys(TOP_DIRS, fsio.DIR_MODE) | dict.fromkeys(TOP_FILES, fsio.FILE_MODE)
+        try:
+            repaired = ["."] if fsio.restrict(".", fsio.DIR_MODE, self._fd) else []
+        except ForeignOwner as exc:
+            raise ForeignOwner(str(exc).replace(".", self.root, 1), hint=exc.hint) from exc
+        for name, mode in modes.items():
+            with contextlib.suppress(FileNotFoundError):  # SQLite removes -wal and -shm
+                if fsio.restrict(name, mode, self._fd):
+                    repaired.append(name)
+        return sorted(repaired)
+
+
+def looks_like_home(root: str) -> bool:
+    """True for a directory that has the first thing of a home, whole or not."""
+    return os.path.lexists(os.path.join(root, CONFIG)) or os.path.isdir(
+        os.path.join(root, "agents")
+    )
+
+
+# Far more than one step has in hand, far fewer than any limit of descriptors.
+MAX_OPEN_DIRS = 96
+IN_HAND_DIRS = 12  # more than one step ever needs
+FEW_DESCRIPTORS = 256  # with fewer, no more directories than that are kept open
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+
+
+def most_open_dirs() -> int:
+    """How many directories ``Dirs`` may keep open in this process."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return IN_HAND_DIRS if 0 <= soft < FEW_DESCRIPTORS else MAX_OPEN_DIRS
+
+
+class Dirs:
+    """Directories opened for one piece of work, kept until ``close``.
+
+    Reused within a batch, dropped after it: a directory that was moved away or replaced
+    meanwhile is not written to for longer than that.
+    """
+
+    def __init__(self, root_fd: int) -> None:
+        self._root_fd = root_fd
+        self._most = most_open_dirs()
+        self._open: dict[tuple[str, ...], int] = {}
+
+    def get(self, *parts: str) -> int:
+        """The descriptor of ``parts`` below the home, opened component by component.
+
+        Errors: UnsafePath for a link or a name with a slash or dots; FileNotFoundError.
+        """
+        fd = self._open.pop(parts, None)
+        if fd is not None:
+            self._open[parts] = fd  # the last one used is the last to be closed
+            return fd
+        if not parts:
+            return self._root_fd
+        name = parts[-1]
+        if not name or "/" in name or "\0" in name or name in (".", ".."):
+            raise UnsafePath(f"{name!r} is no name of a directory")
+        try:
+            fd = fsio.open_dir(name, self.get(*parts[:-1]))
+        except OSError as exc:
+            if exc.errno not in NO_DESCRIPTOR or len(self._open) <= IN_HAND_DIRS:
+                raise
+            self._close_oldest(IN_HAND_DIRS)
+            fd = fsio.open_dir(name, self.get(*parts[:-1]))
+        self._open[parts] = fd
+        if len(self._open) > self._most:
+            self._close_oldest(self._most)
+        return fd
+
+    def _close_oldest(self, most: int) -> None:
+        """Keep ``most``: those that were used last."""
+        while len(self._open) > most:
+            os.close(self._open.pop(next(iter(self._open))))
+
+    def ensure(self, *parts: str) -> int:
+        """Like ``get``, and makes what is missing."""
+        try:
+            return self.get(*parts)
+        except FileNotFoundError:
+            fsio.ensure_dir(parts[-1], self.ensure(*parts[:-1]))
+            return self.get(*parts)
+
+    def close(self) -> None:
+        """Give every descriptor back."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __enter__(self) -> Dirs:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()

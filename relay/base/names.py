@@ -1,0 +1,113 @@
+"""Names and ids: agents, channels, messages. Pure rules, no I/O.
+
+A message id is the whole stem of its file name, ``{timestamp_ns}-{hex}``: eight hex digits
+alone are not unique over a million messages. Source: relay-file-system.txt 3.3 and 5.3,
+FORMATS section 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Set
+
+from relay.base.errors import InvalidName
+from relay.base.text import visible
+
+ORCHESTRATOR = "__orchestrator__"
+OPERATOR = "operator"
+LEAD = "lead"
+EVERYONE = "*"
+MSG_SUFFIX = ".msg"
+
+# Nobody registers these. `operator` is made by `relay init` for the person at the keyboard;
+# `all` and `dm` are names of channels.
+RESERVED_NAMES = frozenset({ORCHESTRATOR, "system", "root", "admin", OPERATOR, "dm", "all"})
+
+AGENT_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_-]{0,62}")
+CHANNEL_NAME = re.compile(r"[a-zA-Z0-9_-]+(?:/[a-zA-Z0-9_-]+)*")
+MAX_CHANNEL_NAME_BYTES = 128
+MESSAGE_ID = re.compile(r"[0-9]{10,20}-[0-9a-f]{0,32}")
+DIRECT_PREFIX = "dm/"
+EVERYONE_CHANNEL = "all"
+
+
+def is_agent_name(name: str) -> bool:
+    """True for a name that an agent may have; ``operator`` is one, other reserved names are not."""
+    return bool(AGENT_NAME.fullmatch(name)) and (
+        name == OPERATOR or name.lower() not in RESERVED_NAMES
+    )
+
+
+def check_agent_name(name: str) -> str:
+    """The name itself. Errors: InvalidName that says which rule it breaks."""
+    if not isinstance(name, str):  # of a script, say, whose variable was never set
+        raise InvalidName(f"agent name {name!r} is no text")
+    if name != OPERATOR and name.lower() in RESERVED_NAMES:
+        raise InvalidName(f"agent name {name!r} is reserved")
+    if not AGENT_NAME.fullmatch(name):
+        raise InvalidName(f"agent name {name!r} is not a valid name")
+    return name
+
+
+def lead_by_name(names: Set[str], spelled: str = "Lead") -> str | None:
+    """Who is lead where nobody has the role: the agent of that name, the very spelling first."""
+    if spelled in names:
+        return spelled
+    return min((name for name in names if name.lower() == LEAD), default=None)
+
+
+def is_channel_name(name: str) -> bool:
+    """True for a name that a channel may have (128 bytes at most)."""
+    return (
+        isinstance(name, str)
+        and len(name) <= MAX_CHANNEL_NAME_BYTES
+        and bool(CHANNEL_NAME.fullmatch(name))
+    )
+
+
+def message_id_of(file_name: str) -> str | None:
+    """The message id that a file name carries, or None when the name breaks the rule."""
+    stem = file_name.removesuffix(MSG_SUFFIX)
+    if stem == file_name or not MESSAGE_ID.fullmatch(stem):
+        return None
+    return stem
+
+
+def shown(file_name: str) -> str:
+    """A file name as text; what is no UTF-8, or a control character, is escaped."""
+    text = file_name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    return visible(text)
+
+
+def new_message_id(now_ns: int) -> str:
+    """A fresh id: nanoseconds, then 64 random bits."""
+    return f"{now_ns}-{os.urandom(8).hex()}"
+
+
+def derived_id(at_ns: int, *parts: object) -> str:
+    """An id that is always the same for the same parts.
+
+    A reply of the orchestrator takes its id from what it answers, so that writing it
+    again after a crash writes the same file.
+    """
+    digest = hashlib.sha256("\0".join(map(str, parts)).encode(errors="surrogateescape"))
+    return f"{max(at_ns, 10**9):d}-{digest.hexdigest()[:32]}"
+
+
+def answer_id(at_ns: int, agent: str, about: object, what: str) -> str:
+    """The id of the orchestrator's answer to an agent: the second time it is the same message.
+
+    ``about``: the id of the message that it answers; ``what``: its kind, or what it is about.
+    """
+    return derived_id(at_ns, "answer", agent, about, what)
+
+
+def direct_channel_name(a: str, b: str) -> str:
+    """``dm/{a}/{b}`` in name order; over 128 bytes ``dm/`` and 32 hex digits of its SHA-256."""
+    first, second = sorted((a, b))
+    name = f"{DIRECT_PREFIX}{first}/{second}"
+    if len(name) <= MAX_CHANNEL_NAME_BYTES:
+        return name
+    return DIRECT_PREFIX + hashlib.sha256(name.encode()).hexdigest()[:32]

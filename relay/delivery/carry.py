@@ -1,0 +1,352 @@
+"""Steps 7 to 10: what was decided is staged, committed, delivered, and noted as such.
+
+    stage     every file complete in inbox/.pending
+    commit    the events in the journal, one sync: from here on recovery finishes what it finds
+    deliver   renamed into the inboxes
+    note      what stands where, and whose work is completed: one transaction of the ledger
+
+The ledger never says what the journal has not got. Source: DESIGN, "How a message flows".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from relay.acomm.model import DeliveryState, Obligation
+from relay.agents import runfiles
+from relay.base.clock import NS_PER_MS, NS_PER_S
+from relay.base.errors import UnsafePath
+from relay.base.home import Dirs
+from relay.base.incidents import Counted
+from relay.base.names import ORCHESTRATOR
+from relay.delivery import file_ops
+from relay.delivery.archive import Finisher
+from relay.delivery.context import Basis
+from relay.delivery.file_ops import DiskFull
+from relay.delivery.work import Duty, Posting, Reminder, Work
+from relay.engine import events
+from relay.ledger import Held, Written
+
+SHOWN_IDS = 8  # of a batch, in its line of the log: enough to find the rest in the ledger
+
+
+class PutOff(NamedTuple):
+    """A work that could not be carried out now; nothing of it was done."""
+
+    work: Work
+    reason: str
+
+
+class Carrier:
+    """Carries works out, a batch at a time. Owned by the loop."""
+
+    def __init__(self, basis: Basis, finisher: Finisher) -> None:
+        self._ledger = basis.ledger
+        self._store = basis.store
+        self._events = basis.events
+        self._tally = basis.tally
+        self._debug = basis.config.log_level == "debug"  # a line a message
+        self._finisher = finisher
+        self._retry = basis.config.retry
+        self._clock = basis.clock
+        self._log = basis.log
+        self._counted = Counted(basis.clock)
+
+    def carry_out(self, dirs: Dirs, batch: list[Work]) -> list[PutOff]:
+        """Every step for every work; those that the disk takes nothing of now are returned."""
+        put_off: list[PutOff] = []
+        works: list[Work] = []
+        begin = self._tally.begin
+        begin("stage")
+        for work in batch:
+            reason = self._stage(dirs, work)
+            if reason:
+                put_off.append(PutOff(work, reason))
+            else:
+                works.append(work)
+        staged_at = self._clock.now_ns()
+        begin("commit")
+        self._commit(works, staged_at)
+        begin("deliver")
+        written = self._deliver(dirs, works, staged_at)
+        begin("note")
+        self._note(works, written)
+        self._finisher.take(works)
+        self._count(works, written)
+        if works:
+            self._report(works)
+        return put_off
+
+    def note_counts(self, *, all_of_them: bool = False) -> None:
+        """Write down how many refusals were like one that has its row; at an end all of them."""
+        over = self._counted.take_over(all_of_them=all_of_them)
+        if over:
+            with self._ledger.transaction():
+                self._ledger.registry.note_incidents(over, self._clock.now_ns())
+
+    def _count(self, works: list[Work], written: list[Written]) -> None:
+        """Add a batch to the totals."""
+        tally, now = self._tally, self._clock.now_ns()
+        files = [work for work in works if not work.notice]
+        taken = [work for work in files if not work.failure]
+        tally.accepted += len(taken)
+        tally.refused += len(files) - len(taken)
+        tally.written += len(written) - sum(work.control for work in works)
+        tally.again += sum(one.attempt > 1 for one in written)
+        if files:
+            tally.batch_files.observe(len(files))
+        observe = tally.delivery_s.observe
+        for work in taken:
+            observe((now - work.found.mtime_ns) / NS_PER_S)
+        for work in works:
+            tally.held += len(work.held)
+            tally.bounced += len(work.bounced)
+            tally.acked += work.acknowledged is not None
+            for one in work.over:
+                tally.bounced += one.state is DeliveryState.BOUNCED
+                tally.expired += one.state is DeliveryState.EXPIRED
+                tally.dead += one.state is DeliveryState.DEAD
+
+    def _report(self, works: list[Work]) -> None:
+        """A line a batch; a line a message where somebody wants to know more, never its content."""
+        self._log(
+            "Delivered a batch",
+            action="deliver_batch",
+            files=sum(not work.notice for work in works),
+            deliveries=sum(work.deliveries() for work in works),
+            refused=sum(bool(work.failure) for work in works),
+            first_ids=[work.message_id for work in works[:SHOWN_IDS]],
+        )
+        for work in works if self._debug else ():
+            self._log(
+                "Refused a message" if work.failure else "Carried a message",
+                action="carry",
+                level="debug",
+                message_id=work.message_id,
+                agent=work.agent,
+                recipients=[name for one in work.postings for name in one.recipients],
+                held=[recipient for _, recipient in work.held],
+            )
+
+    # -- 7 stage -----------------------------------------------------------------------
+
+    def _stage(self, dirs: Dirs, work: Work) -> str:
+        """Stage everything that this work causes; why the disk takes nothing now, or nothing."""
+        for request in work.requests:
+            try:
+                if request.spec is not None:
+                    runfiles.keep(dirs, request.spec)
+            except (OSError, UnsafePath) as exc:
+                return f"run/ cannot be written: {exc}"
+        for number, posting in enumerate(work.postings):
+            posting = posting._replace(recipients=self._unstaged(work, posting))
+            work.postings[number] = posting
+            try:
+                failed = file_ops.stage(dirs, posting.message_id, posting.data, posting.recipients)
+            except DiskFull as exc:
+                for earlier in work.postings[:number]:
+                    file_ops.unstage(dirs, earlier.message_id, earlier.recipients)
+                return str(exc)
+            for recipient, reason in failed.items():
+                work.held[posting.message_id, recipient] = reason
+        return ""
+
+    def _unstaged(self, work: Work, posting: Posting) -> tuple[str, ...]:
+        """Without those who have this already: it was decided before, and a crash came between."""
+        if posting.attempt:
+            return posting.recipients
+        known = self._store.state.deliveries.get(posting.engine_id, {})
+        return tuple(
+            recipient
+            for recipient in posting.recipients
+            if (one := known.get(recipient)) is None
+            or one.state is DeliveryState.SENT
+            # its answer came with the same batch
+            or (one.state is DeliveryState.ACKNOWLEDGED and not work.known)
+        )
+
+    # -- 8 commit ----------------------------------------------------------------------
+
+    def _commit(self, works: list[Work], now: int) -> None:
+        """Everything decided becomes durable; the instant at which it is accepted."""
+        ready: list[tuple[int, str, int]] = []
+        for work in works:
+            for posting in work.postings:
+                ready.extend(
+                    (posting.engine_id, recipient, posting.attempt or 1)
+                    for recipient in posting.recipients
+                    if (posting.message_id, recipient) not in work.held
+                )
+            bounced = self._store.by_relay_id(work.message_id) if work.bounced else None
+            if bounced is not None:
+                self._store.move_deliveries(bounced.id, tuple(work.bounced), DeliveryState.BOUNCED)
+            for one in work.over:
+                self._end(one.number, one.recipient, one.state, one.reason)
+            for reminder in work.reminders:
+                self._remind(reminder)
+            if work.failure and work.origin is not None:
+                self._store.note(self._refusal(work, now))
+        self._store.stage(ready)  # last: a batch that was cut short has staged nothing
+        self._events.commit()
+
+    def _end(self, number: int, recipient: str, state: DeliveryState, reason: str) -> None:
+        if state is DeliveryState.DEAD:
+            self._store.give_up(number, [recipient], reason)
+        else:
+            self._store.move_deliveries(number, [recipient], state)
+
+    def _remind(self, one: Reminder) -> None:
+        if one.due_ms:
+            self._store.remind(one.number, one.recipient, one.due_ms)
+        else:
+            self._store.release(one.number, [one.recipient])
+
+    def _refusal(self, work: Work, now: int) -> events.FileRefused:
+        assert work.origin is not None
+        answers = work.own_ids()
+        return events.FileRefused(
+            work.message_id,
+            work.origin,
+            work.failure,
+            answers[0] if answers else "",
+            work.has_row,
+            work.unsafe,
+            now // NS_PER_S,
+        )
+
+    # -- 9 deliver ---------------------------------------------------------------------
+
+    def _deliver(self, dirs: Dirs, works: list[Work], staged_at: int) -> list[Written]:
+        """Rename what is staged; what stands in the inboxes now."""
+        written: list[Written] = []
+        for work in works:
+            for posting in work.postings:
+                reached = self._deliver_posting(dirs, work, posting)
+                attempt = posting.attempt or 1
+                now = self._clock.now_ns()
+                self._store.deliver(posting.engine_id, reached, posting.attempt)
+                owed = self._store.state.owed.get(posting.engine_id, {})
+                written.extend(
+                    Written(
+                        posting.message_id,
+                        recipient,
+                        attempt,
+                        staged_at,
+                        now,
+                        *(_duty(owed[recipient]) if recipient in owed else ()),
+                    )
+                    for recipient in reached
+                )
+            if work.control:
+                now = self._clock.now_ns()
+                written.append(Written(work.message_id, ORCHESTRATOR, 1, staged_at, now))
+        return written
+
+    def _deliver_posting(self, dirs: Dirs, work: Work, posting: Posting) -> list[str]:
+        reached: list[str] = []
+        for recipient in posting.recipients:
+            reason = work.held.get((posting.message_id, recipient), "")
+            if not reason:
+                reason = file_ops.deliver(dirs, posting.message_id, recipient)
+            if not reason:
+                reached.append(recipient)
+                continue
+            work.held[posting.message_id, recipient] = reason
+            # held mail makes this attempt now, no timer does
+            self._store.hold(posting.engine_id, recipient, posting.attempt or 1)
+        return reached
+
+    # -- 10 note -----------------------------------------------------------------------
+
+    def _note(self, works: list[Work], written: list[Written]) -> None:
+        """All of it in the ledger, in one transaction."""
+        ledger, now = self._ledger, self._clock.now_ns()
+        own = [p.own for work in works for p in work.postings if p.own is not None]
+        obeyed = [(work.message_id, ORCHESTRATOR, 1) for work in works if work.control]
+        with ledger.transaction():
+            self._finisher.note_within()
+            ledger.record(own, own=True)
+            ledger.written(written)
+            ledger.stage(row for work in works for row in work.undelivered_rows(now))
+            ledger.hold(self._held(works, now))
+            self._note_refusals(works, now)
+            self._note_effects(works, now)
+            done = [work.message_id for work in works if not work.failure and not work.notice]
+            ledger.complete(done + [facts.message_id for facts in own], now)
+            ledger.read(obeyed, now)  # behind delivered: so audit_log tells it
+            ledger.archive_own([facts.message_id for facts in own])
+            ledger.registry.seen({work.agent for work in works if not work.notice}, now)
+            ledger.note_position(self._events.journal.durable, now)
+
+    def _held(self, works: list[Work], now: int) -> list[Held]:
+        held: list[Held] = []
+        for work in works if any(work.held for work in works) else ():
+            due = now + (work.pause_s or self._retry.first_s) * NS_PER_S
+            attempts = {posting.message_id: posting.attempt or 1 for posting in work.postings}
+            held += [
+                Held(message_id, recipient, attempts[message_id], reason, due)
+                for (message_id, recipient), reason in work.held.items()
+            ]
+        return held
+
+    def _note_refusals(self, works: list[Work], now: int) -> None:
+        refused = [work for work in works if work.failure and not work.notice]
+        if not refused:
+            return
+        self._ledger.fail([(w.message_id, w.failure) for w in refused if w.has_row], now)
+        for work in refused:
+            found = work.found
+            if not work.has_row:
+                self._ledger.reject(
+                    found.agent,
+                    found.file_name,
+                    found.inode,
+                    found.mtime_ns,
+                    work.failure,
+                    work.own_ids()[0],
+                    now,
+                )
+
+    def _note_processes(self, work: Work, now: int) -> None:
+        processes = self._ledger.processes
+        processes.intend([request.intent for request in work.requests], now)
+        processes.close(work.closes, now)
+        processes.put([work.process] if work.process is not None else [])
+
+    def _note_reminder(self, one: Reminder) -> None:
+        duty = Duty("open", one.due_ms * NS_PER_MS) if one.due_ms else Duty("given_up")
+        self._ledger.duties.owe(one.message_id, one.recipient, *duty, one.reminders)
+
+    def _note_effects(self, works: list[Work], now: int) -> None:
+        """What answers, status messages and ends say of others' rows."""
+        registry = self._ledger.registry
+        for work in works:
+            if work.requests or work.closes or work.process is not None:
+                self._note_processes(work, now)
+            if work.incidents:
+                fresh = self._counted.fresh(work.incidents)
+                registry.note_incidents(fresh, now, again=work.again)
+            if work.attachments:
+                registry.refer((one, work.message_id, now) for one in work.attachments)
+            if work.trust is not None:
+                registry.set_public_keys([work.trust], now)
+            answer = work.acknowledged
+            if answer is not None:
+                said = (answer.answer_id or None, answer.text or None)
+                self._ledger.acknowledge(*answer[:3], now, *said)
+                if answer.duty is not None:
+                    self._ledger.duties.owe(answer.message_id, answer.recipient, *answer.duty)
+            for reminder in work.reminders:
+                self._note_reminder(reminder)
+            if work.status_note is not None:
+                registry.note_status(work.agent, work.status_note, now)
+            if work.life is not None:
+                registry.set_status(*work.life, now)
+            for one in work.over:
+                state = one.state.label.lower()
+                self._ledger.end(one.message_id, one.recipient, state, one.reason)
+
+
+def _duty(one: Obligation) -> Duty:
+    """Update the ledger's row of an answer that is owed."""
+    return Duty("open", one.due_ms * NS_PER_MS or None)

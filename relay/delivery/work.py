@@ -1,0 +1,205 @@
+"""The work of one batch: what is known of each file between its claim and its archive."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from relay.acomm.model import DeliveryState, Origin
+from relay.agents.requests import Request
+from relay.base.agent_status import Change
+from relay.base.checksums import sha256_hex
+from relay.base.incidents import Incident
+from relay.base.jobs import Pack, Prune
+from relay.base.names import ORCHESTRATOR
+from relay.base.outbox_file import Found
+from relay.delivery.key_registration import Trust
+from relay.journal.plan import Order
+from relay.ledger import FileFacts, Row
+from relay.ledger.processes import Process
+
+
+class Posting(NamedTuple):
+    """One message to be put into inboxes."""
+
+    message_id: str
+    engine_id: int
+    data: bytes  # the delivered file
+    recipients: tuple[str, ...]  # those that have an inbox and have not got it yet
+    own: FileFacts | None = None  # the ledger's facts, when it is the orchestrator's message
+    attempt: int = 0  # of a delivery that is made again; 0 for the first
+
+
+class Later(NamedTuple):
+    """A delivery that is not made with its batch: it is held, and tried when due."""
+
+    message_id: str
+    recipient: str
+    reason: str
+    due_at: int  # Unix nanoseconds
+
+
+class Over(NamedTuple):
+    """A delivery that nobody waits for any longer."""
+
+    number: int  # of its message, in the store
+    message_id: str
+    recipient: str
+    state: DeliveryState  # EXPIRED, BOUNCED or DEAD
+    attempt: int  # the last that was made
+    reason: str
+
+
+class Duty(NamedTuple):
+    """The ledger's entry for an answer that a recipient owes."""
+
+    obligation: str  # open, answered, given_up
+    due_at: int | None = None  # Unix nanoseconds: when it is overdue
+
+
+class Reminder(NamedTuple):
+    """A recipient is reminded of the answer that it owes, or it is given up."""
+
+    number: int  # of the message, in the store
+    message_id: str
+    recipient: str
+    reminders: int  # with this one
+    due_ms: int  # when it is overdue again; 0: given up
+
+
+class Acknowledged(NamedTuple):
+    """What an answer says of the message that it answers."""
+
+    message_id: str  # the relay's id of the original
+    recipient: str  # who answered
+    status: str  # received, in_progress, completed, failed
+    answer_id: str = ""  # of the answer itself
+    text: str = ""  # the first line of what it says
+    duty: Duty | None = None  # what is owed after it; None: as before
+
+
+class Work:
+    """One file on its way. Only the loop touches it."""
+
+    __slots__ = (
+        "acknowledged",
+        "again",
+        "attachments",
+        "bounced",
+        "closes",
+        "control",
+        "discovered_at",
+        "failure",
+        "found",
+        "has_row",
+        "held",
+        "incidents",
+        "known",
+        "later",
+        "life",
+        "message_id",
+        "notice",
+        "orders",
+        "origin",
+        "over",
+        "pause_s",
+        "postings",
+        "process",
+        "redacted",
+        "reminders",
+        "requests",
+        "seen_at",
+        "status_note",
+        "trust",
+        "unsafe",
+    )
+
+    def __init__(self, found: Found, message_id: str, discovered_at: int) -> None:
+        self.found = found
+        self.message_id = message_id
+        self.discovered_at = discovered_at  # what ids of answers are derived from
+        self.seen_at = discovered_at  # this time round
+        self.has_row = True  # False: refused without a row, see the table rejections
+        self.again = False  # it was recorded before: a crash or a passing error came between
+        self.known = False  # the store had it before
+        self.failure = ""  # why it is refused; its file goes to rejected/
+        self.unsafe = False  # no regular file, or not the agent's alone
+        self.incidents: list[Incident] = []  # what should not have been there
+        self.attachments: tuple[str, ...] = ()  # what it names
+        self.trust: Trust | None = None  # a key that is registered with this
+        self.notice = ""  # not a file at all: what tells one notice from another
+        self.control = False  # the orchestrator itself was the recipient
+        self.orders: list[Order | Prune | Pack] = []  # once this is accepted
+        self.bounced: dict[str, str] = {}  # recipients that are no longer there -> why
+        self.postings: list[Posting] = []
+        self.later: list[Later] = []
+        self.held: dict[tuple[str, str], str] = {}  # (message id, recipient) -> why
+        self.status_note: str | None = None  # what the sender says of itself
+        self.life: Change | None = None  # an agent's status, as a command has it
+        self.acknowledged: Acknowledged | None = None
+        self.origin: Origin | None = None  # what is known of the file, where there is one
+        self.over: list[Over] = []  # deliveries that end with this
+        self.reminders: list[Reminder] = []  # whom this reminds, or gives up
+        self.redacted: bytes | None = None  # what is archived instead of the file: it has secrets
+        self.requests: list[Request] = []  # processes to be started or ended, once this is accepted
+        self.process: Process | None = None  # what the ledger says of one from now on
+        self.closes: tuple[int, ...] = ()  # intents that are done with this
+        self.pause_s = 0  # until what is held is tried again; 0: as at first
+
+    @property
+    def agent(self) -> str:
+        """The sender: the owner of the outbox."""
+        return self.found.agent
+
+    @property
+    def archive_day_ns(self) -> int:
+        """A time on the day whose archive folder takes the file."""
+        return self.discovered_at if self.has_row else self.seen_at
+
+    def own_ids(self) -> list[str]:
+        """Ids of the orchestrator's messages that this file caused."""
+        return [posting.message_id for posting in self.postings if posting.own is not None]
+
+    def deliveries(self) -> int:
+        """Files that this work puts into inboxes."""
+        return sum(len(posting.recipients) for posting in self.postings)
+
+    def undelivered_rows(
+        self, now_ns: int
+    ) -> list[tuple[str, str, str, int, str | None, int | None]]:
+        """Rows for the ledger's ``stage``: every recipient that was not reached now."""
+        rows: list[tuple[str, str, str, int, str | None, int | None]] = [
+            (message_id, recipient, "held", now_ns, reason, None)
+            for (message_id, recipient), reason in self.held.items()
+        ]
+        rows.extend(
+            (self.message_id, name, "bounced", now_ns, reason, None)
+            for name, reason in self.bounced.items()
+        )
+        rows.extend(
+            (one.message_id, one.recipient, "held", now_ns, one.reason, one.due_at)
+            for one in self.later
+        )
+        return rows
+
+
+def notice_of(row: Row, key: str) -> Work:
+    """A work without a file: about a message that has been taken, ``key`` says in what matter."""
+    return notice_of_message(row.message_id, row.agent_name, row.discovered_at, key)
+
+
+def notice_of_message(
+    message_id: str, agent: str = "", discovered_at: int = 0, key: str = "end"
+) -> Work:
+    """The same, where there is no row."""
+    work = Work(Found(agent, "", None, 0, 0, 0), message_id, discovered_at)
+    work.has_row = False
+    work.notice = key
+    return work
+
+
+def own_facts(message_id: str, content: bytes, kind: str, to: str, at_ns: int) -> FileFacts:
+    """The facts of a message of the orchestrator's own, which has no file in an outbox."""
+    path, checksum = f"{ORCHESTRATOR}/{message_id}.msg", sha256_hex(content)
+    return FileFacts(
+        message_id, ORCHESTRATOR, path, len(content), at_ns, None, checksum, kind, to, at_ns
+    )

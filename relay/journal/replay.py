@@ -1,0 +1,257 @@
+"""Replay: from the files of a manifest to its catalog; reads only.
+
+It starts at the newest good snapshot whose position exists, and goes on through the chunks
+behind it, each verified before any of it is applied. A damaged chunk ends it at the last good
+record, loudly: what the records behind the damage say is kept apart, and the segments themselves
+have to tell the rest. Nothing is written, so any process may do it at any time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from relay.base.errors import FormatError, RelayError
+from relay.journal import chunk as chunks
+from relay.journal import snapshot as snapshots
+from relay.journal.catalog import Catalog
+from relay.journal.chunk import Chunk
+from relay.journal.format import ManifestRecord, decode_chunk_header
+from relay.journal.snapshot import Snapshot
+
+Warn = Callable[[str], object]
+
+_SEGMENTS = "segments"
+_TRIES = 5  # of a reader whose files change under it
+
+
+class Replay(NamedTuple):
+    """What the files of a manifest come to."""
+
+    catalog: Catalog
+    records: list[ManifestRecord]  # those that were applied
+    last: Chunk | None  # where a writer goes on; None: there is none, or damage
+    next_record: int  # ordinal of the next record
+    damaged_from: int | None  # index of the chunk where replay stopped
+    beyond: list[ManifestRecord]  # good records behind the damage, not applied
+    findings: list[str]
+    torn: list[str]  # a write in progress, or one that a crash cut short
+    snapshot: Snapshot | None  # the one that it started with
+
+    @property
+    def damaged(self) -> bool:
+        """True when the catalog is not all that was ever recorded."""
+        return self.damaged_from is not None
+
+
+def replay(stream_dir: str, warn: Warn) -> Replay:
+    """Read the manifest of a stream. Every finding is warned of; damage is no exception.
+
+    Errors: OSError, UnsafePath.
+    """
+    findings: list[str] = []
+
+    def find(line: str) -> None:
+        findings.append(line)
+        warn(line)
+
+    start, first = _start(stream_dir, find)
+    run = _Run(stream_dir, start, find)
+    run.go(first)
+    catalog = run.catalog
+    if catalog.unknown:
+        flags = sorted({f"type {r.type} flags {r.flags}" for r in run.records if not r.is_known})
+        folder = os.path.join(stream_dir, chunks.FOLDER)
+        find(f"{folder}: {catalog.unknown} records of unknown types skipped: {', '.join(flags)}")
+    return Replay(
+        catalog,
+        run.records,
+        run.last if run.damaged_from is None else None,
+        run.next_record,
+        run.damaged_from,
+        run.beyond,
+        findings,
+        run.torn,
+        start,
+    )
+
+
+def _start(stream_dir: str, find: Warn) -> tuple[Snapshot | None, int]:
+    """The snapshot to start with and the chunk to begin in.
+
+    Where no position of a snapshot exists and chunk 0 has gone, too, the newest good snapshot is
+    the best there is, and its chunk will be found missing.
+    """
+    ids = snapshots.ids(stream_dir)  # first: a snapshot is written when its chunk is there
+    there = chunks.indexes(stream_dir)
+    best: Snapshot | None = None
+    for snapshot_id in reversed(ids):
+        try:
+            snapshot = snapshots.read(stream_dir, snapshot_id)
+        except FileNotFoundError:
+            continue  # removed meanwhile: a newer one is there
+        except RelayError as exc:
+            find(f"{exc}: this snapshot is not used")
+            continue
+        best = best or snapshot
+        if _position_exists(stream_dir, snapshot, there):
+            return snapshot, snapshot.chunk_index
+        path = snapshots.path_of(stream_dir, snapshot_id)
+        position = f"chunk {snapshot.chunk_index} at {snapshot.chunk_offset}"
+        find(f"{path}: its position, {position}, is no end of a record: it is not used")
+    if 0 in there or best is None:
+        return None, 0
+    return best, best.chunk_index
+
+
+def _position_exists(stream_dir: str, snapshot: Snapshot, there: list[int]) -> bool:
+    """Whether a record ends, or the chunk begins, where the snapshot says."""
+    if snapshot.chunk_index not in there:
+        return False
+    if snapshot.chunk_offset == chunks.FIRST_RECORD:
+        return True
+    path = chunks.path_of(stream_dir, snapshot.chunk_index)
+    data = chunks.load(path)
+    try:
+        return snapshot.chunk_offset in chunks.decode(data, path, snapshot.chunk_index).ends
+    except FormatError:  # the snapshot is good, and says what stood in the damaged chunk
+        return snapshot.chunk_offset <= len(data)
+
+
+class _Run:
+    """One replay on its way through the chunks."""
+
+    def __init__(self, stream_dir: str, start: Snapshot | None, find: Warn) -> None:
+        self.stream_dir = stream_dir
+        self.start = start
+        self.find = find
+        self.catalog = Catalog(start.entries if start else ())
+        self.records: list[ManifestRecord] = []
+        self.beyond: list[ManifestRecord] = []
+        self.torn: list[str] = []
+        self.last: Chunk | None = None
+        self.next_record = 0
+        self.damaged_from: int | None = None
+
+    def go(self, first: int) -> None:
+        """Apply every chunk from ``first`` on, or up to the damage."""
+        there = [index for index in chunks.indexes(self.stream_dir) if index >= first]
+        if there[:1] != [first]:
+            self._missing(first, bool(there))
+        for expected, index in enumerate(there, first):
+            if self.damaged_from is None and index != expected:
+                self._missing(expected, True)
+            if self.damaged_from is None:
+                self._chunk(index, index == there[-1])
+            else:
+                self._beyond(index)
+
+    def _missing(self, index: int, others: bool) -> None:
+        """A chunk that should be there is not: damage, unless the stream has not begun."""
+        if self.damaged_from is not None:
+            return
+        if not others and self.start is None and not self._has_segments():
+            return
+        self.damaged_from = index
+        path = chunks.path_of(self.stream_dir, index)
+        self.find(f"{path}: this chunk is missing; replay stops before it")
+
+    def _has_segments(self) -> bool:
+        try:
+            names = os.listdir(os.path.join(self.stream_dir, _SEGMENTS))
+        except FileNotFoundError:
+            return False
+        return any(name.endswith(".seg") for name in names)
+
+    def _chunk(self, index: int, newest: bool) -> None:
+        """Verify a chunk, then apply it."""
+        path = chunks.path_of(self.stream_dir, index)
+        base = self.next_record if self.last is not None or index == 0 else None
+        data = chunks.load(path)
+        if not data and newest:
+            self.find(f"{path}: created and never written; it is begun anew")
+            return
+        try:
+            chunk = chunks.decode(data, path, index, base)
+        except FormatError as exc:
+            self._damage(index, data, path, exc)
+            return
+        self.next_record = chunk.header.base_record + len(chunk.records)
+        self._apply(index, chunk.header.base_record, chunk.records, chunk.ends)
+        self.last = chunk
+        if chunk.torn_bytes:
+            at = chunk.header.committed_len
+            self.torn.append(f"{path} at {at}: torn tail of {chunk.torn_bytes} bytes dropped")
+
+    def _damage(self, index: int, data: bytes, path: str, fault: FormatError) -> None:
+        """Stop here: the good records in front of the fault count, the rest is kept apart."""
+        self.damaged_from = index
+        records, ends = chunks.salvage(data, path)
+        if fault.offset in (16, 24):  # a chunk of another place: none of it belongs here
+            records, ends = [], []
+        base = max(self.next_record, _base_record(data, path))
+        used = self._apply(index, base, records, ends)
+        self.next_record = base + len(records)
+        self.find(f"{fault}; replay stops there, {used} records of this chunk used")
+
+    def _apply(self, index: int, base: int, records: list[ManifestRecord], ends: list[int]) -> int:
+        """Apply what the snapshot does not cover; how many that are."""
+        skip = 0
+        if self.start is not None and index == self.start.chunk_index:
+            skip = sum(end <= self.start.chunk_offset for end in ends)
+            # Jobs are counted in the manifest alone. Each took a record, so this is enough.
+            self.catalog = Catalog(self.start.entries, jobs=base + skip)
+        for record in records[skip:]:
+            self.catalog.apply(record)
+        self.records += records[skip:]
+        return len(records) - skip
+
+    def _beyond(self, index: int) -> None:
+        """A chunk behind the damage: good records in it may be of use to whoever rebuilds."""
+        path = chunks.path_of(self.stream_dir, index)
+        try:
+            chunk = chunks.decode(chunks.load(path), path, index)
+        except FormatError as exc:
+            self.find(f"{exc}; it lies behind the damage")
+            return
+        self.next_record = max(self.next_record, chunk.header.base_record + len(chunk.records))
+        self.beyond += chunk.records
+
+
+def _base_record(data: bytes, path: str) -> int:
+    """What a damaged chunk says of its first record; 0 where its header is the damage."""
+    try:
+        return decode_chunk_header(data, path).base_record
+    except FormatError:
+        return 0
+
+
+class ManifestView(NamedTuple):
+    """A manifest as another process sees it at one instant."""
+
+    catalog: Catalog
+    records: list[ManifestRecord]  # behind the newest good snapshot
+    findings: list[str]
+    damaged: bool
+
+
+def read_manifest(stream_dir: str, warn: Warn) -> ManifestView:
+    """The catalog of a stream, read only, while its writer goes on.
+
+    A fault that another look does not show was a write in progress. Errors: OSError, UnsafePath.
+    """
+    before: list[str] | None = None
+    for last in [False] * _TRIES + [True]:
+        try:
+            seen = replay(stream_dir, lambda _: None)
+        except FileNotFoundError:  # a chunk was pruned between listing and reading
+            if last:
+                raise
+            continue
+        if not seen.damaged or seen.findings == before:
+            break
+        before = seen.findings
+    for line in seen.findings:
+        warn(line)
+    return ManifestView(seen.catalog, seen.records, seen.findings, seen.damaged)
