@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from relay.audit.disk_usage import Sizes, measure
+from relay.audit.disk_usage import DiskUsage, measure
 from relay.audit.schemas import formats
 from relay.audit.snapshot import HomeSnapshot
 from relay.audit.sources import (
@@ -31,15 +31,15 @@ from relay.audit.sources import (
     originals_source,
 )
 from relay.audit.sources.acomm_query import SECTIONS, sections_of
-from relay.audit.sources.parquet_cache import SMALL_BYTES, Keep
+from relay.audit.sources.parquet_cache import SMALL_BYTES, ParquetCache
 from relay.base.config import Config, read_file
 from relay.base.errors import RelayError
 from relay.base.home import CONFIG
 
 T = TypeVar("T")
-NOT_KEPT = frozenset(("content", "metadata", "signature"))  # bytes that one job or none reads
+NOT_CACHED = frozenset(("content", "metadata", "signature"))  # bytes that one job or none reads
 # Of the journal's columns, those that jobs read more than once.
-JOURNAL_KEPT = (
+JOURNAL_CACHED = (
     "end",
     "at",
     "event",
@@ -58,7 +58,7 @@ JOURNAL_KEPT = (
 _PASSED_OVER = ("store", "archive", "journal", "segment", "object")  # kinds of files
 
 
-class Evidence:
+class Inputs:
     """What jobs read: DataFrames over the same frozen files.
 
     A table is read from its files when it is first asked for, and kept as Parquet in the run's
@@ -70,53 +70,53 @@ class Evidence:
     def __init__(
         self,
         spark: SparkSession,
-        gathered: HomeSnapshot,
+        snapshot: HomeSnapshot,
         *,
         shared: bool = False,
         earlier: str | None = None,
         permissive: bool = False,
     ) -> None:
-        self.gathered = gathered
+        self.snapshot = snapshot
         self._permissive = permissive
-        self._earlier = earlier  # what --out was of a run to compare with
+        self._previous_tables = earlier  # what --out was of a run to compare with
         self._spark = spark
         self._shared = shared
         is_local = spark.sparkContext.master.startswith("local")
-        self._here = is_local and gathered.size <= SMALL_BYTES
-        self._kept: dict[str, Any] = {}
+        self._here = is_local and snapshot.size <= SMALL_BYTES
+        self._tables: dict[str, Any] = {}
         self._lock = threading.Lock()  # jobs of one run ask at once
         self._locks: dict[str, threading.Lock] = {}  # of what is kept, one each
 
     @property
     def snapshot_ns(self) -> int:
         """When the ledger's snapshot was taken: Unix nanoseconds."""
-        return self.gathered.ledger.taken_ns
+        return self.snapshot.ledger.taken_ns
 
     @property
     def grace_ns(self) -> int:
         """How much older than the snapshot a message must be to be judged by it."""
-        return self.gathered.grace_ns
+        return self.snapshot.grace_ns
 
     @property
     def observed_until_ns(self) -> int:
         """Up to when a relay saw what happened: ages are reckoned from here. Unix nanoseconds."""
-        return self.gathered.observed_until_ns
+        return self.snapshot.observed_until_ns
 
     @property
     def recent_since_ns(self) -> int:
         """What happened before is in the tables, and no finding any more. Unix nanoseconds."""
-        return self.gathered.observed_until_ns - self.gathered.recent_ns
+        return self.snapshot.observed_until_ns - self.snapshot.recent_ns
 
     @property
-    def sizes(self) -> Sizes:
+    def disk_usage(self) -> DiskUsage:
         """What home and disk measure, looked at once, when it is first asked for.
 
         Errors: ConfigError; RelayError for a disk that cannot be asked.
         """
-        gathered = self.gathered
-        return self._once("sizes", lambda: measure(gathered.home, gathered.observed_until_ns))
+        snapshot = self.snapshot
+        return self._cached("sizes", lambda: measure(snapshot.home, snapshot.observed_until_ns))
 
-    def frame(self, rows: Iterable[tuple[object, ...]], schema: StructType) -> DataFrame:
+    def local_table(self, rows: Iterable[tuple[object, ...]], schema: StructType) -> DataFrame:
         """These rows, which the driver knows, as a table of one partition."""
         columns = list(zip(*rows, strict=True)) or [()] * len(schema)
         arrow = to_arrow_schema(schema, timezone="UTC")
@@ -127,17 +127,17 @@ class Evidence:
     @property
     def config(self) -> Config:
         """The home's configuration; the defaults where it has none. Errors: ConfigError."""
-        return read_file(os.path.join(self.gathered.home, CONFIG))
+        return read_file(os.path.join(self.snapshot.home, CONFIG))
 
-    def compared(self, table: str, schema: StructType) -> DataFrame:
+    def previous_run(self, table: str, schema: StructType) -> DataFrame:
         """A small table of the run to compare with; no rows where there is none to compare with.
 
         It is read at once: this run may write to the same place. Errors: RelayError when that
         run has no such table.
         """
         rows: list[Row] = []
-        if self._earlier is not None:
-            path = os.path.join(self._earlier, table)
+        if self._previous_tables is not None:
+            path = os.path.join(self._previous_tables, table)
             if not os.path.isdir(path):
                 raise RelayError(
                     f"there is no {path} to compare with",
@@ -148,11 +148,11 @@ class Evidence:
 
     def ledger(self, table: str, *columns: str) -> DataFrame:
         """These columns of a table. Errors: RelayError for one that is not there."""
-        path = self.gathered.ledger.path
+        path = self.snapshot.ledger.path
         every = ledger_source.schema_of(table).names
 
         def load(names: Sequence[str]) -> DataFrame:
-            return ledger_source.load(self._spark, path, table, names, keep=self._keep())
+            return ledger_source.load(self._spark, path, table, names, cache=self._new_cache())
 
         return self._columns(f"ledger {table}", load, every, columns)
 
@@ -161,12 +161,12 @@ class Evidence:
 
         Errors: RelayError for one that is not there.
         """
-        every = [name for name in store_columns(section) if name not in NOT_KEPT]
+        every = [name for name in store_columns(section) if name not in NOT_CACHED]
         return self._columns(
             f"store {section}", lambda names: self._store(section, names), every, columns
         )
 
-    def moves(self) -> DataFrame:
+    def delivery_changes(self) -> DataFrame:
         """Deliveries that were written, held or given up after their first row: few of audit_log.
 
         Columns: at, message_id, recipient, old_status, new_status, attempt, is_again (with a
@@ -176,11 +176,11 @@ class Evidence:
         def few() -> DataFrame:
             log = ledger_source.load(
                 self._spark,
-                self.gathered.ledger.path,
+                self.snapshot.ledger.path,
                 "audit_log",
                 ("at", "what", "old_status", "new_status", "attempt", "staged_at", "written_at"),
                 only={"new_status": ("written", "held", "dead")},
-                keep=self._keep(),
+                cache=self._new_cache(),
             )
             return log.select(
                 "at",
@@ -192,9 +192,9 @@ class Evidence:
                 F.coalesce("staged_at", "written_at").isNotNull().alias("is_again"),
             )
 
-        return self._once("moves", few)
+        return self._cached("moves", few)
 
-    def undone(self) -> DataFrame:
+    def reverted_archives(self) -> DataFrame:
         """Messages that were archived once, and then were not, by audit_log: no relay does that.
 
         Columns: message_id, was_archived (true), a row each.
@@ -203,29 +203,29 @@ class Evidence:
         def none() -> DataFrame:
             log = ledger_source.load(
                 self._spark,
-                self.gathered.ledger.path,
+                self.snapshot.ledger.path,
                 "audit_log",
                 ("what",),
                 only={"old_status": ("archived",)},
-                keep=self._keep(),
+                cache=self._new_cache(),
             )
             return log.select(
                 F.col("what").alias("message_id"), F.lit(True).alias("was_archived")
             ).distinct()
 
-        return self._once("undone", none)
+        return self._cached("undone", none)
 
     def originals(self, *columns: str) -> DataFrame:
         """These columns of the files that agents sent, archived since or before the snapshot.
 
         The folders are listed once, when they are first asked for. Errors: RelayError.
         """
-        home = self.gathered.home
-        planned = self._once("plan of originals", lambda: originals_source.plan(home))
+        home = self.snapshot.home
+        planned = self._cached("plan of originals", lambda: originals_source.plan(home))
         return self._columns(
             "originals",
             lambda names: originals_source.load(
-                self._spark, home, planned, names, keep=self._keep()
+                self._spark, home, planned, names, cache=self._new_cache()
             ),
             formats.ORIGINAL.names,
             columns,
@@ -236,42 +236,42 @@ class Evidence:
 
         Errors: RelayError for one that is not there.
         """
-        return self._columns("journal", self._journal, JOURNAL_KEPT, columns)
+        return self._columns("journal", self._journal, JOURNAL_CACHED, columns)
 
-    def wholeness(self) -> DataFrame:
+    def coverage(self) -> DataFrame:
         """One row, ``is_whole``: False where something of store or journal was passed over."""
         if not self._permissive:
             return self._spark.range(1).select(F.lit(True).alias("is_whole"))
         files = self.files("kind", "problems").where(F.col("kind").isin(*_PASSED_OVER))
         return files.agg((F.count_if(F.size("problems") > 0) == 0).alias("is_whole"))
 
-    def once(self, key: str, make: Callable[[], DataFrame]) -> DataFrame:
+    def cached(self, key: str, make: Callable[[], DataFrame]) -> DataFrame:
         """The frame that ``make`` gives, computed once whatever is made of it."""
-        return self._once(key, lambda: make().persist(StorageLevel.MEMORY_AND_DISK))
+        return self._cached(key, lambda: make().persist(StorageLevel.MEMORY_AND_DISK))
 
-    def _once(self, key: str, make: Callable[[], T]) -> T:
+    def _cached(self, key: str, make: Callable[[], T]) -> T:
         """What ``make`` gives the first who asks; others who ask meanwhile wait for it alone."""
         with self._lock:
             lock = self._locks.setdefault(key, threading.Lock())
         with lock:
-            if key not in self._kept:
-                self._kept[key] = make()
-            kept: T = self._kept[key]
+            if key not in self._tables:
+                self._tables[key] = make()
+            kept: T = self._tables[key]
             return kept
 
-    def _keep(self) -> Keep:
+    def _new_cache(self) -> ParquetCache:
         """A place for one more table. Files that are asked for stay: the run's folder goes."""
-        return Keep(tempfile.mkdtemp(prefix="table-", dir=self.gathered.folder), self._here)
+        return ParquetCache(tempfile.mkdtemp(prefix="table-", dir=self.snapshot.folder), self._here)
 
     def files(self, *columns: str) -> DataFrame:
         """These columns of everything that keeps something, verified: formats.KEPT_FILE."""
-        gathered = self.gathered
-        given = (gathered.home, gathered.store_files, gathered.folder, gathered.journal.objects)
-        units = self._once("plan of files", lambda: files_source.plan(*given))
+        snapshot = self.snapshot
+        given = (snapshot.home, snapshot.store_files, snapshot.folder, snapshot.journal.objects)
+        units = self._cached("plan of files", lambda: files_source.plan(*given))
         return self._columns(
             "files",
             lambda names: files_source.load(
-                self._spark, gathered.home, units, names, keep=self._keep()
+                self._spark, snapshot.home, units, names, cache=self._new_cache()
             ),
             formats.KEPT_FILE.names,
             columns,
@@ -286,18 +286,23 @@ class Evidence:
     ) -> DataFrame:
         """From what is kept, where it is to be; else read for this one plan."""
         if not self._shared or not set(columns) <= set(every):
-            return self._once(f"{key} {columns}", lambda: load(columns))
-        return self._once(key, lambda: load(every)).select(*columns)
+            return self._cached(f"{key} {columns}", lambda: load(columns))
+        return self._cached(key, lambda: load(every)).select(*columns)
 
     def _store(self, section: str, columns: Sequence[str]) -> DataFrame:
-        files = self.gathered.store_files
+        files = self.snapshot.store_files
         frame = acomm_source.load(
-            self._spark, files, section, columns, permissive=self._permissive, keep=self._keep()
+            self._spark,
+            files,
+            section,
+            columns,
+            permissive=self._permissive,
+            cache=self._new_cache(),
         )
-        return self._below(frame, "file", self.gathered.folder, self.gathered.home)
+        return self._below(frame, "file", self.snapshot.folder, self.snapshot.home)
 
     def _journal(self, columns: Sequence[str]) -> DataFrame:
-        journal = self.gathered.journal
+        journal = self.snapshot.journal
         options = {"until": json.dumps(journal.until)}
         options |= {"objects": journal.objects} if journal.objects else {}
         options |= {"key_file": journal.key_file} if journal.key_file else {}
@@ -307,10 +312,10 @@ class Evidence:
             streams,
             columns,
             permissive=self._permissive,
-            keep=self._keep(),
+            cache=self._new_cache(),
             **options,
         )
-        return self._below(frame, "stream", self.gathered.home)
+        return self._below(frame, "stream", self.snapshot.home)
 
     def _below(self, frame: DataFrame, column: str, *folders: str) -> DataFrame:
         """The frame with paths of that column, if it has it, relative to the folders."""

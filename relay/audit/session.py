@@ -79,7 +79,7 @@ SETTINGS = {
     # Percentiles of more groups than this are made in order: hours and pairs of agents are more
     # than the 128 by default.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "4096",
-    # Sides of a join whose parts are smaller are looked up, and neither side put in order.
+    # MessageSources of a join whose parts are smaller are looked up, and neither side put in order.
     "spark.sql.adaptive.maxShuffledHashJoinLocalMapThreshold": "16m",
 }
 _PYTHON_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")

@@ -37,7 +37,7 @@ class JobReport(msgspec.Struct):
         if not self.errors + self.warnings:
             told = ", ".join(counted(name, count) for name, count in self.counts.items())
             return f"OK ({told or 'nothing there'})"
-        return findings_in_words(self.errors, self.warnings)
+        return describe_findings(self.errors, self.warnings)
 
 
 class Report(msgspec.Struct):
@@ -83,7 +83,7 @@ def from_json(data: bytes, path: str) -> Report:
         ) from exc
 
 
-def findings_in_words(errors: int, warnings: int) -> str:
+def describe_findings(errors: int, warnings: int) -> str:
     """``5 findings (3 errors, 2 warnings)``."""
     kinds = [(errors, "error"), (warnings, "warning")]
     by_severity = ", ".join(numbered(count, kind) for count, kind in kinds if count)
@@ -106,14 +106,14 @@ def size(count: float) -> str:
     return f"{f'{count:,.1f}'.removesuffix('.0')} {_STEPS[power]}"
 
 
-def is_bytes(name: str) -> bool:
+def is_byte_count(name: str) -> bool:
     """True for the name of a count or column of bytes: ``bytes_per_day``, ``free_bytes``."""
     return "bytes" in name.split("_")
 
 
 def counted(name: str, count: int) -> str:
     """A count beside what it is of: ``delivered 1,200``, ``free 22.2 GiB``, ``1.5 MiB per day``."""
-    if not is_bytes(name):
+    if not is_byte_count(name):
         return f"{name} {count:,}"
     before, _, behind = name.partition("bytes")
     words = (before.strip("_").replace("_", " "), size(count), behind.strip("_").replace("_", " "))

@@ -90,8 +90,8 @@ def _measure(home: Path, out: Path) -> dict[str, float]:
 
 def measure(home: str, out: str) -> dict[str, float]:
     """Read, then run, in this process."""
-    from relay.audit.inputs import NOT_KEPT
-    from relay.audit.run import Request, run_audit
+    from relay.audit.inputs import NOT_CACHED
+    from relay.audit.run import RunRequest, run_audit
     from relay.audit.session import settings_for, spark_session
     from relay.audit.snapshot import snapshot_home
     from relay.audit.temp_folders import private_folder
@@ -99,15 +99,15 @@ def measure(home: str, out: str) -> dict[str, float]:
 
     gathered = snapshot_home(home, private_folder("bench"), Clock())
     spark = spark_session(MASTER, "benchmark", settings_for(gathered.size))
-    _read(spark, gathered, NOT_KEPT)  # what is compiled and started once is not timed
+    _read(spark, gathered, NOT_CACHED)  # what is compiled and started once is not timed
     _read_rest(spark, gathered)
     with _Watch() as reading:
-        narrow_s = timed(lambda: _read(spark, gathered, NOT_KEPT))
+        narrow_s = timed(lambda: _read(spark, gathered, NOT_CACHED))
         read_s = timed(lambda: _read(spark, gathered, frozenset()))
         rest_s = timed(lambda: _read_rest(spark, gathered))
     with _Watch() as running:
         began = time.perf_counter()
-        summary, _ = run_audit(Request(home, out=out, master=MASTER), Clock())
+        summary, _ = run_audit(RunRequest(home, out=out, master=MASTER), Clock())
         run_s = time.perf_counter() - began
     failed = {name: job.error for name, job in summary.jobs.items() if job.error}
     if failed:

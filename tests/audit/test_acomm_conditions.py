@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
-from tests.unit.acomm_support import patch, reseal
+from tests.acomm.support import patch, reseal
 
 from relay.acomm import codec, columns
 from relay.acomm.container import parse_header, parse_sections
@@ -18,7 +18,7 @@ from relay.acomm.model import Channel, ChannelType, Message, MessageStatus, Mess
 from relay.audit.schemas import formats
 from relay.audit.session import explained
 from relay.audit.sources import acomm_source
-from relay.audit.sources.acomm_query import MESSAGE_SECTIONS, of_options
+from relay.audit.sources.acomm_query import MESSAGE_SECTIONS, option_conditions
 from relay.audit.sources.acomm_source import Wanted
 from relay.base.errors import RelayError
 from tests.audit.homes import START_S, stored_message
@@ -66,7 +66,7 @@ def arrow(path: Path, store: StoreFile, sections: str = "messages", **options: s
     found = []
     for with_columns in (True, False):
         codec.write(str(path), store, columns=with_columns)
-        wanted = Wanted(tuple(sections.split(",")), of_options(options))
+        wanted = Wanted(tuple(sections.split(",")), option_conditions(options))
         found.append(pa.Table.from_batches(acomm_source.batches(str(path), wanted, SCHEMA), SCHEMA))
         found[-1].validate(full=True)
     assert found[0].equals(found[1])
@@ -163,7 +163,7 @@ CASES = [
 def test_options_choose_messages(
     folder: Path, options: dict[str, str], _: str, expected: list[int]
 ) -> None:
-    wanted = Wanted(("messages",), of_options(options))
+    wanted = Wanted(("messages",), option_conditions(options))
     tables = [acomm_source.batches(str(path), wanted, SCHEMA) for path in folder.iterdir()]
     found = [row["id"] for table in tables for batch in table for row in batch.to_pylist()]
     assert sorted(map(int, found)) == expected

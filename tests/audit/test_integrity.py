@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from relay.audit.inputs import Evidence
+from relay.audit.inputs import Inputs
 from relay.audit.jobs import integrity
 from relay.audit.snapshot import snapshot_home
 from relay.base.clock import NS_PER_S
@@ -57,7 +57,7 @@ def looked(
     """A run over the home; ``earlier``: what another one wrote."""
     folder.mkdir()
     gathered = snapshot_home(home.path, str(folder), FakeClock(START_NS + 3600 * NS_PER_S))
-    evidence = Evidence(spark, gathered, shared=True, earlier=str(earlier) if earlier else None)
+    evidence = Inputs(spark, gathered, shared=True, earlier=str(earlier) if earlier else None)
     return run(integrity.JOB, evidence)
 
 

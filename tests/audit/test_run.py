@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
-from relay.audit.inputs import Evidence
+from relay.audit.inputs import Inputs
 from relay.audit.jobs import JOBS
 from relay.audit.jobs.job import Tables
 from relay.audit.schemas import results
@@ -121,8 +121,8 @@ def test_a_damaged_file_is_one_line_and_other_jobs_go_on(
 def test_a_job_that_the_system_fails_is_one_line_and_other_jobs_go_on(
     spark: SparkSession, home: HomeBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(evidence: Evidence) -> Tables:
-        os.listdir(os.path.join(evidence.gathered.home, "ledger.db"))
+    def make(evidence: Inputs) -> Tables:
+        os.listdir(os.path.join(evidence.snapshot.home, "ledger.db"))
         raise AssertionError
 
     home.sent("1-a")

@@ -22,9 +22,9 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from relay.audit.inputs import Evidence
+from relay.audit.inputs import Inputs
 from relay.audit.jobs.deliveries import sent
-from relay.audit.jobs.job import WARNING, Job, Tables, found
+from relay.audit.jobs.job import WARNING, AuditJob, Tables, make_findings
 from relay.audit.jobs.reconcile import STORE_SECTIONS
 from relay.audit.schemas import results
 from relay.audit.schemas.fields import conform
@@ -38,9 +38,9 @@ ANSWERS = ("Acknowledgment", "Response")
 _US_PER_MS = 1000.0
 
 
-def make(evidence: Evidence) -> Tables:
+def make(inputs: Inputs) -> Tables:
     """A row a pair of sender and recipient, and one for each that is owed or nobody asked for."""
-    stored = evidence.store(
+    stored = inputs.store(
         STORE_SECTIONS,
         "id",
         "relay_id",
@@ -50,17 +50,17 @@ def make(evidence: Evidence) -> Tables:
         "channel_id",
         "correlation_id",
     )
-    channels = evidence.store("channels", "id", "delivery", "ack_timeout_s", "modified_at")
-    journal = evidence.journal("end", "at", "event", "state", "due_at", "deliveries")
-    state = evidence.ledger("orchestrator_state", "updated_at")
-    asked = asked_of(stored, channels, evidence.config.delivery.ack_timeout_s)
-    judged = judge(sent(evidence), asked, journal, state, evidence.grace_ns)
+    channels = inputs.store("channels", "id", "delivery", "ack_timeout_s", "modified_at")
+    journal = inputs.journal("end", "at", "event", "state", "due_at", "deliveries")
+    state = inputs.ledger("orchestrator_state", "updated_at")
+    asked = requests_of(stored, channels, inputs.config.delivery.ack_timeout_s)
+    judged = judge(sent(inputs), asked, journal, state, inputs.grace_ns)
     kept = judged.where(F.col("class").isNotNull())
-    owed = conform(kept, results.OWED).unionByName(unasked(stored))
+    owed = conform(kept, results.OWED).unionByName(unrequested(stored))
     return {NAME: by_pair(judged), OWED: owed}
 
 
-def asked_of(stored: DataFrame, channels: DataFrame, default_timeout_s: int) -> DataFrame:
+def requests_of(stored: DataFrame, channels: DataFrame, default_timeout_s: int) -> DataFrame:
     """One row a message of the store: does its kind or channel ask for an acknowledgment?"""
     by_channel = channels.groupBy(F.col("id").alias("channel_id")).agg(
         F.max_by("delivery", "modified_at").alias("delivery"),
@@ -98,7 +98,7 @@ def judge(
     grace_ns: int,
 ) -> DataFrame:
     """Deliveries that owe an acknowledgment, or have one; ``class`` NULL: it came as it should."""
-    joined = _with_what_asks(deliveries, asked, journal, state)
+    joined = _with_requests(deliveries, asked, journal, state)
     is_told = F.coalesce(F.col("written_at") >= F.col("journal_from"), F.lit(False))
     by_kind = F.coalesce("asks", F.lit(False))
     is_open = F.col("obligation") == "open"
@@ -134,7 +134,7 @@ def judge(
     )
 
 
-def _with_what_asks(
+def _with_requests(
     deliveries: DataFrame,
     asked: DataFrame,
     journal: DataFrame,
@@ -164,7 +164,7 @@ def _dues(journal: DataFrame) -> DataFrame:
     ).agg(F.max("due_at").alias("due_at"))
 
 
-def unasked(stored: DataFrame) -> DataFrame:
+def unrequested(stored: DataFrame) -> DataFrame:
     """Answers of agents in threads in which nobody asked anything: results.OWED."""
     threads = stored.where(F.col("correlation_id").isNotNull()).groupBy("correlation_id")
     is_answer = F.col("message_type").isin(*ANSWERS)
@@ -219,7 +219,7 @@ def counts(tables: Tables) -> DataFrame:
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     """What is overdue, and what nobody asked for: results.FINDING."""
-    return found(
+    return make_findings(
         tables[OWED].where(_is("overdue") | _is("orphan")),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
         WARNING,
@@ -241,7 +241,7 @@ def _is(name: str) -> Column:
     return F.col("class") == name
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
     explains="acknowledgments owed, overdue, never asked for; time to each",
     tables={NAME: results.ACKS, OWED: results.OWED},

@@ -23,19 +23,19 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from relay.audit.inputs import Evidence
+from relay.audit.inputs import Inputs
 from relay.audit.jobs.deliveries import refusals
 from relay.audit.jobs.job import (
     DAY_S,
     HOUR_S,
     WARNING,
-    Job,
+    AuditJob,
     Tables,
-    by_class,
+    count_by_class,
     elapsed_s,
-    found,
     hour_of,
     instant,
+    make_findings,
 )
 from relay.audit.schemas import results
 from relay.audit.schemas.fields import conform
@@ -52,9 +52,9 @@ REQUESTS = ("spawn", "release")
 SHOWN = 20
 
 
-def make(evidence: Evidence) -> Tables:
+def make(inputs: Inputs) -> Tables:
     """One row an agent, and one a request for a process."""
-    messages = evidence.ledger(
+    messages = inputs.ledger(
         "messages",
         "message_id",
         "agent_name",
@@ -64,13 +64,13 @@ def make(evidence: Evidence) -> Tables:
         "discovered_at",
         "last_error",
     )
-    deliveries = evidence.ledger(
+    deliveries = inputs.ledger(
         "deliveries", "message_id", "recipient", "state", "written_at", "read_at"
     )
-    registered = evidence.ledger(
+    registered = inputs.ledger(
         "agents", "name", "status", "reason", "registered_at", "last_seen_at", "changed_at"
     )
-    processes = evidence.ledger(
+    processes = inputs.ledger(
         "processes",
         "name",
         "state",
@@ -87,9 +87,7 @@ def make(evidence: Evidence) -> Tables:
     )
     done = activity(messages, deliveries)
     return {
-        NAME: lives(
-            registered, processes, done, evidence.observed_until_ns, evidence.recent_since_ns
-        ),
+        NAME: lives(registered, processes, done, inputs.observed_until_ns, inputs.recent_since_ns),
         SPAWNS: spawns(messages, deliveries, processes),
     }
 
@@ -240,13 +238,13 @@ def counts(tables: Tables) -> DataFrame:
     """How many agents of each class, and requests that were refused: results.COUNT."""
     refused = tables[SPAWNS].where((F.col("kind") == "spawn") & (F.col("outcome") == "refused"))
     spawned = refused.select(F.lit("spawn_refused").alias("name")).groupBy("name")
-    both = by_class(tables[NAME]).unionByName(spawned.agg(F.count("*").alias("count")))
+    both = count_by_class(tables[NAME]).unionByName(spawned.agg(F.count("*").alias("count")))
     return conform(both, results.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     """Agents that somebody should look after: results.FINDING."""
-    return found(
+    return make_findings(
         tables[NAME].where(F.col("class").isin(*FOUND)),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
         WARNING,
@@ -278,7 +276,7 @@ def _hour(at: str) -> Column:
     return hour_of(at).alias("hour")
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
     explains="lifetimes, processes, restarts; who is stuck, failed or silent",
     tables={NAME: results.AGENT_LIFE, SPAWNS: results.AGENT_SPAWN},

@@ -26,10 +26,10 @@ from relay.audit.disk_usage import (
     JOURNAL_PART,
     LEDGER_PART,
     STORE_PART,
-    Sizes,
+    DiskUsage,
 )
-from relay.audit.inputs import Evidence
-from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, found
+from relay.audit.inputs import Inputs
+from relay.audit.jobs.job import ERROR, WARNING, AuditJob, Tables, make_findings
 from relay.audit.schemas import results
 from relay.audit.schemas.fields import conform
 
@@ -41,15 +41,15 @@ HORIZON_DAYS = 3650  # who looks further ahead has another disk by then
 DAILY_PARTS = (JOURNAL_PART, STORE_PART, ARCHIVE_PART, INBOX_PART, ATTACHMENT_PART)
 
 
-def make(evidence: Evidence) -> Tables:
+def make(inputs: Inputs) -> Tables:
     """One row a day, one a part, and one forecast."""
-    sizes = evidence.sizes
-    messages = evidence.ledger("messages", "file_size", "discovered_at")
-    measured = evidence.frame(sizes.measured, results.MEASURED)
-    limits = evidence.frame(sizes.limits, results.RETENTION_LIMIT)
-    packs = evidence.frame(sizes.packs, results.PACK)
-    days = evidence.once("capacity days", lambda: by_day(messages, measured))
-    parts = evidence.once("capacity parts", lambda: by_part(days, measured, limits, sizes))
+    sizes = inputs.disk_usage
+    messages = inputs.ledger("messages", "file_size", "discovered_at")
+    measured = inputs.local_table(sizes.measured, results.MEASURED)
+    limits = inputs.local_table(sizes.limits, results.RETENTION_LIMIT)
+    packs = inputs.local_table(sizes.packs, results.PACK)
+    days = inputs.cached("capacity days", lambda: by_day(messages, measured))
+    parts = inputs.cached("capacity parts", lambda: by_part(days, measured, limits, sizes))
     return {NAME: days, PARTS: parts, FORECAST: forecast(parts, days, packs, sizes)}
 
 
@@ -81,7 +81,7 @@ def by_day(messages: DataFrame, measured: DataFrame) -> DataFrame:
     return conform(total, results.CAPACITY)
 
 
-def by_part(days: DataFrame, measured: DataFrame, limits: DataFrame, sizes: Sizes) -> DataFrame:
+def by_part(days: DataFrame, measured: DataFrame, limits: DataFrame, sizes: DiskUsage) -> DataFrame:
     """What each part of the home takes, how fast it grows, and where that ends.
 
     results.CAPACITY_PART.
@@ -110,7 +110,7 @@ def by_part(days: DataFrame, measured: DataFrame, limits: DataFrame, sizes: Size
     )
 
 
-def _window(days: DataFrame, sizes: Sizes) -> DataFrame:
+def _window(days: DataFrame, sizes: DiskUsage) -> DataFrame:
     """The days that growth is reckoned by: begin, end and how many, one row.
 
     Days without anything count as days; the last, which has only begun, where it is the only one.
@@ -124,7 +124,7 @@ def _window(days: DataFrame, sizes: Sizes) -> DataFrame:
     )
 
 
-def forecast(parts: DataFrame, days: DataFrame, packs: DataFrame, sizes: Sizes) -> DataFrame:
+def forecast(parts: DataFrame, days: DataFrame, packs: DataFrame, sizes: DiskUsage) -> DataFrame:
     """When the disk is full, and what the tiers save, one row: results.CAPACITY_FORECAST."""
     home = parts.agg(
         F.sum("bytes").alias("home_bytes"), F.sum("bytes_per_day").alias("bytes_per_day")
@@ -174,14 +174,14 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     """A disk that is full, or soon will be: results.FINDING."""
     row = tables[FORECAST]
     is_below = F.col("free_bytes") < F.col("floor_bytes")
-    below = found(
+    below = make_findings(
         row.where(is_below),
         f"{NAME}.below_floor",
         ERROR,
         observed_at,
         detail=("free_bytes", "floor_bytes", "disk_bytes", "home_bytes"),
     )
-    soon = found(
+    soon = make_findings(
         row.where(~is_below & (F.col("full_in_days_kept") <= SOON_DAYS)),
         f"{NAME}.full_soon",
         WARNING,
@@ -204,7 +204,7 @@ def _first_day(is_full: Column) -> Column:
     return F.min(F.when(is_full, F.col("in_days")))
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
     explains="growth a day, when the disk is full, what the tiers save",
     tables={

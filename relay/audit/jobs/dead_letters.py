@@ -22,8 +22,8 @@ from datetime import datetime
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from relay.audit.inputs import Evidence
-from relay.audit.jobs.job import WARNING, Job, Tables, by_class, found
+from relay.audit.inputs import Inputs
+from relay.audit.jobs.job import WARNING, AuditJob, Tables, count_by_class, make_findings
 from relay.audit.jobs.reconcile import STORE_SECTIONS
 from relay.audit.schemas import results
 from relay.audit.schemas.fields import conform
@@ -36,14 +36,16 @@ FORGOTTEN_S = 7 * 86_400  # whoever looks each Monday has seen it
 SHOWN = 20
 
 
-def make(evidence: Evidence) -> Tables:
+def make(inputs: Inputs) -> Tables:
     """A row a delivery that is dead, or was; and how many by day, reason and recipient."""
-    messages = evidence.ledger("messages", "message_id", "agent_name", "target")
-    deliveries = evidence.ledger(
+    messages = inputs.ledger("messages", "message_id", "agent_name", "target")
+    deliveries = inputs.ledger(
         "deliveries", "message_id", "recipient", "state", "attempt", "last_error"
     )
-    stored = evidence.store(STORE_SECTIONS, "relay_id")
-    letters = dead_letters(messages, deliveries, evidence.moves(), stored, evidence.snapshot_ns)
+    stored = inputs.store(STORE_SECTIONS, "relay_id")
+    letters = dead_letters(
+        messages, deliveries, inputs.delivery_changes(), stored, inputs.snapshot_ns
+    )
     by_reason = letters.groupBy("day", "reason_kind", "recipient").agg(
         F.count("*").alias("letters"), F.count_if(F.col("class") == "waiting").alias("waiting")
     )
@@ -106,7 +108,7 @@ def _kept(stored: DataFrame, letters: DataFrame) -> DataFrame:
 
 def counts(tables: Tables) -> DataFrame:
     """How many of each class: results.COUNT."""
-    return conform(by_class(tables[NAME]), results.COUNT).orderBy("name")
+    return conform(count_by_class(tables[NAME]), results.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
@@ -120,7 +122,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
         F.max_by("agent", "died_at").alias("agent"),
         F.max("reason").alias("reason"),
     )
-    repeated = found(
+    repeated = make_findings(
         groups.where(F.col("letters") >= REPEATED),
         f"{NAME}.repeated",
         WARNING,
@@ -133,7 +135,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     is_again = (F.col("times") > 1) & (F.col("state") == "dead")
     is_forgotten = (F.col("class") == "waiting") & (F.col("age_s") > FORGOTTEN_S)
     single = letters.where(is_again | is_forgotten)
-    one_by_one = found(
+    one_by_one = make_findings(
         single,
         F.when(is_again, f"{NAME}.again").otherwise(f"{NAME}.forgotten"),
         WARNING,
@@ -153,7 +155,7 @@ def shown(tables: Tables) -> DataFrame:
     return summed.orderBy(F.desc("letters"), "recipient").limit(SHOWN)
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
     explains="deliveries given up: reasons, ages, repeats, replays",
     tables={NAME: results.DEAD_LETTER, REASONS: results.DEAD_REASON},

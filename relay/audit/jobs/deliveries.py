@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from relay.audit.inputs import Evidence
+from relay.audit.inputs import Inputs
 from relay.base.home import ARCHIVES
 from relay.base.message import Kind
 from relay.base.names import ORCHESTRATOR
@@ -45,11 +45,11 @@ _COLUMNS = (
 )
 
 
-def sent(evidence: Evidence) -> DataFrame:
+def sent(inputs: Inputs) -> DataFrame:
     """One row a delivery of the ledger, computed once in a run."""
 
     def make() -> DataFrame:
-        messages = evidence.ledger(
+        messages = inputs.ledger(
             "messages",
             "id",
             "message_id",
@@ -61,7 +61,7 @@ def sent(evidence: Evidence) -> DataFrame:
             "processed_at",
             "retry_count",
         )
-        deliveries = evidence.ledger(
+        deliveries = inputs.ledger(
             "deliveries",
             "message_id",
             "recipient",
@@ -77,7 +77,7 @@ def sent(evidence: Evidence) -> DataFrame:
         )
         return with_messages(deliveries, messages)
 
-    return evidence.once("sent", make)
+    return inputs.cached("sent", make)
 
 
 def with_messages(deliveries: DataFrame, messages: DataFrame) -> DataFrame:

@@ -34,8 +34,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from relay.audit.inputs import Evidence
-from relay.audit.jobs.job import ERROR, Job, Tables, found
+from relay.audit.inputs import Inputs
+from relay.audit.jobs.job import ERROR, AuditJob, Tables, make_findings
 from relay.audit.schemas import formats, results
 from relay.audit.schemas.fields import conform
 from relay.base.errors import LedgerError
@@ -52,21 +52,21 @@ _TRIGGER = re.compile(r"^CREATE TRIGGER (\w+)", re.MULTILINE)
 _UNPRUNED = "archive"  # archives of the store are kept for ever
 
 
-def make(evidence: Evidence) -> Tables:
+def make(inputs: Inputs) -> Tables:
     """A row a file, and a row a day and kind of file."""
-    files = evidence.files(*formats.KEPT_FILE.names)
-    originals = evidence.originals("path", "kind", "day", "size", "sha256", "problem")
-    every = verify(files, originals, wanted(evidence)).unionByName(behind(evidence))
-    every = every.unionByName(log_of(evidence))
+    files = inputs.files(*formats.KEPT_FILE.names)
+    originals = inputs.originals("path", "kind", "day", "size", "sha256", "problem")
+    every = verify(files, originals, wanted(inputs)).unionByName(behind(inputs))
+    every = every.unionByName(log_of(inputs))
     verified = every.persist(StorageLevel.MEMORY_AND_DISK)
-    return {NAME: verified, DAYS: days(verified, evidence.compared(DAYS, results.INTEGRITY_DAY))}
+    return {NAME: verified, DAYS: days(verified, inputs.previous_run(DAYS, results.INTEGRITY_DAY))}
 
 
-def wanted(evidence: Evidence) -> DataFrame:
+def wanted(inputs: Inputs) -> DataFrame:
     """One row an attachment that is named: sha256, and whether somebody has still to read it."""
-    refs = evidence.ledger("attachment_refs", "sha256", "message_id")
+    refs = inputs.ledger("attachment_refs", "sha256", "message_id")
     open_ones = (
-        evidence.ledger("deliveries", "message_id", "state")
+        inputs.ledger("deliveries", "message_id", "state")
         .where(F.col("state").isin(*WANTED))
         .select("message_id", F.lit(True).alias("is_open"))
         .distinct()
@@ -78,15 +78,15 @@ def wanted(evidence: Evidence) -> DataFrame:
     )
 
 
-def behind(evidence: Evidence) -> DataFrame:
+def behind(inputs: Inputs) -> DataFrame:
     """A row when the journal ends before what the ledger has heard of it, or is gone.
 
     The ledger follows the journal, whose end was looked at after the ledger's snapshot: whatever
     was killed, and whenever, the journal is the longer of the two.
     """
-    state = evidence.ledger("orchestrator_state", "key", "value")
+    state = inputs.ledger("orchestrator_state", "key", "value")
     heard = F.col("value").try_cast("bigint")
-    ends = evidence.gathered.journal.until.values()
+    ends = inputs.snapshot.journal.until.values()
     is_gone = F.lit(not ends)
     shorter = state.where((F.col("key") == "journal") & (heard > max(ends, default=0)))
     problem = F.concat(
@@ -104,12 +104,12 @@ def behind(evidence: Evidence) -> DataFrame:
     )
 
 
-def log_of(evidence: Evidence) -> DataFrame:
+def log_of(inputs: Inputs) -> DataFrame:
     """A row when the ledger's log of its own changes is not whole."""
-    problems = _log_problems(evidence.gathered.ledger.path)
+    problems = _log_problems(inputs.snapshot.ledger.path)
     fields = [results.VERIFIED[name] for name in ("path", "kind", "class", "problems")]
     rows = [(LEDGER, "ledger", "damaged", problems)] if problems else []
-    return _verified(evidence.frame(rows, StructType(fields)))
+    return _verified(inputs.local_table(rows, StructType(fields)))
 
 
 def _log_problems(snapshot: str) -> list[str]:
@@ -291,7 +291,7 @@ def counts(tables: Tables) -> DataFrame:
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     """Files that are not what was written, days that are not what they were: results.FINDING."""
     wrong = tables[NAME].where(F.col("class").isin(*WRONG))
-    files = found(
+    files = make_findings(
         wrong.withColumn("file", F.col("path")).withColumn(
             "problem", F.array_join("problems", "; ")
         ),
@@ -301,7 +301,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
         route="file",
         detail=("kind", "file", "problem"),
     )
-    changed = found(
+    changed = make_findings(
         tables[DAYS].where(F.col("class").isin(*WRONG_DAYS)),
         F.concat(F.lit(f"{NAME}.day_"), F.col("class")),
         ERROR,
@@ -312,7 +312,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     return files.unionByName(changed)
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
     explains="checksum of every file; each day against an earlier run",
     tables={NAME: results.VERIFIED, DAYS: results.INTEGRITY_DAY},

@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from relay.audit.inputs import Evidence
+from relay.audit.inputs import Inputs
 from relay.audit.schemas import results
 from relay.audit.schemas.fields import conform
 
@@ -23,20 +23,20 @@ Tables = Mapping[str, DataFrame]
 
 
 @dataclass(frozen=True)
-class Job:
+class AuditJob:
     """One audit. Its first table has its name; others begin with it, as ``latency_slowest``."""
 
     name: str  # on the command line, and the folder of its first table
     explains: str  # what it tells, one line
     tables: Mapping[str, StructType]  # folder -> schema
-    make: Callable[[Evidence], Tables]
+    make: Callable[[Inputs], Tables]
     counts: Callable[[Tables], DataFrame]  # -> results.COUNT
     findings: Callable[[Tables, datetime], DataFrame] | None = None  # -> results.FINDING
     checks: tuple[str, ...] = ()  # what it can find, without its name before it
     shown: Callable[[Tables], DataFrame] | None = None  # the rows to print
 
 
-def found(
+def make_findings(
     rows: DataFrame,
     check: str | Column,
     severity: str | Column,
@@ -68,12 +68,12 @@ def found(
     )
 
 
-def by_class(rows: DataFrame) -> DataFrame:
+def count_by_class(rows: DataFrame) -> DataFrame:
     """How many rows of each class; the columns of results.COUNT."""
     return rows.groupBy(F.col("class").alias("name")).agg(F.count("*").alias("count"))
 
 
-def looked_up(words: Mapping[str, str | None], key: Column) -> Column:
+def lookup(words: Mapping[str, str | None], key: Column) -> Column:
     """The word that stands for ``key``; NULL where none does."""
     return F.create_map(*[F.lit(part) for pair in words.items() for part in pair])[key]
 

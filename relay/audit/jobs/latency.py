@@ -26,9 +26,17 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from relay.audit.inputs import Evidence
+from relay.audit.inputs import Inputs
 from relay.audit.jobs.deliveries import sent
-from relay.audit.jobs.job import WARNING, Job, Tables, elapsed_ms, found, hour_of, instant
+from relay.audit.jobs.job import (
+    WARNING,
+    AuditJob,
+    Tables,
+    elapsed_ms,
+    hour_of,
+    instant,
+    make_findings,
+)
 from relay.audit.schemas import results
 from relay.audit.schemas.fields import conform
 from relay.base.names import ORCHESTRATOR
@@ -48,11 +56,11 @@ ACCURACY = 1_000  # a percentile's rank is right to a thousandth: 98.9 may pass 
 _US_PER_S = 1_000_000
 
 
-def make(evidence: Evidence) -> Tables:
+def make(inputs: Inputs) -> Tables:
     """Stages by hour, stages by route, and the slowest: three tables of one join."""
-    timed = evidence.once("latency stages", lambda: stages(sent(evidence)))
+    timed = inputs.cached("latency stages", lambda: stages(sent(inputs)))
     return {
-        NAME: by_hour(timed, evidence.recent_since_ns),
+        NAME: by_hour(timed, inputs.recent_since_ns),
         ROUTES: by_route(timed),
         SLOWEST: slowest(timed),
     }
@@ -128,7 +136,7 @@ def slow(hours: DataFrame, slowest: DataFrame, observed_at: datetime) -> DataFra
         F.max_by(F.struct("message_id", "sender", "recipient"), "inbox_ms").alias("worst")
     )
     rows = hours.where(F.col("recent") & (F.col("slow") > 0)).join(worst, on="hour", how="left")
-    return found(
+    return make_findings(
         rows.select("*", "worst.*"),
         f"{NAME}.slow",
         WARNING,
@@ -148,7 +156,7 @@ def slow_hours(hours: DataFrame, observed_at: datetime) -> DataFrame:
     )
     most = F.greatest(F.col("median_p99_ms") * TIMES_MEDIAN, F.lit(HOUR_FLOOR_MS))
     far = (F.col("hours_compared") >= HOURS_LEAST) & (F.col("p99_ms") >= most)
-    return found(
+    return make_findings(
         busy.crossJoin(F.broadcast(usual)).where(F.col("recent") & far),
         f"{NAME}.slow_hour",
         WARNING,
@@ -199,7 +207,7 @@ def _of_stage(stage: str) -> Column:
     )
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
     explains="milliseconds of each stage by hour and route; slow hours, slowest",
     tables={

@@ -21,7 +21,7 @@ ARCHIVED = "archived"
 _NS_PER_US = 1000
 
 
-class Sides(NamedTuple):
+class MessageSources(NamedTuple):
     """Who says something of a message."""
 
     messages: DataFrame  # the ledger's, and so are its deliveries
@@ -31,7 +31,7 @@ class Sides(NamedTuple):
     originals: DataFrame
 
 
-def side_by_side(given: Sides) -> DataFrame:
+def side_by_side(given: MessageSources) -> DataFrame:
     """One row a message of whichever source: its row of the ledger, and what the others say.
 
     ``copies``, ``records`` and ``original_path`` are NULL where store, journal or archive have
@@ -286,7 +286,7 @@ def has_other_path() -> Column:
 def archived_without_ack(judged_before: Column, grace: Column) -> Column:
     """True where the ledger must have heard by now that this completed message was filed, or had.
 
-    ``was_archived``: of Evidence.undone.
+    ``was_archived``: of Inputs.undone.
     """
     filed_at = F.greatest("original_at", "processed_at")
     is_there = (F.col("status") == "completed") & F.col("original_path").isNotNull()

@@ -51,11 +51,19 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from relay.audit.inputs import Evidence
+from relay.audit.inputs import Inputs
 from relay.audit.jobs.deliveries import by_recipient, delivery_class, is_known_to_engine
-from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, by_class, found, looked_up
+from relay.audit.jobs.job import (
+    ERROR,
+    WARNING,
+    AuditJob,
+    Tables,
+    count_by_class,
+    lookup,
+    make_findings,
+)
 from relay.audit.jobs.messages import (
-    Sides,
+    MessageSources,
     archived_without_ack,
     first_judged_day,
     has_other_headers,
@@ -123,58 +131,58 @@ _STORED = (*_SAID, "priority", "ttl_s", "topic", "correlation_id", "file")
 _SENT = (*_SAID, "end", "at", "event")
 _HEADERS = ("target", "message_type", "priority", "ttl_s", "topic", "thread")
 # What a finding says of its message, and of its delivery.
-_TOLD = (
+_DETAIL = (
     *("status", "waiting_for", "last_error"),
     *("ledger_checksum", "store_checksum", "journal_checksum", "original_checksum"),
     *("store_file", "original"),
 )
-_DELIVERY_TOLD = (
+_DELIVERY_DETAIL = (
     *("recipient", "ledger_state", "stored_state", "journal_state"),
     *("attempt", "journal_attempt", "made"),
 )
 _FILE = ("path", "message_id", "kind", "day", "agent", "size", "checksum", "changed_at", "problem")
 
 
-def make(evidence: Evidence) -> Tables:
+def make(inputs: Inputs) -> Tables:
     """A row a message of whatever source, and a row a message and recipient."""
-    sides = Sides(
-        evidence.ledger("messages", *_MESSAGE),
-        evidence.ledger("deliveries", *_DELIVERY),
-        evidence.store(STORE_SECTIONS, *_STORED),
-        evidence.journal(*_SENT),
-        evidence.originals(*_FILE, *_HEADERS),
+    sides = MessageSources(
+        inputs.ledger("messages", *_MESSAGE),
+        inputs.ledger("deliveries", *_DELIVERY),
+        inputs.store(STORE_SECTIONS, *_STORED),
+        inputs.journal(*_SENT),
+        inputs.originals(*_FILE, *_HEADERS),
     )
-    told = evidence.store("deliveries", "file", "id", "relay_id", "recipient", "state")
-    moves = evidence.journal("end", "at", "event", "relay_id", "state", "deliveries")
-    reach = _reach(evidence, sides)
+    told = inputs.store("deliveries", "file", "id", "relay_id", "recipient", "state")
+    moves = inputs.journal("end", "at", "event", "relay_id", "state", "deliveries")
+    reach = _reach(inputs, sides)
     # The ledger was read first, and the others after it: what is younger is not judged.
-    judged_before = F.timestamp_micros(F.lit((evidence.snapshot_ns - evidence.grace_ns) // 1000))
+    judged_before = F.timestamp_micros(F.lit((inputs.snapshot_ns - inputs.grace_ns) // 1000))
     return {
-        NAME: reconcile(sides, reach, evidence.undone(), judged_before, evidence.grace_ns),
+        NAME: reconcile(sides, reach, inputs.reverted_archives(), judged_before, inputs.grace_ns),
         DELIVERIES: reconcile_deliveries(
             sides.messages, sides.deliveries, told, moves, reach, judged_before
         ),
     }
 
 
-def _reach(evidence: Evidence, sides: Sides) -> DataFrame:
+def _reach(inputs: Inputs, sides: MessageSources) -> DataFrame:
     """How far back each source goes, and whether all of it was read: one row for all messages."""
-    retention = evidence.config.retention
-    ledger_state = evidence.ledger("orchestrator_state", "key", "value")
+    retention = inputs.config.retention
+    ledger_state = inputs.ledger("orchestrator_state", "key", "value")
     first_day = first_judged_day(
         sides.messages,
         sides.originals,
-        evidence.snapshot_ns,
+        inputs.snapshot_ns,
         retention.archive_days,
         retention.archive_mib,
     )
-    reach = journal_range(evidence.journal("at"), ledger_state)
+    reach = journal_range(inputs.journal("at"), ledger_state)
     reach = reach.crossJoin(first_day).crossJoin(last_archive_report(sides.messages))
-    return reach.crossJoin(evidence.wholeness())
+    return reach.crossJoin(inputs.coverage())
 
 
 def reconcile(
-    sides: Sides,
+    sides: MessageSources,
     reach: DataFrame,
     undone: DataFrame,
     judged_before: Column,
@@ -182,7 +190,7 @@ def reconcile(
 ) -> DataFrame:
     """Compare the ledger's rows with what the others hold: results.RECONCILED.
 
-    ``reach``: how far back each of them goes. ``undone``: of Evidence.
+    ``reach``: how far back each of them goes. ``undone``: of Inputs.
     """
     day = F.substring("file_path", len("archive/") + 1, len("2026-01-31"))
     joined = (
@@ -273,32 +281,32 @@ def reconcile_deliveries(
 def counts(tables: Tables) -> DataFrame:
     """How many messages of each class, and deliveries that are wrong: results.COUNT."""
     wrong = tables[DELIVERIES].where(F.col("class").isin(*DELIVERY_CHECKS))
-    named = wrong.withColumn("class", looked_up(DELIVERY_CHECKS, F.col("class")))
-    both = by_class(tables[NAME]).unionByName(by_class(named))
+    named = wrong.withColumn("class", lookup(DELIVERY_CHECKS, F.col("class")))
+    both = count_by_class(tables[NAME]).unionByName(count_by_class(named))
     return conform(both, results.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     """The messages and deliveries of a class that is wrong: results.FINDING."""
-    wrong = found(
+    wrong = make_findings(
         tables[NAME].where(F.col("class").isin(*SEVERITY)),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
-        looked_up(SEVERITY, F.col("class")),
+        lookup(SEVERITY, F.col("class")),
         observed_at,
         message_id="message_id",
         agent="agent",
         route="route",
-        detail=_TOLD,
+        detail=_DETAIL,
     )
-    deliveries = found(
+    deliveries = make_findings(
         tables[DELIVERIES].where(F.col("class").isin(*DELIVERY_CHECKS)),
-        F.concat(F.lit(f"{NAME}."), looked_up(DELIVERY_CHECKS, F.col("class"))),
+        F.concat(F.lit(f"{NAME}."), lookup(DELIVERY_CHECKS, F.col("class"))),
         ERROR,
         observed_at,
         message_id="message_id",
         agent="agent",
         route="route",
-        detail=_DELIVERY_TOLD,
+        detail=_DELIVERY_DETAIL,
     )
     return wrong.unionByName(deliveries)
 
@@ -388,7 +396,7 @@ def _store_checksum() -> Column:
     return F.when(is_lowest, F.col("lowest_checksum")).otherwise(F.col("highest_checksum"))
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
     explains="every message and delivery: ledger, store, journal, originals",
     tables={NAME: results.RECONCILED, DELIVERIES: results.RECONCILED_DELIVERY},

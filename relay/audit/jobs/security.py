@@ -22,9 +22,18 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from relay.audit.inputs import Evidence
+from relay.audit.inputs import Inputs
 from relay.audit.jobs.deliveries import refusals
-from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, found, hour_of, instant, looked_up
+from relay.audit.jobs.job import (
+    ERROR,
+    WARNING,
+    AuditJob,
+    Tables,
+    hour_of,
+    instant,
+    lookup,
+    make_findings,
+)
 from relay.audit.schemas import results
 from relay.audit.schemas.fields import conform
 from relay.base.names import ORCHESTRATOR
@@ -90,11 +99,11 @@ REFUSED: Mapping[str, str] = {
 CHECKS = (*(kind for kind, severity in EVENTS.items() if severity is not None), *REFUSED)
 
 
-def make(evidence: Evidence) -> Tables:
+def make(inputs: Inputs) -> Tables:
     """One row an agent, hour, source and kind: results.SECURITY."""
-    events = evidence.ledger("security_events", "at", "kind", "agent", "path", "detail")
-    rejections = evidence.ledger("rejections", "agent", "file_name", "reason", "nack_id", "at")
-    messages = evidence.ledger(
+    events = inputs.ledger("security_events", "at", "kind", "agent", "path", "detail")
+    rejections = inputs.ledger("rejections", "agent", "file_name", "reason", "nack_id", "at")
+    messages = inputs.ledger(
         "messages",
         "message_id",
         "agent_name",
@@ -108,13 +117,13 @@ def make(evidence: Evidence) -> Tables:
     )
     seen = incidents(events).unionByName(refused_files(rejections)).unionByName(failures(messages))
     every = seen.unionByName(refused_requests(messages))
-    return {NAME: by_hour(every, evidence.recent_since_ns)}
+    return {NAME: by_hour(every, inputs.recent_since_ns)}
 
 
 def incidents(events: DataFrame) -> DataFrame:
     """What security_events has."""
     kind = F.col("kind")
-    severity = F.when(kind.isin(*EVENTS), looked_up(EVENTS, kind)).otherwise(WARNING)
+    severity = F.when(kind.isin(*EVENTS), lookup(EVENTS, kind)).otherwise(WARNING)
     return _seen(events, EVENT, kind, severity, at="at", path="path", detail="detail")
 
 
@@ -192,7 +201,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
         F.max("last_at").alias("last_at"),
         F.max_by(F.struct("message_id", "path", "detail"), "last_at").alias("last"),
     )
-    return found(
+    return make_findings(
         totals.select("*", "last.*"),
         F.concat(F.lit(f"{NAME}."), F.col("kind")),
         F.col("severity"),
@@ -223,7 +232,7 @@ def _kind(reason: Column) -> Column:
 
 def _severity(kind: Column) -> Column:
     """NULL for what is counted alone."""
-    return looked_up(REFUSED, kind)
+    return lookup(REFUSED, kind)
 
 
 def _seen(
@@ -244,7 +253,7 @@ def _seen(
     )
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
     explains="incidents and refusals by kind, agent and hour; which are errors",
     tables={NAME: results.SECURITY},

@@ -23,18 +23,18 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from relay.audit.inputs import Evidence
+from relay.audit.inputs import Inputs
 from relay.audit.jobs.deliveries import sent
 from relay.audit.jobs.job import (
     HOUR_S,
     WARNING,
-    Job,
+    AuditJob,
     Tables,
-    by_class,
+    count_by_class,
     elapsed_ms,
     elapsed_s,
-    found,
     instant,
+    make_findings,
 )
 from relay.audit.jobs.reconcile import STORE_SECTIONS
 from relay.audit.schemas import results
@@ -54,9 +54,9 @@ SHOWN = 20
 _NS_PER_US = 1000
 
 
-def make(evidence: Evidence) -> Tables:
+def make(inputs: Inputs) -> Tables:
     """One row a thread, one a query, one a minute of a runaway."""
-    stored = evidence.store(
+    stored = inputs.store(
         STORE_SECTIONS,
         "id",
         "relay_id",
@@ -68,12 +68,12 @@ def make(evidence: Evidence) -> Tables:
         "created_at",
     )
     messages = threaded(stored)
-    deliveries = sent(evidence)
-    times = (evidence.observed_until_ns, evidence.recent_since_ns)
+    deliveries = sent(inputs)
+    times = (inputs.observed_until_ns, inputs.recent_since_ns)
     return {
         NAME: threads(messages),
         QUERIES: queries(messages, deliveries, *times),
-        RUNAWAYS: runaways(deliveries, evidence.recent_since_ns),
+        RUNAWAYS: runaways(deliveries, inputs.recent_since_ns),
     }
 
 
@@ -243,13 +243,13 @@ def counts(tables: Tables) -> DataFrame:
         F.count("*").alias("threads"), F.coalesce(F.sum("messages"), F.lit(0)).alias("messages")
     )
     rows = totals.unpivot([], ["threads", "messages"], "name", "count")
-    return conform(rows.unionByName(by_class(tables[QUERIES])), results.COUNT)
+    return conform(rows.unionByName(count_by_class(tables[QUERIES])), results.COUNT)
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     """Queries that nobody answers, and pairs that run away: results.FINDING."""
     unanswered = tables[QUERIES].where(F.col("recent") & (F.col("class") == "unanswered"))
-    asked = found(
+    asked = make_findings(
         unanswered,
         f"{NAME}.unanswered",
         WARNING,
@@ -270,7 +270,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
             F.max_by("last_message_id", "minute").alias("last_message_id"),
         )
     )
-    running = found(
+    running = make_findings(
         pairs,
         f"{NAME}.runaway",
         WARNING,
@@ -289,7 +289,7 @@ def shown(tables: Tables) -> DataFrame:
     return ordered.select("thread", "messages", "participants", "turns", "duration_s").limit(SHOWN)
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
     explains="threads: length, depth, time; unanswered queries, runaway pairs",
     tables={

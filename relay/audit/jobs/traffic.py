@@ -9,9 +9,9 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from relay.audit.inputs import Evidence
+from relay.audit.inputs import Inputs
 from relay.audit.jobs.deliveries import sent
-from relay.audit.jobs.job import Job, Tables, elapsed_ms, hour_of
+from relay.audit.jobs.job import AuditJob, Tables, elapsed_ms, hour_of
 from relay.audit.schemas import results
 from relay.audit.schemas.fields import conform
 
@@ -23,12 +23,12 @@ BURST_LEAST = 600  # messages in a minute: ten a second, which nobody types
 ENDED = ("dead", "expired", "bounced")
 
 
-def make(evidence: Evidence) -> Tables:
+def make(inputs: Inputs) -> Tables:
     """Pairs, agents, hours and bursts; pairs are counted once for two of them."""
-    deliveries = sent(evidence)
-    pairs = evidence.once("traffic pairs", lambda: traffic(deliveries))
-    messages = evidence.ledger("messages", "agent_name", "file_size", "discovered_at")
-    minutes = evidence.once("traffic minutes", lambda: by_minute(messages))
+    deliveries = sent(inputs)
+    pairs = inputs.cached("traffic pairs", lambda: traffic(deliveries))
+    messages = inputs.ledger("messages", "agent_name", "file_size", "discovered_at")
+    minutes = inputs.cached("traffic minutes", lambda: by_minute(messages))
     return {
         NAME: pairs,
         AGENTS: by_agent(pairs),
@@ -163,7 +163,7 @@ def busiest(tables: Tables) -> DataFrame:
     return conform(ordered, results.TRAFFIC).limit(SHOWN)
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
     explains="who writes to whom: messages, bytes, milliseconds to the inbox",
     tables={

@@ -19,7 +19,7 @@ from relay.audit import summary
 from relay.audit.report import timelines
 from relay.audit.report.drawing import HEAT, ROLES, Drawing, Size, both, figure
 from relay.audit.report.tables import Table, anchor_id, shortened
-from relay.audit.report.timelines import Made
+from relay.audit.report.timelines import ChartParts
 from relay.audit.summary import numbered
 
 MOST_PAIRS = 20_000  # read for the chart, the busiest
@@ -41,7 +41,7 @@ class Matrix(NamedTuple):
     links: dict[tuple[str, str], str]
 
 
-def talks(slug: str, tables: Mapping[str, Table]) -> Made:
+def talks(slug: str, tables: Mapping[str, Table]) -> ChartParts:
     """A heat map of the busiest agents of ``traffic``."""
     table = tables["traffic"]
     rows = table.largest("messages", MOST_PAIRS)
@@ -59,7 +59,7 @@ def talks(slug: str, tables: Mapping[str, Table]) -> Made:
         note += f" Agents beyond the busiest {MOST_AGENTS} are {OTHERS}."
     if table.count > MOST_PAIRS:
         note += f" Of the pairs the busiest {MOST_PAIRS:,} are counted."
-    return Made(says, note, wide, narrow)
+    return ChartParts(says, note, wide, narrow)
 
 
 def _matrix(rows: list[dict[str, object]]) -> Matrix:
@@ -197,11 +197,11 @@ class Kind:
     title: str
     table: str
     needs: tuple[str, ...]
-    make: Callable[[str, Mapping[str, Table]], timelines.Made]
+    make: Callable[[str, Mapping[str, Table]], timelines.ChartParts]
     empty: str
 
 
-KINDS = (
+CHART_TYPES = (
     Kind(
         "latency",
         "Latency over time",
@@ -249,14 +249,14 @@ def charts(tables: Mapping[str, Table]) -> list[Chart]:
     """The charts of these tables, in the order of the page."""
     return [
         _chart(kind, tables)
-        for kind in KINDS
+        for kind in CHART_TYPES
         if kind.table in tables and tables[kind.table].has(*kind.needs)
     ]
 
 
 def _chart(kind: Kind, tables: Mapping[str, Table]) -> Chart:
     has_rows = tables[kind.table].count > 0
-    made = kind.make(kind.slug, tables) if has_rows else timelines.Made(kind.empty)
+    made = kind.make(kind.slug, tables) if has_rows else timelines.ChartParts(kind.empty)
     return Chart(
         kind.slug,
         kind.title,

@@ -219,7 +219,7 @@ def _verdict(job: JobReport, there: set[str], groups: set[str]) -> Verdict:
     )
 
 
-def rows_of(report: Report, tables: Mapping[str, Table]) -> list[Shown]:
+def matching_rows(report: Report, tables: Mapping[str, Table]) -> list[Shown]:
     """The rows of every table of the run that there are, each table bounded."""
     return [_shown(table, report) for table in tables.values()]
 
@@ -313,7 +313,7 @@ def make_page(report: Report, folder: str) -> bytes:
     from relay.audit.report.charts import charts
 
     tables = tables_in(folder, [name for job in report.jobs.values() for name in job.tables])
-    shown = rows_of(report, tables)
+    shown = matching_rows(report, tables)
     classes = class_anchors(shown)
     page = _environment().get_template(TEMPLATE)
     text = page.render(

@@ -43,7 +43,7 @@ MOST_LABEL = 44  # characters
 MORE_HEADROOM = 1.5  # of a logarithmic axis
 
 
-class Made(NamedTuple):
+class ChartParts(NamedTuple):
     """What a chart's maker gives."""
 
     says: str
@@ -55,7 +55,7 @@ class Made(NamedTuple):
 Moment = datetime | date
 
 
-def latency(slug: str, tables: Mapping[str, Table]) -> Made:
+def latency(slug: str, tables: Mapping[str, Table]) -> ChartParts:
     """Percentiles a stage, one panel each."""
     rows = _since(tables["latency"], "hour", ("stage", "hour", *QUANTILES))
     by_stage: dict[str, list[Row]] = defaultdict(list)
@@ -64,7 +64,7 @@ def latency(slug: str, tables: Mapping[str, Table]) -> Made:
             by_stage[str(row["stage"])].append(row)
     by_stage = dict(list(by_stage.items())[:MOST_KINDS])
     if not by_stage:
-        return Made("")
+        return ChartParts("")
     daily = any(len(of) > MOST_POINTS for of in by_stage.values())
     lines = {
         stage: _by_day(of, QUANTILES, max) if daily else sorted(of, key=lambda row: row["hour"])
@@ -83,7 +83,7 @@ def latency(slug: str, tables: Mapping[str, Table]) -> Made:
             f"{duration_ms(worst['p99_ms'])} for {worst['stage']}."
         )
     note = "Each point is the worst hour of a day." if daily else "Each point is an hour."
-    return Made(says, note + " The scale is logarithmic; times are UTC.", wide, narrow)
+    return ChartParts(says, note + " The scale is logarithmic; times are UTC.", wide, narrow)
 
 
 def _draw_latency(lines: dict[str, list[Row]], size: Size) -> Drawing:
@@ -125,12 +125,12 @@ def _round_durations(low: float, high: float) -> list[float]:
     return within[:: -(-len(within) // MOST_TICKS)] if within else [low]
 
 
-def throughput(slug: str, tables: Mapping[str, Table]) -> Made:
+def throughput(slug: str, tables: Mapping[str, Table]) -> ChartParts:
     """Messages and bytes, an hour or a day a bar."""
     table = tables["traffic_hours"]
     rows = [row for row in _since(table, "hour", ("hour", "messages", "bytes")) if row["hour"]]
     if not rows:
-        return Made("")
+        return ChartParts("")
     daily = len(rows) > MOST_POINTS // 2
     shown = _by_day(rows, ("messages", "bytes"), _sum) if daily else rows
     per = "day" if daily else "hour"
@@ -141,7 +141,7 @@ def throughput(slug: str, tables: Mapping[str, Table]) -> Made:
         f"{summary.size(sum(row['bytes'] or 0 for row in rows))}. The busiest hour, "
         f"{cell(busiest['hour'])}: {busiest['messages'] or 0:,} messages."
     )
-    return Made(says, f"Each bar is {'a day' if daily else 'an hour'}, UTC.", wide, narrow)
+    return ChartParts(says, f"Each bar is {'a day' if daily else 'an hour'}, UTC.", wide, narrow)
 
 
 def _draw_throughput(rows: list[Row], per: str, size: Size) -> Drawing:
@@ -160,7 +160,7 @@ def _draw_throughput(rows: list[Row], per: str, size: Size) -> Drawing:
     return Drawing(made, {})
 
 
-def dead_letters(slug: str, tables: Mapping[str, Table]) -> Made:
+def dead_letters(slug: str, tables: Mapping[str, Table]) -> ChartParts:
     """Bars a day, a panel for each of the most frequent reasons."""
     rows = tables["dead_letters_reasons"].sums(("day", "reason_kind"), ("letters",))
     tally: dict[str, dict[date, int]] = defaultdict(dict)
@@ -173,7 +173,7 @@ def dead_letters(slug: str, tables: Mapping[str, Table]) -> Made:
     ordered = sorted(totals, key=lambda reason: (-totals[reason], reason))
     total = sum(totals.values())
     if not total:
-        return Made("No dead letter has a known day.")
+        return ChartParts("No dead letter has a known day.")
     says = (
         f"{total:,} dead letters. The most frequent reason: {ordered[0]}, {totals[ordered[0]]:,}."
     )
@@ -182,7 +182,7 @@ def dead_letters(slug: str, tables: Mapping[str, Table]) -> Made:
         stack = {reason: stack[reason] for reason in ordered[: MOST_KINDS - 1]}
         stack[OTHERS] = _added(tally[reason] for reason in ordered[MOST_KINDS - 1 :])
     wide, narrow = both(slug, lambda size: _draw_reasons(stack, size))
-    return Made(says, "Each bar is a day, UTC.", wide, narrow)
+    return ChartParts(says, "Each bar is a day, UTC.", wide, narrow)
 
 
 def _draw_reasons(stack: dict[str, dict[date, int]], size: Size) -> Drawing:
@@ -202,13 +202,13 @@ def _draw_reasons(stack: dict[str, dict[date, int]], size: Size) -> Drawing:
     return Drawing(made, {})
 
 
-def capacity(slug: str, tables: Mapping[str, Table]) -> Made:
+def capacity(slug: str, tables: Mapping[str, Table]) -> ChartParts:
     """What each part of the home grew by, a day a point, and when the disk is full."""
     table = tables["capacity"]
     parts = [name for name in table.numbers("_bytes") if name not in NO_PARTS]
     rows = [row for row in _since(table, "day", ("day", "total_bytes", *parts)) if row["day"]]
     if not rows:
-        return Made("")
+        return ChartParts("")
     totals = {name: sum(row[name] or 0 for row in rows) for name in parts}
     busiest = sorted(totals, key=lambda name: -totals[name])[:MOST_KINDS]
     lines = {
@@ -223,7 +223,7 @@ def capacity(slug: str, tables: Mapping[str, Table]) -> Made:
     )
     if "capacity_forecast" in tables:
         says = f"{says} {_forecast(tables['capacity_forecast'])}".strip()
-    return Made(says, "Bytes added a day, UTC.", wide, narrow)
+    return ChartParts(says, "Bytes added a day, UTC.", wide, narrow)
 
 
 def _forecast(table: Table) -> str:

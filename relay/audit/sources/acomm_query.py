@@ -204,7 +204,7 @@ class Condition(NamedTuple):
         return bool(pc.any(self.mask(pa.array(values, kind)), min_count=0).as_py())
 
 
-def of_options(options: Mapping[str, str]) -> tuple[Condition, ...]:
+def option_conditions(options: Mapping[str, str]) -> tuple[Condition, ...]:
     """The conditions of the options. Errors: RelayError for a time or status that is none."""
     found = []
     for name, how in (("since", ">="), ("until", "<")):
@@ -216,7 +216,7 @@ def of_options(options: Mapping[str, str]) -> tuple[Condition, ...]:
     return tuple(found)
 
 
-def of_filter(one: Filter) -> Condition | None:
+def filter_condition(one: Filter) -> Condition | None:
     """The condition that a pushed filter is; None when it is not one for us to decide."""
     column = ".".join(one.attribute) if hasattr(one, "attribute") else ""
     if column != "created_at" and column not in WORDS:
@@ -238,7 +238,7 @@ def of_filter(one: Filter) -> Condition | None:
     return Condition(column, _PUSHED.get(type(one), "in"), values)
 
 
-def rows_of(table: MessageTable, conditions: Iterable[Condition]) -> pa.Array | None:
+def matching_rows(table: MessageTable, conditions: Iterable[Condition]) -> pa.Array | None:
     """The numbers of the messages that meet them all; None when all do."""
     wanted = list(conditions)
     for one in wanted:
@@ -254,7 +254,7 @@ def rows_of(table: MessageTable, conditions: Iterable[Condition]) -> pa.Array | 
     return None if mask is None or pc.all(mask).as_py() else pc.indices_nonzero(mask)
 
 
-def may_have(found: Indexes, channels: Iterable[Channel], conditions: Iterable[Condition]) -> bool:
+def may_match(found: Indexes, channels: Iterable[Channel], conditions: Iterable[Condition]) -> bool:
     """Whether a file with these indexes may hold a message that meets the conditions.
 
     An index that is absent decides nothing.

@@ -47,7 +47,7 @@ from relay.acomm.reader import U64, Reader
 from relay.acomm.records import read_channel
 from relay.audit.schemas.fields import check_columns, subset
 from relay.audit.sources import parquet_cache
-from relay.audit.sources.acomm_messages import CUT, MessageTable, of_messages
+from relay.audit.sources.acomm_messages import CUT, MessageTable, decoded_table
 from relay.audit.sources.acomm_query import (
     DAMAGED,
     MESSAGE_SECTIONS,
@@ -55,14 +55,14 @@ from relay.audit.sources.acomm_query import (
     SECTIONS,
     Condition,
     Rows,
+    filter_condition,
     find_files,
     is_remote,
-    may_have,
-    of_filter,
-    of_options,
+    matching_rows,
+    may_match,
+    option_conditions,
     read_object,
     rows,
-    rows_of,
     schema_of,
     sections_of,
 )
@@ -81,7 +81,7 @@ def load(
     columns: Iterable[str],
     *,
     permissive: bool = False,
-    keep: parquet_cache.Keep | None = None,
+    cache: parquet_cache.ParquetCache | None = None,
 ) -> DataFrame:
     """These columns of a section of these files; no files give no rows.
 
@@ -91,7 +91,7 @@ def load(
     schema = subset(SECTIONS[sections_of(section)[0]], columns, f"section {section}")
     named = json.dumps([glob.escape(path) for path in paths])
     options = {"section": section, "paths": named, "mode": MODES[permissive]}
-    return parquet_cache.read(spark, AcommSource, schema, options, keep)
+    return parquet_cache.read(spark, AcommSource, schema, options, cache)
 
 
 class AcommSource(DataSource):  # type: ignore[misc]
@@ -116,7 +116,7 @@ class AcommSource(DataSource):  # type: ignore[misc]
         given = [name for name in OPTIONS if name in self.options]
         if given and sections[0] not in MESSAGE_SECTIONS:
             raise RelayError(f"option {given[0]} is for messages, not for section {sections[0]}")
-        wanted = Wanted(sections, of_options(self.options))
+        wanted = Wanted(sections, option_conditions(self.options))
         permissive = mode.lower() == MODES[1]
         return AcommReader(find_files(self._paths()), wanted, schema, permissive=permissive)
 
@@ -154,7 +154,7 @@ class AcommReader(DataSourceReader):  # type: ignore[misc]
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Note what can be decided here; Spark decides all of it once more."""
         if self._wanted.sections[0] in MESSAGE_SECTIONS:
-            pushed = tuple(filter(None, map(of_filter, filters)))
+            pushed = tuple(filter(None, map(filter_condition, filters)))
             self._wanted = Wanted(self._wanted.sections, self._wanted.conditions + pushed)
         return filters
 
@@ -320,7 +320,7 @@ class _Opened:
         table = self._table(section, wanted.conditions)
         if table is None or not table.count:
             return
-        found = rows_of(table, wanted.conditions)
+        found = matching_rows(table, wanted.conditions)
         if found is not None and not len(found):
             return
         arrays = {}
@@ -343,11 +343,11 @@ class _Opened:
             return MessageTable(
                 self._path, section, source, sealed, cutter.contents, cutter.signatures
             )
-        if section == "messages" and not self._may_have(list(conditions)):
+        if section == "messages" and not self._may_match(list(conditions)):
             return None
         if self._store is None:
             self._store = codec.decode(self._data, self._path)
-        return of_messages(
+        return decoded_table(
             self._path, section, getattr(self._store, section), self._store.channels, sealed
         )
 
@@ -368,7 +368,7 @@ class _Opened:
             count += int(U64.unpack_from(self.raw(SectionType.ARCHIVE))[0])
         _same(self._path, "messages in section 257 as the header counts", self.header, count)
 
-    def _may_have(self, conditions: Sequence[Condition]) -> bool:
+    def _may_match(self, conditions: Sequence[Condition]) -> bool:
         """What the indexes say; their channels have names in section 1."""
         if not conditions or SectionType.INDEXES not in self._entries:
             return True
@@ -380,7 +380,7 @@ class _Opened:
         if SectionType.CHANNELS in self._entries:
             reader = self._plain(SectionType.CHANNELS)
             channels = [read_channel(reader) for _ in range(reader.count("channels", 1, wide=True))]
-        return may_have(found, channels, conditions)
+        return may_match(found, channels, conditions)
 
 
 def _same(path: str, what: str, header: Header, count: int) -> None:
@@ -423,7 +423,7 @@ class _Cutter:
         if self._raw:
             return
         raw = self._file.raw(SectionType.MESSAGES)
-        starts, ends, record_ends = (places.to_pylist() for places in table.content_places())
+        starts, ends, record_ends = (places.to_pylist() for places in table.content_positions())
         count = int(U64.unpack_from(raw)[0]) if len(raw) >= U64.size else 0
         if count != table.count or record_ends[-1:] != [len(raw)]:
             expected = f"records of {len(raw)} bytes, as section 2 holds, in section 257"

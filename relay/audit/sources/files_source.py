@@ -114,12 +114,12 @@ def load(
     units: Sequence[Unit],
     columns: Iterable[str],
     *,
-    keep: parquet_cache.Keep | None = None,
+    cache: parquet_cache.ParquetCache | None = None,
 ) -> DataFrame:
     """These columns of what was planned. Errors: RelayError for a column that is not there."""
     schema = subset(formats.KEPT_FILE, columns, "files")
     options = {"home": home, "units": json.dumps(units)}
-    return parquet_cache.read(spark, FilesSource, schema, options, keep)
+    return parquet_cache.read(spark, FilesSource, schema, options, cache)
 
 
 class FilesSource(DataSource):  # type: ignore[misc]
@@ -151,14 +151,14 @@ class FilesReader(DataSourceReader):  # type: ignore[misc]
         self._units = units
         self._schema = schema
 
-    def partitions(self) -> list[parquet_cache.Units]:
+    def partitions(self) -> list[parquet_cache.UnitsPartition]:
         """One a file, as long as there are not too many."""
         parts = [self._units[first::MOST_PARTITIONS] for first in range(MOST_PARTITIONS)]
-        return [parquet_cache.Units(part) for part in parts if part]
+        return [parquet_cache.UnitsPartition(part) for part in parts if part]
 
-    def read(self, partition: parquet_cache.Units) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: parquet_cache.UnitsPartition) -> Iterator[pa.RecordBatch]:
         """A row for each file; never an error for one of them."""
-        if not isinstance(partition, parquet_cache.Units):
+        if not isinstance(partition, parquet_cache.UnitsPartition):
             return  # nothing at all: Spark asks for one partition nevertheless
         schema = to_arrow_schema(self._schema, timezone="UTC")
         for unit in partition.units:

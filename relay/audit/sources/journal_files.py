@@ -246,7 +246,7 @@ def _end_of(
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for _ in range(_TRIES):
-            end = whole_until(source, base, start)
+            end = end_of_whole_records(source, base, start)
             position = FIRST + end - base
             rest = os.pread(fd, os.fstat(fd).st_size, position)
             if not rest.strip(b"\0"):
@@ -261,7 +261,7 @@ def _end_of(
     return end, IntegrityError(path, position, *fault(rest, end, Starts()))
 
 
-def whole_until(source: SegmentSource, base: int, start: int) -> int:
+def end_of_whole_records(source: SegmentSource, base: int, start: int) -> int:
     """The logical offset behind the last whole record, walking from the one at ``start``."""
     starts, at, length = Starts(), start, _PIECE_BYTES
     while True:
@@ -278,7 +278,7 @@ def whole_until(source: SegmentSource, base: int, start: int) -> int:
 
 
 @contextlib.contextmanager
-def open_at(segment: Segment, objects: str) -> Iterator[SegmentSource]:
+def open_segment(segment: Segment, objects: str) -> Iterator[SegmentSource]:
     """The bytes of a segment, from the nearest tier that has it; ``objects``: of Tier 2.
 
     Errors: SegmentAway, FormatError, ObjectError.
@@ -407,7 +407,7 @@ class _Part:
         segment, permissive = self._segment, self._settings.permissive
         key = keyfile.load(self._settings.key_file) if self._settings.key_file else None
         objects = self._settings.objects.get(segment.folder, "")
-        with open_at(segment, objects) as source:
+        with open_segment(segment, objects) as source:
             decode_segment_header(source.read_at(0, FIRST), source.path)
             decode = decoder(columns, key, source.path)
             gap = self._lost if permissive else None

@@ -62,7 +62,7 @@ from relay.journal.segment import read_records, segment_path
 
 Offsets = dict[str, int]  # stream -> logical offset
 STARTS = ("first", "end")
-BEGIN_ANEW = "begin with a new checkpoint: it starts at the first record that is left"
+NEW_CHECKPOINT = "begin with a new checkpoint: it starts at the first record that is left"
 
 
 def check_start(start: str) -> str:
@@ -144,7 +144,7 @@ class Aof2StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
                 continue
             plan = self._plan(stream, start.get(stream), until)
             if plan.end < until:
-                raise _ahead(stream, until, plan.end)
+                raise _checkpoint_ahead(stream, until, plan.end)
             found += [SegmentPartition(segment) for segment in plan.segments]
         return found
 
@@ -162,7 +162,7 @@ class Aof2StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         if start is not None and start < plan.first:
             raise JournalPruned(
                 f"{stream}: the records from offset {start} to {plan.first} were pruned before"
-                f" they were read; {BEGIN_ANEW}"
+                f" they were read; {NEW_CHECKPOINT}"
             )
         return plan
 
@@ -174,7 +174,7 @@ class Aof2StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         if start and (stream, start) not in self._known:
             end = self._plan(stream).end
             if start > end:
-                raise _ahead(stream, start, end)
+                raise _checkpoint_ahead(stream, start, end)
 
     def _durable_end(self, plan: Plan) -> int:
         """Where the plan ends, once everything before is on the disk."""
@@ -196,7 +196,7 @@ class Aof2StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
             objects = self._settings.objects.get(segment.folder, "")
             if segment.start >= end:
                 break
-            with journal_files.open_at(segment, objects) as source:
+            with journal_files.open_segment(segment, objects) as source:
                 span = (segment.base, segment.start, min(segment.end, end))
                 for record in read_records(source, *span, _pass_over):
                     if left <= 0:
@@ -209,10 +209,10 @@ def _pass_over(*_: object) -> None:
     """Damage is told when the records are read."""
 
 
-def _ahead(stream: str, start: int, end: int) -> JournalError:
+def _checkpoint_ahead(stream: str, start: int, end: int) -> JournalError:
     return JournalError(
         f"{stream}: the checkpoint stands at offset {start}, and the journal ends at {end}: it is"
-        f" another one, or was restored; {BEGIN_ANEW}"
+        f" another one, or was restored; {NEW_CHECKPOINT}"
     )
 
 
@@ -227,7 +227,7 @@ def load(
     columns: Iterable[str],
     *,
     permissive: bool = False,
-    keep: parquet_cache.Keep | None = None,
+    cache: parquet_cache.ParquetCache | None = None,
     **options: str,
 ) -> DataFrame:
     """These columns of the records of these streams; no streams give no rows.
@@ -237,7 +237,7 @@ def load(
     """
     schema = subset(formats.JOURNAL, columns, "the journal")
     options |= {"paths": json.dumps(list(streams)), "mode": MODES[permissive]}
-    return parquet_cache.read(spark, Aof2Source, schema, options, keep)
+    return parquet_cache.read(spark, Aof2Source, schema, options, cache)
 
 
 class Aof2Source(DataSource):  # type: ignore[misc]

@@ -78,7 +78,7 @@ def take_snapshot(ledger: str, target: str, clock: Clock) -> LedgerSnapshot:
         except LedgerDamaged:
             raise
         except LedgerError as exc:
-            raise _no_snapshot(ledger, target, exc) from exc
+            raise _snapshot_error(ledger, target, exc) from exc
     os.chmod(target, 0o600)
     return LedgerSnapshot(target, taken_ns)
 
@@ -91,7 +91,7 @@ def _older(ledger: str, version: int) -> LedgerError:
     )
 
 
-def _no_snapshot(ledger: str, target: str, exc: LedgerError) -> RelayError:
+def _snapshot_error(ledger: str, target: str, exc: LedgerError) -> RelayError:
     """Why, and what to do: it may be the disk of the copy that is full."""
     why = exc.__cause__
     if getattr(why, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
@@ -109,7 +109,7 @@ def load(
     columns: Iterable[str],
     *,
     only: Mapping[str, Sequence[str]] | None = None,
-    keep: parquet_cache.Keep | None = None,
+    cache: parquet_cache.ParquetCache | None = None,
 ) -> DataFrame:
     """These columns of a table; ``only`` rows with one of these words, by column.
 
@@ -117,7 +117,7 @@ def load(
     """
     schema = subset(schema_of(table), columns, f"table {table}")
     options = {"table": table, "path": snapshot, "only": json.dumps(only or {})}
-    return parquet_cache.read(spark, LedgerSource, schema, options, keep)
+    return parquet_cache.read(spark, LedgerSource, schema, options, cache)
 
 
 def schema_of(table: str) -> StructType:

@@ -128,12 +128,12 @@ def load(
     planned: Sequence[Sequence[Unit]],
     columns: Iterable[str],
     *,
-    keep: parquet_cache.Keep | None = None,
+    cache: parquet_cache.ParquetCache | None = None,
 ) -> DataFrame:
     """These columns of what was planned. Errors: RelayError for a column that is not there."""
     schema = subset(formats.ORIGINAL, columns, "originals")
     options = {"home": home, "partitions": json.dumps(planned)}
-    return parquet_cache.read(spark, OriginalsSource, schema, options, keep)
+    return parquet_cache.read(spark, OriginalsSource, schema, options, cache)
 
 
 class OriginalsSource(DataSource):  # type: ignore[misc]
@@ -167,13 +167,13 @@ class OriginalsReader(DataSourceReader):  # type: ignore[misc]
         self._planned = planned
         self._schema = schema
 
-    def partitions(self) -> list[parquet_cache.Units]:
+    def partitions(self) -> list[parquet_cache.UnitsPartition]:
         """As they were planned."""
-        return [parquet_cache.Units(units) for units in self._planned]
+        return [parquet_cache.UnitsPartition(units) for units in self._planned]
 
-    def read(self, partition: parquet_cache.Units) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: parquet_cache.UnitsPartition) -> Iterator[pa.RecordBatch]:
         """A row for each file; never an error for one of them."""
-        if not isinstance(partition, parquet_cache.Units):
+        if not isinstance(partition, parquet_cache.UnitsPartition):
             return  # nothing at all: Spark asks for one partition nevertheless
         schema = to_arrow_schema(self._schema, timezone="UTC")
         with_content = bool(_CONTENT & set(schema.names))
