@@ -68,7 +68,7 @@ def list_jobs() -> None:
     "grace_s",
     metavar="SECONDS",
     type=Amount(min=0, max=MOST_GRACE_S),
-    help="A message is `extra` only when it is older than the snapshot by this; 30 by default.",
+    help="A message is an `orphan` only when it is older than the snapshot by this; 30 by default.",
 )
 @click.option(
     "--recent",

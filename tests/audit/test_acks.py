@@ -52,14 +52,14 @@ def test_owed_late_overdue_and_orphans_with_a_journal(
     with home.ledger.transaction():  # the relay was at work until then
         home.ledger.set_state("epoch", "1", START_NS + (OWED_S + 40) * NS_PER_S)
     tables, checks = run(acks.JOB, home.evidence(spark, tmp_path / "run"))
-    assert checks == {"overdue": {"1-overdue"}, "orphan": {"1-unrequested", "1-answer"}}
+    assert checks == {"overdue": {"1-overdue"}, "unrequested": {"1-unrequested", "1-answer"}}
     classes = {row["message_id"]: row["class"] for row in tables["acks_owed"]}
     assert classes == {
         "1-owed": "owed",
         "1-late": "late",
         "1-overdue": "overdue",
-        "1-unrequested": "orphan",
-        "1-answer": "orphan",
+        "1-unrequested": "unrequested",
+        "1-answer": "unrequested",
     }
     (pair,) = tables["acks"]
     assert (pair["acked"], pair["owed"], pair["late"], pair["overdue"]) == (2, 3, 1, 1)

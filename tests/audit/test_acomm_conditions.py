@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
-from tests.acomm.support import patch, reseal
 
 from relay.acomm import codec, columns
 from relay.acomm.container import parse_header, parse_sections
@@ -21,6 +20,7 @@ from relay.audit.sources import acomm_source
 from relay.audit.sources.acomm_query import MESSAGE_SECTIONS, option_conditions
 from relay.audit.sources.acomm_source import Wanted
 from relay.base.errors import RelayError
+from tests.acomm.support import patch, reseal
 from tests.audit.homes import START_S, stored_message
 from tests.audit.test_acomm_source import BARE, FULL, STORE
 

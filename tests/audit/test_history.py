@@ -87,7 +87,7 @@ def damaged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lo
     root = tmp_path_factory.mktemp("damaged")
     history = looked(root, 4, MESSAGES, UNREADABLE, *NEED_FILES, permissive=True)
     classes = Counter(ds.dataset(root / "out/reconcile").to_table()["class"].to_pylist())
-    assert classes["unread"] > 0 and classes["unread"] + classes["delivered"] == MESSAGES
+    assert classes["not_checked"] > 0 and classes["not_checked"] + classes["delivered"] == MESSAGES
     return history
 
 

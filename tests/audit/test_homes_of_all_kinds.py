@@ -115,7 +115,7 @@ def test_days_packed_and_pruned(spark: SparkSession, tmp_path: Path) -> None:
     packs[0].write_bytes(data)
     shutil.rmtree(sorted(home.glob("archive/2*-??"))[0] / "bob")
     report = audited(home, "integrity", "reconcile")
-    assert report.jobs["integrity"].findings == {"integrity.unread": 1}
+    assert report.jobs["integrity"].findings == {"integrity.unreadable": 1}
     assert report.jobs["reconcile"].findings == {"reconcile.original_missing": 1}
     assert report.exit_code == EXIT_FINDINGS
 

@@ -126,7 +126,7 @@ def test_each_damaged_file_is_named_and_stops_no_other(
             f"attachments/{altered[:2]}/{altered}",
         },
         "missing": {f"attachments/{wanted.parent.name}/{wanted.name}"},
-        "unread": {f"{DAY}/1-a.msg", "archive/2026-01-29.tar.zst"},
+        "unreadable": {f"{DAY}/1-a.msg", "archive/2026-01-29.tar.zst"},
     }
     said = {row["path"]: row["problems"] for row in tables["integrity"]}
     assert all(home.path not in line for lines in said.values() for line in lines)

@@ -67,7 +67,7 @@ def test_rows_of_the_ledger(spark: SparkSession, home: HomeBuilder, tmp_path: Pa
         "headers_differ": {"1-command", "1-earlier"},
         "checksum_differs": {"1-unsummed"},
         "path_differs": {"1-moved", "1-away"},
-        "delivery_contradicted": {"1-seventh", "1-fewer", "1-unacked", "1-unread"},
+        "delivery_conflict": {"1-seventh", "1-fewer", "1-unacked", "1-unread"},
     }
 
 

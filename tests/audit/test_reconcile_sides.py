@@ -74,11 +74,11 @@ def test_each_side_that_differs_is_found_and_nothing_else(
         "journal_differs": {"1-altered"},
         "original_missing": {"1-lost"},
         "original_differs": {"1-edited"},
-        "extra": {"1-extra"},
+        "orphan": {"1-extra"},
         "delivery_missing": {"1-forgotten"},
-        "delivery_doubled": {"1-doubled"},
-        "delivery_contradicted": {"1-bounced"},
-        "delivery_extra": {"1-more"},
+        "delivery_duplicate": {"1-doubled"},
+        "delivery_conflict": {"1-bounced"},
+        "delivery_orphan": {"1-more"},
     }
 
 

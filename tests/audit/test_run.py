@@ -57,7 +57,7 @@ def test_findings_are_printed_kept_and_exit_3(
     found = parquet(out / "findings")
     assert {row["check"] for row in found} == {
         "reconcile.checksum_differs",
-        "reconcile.extra",
+        "reconcile.orphan",
         "reconcile.missing",
         "reconcile.undelivered",
     }

@@ -9,7 +9,7 @@ and journal say when that is overdue; where neither does, the kind of the messag
 | owed | delivered, and not answered; its time has not come | |
 | late | the same, delivered more than once already | |
 | overdue | its time passed while the relay was at work, and nothing was done | warning |
-| orphan | acknowledged, and it never asked for that; or an answer to nothing | warning |
+| unrequested | acknowledged, and it never asked for that; or an answer to nothing | warning |
 
 A relay that is not running does nothing: overdue is judged by when it was last seen at work. What
 was given up for want of an answer, a dead letter or not, is no longer owed.
@@ -112,10 +112,10 @@ def judge(
     past_s = (F.unix_micros("alive_at") - F.unix_micros(due_at)) / 1_000_000
     is_acked = F.col("acked_at").isNotNull() & ~F.coalesce(is_open, F.lit(False))
     changed = F.coalesce(F.col("modified_at") >= F.col("written_at"), F.lit(False))
-    is_orphan = is_told & F.col("due_at").isNull() & ~by_kind & ~changed
+    is_unrequested = is_told & F.col("due_at").isNull() & ~by_kind & ~changed
     known = F.col("number").isNotNull()
     return joined.where(is_acked | owes).select(
-        F.when(is_acked & is_orphan & known, "orphan")
+        F.when(is_acked & is_unrequested & known, "unrequested")
         .when(~is_acked & (past_s > grace_ns / 10**9), "overdue")
         .when(~is_acked & (F.col("attempt") > 1), "late")
         .when(~is_acked, "owed")
@@ -175,7 +175,7 @@ def unrequested(stored: DataFrame) -> DataFrame:
     )
     wrong = summed.where((F.col("asked") == 0) & F.col("one.relay_id").isNotNull())
     named = wrong.select(
-        F.lit("orphan").alias("class"),
+        F.lit("unrequested").alias("class"),
         F.col("one.relay_id").alias("message_id"),
         F.col("one.sender").alias("agent"),
         F.col("one.to").alias("route"),
@@ -188,7 +188,9 @@ def unrequested(stored: DataFrame) -> DataFrame:
 
 def by_pair(judged: DataFrame) -> DataFrame:
     """Counts and times by sender and recipient: results.ACKS."""
-    is_acked = F.col("acked_at").isNotNull() & F.coalesce(F.col("class") == "orphan", F.lit(True))
+    is_acked = F.col("acked_at").isNotNull() & F.coalesce(
+        F.col("class") == "unrequested", F.lit(True)
+    )
     took = (F.unix_micros("acked_at") - F.unix_micros("written_at")) / _US_PER_MS
     took_ms = F.when(is_acked, took)
     pairs = judged.groupBy(F.col("agent").alias("sender"), "recipient").agg(
@@ -205,13 +207,13 @@ def by_pair(judged: DataFrame) -> DataFrame:
 
 
 def counts(tables: Tables) -> DataFrame:
-    """Acknowledged, owed, late, overdue, orphans: results.COUNT."""
+    """Acknowledged, owed, late, overdue, unrequested answers: results.COUNT."""
     names = ["acked", "failed", "owed", "late", "overdue"]
     totals = tables[NAME].agg(*[F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names])
-    orphans = tables[OWED].agg(F.count_if(_is("orphan")).alias("count"))
+    unrequested_total = tables[OWED].agg(F.count_if(_is("unrequested")).alias("count"))
     return conform(
         totals.unpivot([], names, "name", "count").unionByName(
-            orphans.select(F.lit("orphans").alias("name"), "count")
+            unrequested_total.select(F.lit("unrequested").alias("name"), "count")
         ),
         results.COUNT,
     )
@@ -220,7 +222,7 @@ def counts(tables: Tables) -> DataFrame:
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     """What is overdue, and what nobody asked for: results.FINDING."""
     return make_findings(
-        tables[OWED].where(_is("overdue") | _is("orphan")),
+        tables[OWED].where(_is("overdue") | _is("unrequested")),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
         WARNING,
         observed_at,
@@ -248,6 +250,6 @@ JOB = AuditJob(
     make=make,
     counts=counts,
     findings=findings,
-    checks=("overdue", "orphan"),
+    checks=("overdue", "unrequested"),
     shown=shown,
 )

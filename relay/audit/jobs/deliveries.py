@@ -192,24 +192,24 @@ def delivery_class(
     moved = (F.col("moved_at") >= judged_before) | (F.col("moved_end") > follows)
     is_recent = F.coalesce(moved, F.lit(False)) | young
     made = F.col("made") > F.greatest(F.col("attempts"), F.coalesce("attempt", F.lit(1)))
-    doubled = (made | (F.col("first_made") > 1)) & (F.col("recipient") != ORCHESTRATOR)
+    is_duplicate = (made | (F.col("first_made") > 1)) & (F.col("recipient") != ORCHESTRATOR)
     return (
         F.when(status.isNull(), "unknown")
         .when(status == "failed", "failed")
         .when(status.isin("pending", "processing"), "in_flight")
-        .when(F.coalesce(doubled, F.lit(False)), "doubled")
+        .when(F.coalesce(is_duplicate, F.lit(False)), "duplicate")
         .when(is_recent, F.coalesce(state, F.lit("recent")))
-        .when(state.isNull() & (agent == ORCHESTRATOR), "unheard")
+        .when(state.isNull() & (agent == ORCHESTRATOR), "undeliverable_reply")
         .when(state.isNull(), "missing")
-        .when(_engine_state().isNull() & F.col("is_known"), _if_whole("extra"))
-        .when(_contradicts() | (reaches & _is_at_odds()), _if_whole("contradicted"))
+        .when(_engine_state().isNull() & F.col("is_known"), _if_whole("orphan"))
+        .when(_contradicts() | (reaches & _is_at_odds()), _if_whole("conflict"))
         .otherwise(state)
     )
 
 
 def _if_whole(name: str) -> Column:
     """This class, where all of store and journal was read."""
-    return F.when(F.col("is_whole"), name).otherwise("unread")
+    return F.when(F.col("is_whole"), name).otherwise("not_checked")
 
 
 _LEDGER = ("ledger_state", "attempt", "lacks_time")

@@ -6,7 +6,7 @@
 | warned | the same, with something worth knowing | |
 | damaged | it is not what was written; `problems` says where. Of the ledger: rows of | error |
 | | audit_log or security_events, or a trigger that keeps them, are gone | |
-| unread | an original, or a pack of them, that cannot be read | error |
+| unreadable | an original, or a pack of them, that cannot be read | error |
 | unreferenced | an attachment that no message names: retention takes it, in time | |
 | missing | an attachment of a message that somebody has still to read; the journal | error |
 
@@ -44,7 +44,7 @@ from relay.ledger import schema_sql
 
 NAME = "integrity"
 DAYS = "integrity_days"
-WRONG = ("damaged", "unread", "missing")
+WRONG = ("damaged", "unreadable", "missing")
 WRONG_DAYS = ("changed", "shrunk")
 WANTED = ("held", "staged", "written")  # a delivery whose recipient is still to read it
 LOGS = ("audit_log", "security_events")
@@ -164,7 +164,7 @@ def _of_originals(originals: DataFrame) -> DataFrame:
         "sha256",
         F.when(is_wrong, F.array("problem")).otherwise(nothing).alias("problems"),
         nothing.alias("warnings"),
-        F.when(is_wrong & (F.col("kind") != "rejected"), "unread")
+        F.when(is_wrong & (F.col("kind") != "rejected"), "unreadable")
         .otherwise("sound")
         .alias("class"),
     )

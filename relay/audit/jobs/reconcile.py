@@ -11,7 +11,7 @@ A message has one class, the worst that is true of it:
 | undelivered | completed, but a delivery is still held or staged | warning |
 | checksum_differs | the store holds another content than the ledger saw, or lost | error |
 | missing | completed or archived in the ledger, and not in the store | error |
-| unread | the same, and a damaged file was passed over, which may have it | |
+| not_checked | the same, and a damaged file was passed over, which may have it | |
 | journal_differs | the journal holds another content than the ledger saw | error |
 | headers_differ | store, journal or archive say another sender, TO, kind, time, | error |
 | | priority, TTL, topic or thread | |
@@ -24,8 +24,8 @@ A message has one class, the worst that is true of it:
 | | or audit_log has it archived | |
 | in_flight | pending or processing: not at its end yet | |
 | failed | refused, and the sender has its nack; not expected in the store | |
-| extra | in store or journal, old enough to be judged, no ledger row | error |
-| stray | an original in the archive that no ledger row knows | warning |
+| orphan | in store or journal, old enough to be judged, no ledger row | error |
+| unknown_file | an original in the archive that no ledger row knows | warning |
 | recent | one of these two, but too young to be judged | |
 
 A delivery, of one message to one recipient, has one as well:
@@ -34,12 +34,12 @@ A delivery, of one message to one recipient, has one as well:
 |---|---|---|
 | held, staged, written, read, acked, expired, bounced, dead | the ledger's state | |
 | missing | store or journal have accepted it, the ledger does not know it | error |
-| extra | in the ledger; store and journal know the message, not this recipient | error |
-| contradicted | store or journal say what does not go with the ledger's state, or | error |
+| orphan | in the ledger; store and journal know the message, not this recipient | error |
+| conflict | store or journal say what does not go with the ledger's state, or | error |
 | | number of attempts; or the ledger has not the time of its state | |
-| unread | extra or contradicted, as far as was read: a damaged file was passed over | |
-| doubled | put into the inbox more often than there were attempts | error |
-| unheard | an answer of the relay's own for somebody who is no agent any more | |
+| not_checked | orphan or conflict, as far as was read: a damaged file was passed over | |
+| duplicate | put into the inbox more often than there were attempts | error |
+| undeliverable_reply | an answer of the relay's own for somebody who is no agent any more | |
 | in_flight, failed, recent | as its message | |
 | unknown | its message has no ledger row, which is that message's own finding | |
 """
@@ -90,15 +90,15 @@ SEVERITY = {
     "original_differs": ERROR,
     "original_missing": ERROR,
     "path_differs": ERROR,
-    "extra": ERROR,
-    "stray": WARNING,
+    "orphan": ERROR,
+    "unknown_file": WARNING,
     "undelivered": WARNING,
 }
 DELIVERY_CHECKS = {
     "missing": "delivery_missing",
-    "extra": "delivery_extra",
-    "contradicted": "delivery_contradicted",
-    "doubled": "delivery_doubled",
+    "orphan": "delivery_orphan",
+    "conflict": "delivery_conflict",
+    "duplicate": "delivery_duplicate",
 }
 OPEN = ("pending", "processing")
 STATUS = "status_differs"
@@ -325,7 +325,9 @@ def _class(judged_before: Column, grace_ns: int) -> Column:
         .when(status.isin(*OPEN), "in_flight")
         .when(status == "failed", "failed")
         .when(F.col("copies").isNull() & (F.col("dead") > 0), "discarded")
-        .when(F.col("copies").isNull(), F.when(F.col("is_whole"), "missing").otherwise("unread"))
+        .when(
+            F.col("copies").isNull(), F.when(F.col("is_whole"), "missing").otherwise("not_checked")
+        )
         .when(_differs("lowest_checksum", "highest_checksum"), "checksum_differs")
         .when(_lacks_checksum(), "checksum_differs")
         .when(_differs("lowest_journaled", "journal_checksum"), "journal_differs")
@@ -345,11 +347,11 @@ def _class(judged_before: Column, grace_ns: int) -> Column:
 
 def _class_without_row(judged_before: Column) -> Column:
     """Of what has no ledger row. The journal is ahead of the ledger, which says by how much."""
-    is_stray = F.coalesce("copies", "records").isNull()
+    is_unknown_file = F.coalesce("copies", "records").isNull()
     return (
         F.when(_is_recent(judged_before, "original_at"), "recent")
-        .when(is_stray, "stray")
-        .otherwise("extra")
+        .when(is_unknown_file, "unknown_file")
+        .otherwise("orphan")
     )
 
 

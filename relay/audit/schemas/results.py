@@ -142,7 +142,7 @@ ACKS = StructType(
 
 OWED = StructType(
     [
-        always("class", TEXT, "owed, late or overdue; orphan: never asked for"),
+        always("class", TEXT, "owed, late or overdue; unrequested: never asked for"),
         _ID,
         _AGENT,
         _ROUTE,
