@@ -13,7 +13,7 @@ from relay.audit.journal_files import Damage, Segment
 from relay.base import keyfile
 from relay.base.errors import FormatError, JournalError, RelayError, SealedStore
 from relay.journal.format import RecordFlag, decode_segment_header
-from relay.journal.segment import FIRST, read_records
+from relay.journal.segment import FIRST_RECORD, read_records
 
 BATCH_ROWS = 10_000
 LOST = "the records that stood here are lost"
@@ -85,7 +85,7 @@ class _Part:
         key = keyfile.load(self._settings.key_file) if self._settings.key_file else None
         objects = self._settings.objects.get(segment.folder, "")
         with journal_files.open_at(segment, objects) as source:
-            decode_segment_header(source.read_at(0, FIRST), source.path)
+            decode_segment_header(source.read_at(0, FIRST_RECORD), source.path)
             decode = decoder(columns, key, source.path)
             gap = self._lost if permissive else None
             for record in read_records(source, segment.base, segment.start, segment.end, gap):
