@@ -1,4 +1,4 @@
-"""How full the disk is that the home is on, and what follows from it.
+"""Disk usage of the home's file system, and the thresholds that follow from it.
 
     OK      -> ALERT  used >= alert_percent: logged, told once
             -> LOW    used >= low_percent: what can be made smaller is
@@ -25,7 +25,7 @@ RESUME = (5, 4)  # of the floor must be free before anything is taken in again
 
 
 class DiskState(Enum):
-    """What the disk is like."""
+    """Level of disk usage."""
 
     OK = "ok"  # room enough
     ALERT = "alert"  # somebody should look after it

@@ -66,7 +66,7 @@ def _former(root: str, *, force: bool) -> Iterator[bool]:
         yield False
         return
     if os.path.islink(root) or not looks_like_home(root):
-        raise UnsafePath(f"{root} is there, and is not a relay home", hint="name another directory")
+        raise UnsafePath(f"{root} exists and is not a relay home", hint="name another directory")
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(fsio.locked(os.path.join(root, LOCK)))

@@ -13,14 +13,14 @@ from collections.abc import Iterable
 from relay.agents.roster import Roster
 from relay.agents.saved_state import Saves
 from relay.agents.status import Lives
-from relay.base import hardening
+from relay.base import directory_guard
 from relay.base.clock import NS_PER_S
 from relay.base.errors import StoreCapacity, StoreFull
 from relay.base.home import Dirs
 from relay.base.jobs import Pack, Prune
 from relay.base.logs import where
 from relay.base.outbox_file import OUTBOX
-from relay.base.watcher import Wake
+from relay.base.watcher import WatchEvents
 from relay.delivery import file_ops
 from relay.delivery.admission import Admission
 from relay.delivery.archive import Finisher
@@ -78,7 +78,7 @@ class Dispatcher:
         self._intake = Intake(config.detection, config.limits, clock, log, config.security)
         keys = Keys(ledger, store, config.security.require_signatures, clock, log)
         self._door = Door(keys, roster, config.limits, clock, log)
-        self._guard = hardening.Guard(home)
+        self._guard = directory_guard.DirectoryGuard(home)
         self._admission = Admission(ledger, clock, log)
         saves = Saves(home, config.continuity)
         lives = self._lives = Lives(ledger, roster, config.agents, clock, log)
@@ -135,7 +135,7 @@ class Dispatcher:
         for agent, file_name in files:
             self._intake.add(agent, file_name, renamed=True, paid=True)
 
-    def tick(self, wake: Wake) -> int:
+    def tick(self, wake: WatchEvents) -> int:
         """Do what is due; returns when the next thing is (monotonic ns, 0 for at once)."""
         self._lost_time.look()
         begin = self.tally.begin

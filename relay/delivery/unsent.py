@@ -21,7 +21,7 @@ from relay.base.config import Detection
 from relay.base.errors import UnsafePath
 from relay.base.home import PENDING, REJECTED, Dirs
 from relay.base.names import MSG_SUFFIX
-from relay.base.outbox_file import IN_PENDING, FileKey, Found, found_of, untouched_since
+from relay.base.outbox_file import IN_PENDING, FileKey, OutboxFile, found_of, untouched_since
 
 MOST_AT_ONCE = 1_000  # of an agent, between two scans: the next one lists the rest
 
@@ -66,7 +66,7 @@ class Unsent:
 
     def take(
         self, dirs: Dirs, limit: int, max_bytes: int, in_hand: Container[FileKey]
-    ) -> Iterator[tuple[Found, bytes]]:
+    ) -> Iterator[tuple[OutboxFile, bytes]]:
         """Up to ``limit`` messages whose time is over, and what is in them (``max_bytes`` at most).
 
         Each is looked at once more: its writer may have gone on with it.

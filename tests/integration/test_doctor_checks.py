@@ -156,7 +156,7 @@ def test_an_agent_that_is_not_whole_is_named(box: Box) -> None:
 def test_settings_that_are_no_file_are_a_finding(box: Box) -> None:
     box.path("config.json").unlink()
     box.path("config.json").mkdir(mode=0o700)
-    assert str(one(box)).startswith("config: config.json is no regular file; mend it")
+    assert str(one(box)).startswith("config: config.json is not a regular file; mend it")
 
 
 def test_what_a_crash_left_over_is_removed_once_it_is_old(box: Box) -> None:
