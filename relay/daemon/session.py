@@ -36,7 +36,7 @@ from relay.delivery.dispatch import Dispatcher
 from relay.engine.commstore import CommStore
 from relay.engine.flush import Flusher, FlushPolicy
 from relay.engine.rolling import Roller, RollPolicy
-from relay.journal.plan import Order
+from relay.journal.plan import JournalCommand
 from relay.journal.tiers import TierWorker, lower_priority
 from relay.ledger import Ledger, wal
 
@@ -119,7 +119,7 @@ class Session:
 
         Else a step of the tiers goes on: an upload may. What was accepted is durable by then.
         """
-        return self._tiers.ends_within(seconds)
+        return self._tiers.wait(seconds)
 
     def _open(self, stack: contextlib.ExitStack) -> None:
         self._open_ledger(stack)
@@ -237,7 +237,7 @@ class Session:
 
     def _carry_out_orders(self) -> None:
         for order in self._dispatcher.take_orders():
-            if isinstance(order, Order):
+            if isinstance(order, JournalCommand):
                 run_command(self._home, self._opened, self._clock, order)
             else:
                 self._keeper.ask(order)

@@ -183,7 +183,7 @@ def spread(builder: JournalBuilder) -> list[int]:
     for number in range(3):
         found += builder.segment(*(sent(number * 10 + n, os.urandom(99)) for n in range(3)))
     found += builder.say(delivered(1))
-    builder.tiers.cover(builder.journal.end)
+    builder.tiers.set_safe_offset(builder.journal.end)
     builder.move(1, COMPRESS, EVICT_TIER0)
     builder.move(2, COMPRESS, UPLOAD, EVICT_TIER0, EVICT_TIER1)
     return found
@@ -242,7 +242,7 @@ def test_a_segment_that_moves_before_it_is_read(tmp_path: Path) -> None:
     reader = journal_source.Aof2Reader([builder.path], {}, settings, schema)
     builder.journal.seal()
     builder.segment(sent(4))
-    builder.tiers.cover(builder.journal.end)
+    builder.tiers.set_safe_offset(builder.journal.end)
     builder.move(0, COMPRESS, EVICT_TIER0)
     builder.move(2, COMPRESS, UPLOAD, EVICT_TIER0, EVICT_TIER1)
     first, second, third = reader.partitions()

@@ -238,13 +238,13 @@ def _store(unit: Unit, home: str) -> Verified:
 
 
 def _journal(unit: Unit) -> Verified:
-    found = check.check_catalog(unit.path)
+    found = check.check_manifest(unit.path)
     return Verified(unit.shown, unit.kind, problems=found.problems, warnings=found.warnings)
 
 
 def _segment(unit: Unit) -> Verified:
     entry = _entry(unit)
-    found = check.Findings([], [])
+    found = check.StreamFindings([], [])
     check.check_segment(unit.path, entry, found)
     row = Verified(unit.shown, unit.kind, size=os.path.getsize(unit.path))
     if entry is not None and entry.sealed:
