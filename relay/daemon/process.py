@@ -17,44 +17,41 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from relay.base import config as configuration
 from relay.base import fsio
-from relay.base.clock import NS_PER_S, Clock, iso_time
+from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import Config
-from relay.base.errors import EXIT_FAILED, AlreadyRunning, HomeMissing, RelayError, UnsafePath
-from relay.base.home import FEW_DESCRIPTORS, LEDGER, LOCK, Home
+from relay.base.errors import EXIT_FAILED, AlreadyRunning, HomeMissing, RelayError
+from relay.base.home import FEW_DESCRIPTORS, LOCK, Home
+from relay.base.lock_file import LOG, TROUBLE_CHARACTERS, lock_holder, write_trouble
 from relay.base.logs import Log, make_log
-from relay.base.sd_notify import Notifier, Watchdog
+from relay.base.sd_notify import SystemdNotifier, Watchdog
 from relay.base.status_client import ask, silence
 from relay.daemon.admin import Admin
 from relay.daemon.session import Session
-from relay.daemon.status import Board
+from relay.daemon.status import SharedStatus
 
 # The thread that writes the store holds the interpreter this long at most before the loop goes on.
 SWITCH_INTERVAL_S = 0.0005
 GC_THRESHOLDS = (100_000, 20, 100)
-LOG = "logs/relay.log"
 READY = b"ready\n"
 MOST_PAUSE_S = 60
 PATIENCE_S = 2  # with a step beside the loop, at the end: all of it is to take less than five
-TROUBLE_CHARACTERS = 500
-LAST_WRITTEN = (LOCK, LOG, LEDGER + "-wal")  # by a relay alone, while it runs
 
 
 class Daemon:
     """One running relay. Everything happens in the thread of ``run``, but for the store's flush,
     the journal's tiers, and answers over HTTP."""
 
-    def __init__(self, home: Home, config: Config, log: Log, notifier: Notifier) -> None:
+    def __init__(self, home: Home, config: Config, log: Log, notifier: SystemdNotifier) -> None:
         self._home = home
         self._log = log
         self._clock = Clock()
         self._config = config
         self._former: Config | None = None  # until a session has begun with the present one
         self._notifier = notifier
-        self.board = Board(home.root, config, self._clock)
+        self.board = SharedStatus(home.root, config, self._clock)
         self._admin = Admin(self.board, log)
         self._session_now: Session | None = None
         self._next: Config | None = None  # to be followed as soon as the session can end
@@ -100,9 +97,7 @@ class Daemon:
     def _note_trouble(self, text: str) -> None:
         """Leave word beside the pid of why there is no session now: no ledger may be at hand."""
         note = self.board.trouble = " ".join(text.split())[:TROUBLE_CHARACTERS]
-        data = f"{os.getpid()}\n{note}\n".encode(errors="backslashreplace")
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._lock_fd, os.pwrite(self._lock_fd, data, 0))
+        write_trouble(self._lock_fd, note)
 
     def stop(self) -> None:
         """End the loop after the batch in hand; safe in a signal handler."""
@@ -193,7 +188,7 @@ class Daemon:
                 session.serve(self._must_end)
                 if self._stopping:
                     self._notifier.say("STOPPING=1")
-                    if not session.ends_within(PATIENCE_S):
+                    if not session.wait_background(PATIENCE_S):
                         self._leave()
             finally:
                 self._session_now = None
@@ -226,7 +221,7 @@ class Daemon:
             self._next = self._read_config()
             if session is not None:
                 session.is_ending = self._next is not None
-        if self._next is None or (session is not None and not session.ends_within(0)):
+        if self._next is None or (session is not None and not session.wait_background(0)):
             return False
         self._notifier.reloading(self._clock.monotonic_ns())
         # Where nobody is served, anyway, what fails next is no fault of the configuration.
@@ -271,51 +266,6 @@ class Daemon:
             action="reload",
             level="error",
         )
-
-
-def lock_holder(home: Home) -> int | None:
-    """The pid of the relay that runs for this home, or None when none does; asks the kernel."""
-    return fsio.lock_owner(home.path(LOCK))
-
-
-def trouble(home: Home) -> str:
-    """Why the relay that runs serves nobody now and begins again; empty when it serves."""
-    with contextlib.suppress(OSError):
-        data, _ = fsio.read_regular(home.path(LOCK), None, 4 * TROUBLE_CHARACTERS, shared=True)
-        return "".join(data.decode(errors="replace").splitlines()[1:2])
-    return ""
-
-
-class Left(NamedTuple):
-    """A relay that did not stop by itself: killed, crashed, or the machine went down."""
-
-    pid: int
-    last_sign_ns: int  # Unix time of the last that it is known to have written
-
-    def __str__(self) -> str:
-        at = iso_time(self.last_sign_ns)[:19]
-        return f"pid {self.pid}, did not stop by itself; its last sign of life was at {at}Z"
-
-
-def left(home: Home) -> Left | None:
-    """The relay that ended otherwise than by being told to; None where one runs, or all did.
-
-    Evidence: its pid in the lock's file, which a stop empties.
-    """
-    if lock_holder(home) is not None:
-        return None
-    try:
-        data, _ = fsio.read_regular(home.path(LOCK), None, 4 * TROUBLE_CHARACTERS, shared=True)
-    except (OSError, UnsafePath):
-        return None
-    word = data.partition(b"\n")[0]
-    if not word.isdigit():
-        return None
-    seen = [0]
-    for name in LAST_WRITTEN:
-        with contextlib.suppress(OSError):
-            seen.append(os.lstat(home.path(name)).st_mtime_ns)
-    return Left(int(word), max(seen))
 
 
 def remedy(exc: BaseException) -> str | None:
@@ -367,7 +317,7 @@ def run_daemon(root: str, *, log_path: str | None, ready: Callable[[], None]) ->
                 action="few_descriptors",
                 level="warning",
             )
-        daemon = Daemon(home, config, log, Notifier(os.environ))
+        daemon = Daemon(home, config, log, SystemdNotifier(os.environ))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: daemon.stop())
         is_at_terminal = log_path is None and sys.stderr.isatty()  # which hangs up when it goes

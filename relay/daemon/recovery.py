@@ -52,7 +52,9 @@ ROWS = 5_000  # looked up at once
 SHOWN_IDS = 20
 
 
-def recover(basis: Basis, told: Projection, *, power_cut: bool = False) -> list[tuple[str, str]]:
+def recover(
+    basis: Basis, projection: Projection, *, power_cut: bool = False
+) -> list[tuple[str, str]]:
     """Put right what the last daemon left; returns the files to be fed first, in order.
 
     ``told``: what the journal holds behind the ledger's position. ``power_cut``: the machine was
@@ -67,20 +69,20 @@ def recover(basis: Basis, told: Projection, *, power_cut: bool = False) -> list[
     with home.dirs() as dirs:
         inboxes = _Inboxes(dirs, store, power_cut=power_cut)
         delivered = inboxes.finish_staged()
-        again = inboxes.check_written(told) if power_cut else 0
+        again = inboxes.check_written(projection) if power_cut else 0
         removed = inboxes.remove_strays(home)
         for event in store.fresh_events or ():
-            told.fold(event)
+            projection.apply(event)
         events.commit()
-        remade = _tell_ledger(ledger, store, told, events.journal.durable, now)
+        remade = _tell_ledger(ledger, store, projection, events.journal.durable, now)
         remade += _tell_of_unsettled(ledger, store)
         _settle_duties(ledger, store)
-        _find_refused(dirs, ledger, told)
+        _find_refused(dirs, ledger, projection)
         _hold_the_rest(ledger, store, now)
         rows = ledger.open_rows()
         files = _Files(dirs)
         if power_cut:
-            _mend_originals(files, ledger, store, told, log)
+            _mend_originals(files, ledger, store, projection, log)
         feed = _settle_rows(files, ledger, store, rows, now)
     events.settle()
     if files.faults:

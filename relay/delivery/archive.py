@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from relay.base.clock import Clock
 from relay.base.errors import UnsafePath
 from relay.base.home import Dirs
-from relay.base.outbox_file import OUTBOX, FileKey, Found
+from relay.base.outbox_file import OUTBOX, FileKey, OutboxFile
 from relay.delivery import file_ops
 from relay.delivery.work import Work
 from relay.ledger import Ledger
@@ -42,12 +42,12 @@ class Finisher:
                 self.hand.add(work.found.key)
                 self._waiting.append(work)
 
-    def finish(self, dirs: Dirs, limit: int) -> list[Found]:
+    def finish(self, dirs: Dirs, limit: int) -> list[OutboxFile]:
         """Archive what is done, ``limit`` at most.
 
         Returns the files in whose place another was put meanwhile: they are to be looked at.
         """
-        replaced: list[Found] = []
+        replaced: list[OutboxFile] = []
         for _ in range(min(limit, len(self._waiting))):
             work = self._waiting.popleft()
             moved, path = self._archive(dirs, work, replaced)
@@ -72,7 +72,9 @@ class Finisher:
             self._ledger.set_path(self._refused)
         self._archived, self._refused = [], []
 
-    def _archive(self, dirs: Dirs, work: Work, replaced: list[Found]) -> tuple[bool, str | None]:
+    def _archive(
+        self, dirs: Dirs, work: Work, replaced: list[OutboxFile]
+    ) -> tuple[bool, str | None]:
         """(is it out of the outbox?, its path in the archive: None when it is gone)."""
         found = work.found
         kind = file_ops.REJECTED if work.failure else ""

@@ -13,14 +13,14 @@ from collections.abc import Iterable
 from relay.agents.roster import Roster
 from relay.agents.saved_state import Saves
 from relay.agents.status import Lives
-from relay.base import hardening
+from relay.base import directory_guard
 from relay.base.clock import NS_PER_S
 from relay.base.errors import StoreCapacity, StoreFull
 from relay.base.home import Dirs
 from relay.base.jobs import Pack, Prune
 from relay.base.logs import where
 from relay.base.outbox_file import OUTBOX
-from relay.base.watcher import Wake
+from relay.base.watcher import WatchEvents
 from relay.delivery import file_ops
 from relay.delivery.admission import Admission
 from relay.delivery.archive import Finisher
@@ -41,7 +41,7 @@ from relay.delivery.waiting import Limited
 from relay.delivery.work import Over, Work
 from relay.engine.flush import Flusher
 from relay.engine.rolling import Roller
-from relay.journal.plan import Order
+from relay.journal.plan import JournalCommand
 
 PART_BYTES = 32 << 20  # of the journal: room for so much is made at once
 LOOK_BYTES = 2 << 10  # a refusal and its nack, or the events about a message
@@ -68,7 +68,7 @@ class Dispatcher:
         self._put_together(basis)
         self._last_roll_error = ""
         self._last_flush_error = ""
-        self._orders: list[Order | Prune | Pack] = []
+        self._orders: list[JournalCommand | Prune | Pack] = []
         self._asked = False  # for processes to be started or ended
 
     def _put_together(self, basis: Basis) -> None:
@@ -78,7 +78,7 @@ class Dispatcher:
         self._intake = Intake(config.detection, config.limits, clock, log, config.security)
         keys = Keys(ledger, store, config.security.require_signatures, clock, log)
         self._door = Door(keys, roster, config.limits, clock, log)
-        self._guard = hardening.Guard(home)
+        self._guard = directory_guard.DirectoryGuard(home)
         self._admission = Admission(ledger, clock, log)
         saves = Saves(home, config.continuity)
         lives = self._lives = Lives(ledger, roster, config.agents, clock, log)
@@ -135,7 +135,7 @@ class Dispatcher:
         for agent, file_name in files:
             self._intake.add(agent, file_name, renamed=True, paid=True)
 
-    def tick(self, wake: Wake) -> int:
+    def tick(self, wake: WatchEvents) -> int:
         """Do what is due; returns when the next thing is (monotonic ns, 0 for at once)."""
         self._lost_time.look()
         begin = self.tally.begin
@@ -165,7 +165,7 @@ class Dispatcher:
             self._events.linger()
         return self._next_due()
 
-    def take_orders(self) -> list[Order | Prune | Pack]:
+    def take_orders(self) -> list[JournalCommand | Prune | Pack]:
         """What was asked of journal and archive since the last time; not repeated after a crash."""
         orders, self._orders = self._orders, []
         return orders

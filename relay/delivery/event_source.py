@@ -12,13 +12,13 @@ from collections.abc import Iterable
 
 from relay.agents.roster import Roster
 from relay.agents.status import Lives
-from relay.base import hardening
+from relay.base import directory_guard
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import FormatError, UnsafePath
 from relay.base.home import READ
-from relay.base.incidents import Incident, IncidentKind, Told
+from relay.base.incidents import Incident, IncidentDedup, IncidentKind
 from relay.base.names import MSG_SUFFIX, message_id_of
-from relay.base.watcher import Wake
+from relay.base.watcher import WatchEvents
 from relay.delivery import lost_time
 from relay.delivery.context import Basis
 from relay.delivery.intake import Intake
@@ -44,14 +44,14 @@ class Hearing:
         self._teller = teller
         self._clock = basis.clock
         self._log = basis.log
-        self._told = Told()
+        self._told = IncidentDedup()
         self._next_scan_ns = 0
         self._next_poll_ns = 0
         self._recheck_ns: int | None = None
         self._broken: dict[str, int] = {}  # agents without an inbox, since when (monotonic)
         self._looked_at: dict[str, set[str]] = {}  # in inboxes, and not unread as the ledger has it
 
-    def hear(self, wake: Wake) -> None:
+    def hear(self, wake: WatchEvents) -> None:
         """Take what the watcher tells, and scan when that is due."""
         now = self._clock.monotonic_ns()
         scan = wake.scan or now >= self._next_scan_ns
@@ -67,7 +67,7 @@ class Hearing:
             self._ledger.check_file()
             lost_time.note_alive(self._basis)
             self._intake.limit.sweep()
-            self._note(hardening.stray_agents(self._home))
+            self._note(directory_guard.stray_agents(self._home))
             self._next_scan_ns = now + self._detection.scan_interval_s * NS_PER_S
             self._scan(self._roster.agents)
             self.review(None)
@@ -118,7 +118,7 @@ class Hearing:
         for agent in sorted(agents):
             try:
                 with self._home.dirs() as dirs:  # closed again: a thousand agents are many
-                    self._note(hardening.agent_incidents(dirs, agent))
+                    self._note(directory_guard.agent_incidents(dirs, agent))
                     self._intake.scan(dirs, agent)
                     others = self._readings.scan(dirs, agent)
                 self._note(self._strays(agent, others), again=True)

@@ -22,13 +22,13 @@ from typing import NamedTuple
 from relay.base import fsio
 from relay.base.checksums import SHA256_PREFIX, sha256_hex
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
-from relay.base.config import Detection, Limits, Security
+from relay.base.config import DetectionSettings, LimitSettings, SecuritySettings
 from relay.base.errors import ForeignOwner, HardLink, MessageError, RelayError, UnsafePath
 from relay.base.home import PENDING, Dirs
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import Kind, MessageFile, max_file_bytes, parse
 from relay.base.names import MSG_SUFFIX, shown
-from relay.base.outbox_file import FileKey, Found, found_of
+from relay.base.outbox_file import FileKey, OutboxFile, found_of
 from relay.base.redaction import redact
 from relay.delivery.ratelimit import RateLimit
 from relay.delivery.unsent import Unsent
@@ -43,7 +43,7 @@ _KIND_OF: dict[type[RelayError], IncidentKind] = {
 class Accepted(NamedTuple):
     """A whole, well-formed message."""
 
-    found: Found
+    found: OutboxFile
     message: MessageFile
     checksum: str  # SHA-256 of the content, hex
     # Where it has secrets: as it was sent. ``message`` and ``checksum`` are without them.
@@ -54,7 +54,7 @@ class Accepted(NamedTuple):
 class Malformed(NamedTuple):
     """A file that will never be a message, and why."""
 
-    found: Found
+    found: OutboxFile
     reason: str
     incident: IncidentKind | None = None  # it is none that an agent may put there
     redacted: bytes | None = None  # as of Accepted
@@ -73,11 +73,11 @@ class Intake:
 
     def __init__(
         self,
-        detection: Detection,
-        limits: Limits,
+        detection: DetectionSettings,
+        limits: LimitSettings,
         clock: Clock,
         log: Callable[..., object] = lambda *_, **__: None,
-        security: Security | None = None,
+        security: SecuritySettings | None = None,
     ) -> None:
         self._settle_ns = detection.settle_ms * NS_PER_MS
         self._malformed_ns = detection.malformed_after_s * NS_PER_S
@@ -85,7 +85,7 @@ class Intake:
         self._max_file = max_file_bytes(limits.max_body_bytes)
         self._clock = clock
         self._log = log
-        security = security or Security()
+        security = security or SecuritySettings()
         self.limit = RateLimit(security.rate_per_s, security.rate_burst, clock)
         self._waiting = Waiting(self.limit, security.outbox_files, clock)
         self._quota = Quota(security, self._max_file)
@@ -188,7 +188,7 @@ class Intake:
         left = self._unsent.take(dirs, limit - len(looks), self._max_file, in_hand)
         return looks + [self._refused(found, data) for found, data in left]
 
-    def _refused(self, found: Found, data: bytes) -> Malformed:
+    def _refused(self, found: OutboxFile, data: bytes) -> Malformed:
         """A message that its writer left in ``.pending``."""
         clean = redact(data, loose=True)
         reason = self._unsent.reason(found.agent)
@@ -240,7 +240,7 @@ class Intake:
             return again
         return self._read(found_of(agent, name, status), data)
 
-    def _read(self, found: Found, data: bytes) -> Look:
+    def _read(self, found: OutboxFile, data: bytes) -> Look:
         """Parse what was read; every rule that it breaks is a reason."""
         reason, message = self._judge(found, data)
         if reason or message is None:
@@ -260,7 +260,7 @@ class Intake:
             return Accepted(found, message, declared.removeprefix(SHA256_PREFIX))
         return Accepted(found, message, sha256_hex(message.content))
 
-    def _judge(self, found: Found, data: bytes) -> tuple[str, MessageFile | None]:
+    def _judge(self, found: OutboxFile, data: bytes) -> tuple[str, MessageFile | None]:
         """Why it is no message, or the message."""
         if found.message_id is None:
             return (

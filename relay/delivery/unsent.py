@@ -17,11 +17,11 @@ from collections.abc import Callable, Container, Iterator
 
 from relay.base import fsio
 from relay.base.clock import NS_PER_S, Clock, iso_date
-from relay.base.config import Detection
+from relay.base.config import DetectionSettings
 from relay.base.errors import UnsafePath
 from relay.base.home import PENDING, REJECTED, Dirs
 from relay.base.names import MSG_SUFFIX
-from relay.base.outbox_file import IN_PENDING, FileKey, Found, found_of, untouched_since
+from relay.base.outbox_file import IN_PENDING, FileKey, OutboxFile, found_of, untouched_since
 
 MOST_AT_ONCE = 1_000  # of an agent, between two scans: the next one lists the rest
 
@@ -29,7 +29,9 @@ MOST_AT_ONCE = 1_000  # of an agent, between two scans: the next one lists the r
 class Unsent:
     """The files that lie in ``.pending`` for long. Owned by the loop."""
 
-    def __init__(self, detection: Detection, clock: Clock, log: Callable[..., object]) -> None:
+    def __init__(
+        self, detection: DetectionSettings, clock: Clock, log: Callable[..., object]
+    ) -> None:
         self._warn_ns = detection.pending_warn_s * NS_PER_S
         self._over_ns = detection.orphan_after_s * NS_PER_S
         self._clock = clock
@@ -66,7 +68,7 @@ class Unsent:
 
     def take(
         self, dirs: Dirs, limit: int, max_bytes: int, in_hand: Container[FileKey]
-    ) -> Iterator[tuple[Found, bytes]]:
+    ) -> Iterator[tuple[OutboxFile, bytes]]:
         """Up to ``limit`` messages whose time is over, and what is in them (``max_bytes`` at most).
 
         Each is looked at once more: its writer may have gone on with it.

@@ -11,9 +11,9 @@ from relay.base.checksums import sha256_hex
 from relay.base.incidents import Incident
 from relay.base.jobs import Pack, Prune
 from relay.base.names import ORCHESTRATOR
-from relay.base.outbox_file import Found
+from relay.base.outbox_file import OutboxFile
 from relay.delivery.key_registration import Trust
-from relay.journal.plan import Order
+from relay.journal.plan import JournalCommand
 from relay.ledger import FileFacts, Row
 from relay.ledger.processes import Process
 
@@ -113,7 +113,7 @@ class Work:
         "unsafe",
     )
 
-    def __init__(self, found: Found, message_id: str, discovered_at: int) -> None:
+    def __init__(self, found: OutboxFile, message_id: str, discovered_at: int) -> None:
         self.found = found
         self.message_id = message_id
         self.discovered_at = discovered_at  # what ids of answers are derived from
@@ -128,7 +128,7 @@ class Work:
         self.trust: Trust | None = None  # a key that is registered with this
         self.notice = ""  # not a file at all: what tells one notice from another
         self.control = False  # the orchestrator itself was the recipient
-        self.orders: list[Order | Prune | Pack] = []  # once this is accepted
+        self.orders: list[JournalCommand | Prune | Pack] = []  # once this is accepted
         self.bounced: dict[str, str] = {}  # recipients that are no longer there -> why
         self.postings: list[Posting] = []
         self.later: list[Later] = []
@@ -191,7 +191,7 @@ def notice_of_message(
     message_id: str, agent: str = "", discovered_at: int = 0, key: str = "end"
 ) -> Work:
     """The same, where there is no row."""
-    work = Work(Found(agent, "", None, 0, 0, 0), message_id, discovered_at)
+    work = Work(OutboxFile(agent, "", None, 0, 0, 0), message_id, discovered_at)
     work.has_row = False
     work.notice = key
     return work

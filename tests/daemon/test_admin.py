@@ -18,14 +18,13 @@ import msgspec
 import pytest
 
 from relay.base import status_client
-from relay.base.config import Admin as AdminSettings
-from relay.base.config import Config
+from relay.base.config import AdminSettings, Config
 from relay.base.home import Home
 from relay.base.metrics import WAIT
 from relay.base.status_client import SOCKET
 from relay.daemon import admin
 from relay.daemon.admin import Admin
-from relay.daemon.status import Board
+from relay.daemon.status import SharedStatus
 from tests.fakes import FakeClock
 from tests.procs import until
 
@@ -37,7 +36,7 @@ class Asked:
         self.root = root
         self.clock = FakeClock()
         self.log: list[str] = []
-        self.board = Board(str(root), Config(), self.clock)
+        self.board = SharedStatus(str(root), Config(), self.clock)
         self.admin = Admin(self.board, lambda text, **_: self.log.append(text))
 
     def ask(
@@ -232,7 +231,7 @@ def test_what_is_no_socket_is_left_alone_and_said(asked: Asked) -> None:
     (asked.root / SOCKET).write_text("mine")
     asked.admin.begin("")
     (line,) = asked.log
-    assert line.endswith("is there, and is no socket")
+    assert line.endswith("exists and is not a socket")
     assert asked.admin.trouble in line
     asked.admin.end()
     assert (asked.root / SOCKET).read_text() == "mine"

@@ -12,7 +12,7 @@ from relay.base.checksums import sha256_hex
 from relay.base.message import Kind, parse, parse_delivered
 from relay.base.names import ORCHESTRATOR, message_id_of
 from relay.delivery.decide import MAX_NOTE, Decider
-from relay.delivery.intake import Accepted, Found
+from relay.delivery.intake import Accepted, OutboxFile
 from relay.delivery.redelivery import rebuild
 from relay.delivery.work import Acknowledged, Work
 from relay.engine.commstore import CommStore
@@ -50,7 +50,7 @@ class Table:
 
 def accept(text: str, sender: str, number: int) -> Accepted:
     name = f"{AT_NS + number}-{number:08x}.msg"
-    found = Found(sender, name, message_id_of(name), len(text), AT_NS, number)
+    found = OutboxFile(sender, name, message_id_of(name), len(text), AT_NS, number)
     message = parse(text.encode())
     return Accepted(found, message, sha256_hex(message.content))
 
@@ -190,7 +190,7 @@ def test_the_answers_id_comes_from_the_message_not_from_the_file(table: Table) -
 def test_a_file_without_an_id_is_answered_by_what_the_file_is(table: Table) -> None:
     answers = []
     for inode in (1, 1, 2):
-        found = Found("alice", "hello.msg", None, 5, AT_NS, inode)
+        found = OutboxFile("alice", "hello.msg", None, 5, AT_NS, inode)
         work = Work(found, "", AT_NS)
         work.has_row = False
         table.decider.refuse(work, "hello.msg is no name of a message")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.config import Config, Detection
-from relay.base.watcher import InotifyWatcher, Wake
+from relay.base.config import Config, DetectionSettings
+from relay.base.watcher import InotifyWatcher, WatchEvents
 from tests.box import Box
 
 PENDING_ACTIONS = ("left_in_pending", "remove_orphan")
@@ -17,7 +17,7 @@ PENDING_ACTIONS = ("left_in_pending", "remove_orphan")
 @pytest.fixture(params=["inotify", "scan"])
 def any_box(request: pytest.FixtureRequest, tmp_path: Path) -> Box:
     """The same rules hold whether the kernel tells or a scan finds."""
-    config = Config(detection=Detection(watcher=request.param))
+    config = Config(detection=DetectionSettings(watcher=request.param))
     return Box(tmp_path / "home", "alice", "bob", config=config)
 
 
@@ -209,7 +209,9 @@ def test_after_an_overflow_everything_is_listed(box: Box) -> None:
     sent = box.drop("alice", "TO: bob\n\nmissed")
     box.watcher.wait(0)
     box.clock.advance(0.2)
-    box.dispatcher.tick(Wake(agents_changed=True, scan=True))  # what wait says of an overflow
+    box.dispatcher.tick(
+        WatchEvents(agents_changed=True, scan=True)
+    )  # what wait says of an overflow
     assert box.states(sent) == {"bob": "written"}
 
 

@@ -20,7 +20,7 @@ from tests.procs import environment
 NO_FLOCK = """
 import errno, fcntl, sys, time
 from relay.engine import CommStore
-from relay.errors import StoreLocked
+from relay.base.errors import StoreLocked
 def flock(fd, operation):
     raise OSError(errno.ENOLCK, "no locks available")
 fcntl.flock = flock
