@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -40,7 +39,7 @@ from relay.base import fsio
 from relay.base.checksums import sha256_hex
 from relay.base.errors import FormatError
 from relay.engine import topics
-from relay.engine.query import REGEX_LIMIT_S, QueryResult, Rank, find, page
+from relay.engine.query import QueryResult, Rank, find, page
 
 RELAY_IDS = 9  # block of section 256
 STRAY = ".stray"
@@ -146,7 +145,6 @@ class Archives:
         ``leaving``: the archive of which some messages are ``still_here``. ``rank``: of ``page``.
         Errors: as ``query.find``, and as ``messages``.
         """
-        began = time.monotonic()
         found = find(here, wanted)
         total = len(found)
         last_first = wanted.order[1] is SortOrder.DESCENDING
@@ -156,13 +154,12 @@ class Archives:
                 if count is not None:
                     total += count
                     continue
-            left_s = max(0.001, REGEX_LIMIT_S - (time.monotonic() - began))
             rolled = (
                 message
                 for message in self.messages(note, wanted)
                 if note is not leaving or message.id not in still_here
             )
-            more = find(rolled, wanted, left_s)
+            more = find(rolled, wanted)
             found += more
             total += len(more)
         return page(found, wanted, total, rank)

@@ -5,7 +5,6 @@ Source: data-structures.txt "Channel", "Participant", "Subscription".
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
@@ -33,7 +32,7 @@ from relay.base.errors import (
 )
 from relay.engine import ack_rules, events, routing, topics, validation
 from relay.engine.pressure import PressureCommands
-from relay.engine.query import FILTER_LIMIT_S, REGEX_LIMIT_S, check_filter
+from relay.engine.query import check_filter
 
 _SETTINGS = frozenset(ChannelSettings.__struct_fields__)
 _WORDS = frozenset({"description", "tags"})
@@ -269,15 +268,13 @@ class ChannelCommands(PressureCommands):
         return channel
 
     def _subscription_predicate(self, subscription: Subscription) -> Callable[[Message], bool]:
-        """Whether a subscription wants an earlier message; there may be very many of them."""
-        end_s = time.monotonic() + REGEX_LIMIT_S  # for its filter, in all
+        """A test for earlier messages that a subscription wants."""
 
         def is_wanted(message: Message) -> bool:
-            limit_s = min(FILTER_LIMIT_S, end_s - time.monotonic())
             return (
                 message.topic is not None
                 and topics.matches(message.topic, subscription.topic_pattern)
-                and routing.passes_filter(subscription, message, self._warn_of_filter, limit_s)
+                and routing.passes_filter(subscription, message, self._warn_of_filter)
             )
 
         return is_wanted
@@ -309,12 +306,13 @@ class ChannelCommands(PressureCommands):
                 self.deliver(message.id, [participant])
 
     def _warn_of_filter(self, subscription: Subscription) -> None:
-        """Say once that a subscription's filter is none or too slow, and so matches nothing."""
+        """Warn once of a subscription whose filter is invalid and so matches nothing."""
         if subscription.id not in self._invalid_filters:
             self._invalid_filters.add(subscription.id)
             self.warn(
                 f"subscription {subscription.id} of {subscription.subscriber}: its content "
-                "pattern is none, or takes too long, so it does not match"
+                "pattern is not a valid RE2 pattern, so nothing matches; subscribe again with a "
+                "valid one"
             )
 
     def _check_room(self, what: str, count: int, most: int) -> None:

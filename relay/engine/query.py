@@ -1,23 +1,25 @@
 """Queries over messages: what indexes have narrowed, predicates decide, and the regex comes last.
 
-Every given criterion must match. A content pattern is bounded in size, and matched with a time
-limit for the whole query, so that no pattern can hold the engine up. Source: message-engine.txt,
-"Receive Pipeline"; data-structures.txt, "MessageFilter" and "Index Structures".
+Every given criterion must match. Content patterns are RE2's: matching takes time linear in the
+content, so no pattern can block the engine. Source: message-engine.txt, "Receive Pipeline";
+data-structures.txt, "MessageFilter" and "Index Structures".
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import re2
+
 from relay.acomm.model import Message, MessageFilter, MessageStatus, SortField, SortOrder
-from relay.base.errors import QueryTimeout, ValidationFailed
-from relay.engine import patterns, topics, validation
+from relay.base.errors import ValidationFailed
+from relay.engine import topics, validation
 
-REGEX_LIMIT_S = 2.0  # for one query, however many messages it looks at
-FILTER_LIMIT_S = 0.1  # for one message and one subscriber's filter: a publisher waits for it
-
+_SHOWN_PATTERN = 200  # characters of a pattern in an error
+_RE2 = re2.Options()
+_RE2.never_capture = True  # with groups to fill in, RE2 is slow on long texts
+_RE2.log_errors = False
 
 Rank = Callable[[Message], int]  # the group of a message: its priority, where that is heeded
 
@@ -49,7 +51,7 @@ def check_filter(wanted: MessageFilter) -> MessageFilter:
     if wanted.topic_pattern is not None:
         topics.match_mode(wanted.topic_pattern)
     if wanted.content_pattern is not None:
-        patterns.compile_pattern(wanted.content_pattern)
+        compile_pattern(wanted.content_pattern)
     return MessageFilter(**values)
 
 
@@ -81,19 +83,31 @@ def make_predicate(wanted: MessageFilter) -> Callable[[Message], bool]:
     return matches
 
 
-def find(
-    messages: Iterable[Message], wanted: MessageFilter, limit_s: float | None = None
-) -> list[Message]:
+def compile_pattern(pattern: str) -> re2._Regexp[str]:
+    """The compiled content pattern.
+
+    Errors: ValidationFailed for an invalid pattern, for what RE2 does not support (look-around,
+    back references), and for one that is too large.
+    """
+    try:
+        return re2.compile(pattern, _RE2)
+    except (re2.error, UnicodeEncodeError) as exc:
+        reason = exc.args[0].decode(errors="replace") if isinstance(exc, re2.error) else str(exc)
+        shown = pattern if len(pattern) <= _SHOWN_PATTERN else pattern[:_SHOWN_PATTERN] + "…"
+        text = f"{shown!r} is not a valid RE2 pattern: {reason[:_SHOWN_PATTERN]!r}"
+        raise ValidationFailed("content_pattern", text, len(pattern)) from exc
+
+
+def find(messages: Iterable[Message], wanted: MessageFilter) -> list[Message]:
     """Those of ``messages`` that match, in their order, without limit and offset.
 
-    ``wanted`` is one that ``check_filter`` takes.
-    Errors: QueryTimeout when the content pattern takes longer than ``limit_s``
-    (REGEX_LIMIT_S) in all.
+    ``wanted`` is one that ``check_filter`` takes. Errors: ValidationFailed for a content pattern
+    that is invalid all the same: a file of another writer may hold one.
     """
     found = list(filter(make_predicate(wanted), messages))
     if wanted.content_pattern is not None:
-        limit_s = REGEX_LIMIT_S if limit_s is None else limit_s
-        found = list(_with_content(found, wanted.content_pattern, limit_s))
+        search = compile_pattern(wanted.content_pattern).search
+        found = [m for m in found if search(m.content.decode(errors="replace"))]
     return found
 
 
@@ -129,22 +143,6 @@ def sort(found: list[Message], wanted: MessageFilter, rank: Rank | None) -> None
     found.sort(key=_SORT_KEYS[field], reverse=order is SortOrder.DESCENDING)
     if rank is not None and field is not SortField.PRIORITY:
         found.sort(key=rank)
-
-
-def _with_content(messages: Iterable[Message], pattern: str, limit_s: float) -> Iterator[Message]:
-    compiled = patterns.compile_pattern(pattern)
-    deadline = time.monotonic() + limit_s
-    for message in messages:
-        left_s = deadline - time.monotonic()
-        try:
-            if left_s <= 0:
-                raise TimeoutError
-            if compiled.search(message.content.decode(errors="replace"), timeout=left_s):
-                yield message
-        except TimeoutError as exc:
-            raise QueryTimeout(
-                f"content pattern {pattern!r} took longer than {limit_s:g} s"
-            ) from exc
 
 
 # Ties are broken by id, so that a page is the same each time it is asked for.

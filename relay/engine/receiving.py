@@ -376,8 +376,8 @@ class ReceiveCommands(AnswerCommands):
 
         Where channels heed priority, in groups of one priority each, unless ``grouped`` is False.
         Archives are looked into as far as their indexes say that it is worth it.
-        Errors: ValidationFailed for a pattern that is none; QueryTimeout; FormatError, OSError
-        for an archive that is damaged or gone.
+        Errors: ValidationFailed for an invalid pattern; FormatError, OSError for an archive that
+        is damaged or missing.
         """
         wanted = check_filter(MessageFilter() if filter is None else filter)
         rank = self._rank if grouped else None
