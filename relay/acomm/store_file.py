@@ -10,8 +10,11 @@ readers fall back to the last known-good state; FORMATS section 2, "Reading".
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from relay.acomm import codec, container
@@ -19,12 +22,49 @@ from relay.acomm.encryption import encrypt
 from relay.acomm.engine_state import StoreSnapshot
 from relay.acomm.model import StoreFile
 from relay.base import fsio
-from relay.base.errors import FormatError, LimitError, VersionError
+from relay.base.errors import FormatError, LimitError, StoreLocked, VersionError
 
 LATER_EVENTS_LOST = "without what came after"  # said where no journal has it
 PREVIOUS = ".prev"
 SUFFIX = ".acomm"
 T = TypeVar("T")
+_NO_FLOCK = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL})
+_LOCK_TEXT_BYTES = 4096
+
+
+@contextlib.contextmanager
+def locked(path: str, now_s: int) -> Iterator[None]:
+    """Hold the lock of the store file at ``path``, ``{path}.lock``, for the block.
+
+    The kernel's flock decides, so a killed holder frees it at once; the text in the file is for
+    people. Errors: StoreLocked with that text when another process holds it, or when the file
+    system does not support flock. Source: acomm-file-format.txt, "File Locking".
+    """
+    lock = path + ".lock"
+    with contextlib.ExitStack() as held:
+        try:
+            fd = held.enter_context(fsio.locked(lock))
+        except BlockingIOError:
+            raise StoreLocked(
+                f"{path} is being written by another process ({_holder(lock)})"
+            ) from None
+        except OSError as exc:
+            if exc.errno not in _NO_FLOCK:
+                raise
+            raise StoreLocked(
+                f"{path} cannot be locked: its file system does not support flock ({exc.strerror})",
+                hint="move the store to a local disk",
+            ) from None
+        text = f"PID: {os.getpid()}\nSTARTED: {now_s}\nHOSTNAME: {socket.gethostname()}\n"
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, text.encode(), 0)
+        yield
+
+
+def _holder(lock: str) -> str:
+    with open(lock, "rb") as file:
+        text = file.read(_LOCK_TEXT_BYTES).decode(errors="replace")
+    return ", ".join(text.splitlines())
 
 
 def save(

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
-from relay.acomm import codec, excess, lock, store_file
+from relay.acomm import codec, excess, store_file
 from relay.acomm.encryption import decrypt
 from relay.acomm.model import DeliveryState, StoreFile
 from relay.base.clock import NS_PER_S, Clock
@@ -154,7 +154,7 @@ class CommStore(RetryCommands):
         """
         clock = clock or Clock()
         with contextlib.ExitStack() as held:
-            held.enter_context(lock.locked(path, clock.now_ns() // NS_PER_S))
+            held.enter_context(store_file.locked(path, clock.now_ns() // NS_PER_S))
             store = cls._of_file(path, clock, limits, warn, key)
             store._held, store._path = held.pop_all(), path
         if store._read_only_reason:
