@@ -85,7 +85,7 @@ class Histogram:
         return Buckets(self.bounds, tuple(self.counts), self.total)
 
 
-class Tally:
+class Metrics:
     """All of it. The loop's thread writes; ``at`` and the numbers may be read from any."""
 
     def __init__(self, clock: Clock) -> None:

@@ -175,7 +175,7 @@ def prune(
     Without --keep-age and --keep-bytes it is config.json that says what to keep; with either,
     config.json says nothing.
     """
-    from relay.daemon.upkeep import carry_out, retention
+    from relay.daemon.journal_commands import carry_out, retention
     from relay.journal.plan import PRUNE, Order
 
     place = _place(ctx, caller["home"], objects)
@@ -200,12 +200,14 @@ def prune(
 
 def _plan(place: _Place, policy: TierPolicy, as_json: bool) -> int:
     """What a prune would do, read from the manifest; changes nothing."""
-    from relay.daemon import upkeep
+    from relay.daemon import journal_commands
     from relay.journal.manifest import read_manifest
 
     entries = list(read_manifest(place.stream_dir, _warn).catalog.entries.values())
-    below = min(upkeep.safe_below(place.home), upkeep.prunable_below(place.home))
-    jobs = upkeep.prunes(entries, policy, place.clock, below)
+    below = min(
+        journal_commands.safe_offset(place.home), journal_commands.prunable_below(place.home)
+    )
+    jobs = journal_commands.prunes(entries, policy, place.clock, below)
     for job in jobs:
         if as_json:
             echo_json({"segment": job.entry.segment_id, "would": "prune", "why": job.why})
@@ -224,7 +226,7 @@ def _order(
     objects: str,
     **caller: Any,
 ) -> int:
-    from relay.daemon.upkeep import carry_out
+    from relay.daemon.journal_commands import carry_out
     from relay.journal.plan import Order
 
     place = _place(ctx, caller["home"], objects)

@@ -33,7 +33,7 @@ from relay.base.home import LEDGER
 from relay.base.status_client import MOST_PATH_BYTES, RUNTIME_VARIABLE, SOCKET, socket_path
 from relay.base.text import json_line
 from relay.daemon import metrics
-from relay.daemon.status import Board, Snapshot
+from relay.daemon.status import SharedStatus, Snapshot
 from relay.ledger import wal
 
 REQUEST_TIMEOUT_S = 5  # who asks in drops, or not at all, holds a thread no longer
@@ -46,7 +46,7 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 class Admin:
     """The servers. Begun and ended by the daemon, which holds the home's lock."""
 
-    def __init__(self, board: Board, log: Callable[..., object]) -> None:
+    def __init__(self, board: SharedStatus, log: Callable[..., object]) -> None:
         self._board = board
         self._log = log
         self._servers: list[_Threads] = []
@@ -126,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "agent-relay"
     sys_version = ""
     timeout = REQUEST_TIMEOUT_S
-    board: Board
+    board: SharedStatus
     trouble: Any
 
     def do_GET(self) -> None:
@@ -294,7 +294,7 @@ class _Tcp6Server(_TcpServer):
     address_family = socket.AF_INET6
 
 
-def status_of(board: Board) -> dict[str, Any]:
+def status_of(board: SharedStatus) -> dict[str, Any]:
     """What ``/status`` answers."""
     health, snapshot, disk = board.health(), board.snapshot, board.disk
     step, step_s = board.tally.stuck_s()

@@ -16,7 +16,7 @@ from relay.base.clock import Clock
 from relay.base.disk import DiskState, DiskWatch, Reading
 from relay.base.errors import LedgerError
 from relay.base.names import OPERATOR
-from relay.daemon.status import Board, Publisher, pause_reason
+from relay.daemon.status import SharedStatus, StatusPublisher, pause_reason
 from relay.delivery.context import Context
 from relay.delivery.dispatch import Dispatcher
 from relay.ledger import Ledger
@@ -26,14 +26,14 @@ TOLD = " told"
 LEVELS = {DiskState.OK: "info", DiskState.FLOOR: "error"}
 
 
-class Overseer:
+class DiskMonitor:
     """Turned by the loop after every tick. Owned by it."""
 
     def __init__(
         self,
-        board: Board,
+        board: SharedStatus,
         dispatcher: Dispatcher,
-        publisher: Publisher,
+        publisher: StatusPublisher,
         disk: DiskWatch,
         ledger: Ledger,
         clock: Clock,
@@ -131,15 +131,17 @@ class Overseer:
             self._ledger.set_state(EPISODE, value, now)
 
 
-def make_overseer(
-    board: Board,
+def make_disk_monitor(
+    board: SharedStatus,
     dispatcher: Dispatcher,
-    publisher: Publisher,
+    publisher: StatusPublisher,
     context: Context,
-) -> Overseer:
+) -> DiskMonitor:
     """What looks after a session."""
     disk = DiskWatch(context.home.root, context.config.disk, context.clock)
-    return Overseer(board, dispatcher, publisher, disk, context.ledger, context.clock, context.log)
+    return DiskMonitor(
+        board, dispatcher, publisher, disk, context.ledger, context.clock, context.log
+    )
 
 
 def _notice(reading: Reading) -> str:

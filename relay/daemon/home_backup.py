@@ -119,7 +119,7 @@ def _make(home: Home, config: Config, clock: Clock, root: str) -> BackedUp:
     told = Projection()
     key = store_key(home, config, make=False)
     with Home(root) as made:  # it has to open, and says what it knows
-        store = look(made, clock, config, key, heard=told.fold)
+        store = look(made, clock, config, key, heard=told.apply)
     known = _known(store, told, os.path.join(root, LEDGER))
     for note in store.state.archives:
         *folders, name = f"{ARCHIVES}/{note.name}".split("/")

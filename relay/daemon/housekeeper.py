@@ -20,7 +20,7 @@ from relay.base.errors import LedgerDamaged, RelayError
 from relay.base.home import LEDGER, Home
 from relay.base.jobs import Pack, Prune
 from relay.daemon import prune
-from relay.daemon.prune import Gone
+from relay.daemon.prune import Pruned
 from relay.ledger import Ledger, archive_pack, open_readonly
 from relay.ledger import file as ledger_file
 from relay.ledger.archive_pack import Packed
@@ -183,7 +183,7 @@ class Housekeeper:
             packed = self._go(archive_pack.pack(self._home, day))
             if packed is None:
                 break
-            said.append((packing_said(packed), "pack", {"day": packed.day, "files": packed.files}))
+            said.append((describe_pack(packed), "pack", {"day": packed.day, "files": packed.files}))
         return said
 
     def _go(self, steps: Iterator[T | None]) -> T | None:
@@ -203,11 +203,11 @@ def packable(home: Home, clock: Clock, before: str = "") -> list[str]:
     one whose file an open row still needs. Errors: LedgerError."""
     last = archive_pack.before_yesterday(clock.now_ns())
     last = min(before, last) if before else last
-    needed = prune.still_needed(home).days
+    needed = prune.files_in_use(home).days
     return [day for day in archive_pack.days(home) if day < last and day not in needed]
 
 
-def packing_said(packed: Packed) -> str:
+def describe_pack(packed: Packed) -> str:
     """What was packed, in a line."""
     return (
         f"packed {packed.files} files of {packed.day}: {packed.n_bytes} bytes are "
@@ -215,7 +215,9 @@ def packing_said(packed: Packed) -> str:
     )
 
 
-def whole_run(home: Home, config: Config, clock: Clock, *, dry_run: bool = False) -> list[Gone]:
+def run_retention(
+    home: Home, config: Config, clock: Clock, *, dry_run: bool = False
+) -> list[Pruned]:
     """A whole retention run here and now, where no relay runs and the caller has the lock; with
     ``dry_run`` what one would remove, whoever runs. Errors: LedgerError, OSError."""
     settings, now, path = config.retention, clock.now_ns(), home.path(LEDGER)

@@ -18,7 +18,7 @@ from relay.base.clock import Clock
 from relay.base.config import Config
 from relay.base.errors import AlreadyRunning, LedgerError
 from relay.base.home import LEDGER, LOCK, Home
-from relay.base.metrics import Tally
+from relay.base.metrics import Metrics
 from relay.daemon import recovery
 from relay.daemon.ledger_backup import check_unused, set_aside
 from relay.daemon.opening import open_store, store_key
@@ -94,9 +94,9 @@ def _recover(
             events=opened.log,
             clock=clock,
             log=log,
-            tally=Tally(clock),
+            tally=Metrics(clock),
         )
-        recovery.recover(context, opened.told, power_cut=opened.power_cut)
+        recovery.recover(context, opened.projection, power_cut=opened.power_cut)
     finally:
         opened.log.close()
 

@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from relay.base.clock import NS_PER_S
 from relay.base.home import LEDGER
 from relay.base.metrics import Buckets
-from relay.daemon.status import Board, Snapshot
+from relay.daemon.status import SharedStatus, Snapshot
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -44,7 +44,7 @@ COUNTERS = {
 }
 
 
-def page(board: Board) -> bytes:
+def page(board: SharedStatus) -> bytes:
     """What ``/metrics`` answers."""
     return generate_latest(BoardCollector(board))
 
@@ -52,7 +52,7 @@ def page(board: Board) -> bytes:
 class BoardCollector(Collector):
     """The board as metrics; may be asked from any thread."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: SharedStatus) -> None:
         self._board = board
 
     def collect(self) -> Iterator[Metric]:

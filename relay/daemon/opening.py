@@ -59,7 +59,7 @@ class Opened(NamedTuple):
     store: CommStore
     log: EventLog
     tiers: Tiers
-    told: Projection  # what happened behind the ledger's position
+    projection: Projection  # what happened behind the ledger's position
     power_cut: bool  # the machine was switched off since
 
 
@@ -186,7 +186,7 @@ def open_store(
         journal.fetch = tiers.fetch
         # A damaged manifest did not say before.
         _check_reach(home, store, journal.first, touched=True)
-        past = _Past(store, ledger_position)
+        past = Replay(store, ledger_position)
         past.replay(journal, codec, boot, warn)
         state = store.state
         journal.raise_ext_id(state.next_message - 1)
@@ -240,12 +240,12 @@ class _Checkpoints:
         """
         policy = self._tiers.policy
         if policy.keep_bytes is not None or policy.keep_age_s is not None:
-            keep_base(self._path, self._base)
+            link_base(self._path, self._base)
         self._tiers.cover(self._newest)
         self._newest = offset
 
 
-class _Past:
+class Replay:
     """What the journal says of the time before, to the store and to the ledger."""
 
     def __init__(self, store: CommStore, ledger_position: int) -> None:
@@ -274,7 +274,7 @@ class _Past:
         if frame.start is not None:
             self.boot = frame.start.boot_id
         if frame.event is not None and offset >= self._ledger_position:
-            self.told.fold(frame.event, is_recent=offset >= self._covered)
+            self.told.apply(frame.event, is_recent=offset >= self._covered)
 
     def _tell_all(self, records: Iterable[Record], codec: EventCodec) -> None:
         """Everything once more, whatever the ledger has."""
@@ -283,7 +283,7 @@ class _Past:
             self._hear(codec.decode(record.payload, record.offset), record.offset)
 
 
-def keep_base(previous: str, base: str) -> None:
+def link_base(previous: str, base: str) -> None:
     """Give a checkpoint the name from which a store is made again when both others are lost."""
     temp = base + ".tmp"
     with _keeping, contextlib.suppress(FileNotFoundError):

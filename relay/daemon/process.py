@@ -26,11 +26,11 @@ from relay.base.config import Config
 from relay.base.errors import EXIT_FAILED, AlreadyRunning, HomeMissing, RelayError, UnsafePath
 from relay.base.home import FEW_DESCRIPTORS, LEDGER, LOCK, Home
 from relay.base.logs import Log, make_log
-from relay.base.sd_notify import Notifier, Watchdog
+from relay.base.sd_notify import SystemdNotifier, Watchdog
 from relay.base.status_client import ask, silence
 from relay.daemon.admin import Admin
 from relay.daemon.session import Session
-from relay.daemon.status import Board
+from relay.daemon.status import SharedStatus
 
 # The thread that writes the store holds the interpreter this long at most before the loop goes on.
 SWITCH_INTERVAL_S = 0.0005
@@ -47,14 +47,14 @@ class Daemon:
     """One running relay. Everything happens in the thread of ``run``, but for the store's flush,
     the journal's tiers, and answers over HTTP."""
 
-    def __init__(self, home: Home, config: Config, log: Log, notifier: Notifier) -> None:
+    def __init__(self, home: Home, config: Config, log: Log, notifier: SystemdNotifier) -> None:
         self._home = home
         self._log = log
         self._clock = Clock()
         self._config = config
         self._former: Config | None = None  # until a session has begun with the present one
         self._notifier = notifier
-        self.board = Board(home.root, config, self._clock)
+        self.board = SharedStatus(home.root, config, self._clock)
         self._admin = Admin(self.board, log)
         self._session_now: Session | None = None
         self._next: Config | None = None  # to be followed as soon as the session can end
@@ -193,7 +193,7 @@ class Daemon:
                 session.serve(self._must_end)
                 if self._stopping:
                     self._notifier.say("STOPPING=1")
-                    if not session.ends_within(PATIENCE_S):
+                    if not session.wait_background(PATIENCE_S):
                         self._leave()
             finally:
                 self._session_now = None
@@ -226,7 +226,7 @@ class Daemon:
             self._next = self._read_config()
             if session is not None:
                 session.is_ending = self._next is not None
-        if self._next is None or (session is not None and not session.ends_within(0)):
+        if self._next is None or (session is not None and not session.wait_background(0)):
             return False
         self._notifier.reloading(self._clock.monotonic_ns())
         # Where nobody is served, anyway, what fails next is no fault of the configuration.
@@ -367,7 +367,7 @@ def run_daemon(root: str, *, log_path: str | None, ready: Callable[[], None]) ->
                 action="few_descriptors",
                 level="warning",
             )
-        daemon = Daemon(home, config, log, Notifier(os.environ))
+        daemon = Daemon(home, config, log, SystemdNotifier(os.environ))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: daemon.stop())
         is_at_terminal = log_path is None and sys.stderr.isatty()  # which hangs up when it goes

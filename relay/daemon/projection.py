@@ -48,7 +48,7 @@ class Projection:
         self._is_recent = True
         self.written: set[Key] = set()  # put into an inbox, in the events that are recent
 
-    def fold(self, event: Event, *, is_recent: bool = True) -> None:
+    def apply(self, event: Event, *, is_recent: bool = True) -> None:
         """Take one event in. ``is_recent``: behind what the store's file covers."""
         self._is_recent = is_recent
         handler = _FOLD.get(type(event))

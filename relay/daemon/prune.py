@@ -47,7 +47,7 @@ class File(NamedTuple):
     at_ns: int  # what its age is counted from
 
 
-class Gone(NamedTuple):
+class Pruned(NamedTuple):
     """What went, or would go, of one kind."""
 
     kind: str  # of KINDS
@@ -56,11 +56,11 @@ class Gone(NamedTuple):
     oldest_ns: int | None = None
     newest_ns: int | None = None
 
-    def plus(self, n_bytes: int, at_ns: int) -> Gone:
+    def plus(self, n_bytes: int, at_ns: int) -> Pruned:
         """One more."""
         oldest = at_ns if self.oldest_ns is None else min(self.oldest_ns, at_ns)
         newest = at_ns if self.newest_ns is None else max(self.newest_ns, at_ns)
-        return Gone(self.kind, self.number + 1, self.n_bytes + n_bytes, oldest, newest)
+        return Pruned(self.kind, self.number + 1, self.n_bytes + n_bytes, oldest, newest)
 
 
 class _Kind(NamedTuple):
@@ -70,7 +70,7 @@ class _Kind(NamedTuple):
     mib: int
 
 
-class Needed(NamedTuple):
+class InUse(NamedTuple):
     """What the ledger still needs of the files."""
 
     message_ids: Set[str]
@@ -79,20 +79,20 @@ class Needed(NamedTuple):
 
 def prune_files(
     home: Home, settings: Retention, now_ns: int, *, dry_run: bool = False
-) -> Iterator[list[Gone] | None]:
+) -> Iterator[list[Pruned] | None]:
     """Remove the files that may go; None after each slice, so that the caller can pause, and at
     last what went, a value a kind.
 
     The caller holds the home's lock, or is the relay; with ``dry_run`` nobody need. Errors:
     LedgerError, for without a ledger nobody knows what is needed; OSError.
     """
-    needed = still_needed(home)
-    gone: list[Gone] = []
+    needed = files_in_use(home)
+    gone: list[Pruned] = []
     cutoff = 0
     for kind in _kinds(home, settings):
         from_ns = cutoff if kind.name == "rejected" else 0  # older ones went with the archive
         cutoff = yield from _cutoff(kind.files(), now_ns, kind.days, kind.mib)
-        total, cost = Gone(kind.name), 0
+        total, cost = Pruned(kind.name), 0
         with home.dirs() as dirs:
             for file in kind.files():
                 cost += 1
@@ -150,7 +150,7 @@ def _cutoff(files: Iterable[File], now_ns: int, days: int, mib: int) -> Generato
     return min(cutoff, today - DAY_NS)
 
 
-def still_needed(home: Home) -> Needed:
+def files_in_use(home: Home) -> InUse:
     """What open rows and deliveries that are still to be made need. Errors: LedgerError."""
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
         rows = db.execute(
@@ -163,10 +163,10 @@ def still_needed(home: Home) -> Needed:
     parts = [row[1].split("/") for row in rows]
     days = {part[1] for part in parts if part[0] == "archive" and len(part) > 1}
     days |= {iso_date(row[2]) for row in rows}  # it may lie there already, and not be noted
-    return Needed({row[0] for row in rows}, days)
+    return InUse({row[0] for row in rows}, days)
 
 
-def _is_needed(file: File, needed: Needed) -> bool:
+def _is_needed(file: File, needed: InUse) -> bool:
     if file.name.endswith(SUFFIX):
         return file.name.removesuffix(SUFFIX) in needed.days
     # a refused or a second file may have a number behind its name
@@ -259,9 +259,9 @@ def _day_ns(day: str) -> int:
 
 def _collect_attachments(
     home: Home, settings: Retention, now_ns: int, *, dry_run: bool
-) -> Generator[None, None, Gone]:
+) -> Generator[None, None, Pruned]:
     """Attachments that no message names any more, and that nobody is still to read."""
-    gone = Gone("attachments")
+    gone = Pruned("attachments")
     days, mib = settings.attachments_days, settings.attachments_mib
     older_than_ns = yield from _cutoff(_attached(home), now_ns, days, mib)
     path = home.path(LEDGER)
@@ -292,17 +292,17 @@ def _attached(home: Home) -> Iterator[File]:
 # -- the ledger's own --------------------------------------------------------------------------
 
 
-def audit_due(db: sqlite3.Connection, settings: Retention, now_ns: int) -> Gone:
+def audit_due(db: sqlite3.Connection, settings: Retention, now_ns: int) -> Pruned:
     """What may go of audit_log and security_events; its bytes are not known."""
     if not settings.audit_days:
-        return Gone("audit")
+        return Pruned("audit")
     before = now_ns - settings.audit_days * DAY_NS
     found = db.execute(
         "SELECT count(*), min(at), max(at) FROM (SELECT at FROM audit_log WHERE at < ? "
         "UNION ALL SELECT at FROM security_events WHERE at < ?)",
         (before, before),
     ).fetchone()
-    return Gone("audit", found[0], 0, found[1], found[2])
+    return Pruned("audit", found[0], 0, found[1], found[2])
 
 
 def prune_audit(ledger: Ledger, settings: Retention, now_ns: int) -> int:

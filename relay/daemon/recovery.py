@@ -53,7 +53,7 @@ SHOWN_IDS = 20
 
 
 def recover(
-    context: Context, told: Projection, *, power_cut: bool = False
+    context: Context, projection: Projection, *, power_cut: bool = False
 ) -> list[tuple[str, str]]:
     """Put right what the last daemon left; returns the files to be fed first, in order.
 
@@ -69,20 +69,20 @@ def recover(
     with home.dirs() as dirs:
         inboxes = _Inboxes(dirs, store, power_cut=power_cut)
         delivered = inboxes.finish_staged()
-        again = inboxes.check_written(told) if power_cut else 0
+        again = inboxes.check_written(projection) if power_cut else 0
         removed = inboxes.remove_strays(home)
         for event in store.fresh_events or ():
-            told.fold(event)
+            projection.apply(event)
         events.commit()
-        remade = _tell_ledger(ledger, store, told, events.journal.durable, now)
+        remade = _tell_ledger(ledger, store, projection, events.journal.durable, now)
         remade += _tell_of_unsettled(ledger, store)
         _settle_duties(ledger, store)
-        _find_refused(dirs, ledger, told)
+        _find_refused(dirs, ledger, projection)
         _hold_the_rest(ledger, store, now)
         rows = ledger.open_rows()
         files = _Files(dirs)
         if power_cut:
-            _mend_originals(files, ledger, store, told, log)
+            _mend_originals(files, ledger, store, projection, log)
         feed = _settle_rows(files, ledger, store, rows, now)
     events.confirm_boot()
     if files.faults:

@@ -19,18 +19,18 @@ from types import TracebackType
 from relay.agents.roster import Roster
 from relay.agents.spawner import Spawner, SystemSpawner
 from relay.agents.supervisor import Supervisor
-from relay.base import hardening
+from relay.base import directory_guard
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import Config
 from relay.base.home import LEDGER, STORE, Home
 from relay.base.metrics import START, STOP, WAIT
-from relay.base.watcher import ScanWatcher, Wake, Watcher, make_watcher
+from relay.base.watcher import ScanWatcher, Watcher, WatchEvents, make_watcher
 from relay.daemon import recovery
-from relay.daemon.disk_monitor import make_overseer
+from relay.daemon.disk_monitor import make_disk_monitor
 from relay.daemon.housekeeper import Housekeeper
+from relay.daemon.journal_commands import run_command
 from relay.daemon.opening import Opened, open_store, store_key
-from relay.daemon.status import Board, Publisher
-from relay.daemon.upkeep import obey
+from relay.daemon.status import SharedStatus, StatusPublisher
 from relay.delivery.context import Context
 from relay.delivery.dispatch import Dispatcher
 from relay.engine.commstore import CommStore
@@ -62,13 +62,13 @@ class Session:
         config: Config,
         clock: Clock,
         log: Callable[..., object],
-        board: Board | None = None,
+        board: SharedStatus | None = None,
     ) -> None:
         self._home = home
         self._config = config
         self._clock = clock
         self._log = log
-        self._board = board or Board(home.root, config, clock)
+        self._board = board or SharedStatus(home.root, config, clock)
         self._tally = self._board.tally
         self._stack = contextlib.ExitStack()
         self.is_ending = False  # True: as soon as no step of the tiers runs
@@ -107,14 +107,14 @@ class Session:
             self._deadline = self._dispatcher.tick(self.watcher.wait(timeout_ns))
             self._carry_out_orders()
             self._tally.begin("processes")
-            tend(self._supervisor, self._dispatcher)
+            poll_supervisor(self._supervisor, self._dispatcher)
             self._overseer.step()
         self._board.is_serving = False
         self._tally.begin(STOP)
         self._dispatcher.drain()
         self._log("Stopped", action="stopped", epoch=self.epoch)
 
-    def ends_within(self, seconds: float) -> bool:
+    def wait_background(self, seconds: float) -> bool:
         """True when nothing beside the loop holds the session's end up for longer.
 
         Else a step of the tiers goes on: an upload may. What was accepted is durable by then.
@@ -125,7 +125,7 @@ class Session:
         self._open_ledger(stack)
         key = store_key(self._home, self._config, make=True)
         opened = self._open_store(stack, key)
-        feed = recovery.recover(self._context, opened.told, power_cut=opened.power_cut)
+        feed = recovery.recover(self._context, opened.projection, power_cut=opened.power_cut)
         self._start_watcher(stack)
         self._start_dispatcher(stack, key)
         self._start_tiers(stack)
@@ -134,12 +134,12 @@ class Session:
         self._start_keeper(stack)
         self._dispatcher.requeue(feed)
         self._start_overseer()
-        self._deadline = self._dispatcher.tick(Wake(agents_changed=True, scan=True))
+        self._deadline = self._dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
         self._log("Ready", action="ready", epoch=self.epoch, watcher=self.watcher.name)
 
     def _open_ledger(self, stack: contextlib.ExitStack) -> None:
         """The ledger, once the home is nobody else's; what was open to others stands in it."""
-        incidents = hardening.secure(self._home)
+        incidents = directory_guard.secure(self._home)
         for one in incidents:
             self._log(one.detail, action=str(one.kind), file=one.path, level="warning")
         path = self._home.path(LEDGER)
@@ -203,8 +203,8 @@ class Session:
 
     def _start_overseer(self) -> None:
         store = self._opened.store
-        publisher = Publisher(self._dispatcher, store, self.watcher, self._clock)
-        self._overseer = make_overseer(self._board, self._dispatcher, publisher, self._context)
+        publisher = StatusPublisher(self._dispatcher, store, self.watcher, self._clock)
+        self._overseer = make_disk_monitor(self._board, self._dispatcher, publisher, self._context)
         self._overseer.begin()
 
     def _start_tiers(self, stack: contextlib.ExitStack) -> None:
@@ -238,7 +238,7 @@ class Session:
     def _carry_out_orders(self) -> None:
         for order in self._dispatcher.pop_jobs():
             if isinstance(order, Order):
-                obey(self._home, self._opened, self._clock, order)
+                run_command(self._home, self._opened, self._clock, order)
             else:
                 self._keeper.ask(order)
 
@@ -274,7 +274,7 @@ def make_supervisor(
     )
 
 
-def tend(supervisor: Supervisor, dispatcher: Dispatcher) -> None:
+def poll_supervisor(supervisor: Supervisor, dispatcher: Dispatcher) -> None:
     """One turn for the processes: what is due is done, and said."""
     supervisor.poll(has_requests=dispatcher.pop_process_requests())
     notices = supervisor.notices()

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import Config
 from relay.base.disk import DiskState, Reading
-from relay.base.metrics import START, STOP, WAIT, Buckets, Tally
+from relay.base.metrics import START, STOP, WAIT, Buckets, Metrics
 from relay.base.watcher import Watcher
 from relay.delivery.dispatch import Dispatcher
 from relay.engine.commstore import CommStore
@@ -54,7 +54,7 @@ TOTALS = (
 )
 
 
-class Publisher:
+class StatusPublisher:
     """Makes a snapshot when one is due. Owned by the loop."""
 
     def __init__(
@@ -132,14 +132,14 @@ class Health(NamedTuple):
     reasons: tuple[str, ...]  # why one of them is not so
 
 
-class Board:
+class SharedStatus:
     """What may be asked of a relay that runs. The daemon's thread writes, any thread reads."""
 
     def __init__(self, home: str, config: Config, clock: Clock) -> None:
         self.home = home
         self.config = config
         self.clock = clock
-        self.tally = Tally(clock)
+        self.tally = Metrics(clock)
         self.started_at_ns = clock.now_ns()
         self.epoch = 0  # of the session; 0: none has begun
         self.snapshot: Snapshot | None = None

@@ -13,14 +13,14 @@ from collections.abc import Iterable
 from relay.agents.roster import Roster
 from relay.agents.saved_state import StateStore
 from relay.agents.status import AgentStatusTracker
-from relay.base import hardening
+from relay.base import directory_guard
 from relay.base.clock import NS_PER_S
 from relay.base.errors import StoreCapacity, StoreFull
 from relay.base.home import Dirs
 from relay.base.jobs import Pack, Prune
 from relay.base.logs import where
 from relay.base.outbox_file import OUTBOX
-from relay.base.watcher import Wake
+from relay.base.watcher import WatchEvents
 from relay.delivery import file_ops
 from relay.delivery.admission import Recorder
 from relay.delivery.archive import Archiver
@@ -78,7 +78,7 @@ class Dispatcher:
         self._intake = Intake(config.detection, config.limits, clock, log, config.security)
         keys = SigningKeys(ledger, store, config.security.require_signatures, clock, log)
         self._validator = Validator(keys, roster, config.limits, clock, log)
-        self._guard = hardening.Guard(home)
+        self._guard = directory_guard.DirectoryGuard(home)
         self._recorder = Recorder(ledger, clock, log)
         states = StateStore(home, config.continuity)
         statuses = self._statuses = AgentStatusTracker(ledger, roster, config.agents, clock, log)
@@ -137,7 +137,7 @@ class Dispatcher:
         for agent, file_name in files:
             self._intake.add(agent, file_name, renamed=True, counted=True)
 
-    def tick(self, wake: Wake) -> int:
+    def tick(self, wake: WatchEvents) -> int:
         """Do what is due; returns when the next thing is (monotonic ns, 0 for at once)."""
         self._downtime.check()
         begin = self.tally.begin

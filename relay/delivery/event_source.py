@@ -12,13 +12,13 @@ from collections.abc import Iterable
 
 from relay.agents.roster import Roster
 from relay.agents.status import AgentStatusTracker
-from relay.base import hardening
+from relay.base import directory_guard
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import FormatError, UnsafePath
 from relay.base.home import READ
 from relay.base.incidents import Incident, IncidentKind, Told
 from relay.base.names import MSG_SUFFIX, message_id_of
-from relay.base.watcher import Wake
+from relay.base.watcher import WatchEvents
 from relay.delivery import lost_time
 from relay.delivery.context import Context
 from relay.delivery.intake import Intake
@@ -58,7 +58,7 @@ class EventSource:
             str, set[str]
         ] = {}  # in inboxes, and not unread as the ledger has it
 
-    def poll(self, wake: Wake) -> None:
+    def poll(self, wake: WatchEvents) -> None:
         """Take what the watcher tells, and scan when that is due."""
         now = self._clock.monotonic_ns()
         scan = wake.scan or now >= self._next_scan_ns
@@ -74,7 +74,7 @@ class EventSource:
             self._ledger.check_file()
             lost_time.record_alive(self._context)
             self._intake.rate_limit.sweep()
-            self._record_incidents(hardening.stray_agents(self._home))
+            self._record_incidents(directory_guard.stray_agents(self._home))
             self._next_scan_ns = now + self._detection.scan_interval_s * NS_PER_S
             self._scan(self._roster.agents)
             self.check_liveness(None)
@@ -127,7 +127,7 @@ class EventSource:
         for agent in sorted(agents):
             try:
                 with self._home.dirs() as dirs:  # closed again: a thousand agents are many
-                    self._record_incidents(hardening.agent_incidents(dirs, agent))
+                    self._record_incidents(directory_guard.agent_incidents(dirs, agent))
                     self._intake.scan(dirs, agent)
                     others = self._reads.scan(dirs, agent)
                 self._record_incidents(self._strays(agent, others), again=True)

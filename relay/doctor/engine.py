@@ -11,8 +11,8 @@ from relay.acomm.store_file import PREVIOUS
 from relay.base.config import Config
 from relay.base.errors import LedgerError, RelayError
 from relay.base.home import BASE, LEDGER, STORE, Home
+from relay.daemon.journal_commands import covered_offset
 from relay.daemon.opening import stream_dir
-from relay.daemon.upkeep import covers
 from relay.doctor.finding import RESTORE, Finding, Place, Severity, names, said
 from relay.journal import check, commands
 from relay.journal.catalog import Catalog, Residency
@@ -49,7 +49,7 @@ _REMEDIES = {  # of what waits for the operator
 def examine(place: Place) -> Iterator[Finding]:
     """Everything that is found, in the order store, journal, tiers."""
     home = place.home
-    covered = max(covers(home.path(name)) for name in (STORE, STORE + PREVIOUS))
+    covered = max(covered_offset(home.path(name)) for name in (STORE, STORE + PREVIOUS))
     yield from _store(home)
     if os.path.isdir(stream_dir(home)):
         yield from _journal(home, covered)
@@ -89,7 +89,7 @@ def _without_checkpoints(home: Home) -> str:
     if not os.path.isdir(folder):
         return "the relay does not start: restore it from a backup, or move it away"
     first = JournalReader(folder).first()
-    if covers(home.path(BASE)) < first:
+    if covered_offset(home.path(BASE)) < first:
         return "the relay does not start: restore it from a backup"
     return f"the next start makes the store again from the journal{f' and {BASE}' if first else ''}"
 
@@ -120,7 +120,7 @@ def _journal(home: Home, covered: int) -> Iterator[Finding]:
                     yield Finding("journal", f"{os.path.join(folder, sub, name)}: {what}", remedy)
     first, end = reach(folder)
     yield from _surplus(folder, end)
-    base = covers(home.path(BASE))
+    base = covered_offset(home.path(BASE))
     if max(covered, base) < first:
         yield Finding(
             "journal",

@@ -146,7 +146,7 @@ def _is_away(place: Place, folder: str) -> bool:
 def _oldest_kept(place: Place) -> str:
     """The oldest day of the archive that retention has left, for it takes the oldest first; what
     somebody still needs was left of older ones, too."""
-    needed = prune.still_needed(place.home).days
+    needed = prune.files_in_use(place.home).days
     days = {name.removesuffix(archive_pack.SUFFIX) for name in names(place.home.path("archive"))}
     return min((day for day in days - needed if archive_pack.is_day(day)), default="9999")
 

@@ -15,8 +15,8 @@ from relay.agents.roster import Roster
 from relay.base.clock import Clock, iso_date
 from relay.base.config import Config
 from relay.base.home import LEDGER, STORE, Home
-from relay.base.metrics import Tally
-from relay.base.watcher import InotifyWatcher, Wake
+from relay.base.metrics import Metrics
+from relay.base.watcher import InotifyWatcher, WatchEvents
 from relay.daemon.opening import open_store
 from relay.daemon.session import make_roller
 from relay.delivery.context import Context
@@ -99,10 +99,10 @@ def _ours(root: Path, agents: int, files: int, ledger_rows: int) -> float:
         wake, path = watcher.wake, home.path(STORE)
         flusher = Flusher(store, path, policy, clock, executor, wake, journal=events)
         roller = make_roller(store, config, clock, executor, wake)
-        context = Context(config, home, ledger, store, events, clock, _silent, Tally(clock))
+        context = Context(config, home, ledger, store, events, clock, _silent, Metrics(clock))
         dispatcher = Dispatcher(context, flusher, roller, roster)
         began = time.perf_counter()
-        dispatcher.tick(Wake(agents_changed=True, scan=True))
+        dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
         while dispatcher.backlog:
             dispatcher.tick(watcher.wait(0))
         dispatcher.drain()

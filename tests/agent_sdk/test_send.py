@@ -246,7 +246,7 @@ def test_killed_before_the_rename_nothing_is_sent(relay: HandRelay) -> None:
     program = (
         "import os, sys\n"
         "from agent_sdk import Agent\n"
-        "from relay import fsio\n"
+        "from relay.base import fsio\n"
         "alice = Agent('alice', sys.argv[1])\n"
         "def fault(operation, name):\n"
         "    if operation == 'rename': os.kill(os.getpid(), 9)\n"

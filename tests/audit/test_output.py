@@ -82,7 +82,7 @@ def test_until_it_is_published_the_run_before_is_whole(tmp_path: Path) -> None:
 KILLED = """
 import json, os, sys
 from pathlib import Path
-from relay import fsio
+from relay.base import fsio
 from tests.audit.test_output import publish
 real = {"rename": os.rename, "unlink": os.unlink}
 def killed(path, step, nth):

@@ -379,7 +379,7 @@ def test_exists_sees_a_link_to_nowhere(folder: int, tmp_path: Path) -> None:
 
 HOLDER = """
 import sys
-from relay import fsio
+from relay.base import fsio
 try:
     with fsio.locked(sys.argv[1]):
         print("held", flush=True)

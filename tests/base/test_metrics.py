@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.base.metrics import NEVER_STUCK, SECONDS, STAGES, START, WAIT, Histogram, Tally
+from relay.base.metrics import NEVER_STUCK, SECONDS, STAGES, START, WAIT, Histogram, Metrics
 from tests.box import Box
 from tests.fakes import FakeClock
 
@@ -36,7 +36,7 @@ def test_what_was_read_stays_as_it_was() -> None:
 
 def test_a_step_is_timed_when_the_next_begins_and_waiting_is_not() -> None:
     clock = FakeClock()
-    tally = Tally(clock)
+    tally = Metrics(clock)
     for step, seconds in (("stage", 2), ("commit", 0.001), (WAIT, 60), ("stage", 0)):
         tally.begin(step)
         clock.advance(seconds)
@@ -49,7 +49,7 @@ def test_a_step_is_timed_when_the_next_begins_and_waiting_is_not() -> None:
 
 def test_only_work_can_be_stuck() -> None:
     clock = FakeClock()
-    tally = Tally(clock)
+    tally = Metrics(clock)
     clock.advance(1000)
     assert tally.stuck_s() == (START, 0.0)
     for step in NEVER_STUCK:

@@ -17,7 +17,7 @@ from relay.base.errors import EXIT_STATE, AlreadyRunning, ConfigError, NotFound,
 from relay.base.home import BASE, STORE
 from relay.cli import cli
 from relay.cli.init import init
-from relay.daemon.upkeep import covers
+from relay.daemon.journal_commands import covered_offset
 from relay.journal.commands import checkpoints
 from relay.journal.journal import Append, Journal, Policy
 from relay.journal.segment import segment_path
@@ -152,8 +152,10 @@ def test_prune_plans_first(with_store: Path) -> None:
     assert pruned == [f"pruned segment {row['segment']}" for row in rows]
     left = lines(run(home, "status", "--json"))
     assert left == before[len(rows) :]
-    assert left[0]["base_offset"] <= covers(str(home / BASE)) < left[-1]["base_offset"] + 4096
-    assert covers(str(home / BASE)) == covers(str(home / (STORE + ".prev")))
+    assert (
+        left[0]["base_offset"] <= covered_offset(str(home / BASE)) < left[-1]["base_offset"] + 4096
+    )
+    assert covered_offset(str(home / BASE)) == covered_offset(str(home / (STORE + ".prev")))
 
 
 def test_prune_goes_no_further_than_its_base(with_store: Path) -> None:

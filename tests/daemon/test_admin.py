@@ -25,7 +25,7 @@ from relay.base.metrics import WAIT
 from relay.base.status_client import SOCKET
 from relay.daemon import admin
 from relay.daemon.admin import Admin
-from relay.daemon.status import Board
+from relay.daemon.status import SharedStatus
 from tests.fakes import FakeClock
 from tests.procs import until
 
@@ -37,7 +37,7 @@ class Asked:
         self.root = root
         self.clock = FakeClock()
         self.log: list[str] = []
-        self.board = Board(str(root), Config(), self.clock)
+        self.board = SharedStatus(str(root), Config(), self.clock)
         self.admin = Admin(self.board, lambda text, **_: self.log.append(text))
 
     def ask(

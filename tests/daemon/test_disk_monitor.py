@@ -9,8 +9,8 @@ import pytest
 
 from relay.base.config import Disk
 from relay.base.disk import MIB, DiskState, DiskWatch, floor_bytes, look
-from relay.daemon.disk_monitor import Overseer
-from relay.daemon.status import Board, Publisher
+from relay.daemon.disk_monitor import DiskMonitor
+from relay.daemon.status import SharedStatus, StatusPublisher
 from relay.ledger import Ledger
 from tests.box import Box
 from tests.fakes import FakeClock
@@ -135,15 +135,15 @@ class Looked:
     def __init__(self, box: Box) -> None:
         self.box = box
         self.disk = FakeDisk()
-        self.board = Board(box.home.root, box.config, box.clock)
+        self.board = SharedStatus(box.home.root, box.config, box.clock)
         self.open()
 
     def open(self) -> None:
         """As a session does."""
         box = self.box
-        publisher = Publisher(box.dispatcher, box.store, box.watcher, box.clock)
+        publisher = StatusPublisher(box.dispatcher, box.store, box.watcher, box.clock)
         watch = DiskWatch(box.home.root, box.config.disk, box.clock, self.disk)
-        self.overseer = Overseer(
+        self.overseer = DiskMonitor(
             self.board, box.dispatcher, publisher, watch, box.ledger, box.clock, box._log
         )
         self.overseer.begin()

@@ -13,31 +13,31 @@ from relay.base.disk import DiskState, Reading
 from relay.base.metrics import STAGES
 from relay.daemon import metrics
 from relay.daemon.metrics import COUNTERS
-from relay.daemon.status import TOTALS, Board, Publisher
+from relay.daemon.status import TOTALS, SharedStatus, StatusPublisher
 from tests.box import Box
 from tests.procs import PROJECT
 
 UNITS = ("_seconds", "_bytes", "_ratio")
 
 
-def published(box: Box) -> tuple[Board, Publisher]:
+def published(box: Box) -> tuple[SharedStatus, StatusPublisher]:
     """The box's board, with its tally."""
-    board = Board(box.home.root, box.config, box.clock)
+    board = SharedStatus(box.home.root, box.config, box.clock)
     board.tally = box.dispatcher.tally
     board.disk = Reading(DiskState.OK, 1000, 300, 70.0, 50)
-    publisher = Publisher(box.dispatcher, box.store, box.watcher, box.clock)
+    publisher = StatusPublisher(box.dispatcher, box.store, box.watcher, box.clock)
     board.snapshot = publisher.step(news=True)
     return board, publisher
 
 
-def families(board: Board) -> dict[str, Metric]:
+def families(board: SharedStatus) -> dict[str, Metric]:
     return {
         family.name: family
         for family in text_string_to_metric_families(metrics.page(board).decode())
     }
 
 
-def value(board: Board, name: str, **labels: str) -> float:
+def value(board: SharedStatus, name: str, **labels: str) -> float:
     (sample,) = (
         one
         for family in families(board).values()
@@ -153,7 +153,7 @@ def test_a_file_that_is_put_off_again_and_again_ages(
 
 
 def test_before_the_first_session_there_is_little_to_say(box: Box) -> None:
-    board = Board(box.home.root, box.config, box.clock)
+    board = SharedStatus(box.home.root, box.config, box.clock)
     assert "relay_queue_files" not in families(board)
     assert value(board, "relay_ready") == 0
 

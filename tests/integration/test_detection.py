@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.base.config import Config, Detection
-from relay.base.watcher import InotifyWatcher, Wake
+from relay.base.watcher import InotifyWatcher, WatchEvents
 from tests.box import Box
 
 PENDING_ACTIONS = ("left_in_pending", "remove_orphan")
@@ -209,7 +209,9 @@ def test_after_an_overflow_everything_is_listed(box: Box) -> None:
     sent = box.drop("alice", "TO: bob\n\nmissed")
     box.watcher.wait(0)
     box.clock.advance(0.2)
-    box.dispatcher.tick(Wake(agents_changed=True, scan=True))  # what wait says of an overflow
+    box.dispatcher.tick(
+        WatchEvents(agents_changed=True, scan=True)
+    )  # what wait says of an overflow
     assert box.states(sent) == {"bob": "written"}
 
 

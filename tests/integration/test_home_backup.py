@@ -28,11 +28,11 @@ from tests.procs import Relay, meanwhile, relay, until
 
 STEP = """
 import os, signal, sys
-from relay import fsio
-from relay.clock import Clock
-from relay.config import Config
-from relay.home import Home
-from relay.housekeeping import backup, restore
+from relay.base import fsio
+from relay.base.clock import Clock
+from relay.base.config import Config
+from relay.base.home import Home
+from relay.daemon import home_backup, restore
 steps = int(sys.argv[1])
 def fault(operation, name):
     global steps
@@ -41,7 +41,7 @@ def fault(operation, name):
         os.kill(os.getpid(), signal.SIGKILL)
 fsio.fault = fault
 if sys.argv[2] == "backup":
-    backup.backup(Home(sys.argv[3]), Config(), Clock(), sys.argv[4])
+    home_backup.backup(Home(sys.argv[3]), Config(), Clock(), sys.argv[4])
 else:
     restore.restore(sys.argv[3], sys.argv[4], force=True)
 """

@@ -10,7 +10,7 @@ import pytest
 
 from relay.base.config import Config, Journal, encode
 from relay.base.home import BASE, STORE
-from relay.daemon.upkeep import covers
+from relay.daemon.journal_commands import covered_offset
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 
@@ -92,9 +92,9 @@ def test_prune_keeps_the_base_first(box: Box) -> None:
     ask(box, "journal.prune\nKEEP_BYTES: 0")
     done = steps(box)
     assert done[:2] == ["asked for: pruned segment 0", "asked for: pruned segment 1"]
-    kept = covers(str(box.path(BASE)))
+    kept = covered_offset(str(box.path(BASE)))
     assert 0 < box.events.journal.first <= kept
-    assert kept == covers(str(box.path(STORE + ".prev")))
+    assert kept == covered_offset(str(box.path(STORE + ".prev")))
 
 
 def test_prune_lets_nothing_go_that_no_base_covers(box: Box) -> None:
@@ -117,7 +117,7 @@ def test_an_order_lets_retention_go_no_further_than_a_base(box: Box) -> None:
     box.path(STORE + ".prev").write_bytes(whole)
     ask(box, "journal.compress\nSEGMENTS: 4")
     assert steps(box)[1].startswith("prune segment 0")
-    assert box.events.journal.first <= covers(str(box.path(BASE)))
+    assert box.events.journal.first <= covered_offset(str(box.path(BASE)))
     box.close()
 
 

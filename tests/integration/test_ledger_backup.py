@@ -26,9 +26,9 @@ from tests.procs import Relay, home_of, meanwhile, relay, until
 
 RESTORE = """
 import os, signal, sys
-from relay import fsio
-from relay.ledger import backup as ledger_backup
-from relay.home import Home
+from relay.base import fsio
+from relay.daemon import ledger_backup as backup as ledger_backup
+from relay.base.home import Home
 steps = int(sys.argv[3])
 def fault(operation, name):
     global steps

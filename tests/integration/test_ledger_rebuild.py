@@ -29,11 +29,11 @@ from tests.procs import Relay, relay, until
 PAGE = 4096
 REBUILD = """
 import os, signal, sys
-from relay import fsio
-from relay.clock import Clock
-from relay.config import Config
-from relay.ledger import rebuild as ledger_rebuild
-from relay.home import Home
+from relay.base import fsio
+from relay.base.clock import Clock
+from relay.base.config import Config
+from relay.daemon import ledger_rebuild as rebuild as ledger_rebuild
+from relay.base.home import Home
 steps = int(sys.argv[2])
 def fault(operation, name):
     global steps

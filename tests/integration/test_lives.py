@@ -15,7 +15,7 @@ import pytest
 
 from relay.agents.roster import META
 from relay.base import fsio
-from relay.base.watcher import Wake
+from relay.base.watcher import WatchEvents
 from tests.box import Box
 
 DAY_S = 86_400
@@ -196,7 +196,7 @@ def test_M02_whose_mailbox_goes_with_its_mail_has_read_nothing(box: Box) -> None
     sent = box.send("alice", "TO: bob\n\nread, and then bob was removed?")
     shutil.rmtree(box.path("agents", "bob"))
     # what inotify tells where both happened before it was asked
-    box.dispatcher.tick(Wake(left=(("bob", f"{sent}.msg"),), agents_changed=True))
+    box.dispatcher.tick(WatchEvents(left=(("bob", f"{sent}.msg"),), agents_changed=True))
     assert life(box, "bob") == ("inactive", "its directory is gone")
     later(box, 31)
     assert box.states(sent) == {"bob": "written"}

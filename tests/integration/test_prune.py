@@ -16,8 +16,8 @@ from relay.base.config import Config, Retention, encode
 from relay.base.errors import LedgerError
 from relay.base.jobs import Pack, Prune
 from relay.daemon import prune
-from relay.daemon.housekeeper import Housekeeper, packable, whole_run
-from relay.daemon.prune import Gone
+from relay.daemon.housekeeper import Housekeeper, packable, run_retention
+from relay.daemon.prune import Pruned
 from relay.engine.flush import Inline
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
@@ -37,11 +37,11 @@ def box(tmp_path: Path) -> Iterator[Box]:
     made.close()
 
 
-def run(box: Box, *, dry_run: bool = False, **settings: int) -> dict[str, Gone]:
+def run(box: Box, *, dry_run: bool = False, **settings: int) -> dict[str, Pruned]:
     """A whole run with these settings and no others; what went, by kind."""
     quiet = {name: 0 for name in Retention.__struct_fields__ if name != "every_s"}
     config = Config(retention=Retention(**{**quiet, **settings}))
-    return {g.kind: g for g in whole_run(box.home, config, box.clock, dry_run=dry_run)}
+    return {g.kind: g for g in run_retention(box.home, config, box.clock, dry_run=dry_run)}
 
 
 def files(box: Box) -> set[str]:

@@ -19,8 +19,8 @@ from tests.procs import environment
 
 NO_FLOCK = """
 import errno, fcntl, sys, time
-from relay.comm import CommStore
-from relay.errors import StoreLocked
+from relay.engine import CommStore
+from relay.base.errors import StoreLocked
 def flock(fd, operation):
     raise OSError(errno.ENOLCK, "no locks available")
 fcntl.flock = flock

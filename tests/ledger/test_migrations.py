@@ -25,7 +25,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "ledger"
 OLD = [1, 2]  # the versions that there were
 MIGRATE = """
 import os, signal, sys
-from relay import fsio
+from relay.base import fsio
 from relay.ledger import Ledger
 steps = int(sys.argv[2])
 def fault(operation, name):

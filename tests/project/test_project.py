@@ -19,7 +19,7 @@ from relay.base.config import Config
 from relay.base.home import LEDGER
 from relay.cli import COMMANDS, cli
 from relay.daemon.admin import Admin, status_of
-from relay.daemon.status import Board, Publisher
+from relay.daemon.status import SharedStatus, StatusPublisher
 from scripts.cli_docs import page
 from tests.box import Box
 from tests.procs import PROJECT
@@ -79,7 +79,7 @@ def test_the_curl_lines_answer_as_printed(document: str) -> None:
     with tempfile.TemporaryDirectory(prefix="relay-", dir="/tmp") as person:
         home = Path(person) / ".agent-relay"
         home.mkdir()
-        board = Board(str(home), Config(), Clock())
+        board = SharedStatus(str(home), Config(), Clock())
         board.is_serving = True
         admin = Admin(board, lambda *_, **__: None)
         admin.begin("")
@@ -96,8 +96,10 @@ def test_the_curl_lines_answer_as_printed(document: str) -> None:
 
 
 def test_the_page_on_json_has_every_field_of_status(box: Box) -> None:
-    board = Board(box.home.root, box.config, box.clock)
-    board.snapshot = Publisher(box.dispatcher, box.store, box.watcher, box.clock).step(news=True)
+    board = SharedStatus(box.home.root, box.config, box.clock)
+    board.snapshot = StatusPublisher(box.dispatcher, box.store, box.watcher, box.clock).step(
+        news=True
+    )
     text = (PROJECT / "docs" / "cli-json.md").read_text().partition("## `/status`")[2]
     cells = re.findall(r"^\| ([a-z][a-z0-9_, ]+) \|", text, re.M)[1:]
     listed = [name for cell in cells for name in cell.split(", ")]

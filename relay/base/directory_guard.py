@@ -90,7 +90,7 @@ def stray_agents(home: Home) -> list[Incident]:
     return sorted(found)
 
 
-class Guard:
+class DirectoryGuard:
     """The directories that are written by path, as they were when the session began."""
 
     def __init__(self, home: Home) -> None:

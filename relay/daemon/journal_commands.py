@@ -12,14 +12,14 @@ from relay.acomm.store_file import PREVIOUS
 from relay.base.clock import NS_PER_MS, Clock
 from relay.base.errors import FormatError, JournalError
 from relay.base.home import BASE, STORE, Home
-from relay.daemon.opening import Opened, keep_base, stream_dir
+from relay.daemon.opening import Opened, link_base, stream_dir
 from relay.journal import commands, plan
 from relay.journal.catalog import SegmentEntry
 from relay.journal.plan import Done, Job, Order, TierPolicy, Times
 from relay.journal.tiers import Tiers
 
 
-def obey(home: Home, opened: Opened, clock: Clock, order: Order) -> None:
+def run_command(home: Home, opened: Opened, clock: Clock, order: Order) -> None:
     """Have a relay that runs do it: a seal now, by the loop; anything else beside it, in the
     thread of the tiers. Errors: those of ``EventLog.seal``."""
     if order.verb == plan.SEAL:
@@ -36,9 +36,9 @@ def carry_out(home: Home, tiers: Tiers, clock: Clock, order: Order) -> Iterator[
     """
     is_prune = order.verb == plan.PRUNE
     policy = retention(tiers.policy, order) if is_prune else tiers.policy
-    below = safe_below(home)
+    below = safe_offset(home)
     if policy.keep_age_s is not None or policy.keep_bytes is not None:
-        below = min(below, keep_first(home))  # where anything is ever pruned, by whomever
+        below = min(below, pin_base(home))  # where anything is ever pruned, by whomever
     tiers.cover(below)
     if is_prune:
         yield from commands.prune(tiers, prunes(tiers.entries(), policy, clock, below))
@@ -65,7 +65,7 @@ def prunes(
     return list(plan.prunes(entries, policy, Times(clock.now_ns() // NS_PER_MS, below, {})))
 
 
-def safe_below(home: Home) -> int:
+def safe_offset(home: Home) -> int:
     """Two checkpoints cover the stream below this offset, as the manifest has them."""
     found = commands.checkpoints(stream_dir(home))
     return found[1] if len(found) > 1 else 0
@@ -73,19 +73,19 @@ def safe_below(home: Home) -> int:
 
 def prunable_below(home: Home) -> int:
     """What ``keep_first`` would give, with nothing changed."""
-    return max(covers(home.path(STORE) + PREVIOUS), covers(home.path(BASE)))
+    return max(covered_offset(home.path(STORE) + PREVIOUS), covered_offset(home.path(BASE)))
 
 
-def keep_first(home: Home) -> int:
+def pin_base(home: Home) -> int:
     """Keep the checkpoint before as the base from which the store can be made again; the offset
     below which the journal is not needed for that. Errors: OSError."""
     previous, base = home.path(STORE) + PREVIOUS, home.path(BASE)
-    if covers(previous) > covers(base):
-        keep_base(previous, base)
-    return covers(base)  # read again: a newer one may have come between
+    if covered_offset(previous) > covered_offset(base):
+        link_base(previous, base)
+    return covered_offset(base)  # read again: a newer one may have come between
 
 
-def covers(path: str) -> int:
+def covered_offset(path: str) -> int:
     """The offset before which a store file has everything; 0 for one that is not there, damaged,
     or of no journal."""
     try:
