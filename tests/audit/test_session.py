@@ -17,6 +17,8 @@ from relay.audit.session import MOST_SOCKET_DIR, _Jvm
 from relay.base.errors import RelayError
 from tests.audit.homes import HomeBuilder
 
+pytestmark = pytest.mark.shows("audit 3.6")
+
 PATIENCE_S = 200  # of a JVM on a machine that has other things to do
 
 

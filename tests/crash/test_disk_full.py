@@ -21,6 +21,8 @@ from relay.ledger import Ledger
 from tests.box import Box
 from tests.crash import test_every_step as steps
 
+pytestmark = pytest.mark.shows("journal 5.6")
+
 NEEDS_SPACE = ("create", "write", "truncate")
 ENDS_A_SESSION = (OSError, LedgerError, JournalFailed)  # as the daemon sees it
 LONG = 1 << 30

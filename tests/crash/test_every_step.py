@@ -18,6 +18,8 @@ from relay.base import fsio
 from relay.ledger import Ledger
 from tests.box import Box
 
+pytestmark = pytest.mark.shows("engine 7.1", "engine 7.3", "journal 5.2", "ready 1.1", "ready 6.3")
+
 
 class Killed(BaseException):
     """SIGKILL: nothing catches it, nothing is cleaned up by it."""
@@ -322,6 +324,7 @@ def survive(root: Path, name: str, falls_at: int, *, taking: bool) -> None:
         box.kill()
 
 
+@pytest.mark.shows("ready 1.3")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("taking", [False, True], ids=["unread", "read"])
