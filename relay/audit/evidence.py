@@ -44,7 +44,7 @@ from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import Config, decode, read_file
 from relay.base.errors import FormatError, HomeMissing, KeyFileError, RelayError, SealedStore
 from relay.base.home import CONFIG, JOURNAL, LEDGER, STORE, Home
-from relay.daemon.opening import look, store_key
+from relay.daemon.opening import open_store_readonly, store_key
 
 T = TypeVar("T")
 ARCHIVES = "store/archive/**/*.acomm"
@@ -170,7 +170,7 @@ def _take_store(home: str, folder: str, clock: Clock) -> list[str]:
         with Home(home) as opened:
             config = decode(opened.read_config(), opened.path(CONFIG))
             key = store_key(opened, config, make=False)
-            file = look(opened, clock, config, key).snapshot().file()
+            file = open_store_readonly(opened, clock, config, key).snapshot().file()
         os.makedirs(os.path.dirname(target), mode=0o700)
         with open(target, "wb") as copy:  # not synced: it is this run's alone
             copy.write(codec.encode(seal(file, key)))

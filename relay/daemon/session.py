@@ -29,7 +29,7 @@ from relay.daemon import recovery
 from relay.daemon.disk_monitor import make_disk_monitor
 from relay.daemon.housekeeper import Housekeeper
 from relay.daemon.journal_commands import run_command
-from relay.daemon.opening import Opened, open_store, store_key
+from relay.daemon.opening import OpenedStore, open_store, store_key
 from relay.daemon.status import SharedStatus, StatusPublisher
 from relay.delivery.context import Basis
 from relay.delivery.dispatch import Dispatcher
@@ -151,7 +151,7 @@ class Session:
         with self._ledger.transaction():
             self._ledger.registry.note_incidents(incidents, self._clock.now_ns(), again=True)
 
-    def _open_store(self, stack: contextlib.ExitStack, key: bytes | None) -> Opened:
+    def _open_store(self, stack: contextlib.ExitStack, key: bytes | None) -> OpenedStore:
         opened = self._opened = open_store(
             self._home,
             self._clock,

@@ -17,7 +17,7 @@ from relay.agents import runfiles
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import UnsafePath
 from relay.base.home import Dirs
-from relay.base.incidents import Counted
+from relay.base.incidents import IncidentCounter
 from relay.base.names import ORCHESTRATOR
 from relay.delivery import file_ops
 from relay.delivery.archive import Finisher
@@ -50,7 +50,7 @@ class Carrier:
         self._retry = basis.config.retry
         self._clock = basis.clock
         self._log = basis.log
-        self._counted = Counted(basis.clock)
+        self._counted = IncidentCounter(basis.clock)
 
     def carry_out(self, dirs: Dirs, batch: list[Work]) -> list[PutOff]:
         """Every step for every work; those that the disk takes nothing of now are returned."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from relay.base.clock import Clock
-from relay.base.incidents import Incident, IncidentKind, Told
+from relay.base.incidents import Incident, IncidentDedup, IncidentKind
 from relay.base.message import SIGNATURE_PREFIX, MessageFile
 from relay.base.signatures import key_id, verify
 from relay.delivery.key_registration import PUBLIC_KEY
@@ -46,7 +46,7 @@ class Keys:
         self._required = required
         self._clock = clock
         self._log = log
-        self._told = Told()
+        self._told = IncidentDedup()
         self._keys: dict[str, str] = {}
         self.load()
 

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from relay.audit.evidence import Evidence
 from relay.audit.jobs import capacity
 from relay.audit.sizes import Limit, Measured, Sizes, Tiers, measure
-from relay.base.config import Config, Disk, Retention, encode
+from relay.base.config import Config, DiskSettings, RetentionSettings, encode
 from relay.base.errors import ConfigError
 from tests.audit.homes import FILE_SIZE, START_NS, HomeBuilder
 from tests.audit.planting import DAY, checks, counted, details, insert, made, message
@@ -181,8 +181,8 @@ def test_a_home_is_measured_by_part_and_day(box: Box) -> None:
 
 
 def test_limits_and_floor_are_those_of_config_json(tmp_path: Path) -> None:
-    kept = Retention(archive_days=10, archive_mib=0, read_days=0, read_mib=5)
-    config = Config(disk=Disk(floor_mib=3), retention=kept)
+    kept = RetentionSettings(archive_days=10, archive_mib=0, read_days=0, read_mib=5)
+    config = Config(disk=DiskSettings(floor_mib=3), retention=kept)
     (tmp_path / "config.json").write_bytes(encode(config))
     found = measure(str(tmp_path), START_NS)
     limits = {one.part: (one.days, one.n_bytes) for one in found.limits}

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from relay.acomm.model import DeliveryState
 from relay.audit.jobs import accounts, reconcile
 from relay.base.clock import NS_PER_S
-from relay.base.config import Config, Retention, encode
+from relay.base.config import Config, RetentionSettings, encode
 from relay.engine import events
 from relay.engine.events import Event
 from tests.audit.homes import START_NS, HomeBuilder, stored_message
@@ -129,7 +129,7 @@ def test_days_that_retention_took_are_no_loss(
     assert found(spark, home, tmp_path / "kept 90 days") == {}
     files[3].unlink()
     assert found(spark, home, tmp_path / "yesterday") == {"original_missing": {"1-3"}}
-    settings = Config(retention=Retention(archive_days=0, archive_mib=0))
+    settings = Config(retention=RetentionSettings(archive_days=0, archive_mib=0))
     (home.root / "config.json").write_bytes(encode(settings))
     everything = {"original_missing": {"1-0", "1-1", "1-3"}}
     assert found(spark, home, tmp_path / "kept for ever") == everything
