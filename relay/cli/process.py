@@ -127,7 +127,7 @@ def _crash_log(root: str) -> int:
 @click.pass_context
 def down(ctx: click.Context, home: str | None, timeout_s: float, as_json: bool) -> None:
     """Stop the relay; the batch in hand is finished first."""
-    from relay.daemon.process import lock_holder
+    from relay.base.lock_file import lock_holder
 
     with open_home(ctx, home) as opened:
         pid = lock_holder(opened)
@@ -176,7 +176,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
 
 def _facts(home: Home) -> dict[str, Any]:
     """What status says, of the ledger, the process, and the relay itself."""
-    from relay.daemon.process import left, lock_holder, trouble
+    from relay.base.lock_file import left, lock_holder, trouble
     from relay.ledger import open_readonly
 
     pid = lock_holder(home) if os.path.exists(home.path(LOCK)) else None

@@ -42,7 +42,7 @@ from relay.engine.event_codec import EventCodec, Frame
 from relay.engine.events import Event
 from relay.engine.limits import DEFAULT_LIMITS, Limits
 from relay.journal import commands
-from relay.journal.journal import Journal, Policy
+from relay.journal.journal import Journal, SegmentPolicy
 from relay.journal.manifest import Manifest, read_manifest
 from relay.journal.plan import TierPolicy
 from relay.journal.reader import JournalReader
@@ -241,7 +241,7 @@ class CheckpointWriter:
         policy = self._tiers.policy
         if policy.keep_bytes is not None or policy.keep_age_s is not None:
             link_base(self._path, self._base)
-        self._tiers.cover(self._newest)
+        self._tiers.set_safe_offset(self._newest)
         self._newest = offset
 
 
@@ -320,10 +320,10 @@ def make_tiers(home: Home, config: Config, manifest: Manifest, clock: Clock, war
     return Tiers(manifest, STREAM_ID, tier_policy(home, config), clock, warn)
 
 
-def journal_policy(config: Config) -> Policy:
+def journal_policy(config: Config) -> SegmentPolicy:
     """When the journal's segments roll."""
     settings = config.journal
-    return Policy(settings.segment_bytes, settings.segment_age_s)
+    return SegmentPolicy(settings.segment_bytes, settings.segment_age_s)
 
 
 def _load(
@@ -372,7 +372,7 @@ def _load(
 
 def _had_file(home: Home, first: int) -> bool:
     """False for a young home: no checkpoint was ever written, and the journal has it all."""
-    return first > 0 or bool(commands.checkpoints(stream_dir(home)))
+    return first > 0 or bool(commands.checkpoint_offsets(stream_dir(home)))
 
 
 def _begin_again(

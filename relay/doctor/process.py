@@ -12,8 +12,8 @@ import psutil
 
 from relay.base.errors import LedgerError
 from relay.base.home import LEDGER, LOCK
+from relay.base.lock_file import left, lock_holder, trouble
 from relay.base.status_client import SOCKET, StatusReply, ask, silence, socket_path
-from relay.daemon.process import left, lock_holder, trouble
 from relay.doctor.finding import Finding, Place, Repair, Severity, names, twice
 from relay.journal.tiers import FOR_OPERATOR
 from relay.ledger import open_readonly

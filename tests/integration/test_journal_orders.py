@@ -41,7 +41,7 @@ def ask(box: Box, body: str, sender: str = "operator") -> str:
 def steps(box: Box) -> list[str]:
     """Everything that the tiers have to do."""
     done = []
-    while (line := box.tiers.step()) is not None:
+    while (line := box.tiers.run_next()) is not None:
         done.append(line)
     return done
 
@@ -57,7 +57,7 @@ def test_seal_is_done_with_the_turn_that_takes_it(box: Box) -> None:
         "completed journal.seal is asked for; `relay journal status` shows what became of it\n"
     )
     assert journal.manifest.entries()[-1].base_offset == journal.durable == journal.end
-    assert box.tiers.step() is None
+    assert box.tiers.run_next() is None
     box.send("alice", "TO: bob\n\non it goes")
     assert box.bodies("bob")[-1] == "on it goes"
 

@@ -1,8 +1,11 @@
-"""Every message x every recipient: what ledger, store and journal say of that delivery.
+"""Every delivery, of one message to one recipient, as ledger, store and journal report it.
 
-The three say it in words of their own, and not at the same instant. The journal is first, the
-ledger follows it, and an archive keeps what was so when the message was rolled, however often it
-was read or acknowledged later. ``AGREE`` says which words go together; what moved behind the
+``sent`` is one join of deliveries and messages for all jobs that need both; ``refusals`` finds
+the orchestrator's nacks by their ids; the rest compares the states of the three sources.
+
+The three name states in words of their own, and not at the same instant. The journal is first,
+the ledger follows it, and an archive keeps what was so when the message was rolled, however often
+it was read or acknowledged later. ``AGREE`` says which words go together; what moved behind the
 place up to which the ledger follows the journal, or within the grace, is not judged.
 """
 
@@ -14,8 +17,111 @@ from collections.abc import Mapping
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from relay.audit.inputs import Inputs
 from relay.base.home import ARCHIVES
+from relay.base.message import Kind
 from relay.base.names import ORCHESTRATOR
+
+_COLUMNS = (
+    "ledger_id",
+    "message_id",
+    "sender",
+    "target",
+    "recipient",
+    "kind",
+    "file_size",
+    "retry_count",
+    "state",
+    "attempt",
+    "ack_status",
+    "discovered_at",
+    "staged_at",
+    "written_at",
+    "read_at",
+    "acked_at",
+    "obligation",
+    "owed_until",
+    "waited",
+)
+
+
+def sent(inputs: Inputs) -> DataFrame:
+    """One row a delivery of the ledger, computed once in a run."""
+
+    def make() -> DataFrame:
+        messages = inputs.ledger(
+            "messages",
+            "id",
+            "message_id",
+            "agent_name",
+            "target",
+            "message_type",
+            "file_size",
+            "discovered_at",
+            "processed_at",
+            "retry_count",
+        )
+        deliveries = inputs.ledger(
+            "deliveries",
+            "message_id",
+            "recipient",
+            "state",
+            "attempt",
+            "ack_status",
+            "staged_at",
+            "written_at",
+            "read_at",
+            "acked_at",
+            "obligation",
+            "due_at",
+        )
+        return with_messages(deliveries, messages)
+
+    return inputs.cached("sent", make)
+
+
+def with_messages(deliveries: DataFrame, messages: DataFrame) -> DataFrame:
+    """Deliveries with sender, TO, kind, size, order and discovery of their messages."""
+    names = {"id": "ledger_id", "agent_name": "sender", "message_type": "kind"}
+    facts = messages.withColumnsRenamed(names)
+    until = F.when(F.col("obligation") == "open", F.col("due_at"))
+    joined = deliveries.withColumn("owed_until", until).join(facts, on="message_id", how="inner")
+    return joined.withColumn("waited", _waited()).select(*_COLUMNS)
+
+
+def _waited() -> Column:
+    # What is accepted at once is committed before its message is completed.
+    later = F.coalesce(F.col("staged_at") > F.col("processed_at"), F.lit(False))
+    put_off = F.coalesce(F.col("retry_count") > 0, F.lit(False))
+    return later | put_off | (F.col("attempt") > 1)
+
+
+_DIGEST_DIGITS = 32
+_SEPARATOR = "\0"
+
+
+def refusals(asked: DataFrame, messages: DataFrame) -> DataFrame:
+    """(message_id, answer_id) of those of ``asked`` that the orchestrator answered with a nack.
+
+    ``asked`` and ``messages`` have the ledger's columns message_id, agent_name, message_type.
+    """
+    nacks = messages.where(
+        (F.col("agent_name") == ORCHESTRATOR) & (F.col("message_type") == str(Kind.NACK))
+    )
+    said = nacks.select(
+        F.col("message_id").alias("answer_id"),
+        F.substring_index("message_id", "-", -1).alias("digest"),
+    )
+    wanted = asked.select("message_id", digest(Kind.NACK).alias("digest"))
+    return wanted.join(said, on="digest", how="inner").select("message_id", "answer_id")
+
+
+def digest(kind: Kind) -> Column:
+    """What the id of such an answer to a row of ``messages`` ends with."""
+    parts = [F.lit("answer"), F.col("agent_name"), F.col("message_id"), F.lit(str(kind))]
+    text = F.concat_ws(_SEPARATOR, *parts).cast("binary")
+    return F.substring(F.sha2(text, 256), 1, _DIGEST_DIGITS)
+
 
 # The ledger's state -> states of store and journal that say the same, or what comes just before.
 AGREE: Mapping[str, tuple[str, ...]] = {
@@ -69,7 +175,7 @@ def by_recipient(ledger: DataFrame, stored: DataFrame, journal: DataFrame) -> Da
     return merged
 
 
-def says(
+def delivery_class(
     names: Mapping[str, Column],
     judged_before: Column,
     follows: Column,
@@ -86,24 +192,24 @@ def says(
     moved = (F.col("moved_at") >= judged_before) | (F.col("moved_end") > follows)
     is_recent = F.coalesce(moved, F.lit(False)) | young
     made = F.col("made") > F.greatest(F.col("attempts"), F.coalesce("attempt", F.lit(1)))
-    doubled = (made | (F.col("first_made") > 1)) & (F.col("recipient") != ORCHESTRATOR)
+    is_duplicate = (made | (F.col("first_made") > 1)) & (F.col("recipient") != ORCHESTRATOR)
     return (
         F.when(status.isNull(), "unknown")
         .when(status == "failed", "failed")
         .when(status.isin("pending", "processing"), "in_flight")
-        .when(F.coalesce(doubled, F.lit(False)), "doubled")
+        .when(F.coalesce(is_duplicate, F.lit(False)), "duplicate")
         .when(is_recent, F.coalesce(state, F.lit("recent")))
-        .when(state.isNull() & (agent == ORCHESTRATOR), "unheard")
+        .when(state.isNull() & (agent == ORCHESTRATOR), "undeliverable_reply")
         .when(state.isNull(), "missing")
-        .when(_engine_state().isNull() & F.col("is_known"), _if_whole("extra"))
-        .when(_contradicts() | (reaches & _is_at_odds()), _if_whole("contradicted"))
+        .when(_engine_state().isNull() & F.col("is_known"), _if_whole("orphan"))
+        .when(_contradicts() | (reaches & _is_at_odds()), _if_whole("conflict"))
         .otherwise(state)
     )
 
 
 def _if_whole(name: str) -> Column:
     """This class, where all of store and journal was read."""
-    return F.when(F.col("is_whole"), name).otherwise("unread")
+    return F.when(F.col("is_whole"), name).otherwise("not_checked")
 
 
 _LEDGER = ("ledger_state", "attempt", "lacks_time")
@@ -184,7 +290,7 @@ def _by_number(stored: DataFrame, journal: DataFrame) -> DataFrame:
     )
 
 
-def is_known() -> Column:
+def is_known_to_engine() -> Column:
     """True where store or journal know the recipient: over a message, whether they know it."""
     return _engine_state().isNotNull()
 

@@ -1,6 +1,6 @@
 """What a home and its disk measure: looked at once, by the driver; jobs get values.
 
-Sizes are those that a file takes of the disk: a message of 300 bytes takes a block of 4,096.
+DiskUsage are those that a file takes of the disk: a message of 300 bytes takes a block of 4,096.
 A day is that of the folder's name in the archives, of a segment's beginning in the journal, and
 of the file's mtime elsewhere.
 """
@@ -31,7 +31,7 @@ _BLOCK = 512  # the unit of st_blocks, whatever the file system's own
 _MIB = 1 << 20
 
 
-class Measured(NamedTuple):
+class PartUsage(NamedTuple):
     """Files of one part of the home and one day."""
 
     part: str
@@ -40,7 +40,7 @@ class Measured(NamedTuple):
     n_bytes: int  # on the disk
 
 
-class Limit(NamedTuple):
+class RetentionLimit(NamedTuple):
     """What retention leaves of a part."""
 
     part: str
@@ -48,7 +48,7 @@ class Limit(NamedTuple):
     n_bytes: int | None
 
 
-class Tiers(NamedTuple):
+class TierSavings(NamedTuple):
     """What moving through the tiers saves, by the journal's manifest; bytes."""
 
     warm_raw: int = 0  # of segments that Tier 1 has, before they were compressed
@@ -56,24 +56,24 @@ class Tiers(NamedTuple):
     evicted: int = 0  # of segments that the object store alone has, compressed
 
 
-NO_TIERS = Tiers()
+NO_SAVINGS = TierSavings()
 
 
 @dataclass(frozen=True)
-class Sizes:
+class DiskUsage:
     """The disk, the home's parts, and what config.json says of them; bytes."""
 
     disk_bytes: int
     free_bytes: int  # that an ordinary user may still write
     floor_bytes: int  # below it nothing is taken in
     until: date  # the day up to which there was a relay
-    measured: tuple[Measured, ...] = ()
-    limits: tuple[Limit, ...] = ()
-    tiers: Tiers = NO_TIERS
+    measured: tuple[PartUsage, ...] = ()
+    limits: tuple[RetentionLimit, ...] = ()
+    tiers: TierSavings = NO_SAVINGS
     packs: tuple[tuple[date, int], ...] = ()  # days that are packed, and what each pack takes
 
 
-def measure(home: str, watched_until_ns: int) -> Sizes:
+def measure(home: str, observed_until_ns: int) -> DiskUsage:
     """Look at every file of the home; what goes meanwhile is not counted.
 
     Errors: ConfigError; RelayError for a disk that cannot be asked.
@@ -93,12 +93,12 @@ def measure(home: str, watched_until_ns: int) -> Sizes:
         totals[part, day][1] += taken
         if path.endswith(SUFFIX) and path.count("/") == 1 and day is not None:
             packs[day] = taken
-    return Sizes(
+    return DiskUsage(
         size,
         free,
         floor_bytes(config.disk, size),
-        _day(watched_until_ns / NS_PER_S),
-        tuple(Measured(part, day, *counted) for (part, day), counted in totals.items()),
+        _day(observed_until_ns / NS_PER_S),
+        tuple(PartUsage(part, day, *counted) for (part, day), counted in totals.items()),
         _limits(config),
         _tiers(catalog),
         tuple(sorted(packs.items())),
@@ -162,7 +162,7 @@ def _day(at_s: float) -> date:
     return datetime.fromtimestamp(at_s, UTC).date()
 
 
-def _limits(config: Config) -> tuple[Limit, ...]:
+def _limits(config: Config) -> tuple[RetentionLimit, ...]:
     kept: RetentionSettings = config.retention
     journal = config.journal
     # Without an object store a segment has nowhere to go: the compressed copy stays.
@@ -177,9 +177,9 @@ def _limits(config: Config) -> tuple[Limit, ...]:
     )
 
 
-def _limit(part: str, days: int, mib: int) -> Limit:
+def _limit(part: str, days: int, mib: int) -> RetentionLimit:
     """In config.json 0 is no limit."""
-    return Limit(part, days or None, mib * _MIB or None)
+    return RetentionLimit(part, days or None, mib * _MIB or None)
 
 
 def _catalog(home: str) -> Catalog:
@@ -192,7 +192,7 @@ def _catalog(home: str) -> Catalog:
     return Catalog()
 
 
-def _tiers(catalog: Catalog) -> Tiers:
+def _tiers(catalog: Catalog) -> TierSavings:
     raw = warm = evicted = 0
     for entry in catalog.entries.values():
         if entry.residency & Residency.TIER1:
@@ -200,4 +200,4 @@ def _tiers(catalog: Catalog) -> Tiers:
             warm += entry.compressed_bytes
         elif entry.residency == Residency.TIER2:
             evicted += entry.compressed_bytes
-    return Tiers(raw, warm, evicted)
+    return TierSavings(raw, warm, evicted)

@@ -6,6 +6,10 @@
 A folder's files may be packed while it is read: what has gone from it is looked for in its day's
 pack, so that a file is seen once or twice, never not at all. What cannot be read is a row that
 says why, and stops no other. Options, which ``plan`` and ``load`` make: ``home``, ``partitions``.
+
+Packs are read here and not by ``tarfile``, which gives 19,000 members a second where a year has
+millions; this gives ten times as many. It knows what the relay writes, files by ustar headers with
+pax records for long names, and refuses anything else: ``tar --zstd -t`` can still read that.
 """
 
 from __future__ import annotations
@@ -16,8 +20,9 @@ import functools
 import json
 import os
 import stat
+import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -26,8 +31,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from relay.acomm.model import Priority
-from relay.audit import packs, reading, schemas
-from relay.audit.acomm_source import check_columns
+from relay.audit.schemas import formats
+from relay.audit.schemas.fields import check_columns, subset
+from relay.audit.sources import parquet_cache
 from relay.base.checksums import sha256_hex, uuid4_of
 from relay.base.errors import FormatError, MessageError, RelayError
 from relay.base.message import (
@@ -42,6 +48,11 @@ from relay.base.message import (
 from relay.base.names import MSG_SUFFIX, shown
 from relay.delivery.file_ops import DUPLICATES, REJECTED
 from relay.ledger import archive_pack
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 FORMAT = "relay_originals"
 FOLDER = "archive"
@@ -64,7 +75,7 @@ class Unit(NamedTuple):
 
 
 class Original(NamedTuple):
-    """One row, in the order of schemas.ORIGINAL."""
+    """One row, in the order of formats.ORIGINAL."""
 
     path: str
     message_id: str | None
@@ -117,12 +128,12 @@ def load(
     planned: Sequence[Sequence[Unit]],
     columns: Iterable[str],
     *,
-    keep: reading.Keep | None = None,
+    cache: parquet_cache.ParquetCache | None = None,
 ) -> DataFrame:
     """These columns of what was planned. Errors: RelayError for a column that is not there."""
-    schema = schemas.subset(schemas.ORIGINAL, columns, "originals")
+    schema = subset(formats.ORIGINAL, columns, "originals")
     options = {"home": home, "partitions": json.dumps(planned)}
-    return reading.read(spark, OriginalsSource, schema, options, keep)
+    return parquet_cache.read(spark, OriginalsSource, schema, options, cache)
 
 
 class OriginalsSource(DataSource):  # type: ignore[misc]
@@ -135,14 +146,14 @@ class OriginalsSource(DataSource):  # type: ignore[misc]
 
     def schema(self) -> StructType:
         """Every column."""
-        return schemas.ORIGINAL
+        return formats.ORIGINAL
 
     def reader(self, schema: StructType) -> OriginalsReader:
         """A reader of the columns of ``schema``. Errors: RelayError when they are not ours."""
         home = self.options.get("home") or self.options.get("path")
         if not home:
             raise RelayError(f"format {FORMAT} needs a home: option home, or load(home)")
-        check_columns(schema, schemas.ORIGINAL, "originals")
+        check_columns(schema, formats.ORIGINAL, "originals")
         given = self.options.get("partitions")
         planned = plan(home) if given is None else json.loads(given)
         return OriginalsReader(home, [[Unit(*unit) for unit in part] for part in planned], schema)
@@ -156,13 +167,13 @@ class OriginalsReader(DataSourceReader):  # type: ignore[misc]
         self._planned = planned
         self._schema = schema
 
-    def partitions(self) -> list[reading.Units]:
+    def partitions(self) -> list[parquet_cache.UnitsPartition]:
         """As they were planned."""
-        return [reading.Units(units) for units in self._planned]
+        return [parquet_cache.UnitsPartition(units) for units in self._planned]
 
-    def read(self, partition: reading.Units) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: parquet_cache.UnitsPartition) -> Iterator[pa.RecordBatch]:
         """A row for each file; never an error for one of them."""
-        if not isinstance(partition, reading.Units):
+        if not isinstance(partition, parquet_cache.UnitsPartition):
             return  # nothing at all: Spark asks for one partition nevertheless
         schema = to_arrow_schema(self._schema, timezone="UTC")
         with_content = bool(_CONTENT & set(schema.names))
@@ -170,7 +181,7 @@ class OriginalsReader(DataSourceReader):  # type: ignore[misc]
             row for unit in partition.units for row in read_unit(self._home, unit, with_content)
         )
         while batch := [row for _, row in zip(range(BATCH_ROWS), rows, strict=False)]:
-            yield reading.batch_of(batch, Original._fields, schema)
+            yield parquet_cache.batch_of(batch, Original._fields, schema)
 
 
 def read_unit(home: str, unit: Unit, with_content: bool = True) -> Iterator[Original]:
@@ -245,7 +256,7 @@ def _read_pack(
     name = f"{FOLDER}/{day}{archive_pack.SUFFIX}"
     try:
         with open(os.path.join(home, name), "rb") as file:
-            for path, data in packs.members(file, name):
+            for path, data in members(file, name):
                 if path.startswith(prefix) and path not in seen:
                     row = _named(path, day, name)._replace(size=len(data))
                     is_read = with_content and len(data) <= MOST_BYTES
@@ -317,3 +328,102 @@ def _stamp(folder: str, day: str) -> str:
 
 def _why(exc: OSError | FormatError) -> str:
     return (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
+
+
+BLOCK = 512
+PIECE_BYTES = 1 << 20
+_EXPECTED = "a tar packed with zstd"
+_FILE, _PAX = (b"0", b"\0"), b"x"
+_BLANKS = 8 * ord(" ")  # a header's sum is made with blanks in the place of the sum
+
+
+def members(file: BinaryIO, path: str) -> Iterator[tuple[str, bytes]]:
+    """Path and bytes of each file in an open pack, in order. Errors: FormatError naming ``path``.
+
+    A pack that is cut short, or of which any header is not as it was written, is an error once
+    that place is reached.
+    """
+    source = _Source(file, path)
+    long_name = ""
+    while True:
+        head = source.take(BLOCK)
+        if not head.strip(b"\0"):
+            return  # two empty blocks end it; what is behind them is filling
+        size = _size_of(head, path, source.at)
+        data = source.take(size)
+        source.take(-size % BLOCK)
+        kind = head[156:157]
+        if kind == _PAX:
+            long_name = _pax_path(data, path, source.at)
+        elif kind in _FILE:
+            yield long_name or _name_of(head), data
+            long_name = ""
+        else:
+            raise FormatError(path, source.at, "files alone", f"a member of type {kind!r}")
+
+
+class _Source:
+    """The plain bytes of a pack."""
+
+    def __init__(self, file: BinaryIO, path: str) -> None:
+        self._plain = zstd.ZstdFile(file)
+        self._path = path
+        self._piece, self._begin = b"", 0
+        self.at = 0  # bytes taken
+
+    def take(self, count: int) -> bytes:
+        """The next so many. Errors: FormatError when there are fewer."""
+        end = self._begin + count
+        if end > len(self._piece):
+            self._fill(count)
+            end = count
+        begin, self._begin = self._begin, end
+        self.at += count
+        return self._piece[begin:end]
+
+    def _fill(self, count: int) -> None:
+        pieces = [self._piece[self._begin :]]
+        have = len(pieces[0])
+        try:
+            while have < count:
+                more = self._plain.read(max(PIECE_BYTES, count - have))
+                if not more:
+                    raise FormatError(self._path, self.at + have, _EXPECTED, "its end")
+                pieces.append(more)
+                have += len(more)
+        except (zstd.ZstdError, EOFError) as exc:
+            raise FormatError(self._path, self.at + have, _EXPECTED, exc) from exc
+        self._piece, self._begin = b"".join(pieces), 0
+
+
+def _size_of(head: bytes, path: str, at: int) -> int:
+    """The member's bytes, by a header that is as it was written."""
+    try:
+        told = int(head[148:156].rstrip(b"\0 "), 8)
+        size = int(head[124:136].rstrip(b"\0 ") or b"0", 8)
+    except ValueError as exc:
+        raise FormatError(path, at - BLOCK, _EXPECTED, f"a header that is none: {exc}") from exc
+    found = sum(head) - sum(head[148:156]) + _BLANKS
+    if told != found or size < 0:
+        raise FormatError(path, at - BLOCK, f"a header of sum {told}", found)
+    return size
+
+
+def _name_of(head: bytes) -> str:
+    name, prefix = head[:100].rstrip(b"\0"), head[345:500].rstrip(b"\0")
+    whole = prefix + b"/" + name if prefix else name
+    return whole.decode(errors="surrogateescape")
+
+
+def _pax_path(data: bytes, path: str, at: int) -> str:
+    """The path in pax records, ``length key=value`` a line; empty where there is none."""
+    begin = 0
+    while begin < len(data):
+        length, blank, _ = data[begin : begin + 20].partition(b" ")
+        if not blank or not length.isdigit() or int(length) <= len(length) + 1:
+            raise FormatError(path, at, "a pax record", data[begin : begin + 20])
+        key, _, value = data[begin + len(length) + 1 : begin + int(length) - 1].partition(b"=")
+        if key == b"path":
+            return value.decode(errors="surrogateescape")
+        begin += int(length)
+    return ""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from relay.audit.acomm_source import AcommSource
-from relay.audit.aof2_source import Aof2Source
-from relay.audit.files_source import FilesSource
-from relay.audit.ledger_source import LedgerSource
-from relay.audit.originals_source import OriginalsSource
+from relay.audit.sources.acomm_source import AcommSource
+from relay.audit.sources.files_source import FilesSource
+from relay.audit.sources.journal_source import Aof2Source
+from relay.audit.sources.ledger_source import LedgerSource
+from relay.audit.sources.originals_source import OriginalsSource
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 

@@ -34,8 +34,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
-from relay.audit import reading, schemas
-from relay.audit.acomm_source import check_columns
+from relay.audit.schemas import formats
+from relay.audit.schemas.fields import check_columns, subset
+from relay.audit.sources import parquet_cache
 from relay.base.clock import Clock
 from relay.base.errors import LedgerDamaged, LedgerError, RelayError, VersionError
 from relay.ledger import SCHEMA_VERSION, open_readonly
@@ -77,7 +78,7 @@ def take_snapshot(ledger: str, target: str, clock: Clock) -> LedgerSnapshot:
         except LedgerDamaged:
             raise
         except LedgerError as exc:
-            raise _no_snapshot(ledger, target, exc) from exc
+            raise _snapshot_error(ledger, target, exc) from exc
     os.chmod(target, 0o600)
     return LedgerSnapshot(target, taken_ns)
 
@@ -90,7 +91,7 @@ def _older(ledger: str, version: int) -> LedgerError:
     )
 
 
-def _no_snapshot(ledger: str, target: str, exc: LedgerError) -> RelayError:
+def _snapshot_error(ledger: str, target: str, exc: LedgerError) -> RelayError:
     """Why, and what to do: it may be the disk of the copy that is full."""
     why = exc.__cause__
     if getattr(why, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
@@ -108,22 +109,22 @@ def load(
     columns: Iterable[str],
     *,
     only: Mapping[str, Sequence[str]] | None = None,
-    keep: reading.Keep | None = None,
+    cache: parquet_cache.ParquetCache | None = None,
 ) -> DataFrame:
     """These columns of a table; ``only`` rows with one of these words, by column.
 
     Errors: RelayError for a table or column that is not there.
     """
-    schema = schemas.subset(schema_of(table), columns, f"table {table}")
+    schema = subset(schema_of(table), columns, f"table {table}")
     options = {"table": table, "path": snapshot, "only": json.dumps(only or {})}
-    return reading.read(spark, LedgerSource, schema, options, keep)
+    return parquet_cache.read(spark, LedgerSource, schema, options, cache)
 
 
 def schema_of(table: str) -> StructType:
     """The schema of a table. Errors: RelayError when the ledger has no such table."""
-    if table not in schemas.LEDGER:
-        raise RelayError(f"table {table!r} is none of {', '.join(schemas.LEDGER)}")
-    return schemas.LEDGER[table]
+    if table not in formats.LEDGER:
+        raise RelayError(f"table {table!r} is none of {', '.join(formats.LEDGER)}")
+    return formats.LEDGER[table]
 
 
 class LedgerSource(DataSource):  # type: ignore[misc]
@@ -146,7 +147,7 @@ class LedgerSource(DataSource):  # type: ignore[misc]
         check_columns(schema, schema_of(table), f"table {table}")
         frozen = frozen_copy(os.path.expanduser(path), self.options.get("snapshot", ""))
         only = json.loads(self.options.get("only", "{}"))
-        schemas.subset(schema_of(table), only, f"table {table}")
+        subset(schema_of(table), only, f"table {table}")
         return LedgerReader(frozen, table, self._rows(), schema, only)
 
     def _table(self) -> str:
@@ -186,7 +187,7 @@ class LedgerReader(DataSourceReader):  # type: ignore[misc]
 
     def partitions(self) -> list[RowRange]:
         """Ranges of row ids; one for a table that has none."""
-        if self._table in schemas.LEDGER_WITHOUT_ROWID:
+        if self._table in formats.LEDGER_WITHOUT_ROWID:
             return [RowRange(None, None)]
         with contextlib.closing(sqlite3.connect(snapshot_uri(self._path), uri=True)) as db:
             first, last = db.execute(f"SELECT min(rowid), max(rowid) FROM {self._table}").fetchone()

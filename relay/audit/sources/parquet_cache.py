@@ -31,18 +31,18 @@ GROUP_BYTES = 16 << 20  # of a row group: what a worker holds beside its batch
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class Units(InputPartition):  # type: ignore[misc]
+class UnitsPartition(InputPartition):  # type: ignore[misc]
     """Some of the units that a source's ``plan`` lists."""
 
     def __init__(self, units: list[Any]) -> None:
         self.units = units
 
 
-class Keep(NamedTuple):
+class ParquetCache(NamedTuple):
     """Where a table is kept, and who reads it."""
 
     folder: str  # empty, and private to the run; seen by all workers
-    here: bool  # this process, for there is little
+    on_driver: bool  # this process, for there is little
 
 
 def batch_of(
@@ -59,24 +59,24 @@ def read(
     source: type[DataSource],
     schema: StructType,
     options: Mapping[str, str],
-    keep: Keep | None = None,
+    cache: ParquetCache | None = None,
 ) -> DataFrame:
     """These columns of a source: read at once and kept, or whenever the table is used.
 
     Errors: of the source, at once where it is kept; RelayError for a file that cannot be read,
     NoRoom for one that cannot be kept.
     """
-    if keep is None:
+    if cache is None:
         return spark.read.format(source.name()).schema(schema).options(**options).load()
     reader = source(dict(options)).reader(schema)
-    write = functools.partial(_write, reader, to_arrow_schema(schema, timezone="UTC"), keep.folder)
+    write = functools.partial(_write, reader, to_arrow_schema(schema, timezone="UTC"), cache.folder)
     parts = list(enumerate(reader.partitions()))
-    if keep.here:
+    if cache.on_driver:
         for part in parts:
             write(part)
     elif parts:
         spark.sparkContext.parallelize(parts, len(parts)).foreach(write)
-    return spark.read.schema(schema).parquet(keep.folder)
+    return spark.read.schema(schema).parquet(cache.folder)
 
 
 def _write(

@@ -109,7 +109,7 @@ class MessageTable:
             found["signature"] = pa.array(self._signatures(self, numbers), pa.binary())
         return found
 
-    def content_places(self) -> tuple[pa.Array, pa.Array, pa.Array]:
+    def content_positions(self) -> tuple[pa.Array, pa.Array, pa.Array]:
         """Of each record: where its content begins and ends, and where it ends itself."""
         content, rest = self._numbers(Block.CONTENT_SIZE), self._numbers(Block.REST_SIZE)
         behind = pc.add(pc.add(self._sender_sizes(), content), rest)
@@ -213,8 +213,8 @@ class MessageTable:
         return ids.take(self._channels[2])
 
     @cached_property
-    def _lanes(self) -> Lanes:
-        return Lanes(self._source)
+    def _lanes(self) -> MetadataColumns:
+        return MetadataColumns(self._source)
 
     def _metadata(self) -> pa.Array:
         return self._lanes.maps()
@@ -234,7 +234,7 @@ class MessageTable:
         return self._lanes.integers("created_ns")
 
 
-class Lanes:
+class MetadataColumns:
     """The metadata of all messages: the values of each key and type, and who has which."""
 
     def __init__(self, source: Columns) -> None:
@@ -338,7 +338,7 @@ class Lanes:
         return _array(self._source.block(FIRST_LANE + lane), pa.int64(), self._held[lane])
 
 
-def of_messages(
+def decoded_table(
     path: str,
     section: str,
     messages: Sequence[Message],

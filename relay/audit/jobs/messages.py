@@ -1,4 +1,4 @@
-"""What each source says of a message, one row a message: the sides that reconcile compares.
+"""Every message as ledger, store, journal and archive have it, side by side, for `reconcile`.
 
 Every function is DataFrame to DataFrame. All sides are put into one table and grouped once by the
 message's id: joined with each other, each of them is moved and put in order for itself.
@@ -21,7 +21,7 @@ ARCHIVED = "archived"
 _NS_PER_US = 1000
 
 
-class Sides(NamedTuple):
+class MessageSources(NamedTuple):
     """Who says something of a message."""
 
     messages: DataFrame  # the ledger's, and so are its deliveries
@@ -31,7 +31,7 @@ class Sides(NamedTuple):
     originals: DataFrame
 
 
-def side_by_side(given: Sides) -> DataFrame:
+def side_by_side(given: MessageSources) -> DataFrame:
     """One row a message of whichever source: its row of the ledger, and what the others say.
 
     ``copies``, ``records`` and ``original_path`` are NULL where store, journal or archive have
@@ -176,7 +176,7 @@ def _of_archive() -> list[Column]:
     ]
 
 
-def reach(journal: DataFrame, state: DataFrame) -> DataFrame:
+def journal_range(journal: DataFrame, state: DataFrame) -> DataFrame:
     """One row: from when on the journal tells everything, and up to where the ledger follows it.
 
     ``journal_from`` NULL: there is no journal; ``follows`` NULL: the ledger says nothing of it.
@@ -188,7 +188,7 @@ def reach(journal: DataFrame, state: DataFrame) -> DataFrame:
     return begins.crossJoin(follows)
 
 
-def originals_from(
+def first_judged_day(
     messages: DataFrame, originals: DataFrame, snapshot_ns: int, days: int, mib: int
 ) -> DataFrame:
     """One row, ``originals_from``: the first day of which no original may be missing.
@@ -228,7 +228,7 @@ def is_filed() -> Column:
     )
 
 
-def noted(messages: DataFrame) -> DataFrame:
+def last_archive_report(messages: DataFrame) -> DataFrame:
     """One row, ``noted_at``: when the ledger last heard which originals had been filed.
 
     A batch that is completed says so in one transaction of the one before; so does a start, which
@@ -238,7 +238,7 @@ def noted(messages: DataFrame) -> DataFrame:
     return heard.agg(F.max("processed_at").alias("noted_at"))
 
 
-def names_another() -> Column:
+def has_other_headers() -> Column:
     """True where a side has another sender, TO, kind, priority or time than it should have."""
     pairs = [("agent_name", name) for name in ("sender", "journal_sender", "original_agent")]
     pairs += [("target", name) for name in ("to", "journal_to", "original_to")]
@@ -260,7 +260,7 @@ def _is_of_another_thread() -> Column:
     return F.coalesce(is_other & names_one & ~F.col("message_type").isin(*ANSWERS), F.lit(False))
 
 
-def is_of_another_size() -> Column:
+def has_other_size() -> Column:
     """True where an original has not as many bytes as the ledger saw in the outbox.
 
     A spawn is filed without its secrets; a row without an inode was made again from the store,
@@ -272,7 +272,7 @@ def is_of_another_size() -> Column:
     return F.coalesce(is_other & is_known, F.lit(False))
 
 
-def lies_elsewhere() -> Column:
+def has_other_path() -> Column:
     """True where the one original of a row does not lie where the row says.
 
     A row that still names its outbox is not judged: a ledger that was made again knows no better
@@ -283,10 +283,10 @@ def lies_elsewhere() -> Column:
     return F.coalesce(is_archived & is_other, F.lit(False))
 
 
-def is_filed_unheard(judged_before: Column, grace: Column) -> Column:
+def archived_without_ack(judged_before: Column, grace: Column) -> Column:
     """True where the ledger must have heard by now that this completed message was filed, or had.
 
-    ``was_archived``: of Evidence.undone.
+    ``was_archived``: of Inputs.undone.
     """
     filed_at = F.greatest("original_at", "processed_at")
     is_there = (F.col("status") == "completed") & F.col("original_path").isNotNull()

@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from relay.acomm.model import DeliveryState, Labelled, MessageType
-from relay.audit.acomm_arrow import LAST_SECOND
+from relay.audit.sources.acomm_messages import LAST_SECOND
 from relay.base.checksums import sha256_hex
 from relay.base.errors import FormatError, VersionError
 from relay.delivery.router import KIND_OF

@@ -1,10 +1,11 @@
-"""A journal's files, as a job reads them: its streams, where each ends, and each segment's bytes.
+"""The files of a journal as a job reads them: streams, segments, and records as Arrow batches.
 
-    plan      on the driver: which segments, from which offset to which
-    open_at   in a worker: the bytes, in whatever tier they lie by then
+    plan           on the driver: which segments, from which offset to which
+    read_segment   in a worker: the records, in whatever tier the segment lies by then
 
 Reads only. A segment that is compressed, uploaded or evicted between the two is found in the
-other tier; one that was pruned meanwhile is an error that says so.
+other tier; one that was pruned meanwhile is an error that says so. Damage is an error, or a row of
+its own.
 """
 
 from __future__ import annotations
@@ -12,23 +13,34 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-from relay.audit.private import temporary_folder
+import pyarrow as pa
+
+from relay.audit.sources.journal_columns import GAP, SEALED, Marker, Rows, decoder, to_batch
+from relay.audit.temp_folders import temporary_folder
+from relay.base import keyfile
 from relay.base.config import read_file
-from relay.base.errors import FormatError, IntegrityError, JournalError, RelayError, SegmentAway
+from relay.base.errors import (
+    FormatError,
+    IntegrityError,
+    JournalError,
+    RelayError,
+    SealedStore,
+    SegmentAway,
+)
 from relay.base.home import CONFIG, JOURNAL
 from relay.journal import tail
 from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.copies import WARM
 from relay.journal.dictionaries import Dictionaries, dictionary_name
-from relay.journal.format import RECORD, SEGMENT_HEADER, decode_segment_header
+from relay.journal.format import RECORD, SEGMENT_HEADER, RecordFlag, decode_segment_header
 from relay.journal.manifest import read_manifest
 from relay.journal.objects import ObjectStore, open_objects
-from relay.journal.records import Starts, fault, scan, wanted
+from relay.journal.records import HeaderCrcs, claimed_length, describe_fault, scan
 from relay.journal.segment import (
-    FIRST,
+    FIRST_RECORD,
     SEGMENTS,
     FileSource,
     SegmentSource,
@@ -200,17 +212,17 @@ def _written(
     path = segment_path(folder, number)
     source = FileSource(path)
     try:
-        head = source.read_at(0, FIRST + RECORD.size)
-        if not head[FIRST:].strip(b"\0") or len(head) < FIRST + RECORD.size:
+        head = source.read_at(0, FIRST_RECORD + RECORD.size)
+        if not head[FIRST_RECORD:].strip(b"\0") or len(head) < FIRST_RECORD + RECORD.size:
             return None
         header = decode_segment_header(head[: SEGMENT_HEADER.size], path)
         if base is None:  # its file alone speaks of it
-            base = int(RECORD.unpack(head[FIRST:])[2])
+            base = int(RECORD.unpack(head[FIRST_RECORD:])[2])
         end, why = _end_of(source, path, base, max(at, base))
         if why is not None and strict:
             raise why
         if why is not None:  # up to the last good record, and not into the zeros behind it
-            span = (base, end, base + source.size() - FIRST)
+            span = (base, end, base + source.size() - FIRST_RECORD)
             for record in read_records(source, *span, lambda *_: None):
                 end = record.end
         return _segment(folder, number, base, at, end, header.creation_ts_ms)
@@ -234,39 +246,39 @@ def _end_of(
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for _ in range(_TRIES):
-            end = whole_until(source, base, start)
-            position = FIRST + end - base
+            end = end_of_whole_records(source, base, start)
+            position = FIRST_RECORD + end - base
             rest = os.pread(fd, os.fstat(fd).st_size, position)
             if not rest.strip(b"\0"):
                 return end, None
-            found = tail.inspect(fd, path, base, os.pread(fd, FIRST, 0), 0)
-            if found.walk.position <= position and found.kind is not tail.Kind.DAMAGE:
+            found = tail.inspect_tail(fd, path, base, os.pread(fd, FIRST_RECORD, 0), 0)
+            if found.walk.position <= position and found.kind is not tail.TailKind.DAMAGE:
                 return end, None
             if found.walk.position == position:
                 break
     finally:
         os.close(fd)
-    return end, IntegrityError(path, position, *fault(rest, end, Starts()))
+    return end, IntegrityError(path, position, *describe_fault(rest, end, HeaderCrcs()))
 
 
-def whole_until(source: SegmentSource, base: int, start: int) -> int:
+def end_of_whole_records(source: SegmentSource, base: int, start: int) -> int:
     """The logical offset behind the last whole record, walking from the one at ``start``."""
-    starts, at, length = Starts(), start, _PIECE_BYTES
+    starts, at, length = HeaderCrcs(), start, _PIECE_BYTES
     while True:
-        piece = source.read_at(FIRST + at - base, length)
+        piece = source.read_at(FIRST_RECORD + at - base, length)
         size, _ = scan(piece, len(piece), at, starts)
         at += size
         if size:
             length = _PIECE_BYTES
             continue
-        claimed = wanted(piece, at)
+        claimed = claimed_length(piece, at)
         if claimed <= length or len(piece) < length:
             return at
         length = claimed  # one record that is longer than a piece
 
 
 @contextlib.contextmanager
-def open_at(segment: Segment, objects: str) -> Iterator[SegmentSource]:
+def open_segment(segment: Segment, objects: str) -> Iterator[SegmentSource]:
     """The bytes of a segment, from the nearest tier that has it; ``objects``: of Tier 2.
 
     Errors: SegmentAway, FormatError, ObjectError.
@@ -324,3 +336,104 @@ def _get(store: ObjectStore, key: str, path: str) -> None:
     with open(fd, "wb") as file:
         for piece in store.get(key).pieces:
             file.write(piece)
+
+
+BATCH_ROWS = 10_000
+LOST = "the records that stood here are lost"
+_GAP = int(RecordFlag.GAP)
+
+Row = tuple[int, int, int, Any]  # offset, end, milliseconds, frame
+Damaged = Callable[[Damage], object]
+
+
+class Settings(NamedTuple):
+    """What reading needs to know beside the segments."""
+
+    objects: Mapping[str, str]  # by stream
+    key_file: str | None
+    permissive: bool
+
+
+def read_segment(
+    segment: Segment,
+    schema: pa.Schema,
+    settings: Settings,
+    damaged: Damaged = lambda damage: None,
+) -> Iterator[pa.RecordBatch]:
+    """The records of a part of a segment; what the stream lacks before it comes first, as a gap.
+
+    Where the settings are permissive, what cannot be read is a gap with the reason, and
+    ``damaged`` hears of it. Errors, where they are not: FormatError with file and place,
+    SealedStore, JournalError for a segment that is gone.
+    """
+    rows = Rows(segment.folder, segment.segment_id)
+    for row in _Part(segment, settings, damaged).rows(schema.names):
+        rows.add(*row)
+        if len(rows) >= BATCH_ROWS:
+            yield to_batch(rows, schema)
+            rows = Rows(segment.folder, segment.segment_id)
+    if len(rows):
+        yield to_batch(rows, schema)
+
+
+class _Part:
+    """One part of a segment on its way through."""
+
+    def __init__(self, segment: Segment, settings: Settings, damaged: Damaged) -> None:
+        self._segment = segment
+        self._settings = settings
+        self._damaged = damaged
+        self._at_ms = segment.created_ms  # of a gap: that of the record before
+        self._gaps: list[Row] = []  # found, and not given yet
+
+    def rows(self, columns: Iterable[str]) -> Iterator[Row]:
+        """Each record, and what takes the place of one."""
+        segment, at = self._segment, self._segment.start
+        if 0 <= segment.lost_from < at:
+            yield segment.lost_from, at, self._at_ms, Marker(GAP, LOST)
+        try:
+            for row in self._records(columns):
+                at = row[1]
+                yield row
+        except OSError as exc:
+            raise RelayError(f"{exc.filename or segment.folder}: {exc.strerror}") from exc
+        except (FormatError, JournalError) as exc:
+            if not self._settings.permissive:
+                raise
+            self._lost(at, segment.end, exc)
+        yield from self._gaps
+
+    def _records(self, columns: Iterable[str]) -> Iterator[Row]:
+        segment, permissive = self._segment, self._settings.permissive
+        key = keyfile.load(self._settings.key_file) if self._settings.key_file else None
+        objects = self._settings.objects.get(segment.folder, "")
+        with open_segment(segment, objects) as source:
+            decode_segment_header(source.read_at(0, FIRST_RECORD), source.path)
+            decode = decoder(columns, key, source.path)
+            gap = self._lost if permissive else None
+            for record in read_records(source, segment.base, segment.start, segment.end, gap):
+                offset, at_ms, flags, payload = record
+                if self._gaps:
+                    yield from self._taken_gaps()
+                self._at_ms = at_ms
+                try:
+                    frame = Marker(GAP, LOST) if flags & _GAP else decode(payload, offset)
+                except SealedStore:
+                    if not permissive:
+                        raise
+                    frame = Marker(SEALED)
+                except FormatError as exc:
+                    if not permissive:
+                        raise
+                    self._lost(offset, record.end, exc)
+                    continue
+                yield offset, record.end, at_ms, frame
+
+    def _lost(self, begin: int, end: int, why: Exception) -> None:
+        segment = self._segment
+        self._gaps.append((begin, end, self._at_ms, Marker(GAP, str(why))))
+        self._damaged(Damage(segment.folder, segment.segment_id, begin, end, str(why)))
+
+    def _taken_gaps(self) -> list[Row]:
+        found, self._gaps = self._gaps, []
+        return found

@@ -28,8 +28,9 @@ from pyspark.sql.types import StructType
 
 from relay.acomm import codec, container
 from relay.acomm.engine_state import EngineState
-from relay.audit import reading, schemas
-from relay.audit.acomm_source import check_columns
+from relay.audit.schemas import formats
+from relay.audit.schemas.fields import check_columns, subset
+from relay.audit.sources import parquet_cache
 from relay.base.clock import NS_PER_MS, iso_date
 from relay.base.errors import RelayError
 from relay.base.home import ARCHIVES, JOURNAL, STORE
@@ -55,7 +56,7 @@ class Unit(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """One row, in the order of schemas.KEPT_FILE."""
+    """One row, in the order of formats.KEPT_FILE."""
 
     path: str
     kind: str
@@ -113,12 +114,12 @@ def load(
     units: Sequence[Unit],
     columns: Iterable[str],
     *,
-    keep: reading.Keep | None = None,
+    cache: parquet_cache.ParquetCache | None = None,
 ) -> DataFrame:
     """These columns of what was planned. Errors: RelayError for a column that is not there."""
-    schema = schemas.subset(schemas.KEPT_FILE, columns, "files")
+    schema = subset(formats.KEPT_FILE, columns, "files")
     options = {"home": home, "units": json.dumps(units)}
-    return reading.read(spark, FilesSource, schema, options, keep)
+    return parquet_cache.read(spark, FilesSource, schema, options, cache)
 
 
 class FilesSource(DataSource):  # type: ignore[misc]
@@ -131,13 +132,13 @@ class FilesSource(DataSource):  # type: ignore[misc]
 
     def schema(self) -> StructType:
         """Every column."""
-        return schemas.KEPT_FILE
+        return formats.KEPT_FILE
 
     def reader(self, schema: StructType) -> FilesReader:
         """A reader of the columns of ``schema``. Errors: RelayError when they are not ours."""
         if "units" not in self.options or not self.options.get("home"):
             raise RelayError(f"format {FORMAT} is read by relay.audit.files_source.load")
-        check_columns(schema, schemas.KEPT_FILE, "files")
+        check_columns(schema, formats.KEPT_FILE, "files")
         units = [Unit(*unit) for unit in json.loads(self.options["units"])]
         return FilesReader(self.options["home"], units, schema)
 
@@ -150,19 +151,19 @@ class FilesReader(DataSourceReader):  # type: ignore[misc]
         self._units = units
         self._schema = schema
 
-    def partitions(self) -> list[reading.Units]:
+    def partitions(self) -> list[parquet_cache.UnitsPartition]:
         """One a file, as long as there are not too many."""
         parts = [self._units[first::MOST_PARTITIONS] for first in range(MOST_PARTITIONS)]
-        return [reading.Units(part) for part in parts if part]
+        return [parquet_cache.UnitsPartition(part) for part in parts if part]
 
-    def read(self, partition: reading.Units) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: parquet_cache.UnitsPartition) -> Iterator[pa.RecordBatch]:
         """A row for each file; never an error for one of them."""
-        if not isinstance(partition, reading.Units):
+        if not isinstance(partition, parquet_cache.UnitsPartition):
             return  # nothing at all: Spark asks for one partition nevertheless
         schema = to_arrow_schema(self._schema, timezone="UTC")
         for unit in partition.units:
             rows = list(verify(self._home, unit))
-            yield reading.batch_of(rows, Verified._fields, schema)
+            yield parquet_cache.batch_of(rows, Verified._fields, schema)
 
 
 def verify(home: str, unit: Unit) -> Iterator[Verified]:
@@ -237,13 +238,13 @@ def _store(unit: Unit, home: str) -> Verified:
 
 
 def _journal(unit: Unit) -> Verified:
-    found = check.check_catalog(unit.path)
+    found = check.check_manifest(unit.path)
     return Verified(unit.shown, unit.kind, problems=found.problems, warnings=found.warnings)
 
 
 def _segment(unit: Unit) -> Verified:
     entry = _entry(unit)
-    found = check.Findings([], [])
+    found = check.StreamFindings([], [])
     check.check_segment(unit.path, entry, found)
     row = Verified(unit.shown, unit.kind, size=os.path.getsize(unit.path))
     if entry is not None and entry.sealed:
