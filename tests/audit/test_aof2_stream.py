@@ -19,6 +19,8 @@ from relay.base.errors import JournalError, JournalPruned, RelayError
 from relay.journal.plan import JobKind
 from tests.audit.journals import JournalBuilder, delivered, sent
 
+pytestmark = pytest.mark.shows("audit 1.14")
+
 ALL = ReadAllAvailable()
 SCHEMA = subset(formats.JOURNAL, ["offset"], "the journal")
 

@@ -18,6 +18,8 @@ from tests.audit.homes import FILE_SIZE, START_NS, HomeBuilder
 from tests.audit.planting import DAY, checks, counted, details, insert, made, message
 from tests.box import Box
 
+pytestmark = pytest.mark.shows("audit 2.1")
+
 UNTIL = date(2026, 1, 31)
 MIB = 1 << 20
 GIB = 1 << 30

@@ -19,6 +19,8 @@ from tests.audit.homes import START_NS, START_S, HomeBuilder, file_of
 from tests.audit.telling import moved, run, tell
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.shows("audit 2.3")
+
 DAY = "archive/2026-01-31/alice"
 replace = msgspec.structs.replace
 

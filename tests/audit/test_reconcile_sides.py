@@ -6,6 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import msgspec
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.acomm.model import DeliveryState
@@ -16,6 +17,8 @@ from relay.engine import events
 from relay.engine.events import Event
 from tests.audit.homes import START_NS, HomeBuilder, stored_message
 from tests.audit.telling import moved, run, tell
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 DAY = "archive/2026-01-31/alice"
 

@@ -18,6 +18,8 @@ from tests.audit.homes import START_NS, HomeBuilder
 from tests.audit.planting import DAY, END_NS, checks, counted, details, insert, made, message
 from tests.box import Box
 
+pytestmark = pytest.mark.shows("audit 2.1")
+
 
 def test_every_kind_of_incident_is_judged(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path

@@ -209,6 +209,7 @@ class Process:
         return self.process.returncode, out, err
 
 
+@pytest.mark.shows("audit 1.15")
 @pytest.mark.timeout(3 * PATIENCE_S)
 def test_killed_again_and_again_each_event_is_counted_once(
     spark: SparkSession, tmp_path: Path
@@ -236,6 +237,7 @@ def test_killed_again_and_again_each_event_is_counted_once(
     assert sorted(row["offset"] for row in rows) == [record.offset for record in records]
 
 
+@pytest.mark.shows("audit 3.7")
 def test_ended_while_spark_starts_it_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
     JournalBuilder(tmp_path / "home").say(sent(1))
     temp = tmp_path / "temp"

@@ -14,6 +14,8 @@ from relay.daemon.journal_commands import covered_offset
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 
+pytestmark = pytest.mark.shows("journal 5.8")
+
 SMALL = Config(journal=JournalSettings(segment_bytes=4096, compress_segments=False))
 
 

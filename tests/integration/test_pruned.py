@@ -13,6 +13,8 @@ from relay.daemon.opening import open_store_readonly
 from relay.journal import commands
 from tests.box import Box
 
+pytestmark = pytest.mark.shows("journal 5.9")
+
 KEEP_LITTLE = Config(
     journal=JournalSettings(segment_bytes=4096, keep_age_s=1, compress_segments=False)
 )
