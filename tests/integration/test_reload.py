@@ -196,7 +196,7 @@ def test_what_waits_in_the_outboxes_does_not_hold_up_the_end(
 
 HANGS = """
 import sys, threading
-from relay.aof2.tiers import Tiers
+from relay.journal.tiers import Tiers
 from relay.daemon.process import main
 
 def step(self):
