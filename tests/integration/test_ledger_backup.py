@@ -27,7 +27,7 @@ from tests.procs import Relay, home_of, meanwhile, relay, until
 RESTORE = """
 import os, signal, sys
 from relay.base import fsio
-from relay.daemon import ledger_backup as backup as ledger_backup
+from relay.daemon import ledger_backup
 from relay.base.home import Home
 steps = int(sys.argv[3])
 def fault(operation, name):
