@@ -15,9 +15,9 @@ from relay.audit.inputs import Inputs
 from relay.audit.jobs import integrity
 from relay.audit.snapshot import snapshot_home
 from relay.base.clock import NS_PER_S
-from tests.audit.homes import START_NS, HomeBuilder
-from tests.audit.journals import JournalBuilder, delivered, sent
-from tests.audit.telling import Outcome, run, tell
+from tests.audit.home_builder import START_NS, HomeBuilder
+from tests.audit.home_journal import Outcome, run, write_journal
+from tests.audit.journal_builder import JournalBuilder, delivered, sent
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("audit 2.1")
@@ -60,8 +60,8 @@ def looked(
     """A run over the home; ``earlier``: what another one wrote."""
     folder.mkdir()
     gathered = snapshot_home(home.path, str(folder), FakeClock(START_NS + 3600 * NS_PER_S))
-    evidence = Inputs(spark, gathered, shared=True, earlier=str(earlier) if earlier else None)
-    return run(integrity.JOB, evidence)
+    inputs = Inputs(spark, gathered, shared=True, earlier=str(earlier) if earlier else None)
+    return run(integrity.JOB, inputs)
 
 
 def filled(home: HomeBuilder) -> JournalBuilder:
@@ -165,7 +165,7 @@ def test_a_journal_that_ends_before_what_the_ledger_has_heard_of_it(
 ) -> None:
     home.sent("1-a")
     home.write_store()
-    tell(home)
+    write_journal(home)
     assert looked(spark, home, tmp_path / "sound").checks == {}
     with home.ledger.transaction():
         home.ledger.note_position(10**9, START_NS)

@@ -24,7 +24,7 @@ from relay.base.home import Home
 from relay.daemon.ledger_backup import backup
 from relay.ledger import schema_sql
 from tests.audit import ledger_writer
-from tests.audit.homes import START_NS, HomeBuilder
+from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.fakes import FakeClock
 from tests.procs import home_of
 
@@ -188,7 +188,7 @@ def test_what_cannot_be_taken(home: HomeBuilder, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"table": "letters"}, "table 'letters' is none of messages, "),
+        ({"table": "letters"}, "table: expected one of messages, "),
         ({"rows": "0"}, "rows '0' is no number"),
         ({"rows": "many"}, "rows 'many' is no number"),
     ],
