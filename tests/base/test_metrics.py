@@ -8,6 +8,8 @@ from relay.base.metrics import NEVER_STUCK, SECONDS, STAGES, START, WAIT, Histog
 from tests.box import Box
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.shows("ready 3.1")
+
 
 def test_a_value_counts_in_the_first_bucket_that_takes_it() -> None:
     times = Histogram((1.0, 2.0))
@@ -65,7 +67,7 @@ def test_a_batch_goes_through_every_stage(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
     passed = {name for name, times in box.dispatcher.tally.stages.items() if times.read().number}
     assert passed == set(STAGES)
-    assert box.dispatcher.tally.at[0] == "upkeep"  # until the session waits again
+    assert box.dispatcher.tally.at[0] == "maintain"  # until the session waits again
 
 
 def test_what_becomes_of_messages_is_counted(box: Box) -> None:

@@ -184,6 +184,7 @@ def test_two_pauses_end_each_by_itself(looked: Looked) -> None:
     assert board.pauses == {} and box.bodies("bob") == ["waits"]
 
 
+@pytest.mark.shows("ready 5.4")
 def test_below_the_floor_files_wait_and_the_rest_goes_on(looked: Looked) -> None:
     box = looked.box
     before = box.send("alice", "TO: bob\n\nbefore")
@@ -203,7 +204,7 @@ def test_below_the_floor_files_wait_and_the_rest_goes_on(looked: Looked) -> None
     box.tick(2)
     assert box.bodies("bob") == ["waits"]
     assert box.nacks("alice") == []
-    assert any("intake goes on" in line["event"] for line in box.log)
+    assert any("intake resumes" in line["event"] for line in box.log)
 
 
 def test_a_disk_below_its_floor_takes_nothing_in_from_the_first_turn(looked: Looked) -> None:
@@ -213,6 +214,7 @@ def test_a_disk_below_its_floor_takes_nothing_in_from_the_first_turn(looked: Loo
     assert looked.box.bodies("bob") == []
 
 
+@pytest.mark.shows("ready 5.4")
 def test_operator_and_lead_are_told_once_an_episode(looked: Looked) -> None:
     box = looked.box
     box.path("agents", "alice", "meta.json").write_text('{"role": "lead"}')
@@ -274,7 +276,7 @@ def test_a_notice_that_has_no_room_is_sent_when_there_is(
 ) -> None:
     refuses: Callable[..., bool] = lambda *_, **__: False  # noqa: E731
     with monkeypatch.context() as patch:
-        patch.setattr(looked.box.dispatcher.teller, "announce", refuses)
+        patch.setattr(looked.box.dispatcher.notifier, "announce", refuses)
         looked.turn(91_000)
     assert looked.notices("operator") == []
     looked.turn(91_000)

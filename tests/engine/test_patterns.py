@@ -8,6 +8,8 @@ from relay.acomm.model import ChannelType, MessageFilter
 from relay.base.errors import ValidationFailed
 from tests.engine.support import channel_of, new_store, send
 
+pytestmark = pytest.mark.shows("engine 2.7")
+
 INVALID = [
     "(((a{100}){100}){100}){100}",
     "(a{2000}){2000}",

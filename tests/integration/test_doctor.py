@@ -22,6 +22,8 @@ from relay.ledger import Ledger
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 
+pytestmark = pytest.mark.shows("journal 5.11")
+
 
 @pytest.fixture(autouse=True)
 def private() -> Iterator[None]:

@@ -13,6 +13,7 @@ from relay.base.errors import StoreLocked
 from relay.engine import CommStore
 
 
+@pytest.mark.shows("engine 6.10")
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
 def test_without_flock_a_store_is_not_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int

@@ -206,7 +206,7 @@ class HomeBuilder:
         codec.write(str(path), store)
         return str(path)
 
-    def evidence(
+    def inputs(
         self, spark: object, folder: Path, clock: Clock | None = None, grace_s: float = 30
     ) -> Inputs:
         """What a run over this home would look at, an hour after START unless told otherwise."""
