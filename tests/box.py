@@ -13,7 +13,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.agents.roster import Roster
 from relay.agents.spawner import Spawner
 from relay.base.config import Config, encode
@@ -220,7 +220,7 @@ class Box:
 
     def stored(self) -> list[str]:
         """Relay ids of the messages in the store's file."""
-        file = codec.read(self.home.path(STORE))
+        file = store_file.read(self.home.path(STORE))
         return [str((m.metadata or {}).get("relay_id")) for m in file.messages]
 
     def _log(self, event: str, **facts: object) -> None:

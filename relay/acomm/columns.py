@@ -18,18 +18,22 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from relay.acomm import envelope
-from relay.acomm.message_record import (
+from relay.acomm import container
+from relay.acomm.fields import (
+    BYTE,
     META_BOOLEAN,
     META_FLOAT,
     META_INTEGER,
     META_NULL,
     META_STRING,
-    encode_message,
+    U32,
+    U32_MAX,
+    U64,
+    Reader,
+    text,
 )
 from relay.acomm.model import Channel, Message
-from relay.acomm.reader import U32, U64, Reader
-from relay.acomm.writer import BYTE, U32_MAX, text
+from relay.acomm.records import encode_message
 from relay.base.errors import FormatError, ValidationFailed
 
 FIRST_METADATA_BLOCK = 32
@@ -100,7 +104,7 @@ class Columns:
                 raise reader.fault(start, f"column block {tag} once", "it a second time")
             first = reader.skip(reader.u64("length of a column block"), f"column block {tag}")
             inner = Reader(reader.data, reader.path, first, reader.pos)
-            blocks[tag] = lambda inner=inner, tag=tag: envelope.unpack(  # type: ignore[misc]
+            blocks[tag] = lambda inner=inner, tag=tag: container.unpack_envelope(  # type: ignore[misc]
                 Reader(inner.data, inner.path, inner.pos, inner.end), f"column block {tag}"
             )
         return cls(count, blocks)
@@ -162,7 +166,7 @@ def encode(messages: Sequence[Message], sizes: Sequence[int], channels: Iterable
     """The section of messages whose records have these sizes, in the order of section 2."""
     parts = [U64.pack(len(messages))]
     for tag, data in build(messages, sizes, channels).items():
-        packed = envelope.pack(data)
+        packed = container.pack_envelope(data)
         parts += (U32.pack(tag), U64.pack(len(packed)), packed)
     return b"".join(parts)
 

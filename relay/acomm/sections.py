@@ -16,27 +16,24 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import TypeVar
 
-from relay.acomm import columns, envelope, indexes
+from relay.acomm import columns, container, indexes
 from relay.acomm.container import MAX_FILE_BYTES, FileHeader, Flag, SectionEntry, SectionType
-from relay.acomm.message_record import (
+from relay.acomm.fields import U64, Reader, u32
+from relay.acomm.model import Message, StoreFile
+from relay.acomm.records import (
     ENCRYPTION_BYTES,
     MAX_CONTENT_BYTES,
-    MIN_MESSAGE,
-    encode_message,
-    read_messages,
-    walk_messages,
-)
-from relay.acomm.model import Message, StoreFile
-from relay.acomm.reader import U64, Reader
-from relay.acomm.records import (
     MIN_CHANNEL,
+    MIN_MESSAGE,
     MIN_SUBSCRIPTION,
     encode_channel,
+    encode_message,
     encode_subscription,
     read_channel,
+    read_messages,
     read_subscription,
+    skip_messages,
 )
-from relay.acomm.writer import u32
 from relay.base.errors import FormatError, StoreCapacity
 
 MAX_MESSAGES = 10_000_000  # of sections 2, 5 and 6 together
@@ -79,7 +76,7 @@ def encode_sections(
     def messages(records: list[bytes]) -> bytes:
         raw = _counted(records)
         check_size(len(raw))  # no reader would inflate more
-        return envelope.pack(raw) if compress else raw
+        return container.pack_envelope(raw) if compress else raw
 
     def records(ordered: Iterable[Message]) -> list[bytes]:
         return [encode_message(message, most) for message in ordered]
@@ -119,7 +116,7 @@ def split(
         reader = Reader(data, path, entry.offset, entry.offset + entry.length)
         if header.flags & Flag.COMPRESSED and entry.kind in ENVELOPED:
             name = f"section {entry.kind}"
-            readers[entry.kind] = envelope.unpack(reader, name, _walk(path, name))
+            readers[entry.kind] = container.unpack_envelope(reader, name, _walk(path, name))
         elif header.flags & Flag.COMPRESSED:
             readers[entry.kind] = Reader(data[entry.offset : reader.end], path, base=entry.offset)
         else:
@@ -127,8 +124,30 @@ def split(
     return readers
 
 
-def _walk(path: str, name: str) -> envelope.Walk:
-    return lambda pieces, where: walk_messages(pieces, path, name, MAX_MESSAGES, where)
+def _check_messages(pieces: Iterable[bytes], path: str, name: str, limit: int, where: str) -> None:
+    """Find out whether what comes in pieces is a count and so many messages; none is kept.
+
+    Errors: FormatError with the first fault; what is missing at the end is for who reads it all.
+    """
+    data, base, left = b"", 0, -1
+    for piece in pieces:
+        data += piece
+        reader = Reader(data, path, base=base, where=where)
+        if left < 0:
+            if len(data) < U64.size:
+                continue
+            left = reader.u64(f"count of {name}")
+            if left > limit:
+                raise reader.fault(0, f"count of {name} of at most {limit}", left)
+        left -= skip_messages(reader, left)
+        if not left:
+            reader.finish(name)
+        base += reader.pos
+        data = data[reader.pos :]
+
+
+def _walk(path: str, name: str) -> container.CheckPieces:
+    return lambda pieces, where: _check_messages(pieces, path, name, MAX_MESSAGES, where)
 
 
 def decode_sections(path: str, header: FileHeader, sections: dict[int, Reader]) -> StoreFile:

@@ -106,12 +106,12 @@ def dump(file: str, section: str | None, key_file: str | None) -> None:
     `relay acomm build` makes an equal file of them. Contents of an encrypted FILE stay sealed
     without --key-file.
     """
-    from relay.acomm import codec, jsonl
-    from relay.acomm.encryption import decrypt
+    from relay.acomm import jsonl, store_file
+    from relay.acomm.store_file import decrypt
 
     key = _key(key_file)
     with _disk(file):
-        store = codec.read(file, warn=_warn)
+        store = store_file.read(file, warn=_warn)
     if key is not None:
         store = decrypt(store, key, file)
     out = sys.stdout.buffer  # JSON lines are UTF-8 in every locale
@@ -138,12 +138,12 @@ def build(file: str, source: str, no_compress: bool, force: bool) -> None:
     Indexes, counts and order are made. A FILE that is there is not replaced without --force,
     and one that is damaged or no `.acomm` is never replaced.
     """
-    from relay.acomm import codec, jsonl
+    from relay.acomm import jsonl, store_file
 
     _refuse_to_lose(file, force)
     store = jsonl.from_lines(_lines(source))
     with _disk(file):
-        codec.write(file, store, compress=not no_compress)
+        store_file.write(file, store, compress=not no_compress)
     click.echo(
         f"{file}: {len(store.channels)} channels, {len(store.messages)} messages, "
         f"{len(store.subscriptions)} subscriptions, {len(store.dead_letters)} dead letters, "
@@ -155,18 +155,17 @@ def _findings(
     path: str, key: bytes | None, public_keys: dict[str, bytes]
 ) -> tuple[list[str], list[str]]:
     """Problems and warnings of one file; one that cannot be read is a problem."""
-    from relay.acomm import codec
-    from relay.acomm.encryption import decrypt
-    from relay.acomm.signed import invalid_signatures
-    from relay.acomm.verify import verify
+    from relay.acomm import store_file
+    from relay.acomm.check import invalid_signatures, verify
+    from relay.acomm.store_file import decrypt
 
     try:
         with _disk(path):
-            data = codec.read_bytes(path)
+            data = store_file.read_bytes(path)
         found = verify(data, path)
         problems = list(found.problems)
         if not problems and (key is not None or public_keys):
-            store = decrypt(codec.decode(data, path, warn=lambda _: None), key, path)
+            store = decrypt(store_file.decode(data, path, warn=lambda _: None), key, path)
             problems += [f"{path}: {line}" for line in invalid_signatures(store, public_keys)]
     except RelayError as exc:
         return [str(exc)], []
@@ -194,14 +193,14 @@ def _public_keys(folder: str | None) -> dict[str, bytes]:
 
 def _refuse_to_lose(path: str, force: bool) -> None:
     """Errors: RelayError when something stands at ``path`` that must stay there."""
-    from relay.acomm import codec
+    from relay.acomm import store_file
 
     if not os.path.lexists(path):
         return
     if not force:
         raise RelayError(f"{path} is there already", hint="--force replaces a whole .acomm")
     with _disk(path):
-        codec.read(path, warn=_warn)
+        store_file.read(path, warn=_warn)
 
 
 def _lines(source: str) -> Iterator[str]:

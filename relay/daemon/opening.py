@@ -18,10 +18,9 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from relay.acomm import store_file
-from relay.acomm.codec import lost_on_rewrite, peek_header
 from relay.acomm.container import VERSION, VERSION_AT, Flag
 from relay.acomm.engine_state import JournalPosition
-from relay.acomm.store_file import PREVIOUS
+from relay.acomm.store_file import PREVIOUS, lost_on_rewrite, peek_header
 from relay.base import fsio, keyfile
 from relay.base.clock import Clock, boot_id
 from relay.base.config import Config

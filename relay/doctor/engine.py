@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.store_file import PREVIOUS
 from relay.base.config import Config
 from relay.base.errors import LedgerError, RelayError
@@ -97,7 +97,7 @@ def _without_checkpoints(home: Home) -> str:
 def _fault(path: str) -> str:
     """What is wrong with a store file, or nothing."""
     try:
-        codec.read(path)
+        store_file.read(path)
     except FileNotFoundError:
         return f"{path}: missing"
     except (RelayError, OSError) as exc:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from relay.acomm import codec, encryption
+from relay.acomm import store_file
 from relay.acomm.container import Flag
 from relay.acomm.store_file import PREVIOUS
 from relay.base.errors import FormatError, KeyFileError, SealedStore
@@ -36,8 +36,8 @@ def examine(place: Place) -> Iterator[Finding]:
 def _open(path: str, key: bytes | None) -> None:
     """Errors: SealedStore."""
     with contextlib.suppress(FormatError, OSError):
-        if codec.peek_header(path).flags & Flag.ENCRYPTED:
-            encryption.decrypt(codec.read(path, warn=_ignore), key, path)
+        if store_file.peek_header(path).flags & Flag.ENCRYPTED:
+            store_file.decrypt(store_file.read(path, warn=_ignore), key, path)
 
 
 def _ignore(_: str) -> None:

@@ -21,8 +21,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from relay.acomm import codec
-from relay.acomm.encryption import decrypt, encrypt
+from relay.acomm import store_file
 from relay.acomm.engine_state import EngineState, StoreSnapshot
 from relay.acomm.indexes import Ids, Indexes
 from relay.acomm.model import (
@@ -35,6 +34,7 @@ from relay.acomm.model import (
     SortOrder,
     StoreFile,
 )
+from relay.acomm.store_file import decrypt, encrypt
 from relay.base import fsio
 from relay.base.checksums import sha256_hex
 from relay.base.errors import FormatError
@@ -87,7 +87,7 @@ class Archives:
         blocks = file.engine_state | {RELAY_IDS: _encode_relay_ids(file.messages)}
         file = msgspec.structs.replace(file, engine_state=blocks)
         try:
-            codec.write(path, encrypt(file, self._key), columns=True)
+            store_file.write(path, encrypt(file, self._key), columns=True)
             fsio.sync_dir(self._folder)
         except OSError:
             with contextlib.suppress(OSError):
@@ -236,10 +236,10 @@ class Archives:
         return cache[name]
 
     def _read(self, path: str) -> StoreFile:
-        return decrypt(codec.read(path), self._key, path)
+        return decrypt(store_file.read(path), self._key, path)
 
     def _read_indexes(self, path: str) -> ArchiveIndexes:
-        indexes, blocks = codec.read_indexes(path)
+        indexes, blocks = store_file.read_indexes(path)
         block = blocks.get(RELAY_IDS, b"")
         count = (len(block) - 8) // 16
         if len(block) % 16 != 8 or int.from_bytes(block[:8], "little") != count:

@@ -22,9 +22,9 @@ import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
-from relay.acomm import codec, excess, store_file
-from relay.acomm.encryption import decrypt
+from relay.acomm import check, store_file
 from relay.acomm.model import DeliveryState, StoreFile
+from relay.acomm.store_file import decrypt
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.errors import FormatError, RelayError, StoreClosed, StoreReadOnly
 from relay.engine import events
@@ -97,7 +97,7 @@ class CommStore(RetryCommands):
         def made(file: StoreFile, name: str) -> CommStore:
             try:
                 if not read_only:
-                    excess.check_limits(file, name)
+                    check.check_limits(file, name)
                 store = cls.load(clock, decrypt(file, key, name), limits)
             except FormatError as exc:
                 if exc.path == name:
@@ -177,7 +177,7 @@ class CommStore(RetryCommands):
         store = cls.load_path(path, clock, limits, warn, key)
         if store is not None:
             read = path if os.path.lexists(path) else path + store_file.PREVIOUS
-            if lost := codec.lost_on_rewrite(read):
+            if lost := store_file.lost_on_rewrite(read):
                 store._read_only_reason = (
                     f"{path} is opened for reading only: a flush would lose {lost}"
                 )

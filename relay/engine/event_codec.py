@@ -21,8 +21,8 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from relay.acomm.encryption import NONCE_BYTES
-from relay.acomm.reader import U64
+from relay.acomm.fields import U64
+from relay.acomm.store_file import NONCE_BYTES
 from relay.base.errors import FormatError, SealedStore, VersionError
 from relay.engine.events import Event
 

@@ -14,7 +14,7 @@ from typing import Self
 
 import msgspec
 
-from relay.acomm import invariants
+from relay.acomm import check
 from relay.acomm.engine_state import (
     DeadLetterInfo,
     Downtime,
@@ -126,7 +126,7 @@ class Tables:
         Where ENGINE_STATE is missing nobody's deliveries are known; ``derive`` finds them.
         Errors: FormatError when it breaks an invariant, or its engine state is cut short.
         """
-        kept = invariants.check_invariants(file)
+        kept = check.check_invariants(file)
         state = cls(file.created_at)
         state.modified_at = file.modified_at
         for channel in file.channels:

@@ -10,9 +10,9 @@ import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from relay.acomm import codec, model
+from relay.acomm import model, store_file
 from relay.acomm.container import FOOTER, FOOTER_MAGIC, HEADER, MAGIC, SECTION, SectionEntry
-from relay.acomm.message_record import encode_message
+from relay.acomm.records import encode_message
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "acomm"
 GOOD = ("plain", "compressed", "empty", "unknown-section", "version-2")
@@ -158,7 +158,7 @@ STORES = st.builds(
 
 def golden() -> model.StoreFile:
     """The store of the fixtures."""
-    return codec.read(str(FIXTURES / "plain.acomm"))
+    return store_file.read(str(FIXTURES / "plain.acomm"))
 
 
 def message(ident: int = 1, **fields: Any) -> model.Message:

@@ -10,11 +10,11 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 
-from relay.acomm import codec, jsonl, model
+from relay.acomm import jsonl, model, store_file
+from relay.acomm.check import verify
 from relay.acomm.container import Flag
-from relay.acomm.encryption import decrypt, encrypt
-from relay.acomm.message_record import MAX_CONTENT_BYTES
-from relay.acomm.verify import verify
+from relay.acomm.records import MAX_CONTENT_BYTES
+from relay.acomm.store_file import decrypt, encrypt
 from relay.base.errors import FormatError, SealedStore
 from relay.engine import ChannelType, CommStore, MessageType
 from tests.acomm.support import FIXTURES, STEADY, STORES, golden, message, small_store
@@ -41,16 +41,16 @@ def test_what_was_sealed_opens_equal(store: model.StoreFile) -> None:
     plain = msgspec.structs.replace(store, encrypted=False)
     sealed = encrypt(plain, KEY)
     assert sealed.encrypted
-    assert decrypt(codec.decode(codec.encode(sealed)), KEY, "it") == plain
-    assert codec.encode(encrypt(plain, KEY)) == codec.encode(sealed)
+    assert decrypt(store_file.decode(store_file.encode(sealed)), KEY, "it") == plain
+    assert store_file.encode(encrypt(plain, KEY)) == store_file.encode(sealed)
 
 
 def test_the_golden_file_opens_and_is_written_byte_for_byte() -> None:
     data = (SEALED / "encrypted.acomm").read_bytes()
-    file = codec.decode(data)
+    file = store_file.decode(data)
     assert file.encrypted
     assert decrypt(file, KEY, "it") == golden()
-    assert codec.encode(encrypt(golden(), KEY), compress=False) == data
+    assert store_file.encode(encrypt(golden(), KEY), compress=False) == data
     assert verify(data, "it").problems == ()  # without a key
 
 
@@ -77,16 +77,16 @@ def test_a_nonce_is_never_used_for_two_contents() -> None:
 
 
 def test_no_word_of_a_content_is_in_the_file() -> None:
-    data = codec.encode(encrypt(small_store(), KEY), compress=False)
+    data = store_file.encode(encrypt(small_store(), KEY), compress=False)
     assert b"hello" not in data
     assert b"alpha" in data  # who wrote is not hidden
-    assert codec.decode(data).encrypted
+    assert store_file.decode(data).encrypted
     assert data[10] & Flag.ENCRYPTED
 
 
 def test_the_largest_content_has_room_for_its_seal() -> None:
     full = model.StoreFile(0, 0, messages=(message(content=bytes(MAX_CONTENT_BYTES)),))
-    assert decrypt(codec.decode(codec.encode(encrypt(full, KEY))), KEY, "it") == full
+    assert decrypt(store_file.decode(store_file.encode(encrypt(full, KEY))), KEY, "it") == full
 
 
 def test_without_its_key_nothing_is_read() -> None:
@@ -120,11 +120,11 @@ def test_sealed_json_lines_come_back() -> None:
 def test_a_store_with_a_key_is_sealed_on_disk_and_plain_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "s.acomm"
     with CommStore.create(str(path), key=KEY) as store:
-        assert codec.read(str(path)).encrypted  # from the first byte on
+        assert store_file.read(str(path)).encrypted  # from the first byte on
         channel = store.create_channel("c", ChannelType.GROUP, "a")
         store.join_channel(channel.id, "b")
         store.send_message(channel.id, "a", MessageType.TEXT, "hello")
-    assert contents(codec.read(str(path))) != [b"hello"]
+    assert contents(store_file.read(str(path))) != [b"hello"]
     with CommStore.open(str(path), key=KEY) as store:
         assert [m.content for m in store.receive_messages(None, "b")] == [b"hello"]
         assert store.search("hell")
@@ -135,7 +135,7 @@ def test_a_store_without_its_key_is_left_and_its_lock_let_go(
     tmp_path: Path, key: bytes | None
 ) -> None:
     path = tmp_path / "s.acomm"
-    codec.write(str(path), encrypt(STORE, KEY))
+    store_file.write(str(path), encrypt(STORE, KEY))
     before = path.read_bytes()
     for _ in range(2):
         with pytest.raises(SealedStore):
@@ -146,10 +146,10 @@ def test_a_store_without_its_key_is_left_and_its_lock_let_go(
 
 def test_a_plain_store_is_sealed_by_its_next_flush(tmp_path: Path) -> None:
     path = tmp_path / "s.acomm"
-    codec.write(str(path), STORE)
+    store_file.write(str(path), STORE)
     with CommStore.open(str(path), key=KEY) as store:
-        assert not codec.read(str(path)).encrypted  # nothing has changed yet
+        assert not store_file.read(str(path)).encrypted  # nothing has changed yet
         store.join_channel(1, "zoe")
-    assert decrypt(codec.read(str(path)), KEY, "it").messages == STORE.messages
+    assert decrypt(store_file.read(str(path)), KEY, "it").messages == STORE.messages
     with pytest.raises(SealedStore):
         CommStore.open(str(path))

@@ -8,7 +8,7 @@ from struct import Struct
 
 import pytest
 
-from relay.acomm import message_record, model, records
+from relay.acomm import model, records
 from relay.acomm.columns import FIRST_METADATA_BLOCK, ColumnBlock
 from relay.acomm.container import (
     FOOTER,
@@ -75,13 +75,13 @@ def test_the_numbers_stand_in_the_tables() -> None:
     assert tables("Blocks of COLUMNS")[0][-1][0] == f"{FIRST_METADATA_BLOCK} and above"
     limits = {row[0]: row[1] for row in tables("Writing")[0]}
     assert limits["file"].startswith(f"{MAX_FILE_BYTES:,} bytes")
-    assert limits["content of a message"] == f"{message_record.MAX_CONTENT_BYTES:,} bytes"
+    assert limits["content of a message"] == f"{records.MAX_CONTENT_BYTES:,} bytes"
 
 
 @pytest.mark.parametrize(
     ("heading", "cls", "smallest"),
     [
-        ("Message", model.Message, message_record.MIN_MESSAGE),
+        ("Message", model.Message, records.MIN_MESSAGE),
         ("Channel", model.Channel, records.MIN_CHANNEL),
         ("Participant", model.Participant, records.MIN_PARTICIPANT),
         ("ChannelConfig", model.ChannelConfig, 27),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.engine_state import EngineState
 from relay.acomm.model import ArchiveInfo, StoreFile
 from relay.audit.sources import files_source
@@ -86,7 +86,7 @@ def test_the_store_lists_its_archives(tmp_path: Path) -> None:
     (folder / "000002.acomm").write_bytes(b"1234")
     state = EngineState(archives=tuple(notes)).encode()
     store = tmp_path / "store" / "relay.acomm"
-    codec.write(str(store), StoreFile(START_S, START_S, engine_state=state))
+    store_file.write(str(store), StoreFile(START_S, START_S, engine_state=state))
     assert wrong(rows(tmp_path, store)) == {
         "store/relay.acomm": [
             "store/archive/2026-01-30/000002.acomm: 4 bytes, and the store lists it with 5",

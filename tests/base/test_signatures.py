@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from relay.acomm.check import invalid_signatures, is_signed_by
 from relay.acomm.model import Message, StoreFile
-from relay.acomm.signed import invalid_signatures, is_signed_by
 from relay.base import signatures
 from tests.acomm.support import message
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.model import ChannelType, DeliveryState, MessageStatus, MessageType
 from relay.base.errors import ValidationFailed
 from relay.engine import CommStore, FlushPolicy
@@ -103,7 +103,7 @@ def test_in_a_store_flushed_at_once_an_answer_is_there_with_what_it_acknowledges
             answer = store.acknowledge_message(asked.id, "worker", "completed")
         else:
             answer = store.send_response(channel.id, "worker", UUID, "seven")
-        file = codec.read(path)  # what a kill -9 would leave
+        file = store_file.read(path)  # what a kill -9 would leave
     assert {m.id: m.status for m in file.messages} == {
         asked.id: MessageStatus.ACKNOWLEDGED,
         answer.id: MessageStatus.DELIVERED,

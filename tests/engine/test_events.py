@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.model import (
     ArchiveInfo,
     Channel,
@@ -349,10 +349,10 @@ def outcome(step: Operation, store: CommStore) -> str:
 @given(STEPS)
 def test_through_the_bytes_of_a_file_as_well(steps: list[Operation]) -> None:
     snapshot = played(steps)[0].snapshot()
-    data = codec.encode(snapshot.file())
-    opened = CommStore.load(FakeClock(0), codec.decode(data))
+    data = store_file.encode(snapshot.file())
+    opened = CommStore.load(FakeClock(0), store_file.decode(data))
     assert opened.snapshot() == snapshot
-    assert codec.encode(opened.snapshot().file()) == data
+    assert store_file.encode(opened.snapshot().file()) == data
 
 
 @pytest.mark.shows("engine 1.14")
@@ -363,10 +363,10 @@ def test_a_snapshot_does_not_change_with_the_store(
 ) -> None:
     store, _ = played(steps)
     snapshot = store.snapshot()
-    before = codec.encode(snapshot.file())
+    before = store_file.encode(snapshot.file())
     for step in more:
         outcome(step, store)
-    assert codec.encode(snapshot.file()) == before
+    assert store_file.encode(snapshot.file()) == before
 
 
 # -- events one by one ---------------------------------------------------------------------

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.engine_state import EngineState, StoreSnapshot
 from relay.acomm.model import (
     ArchiveInfo,
@@ -46,12 +46,12 @@ def kept_store() -> StoreSnapshot:
 
 def opened(file: StoreFile) -> CommStore:
     """Through the bytes of a file."""
-    return CommStore.load(FakeClock(NOW_S * 10**9), codec.decode(codec.encode(file)))
+    return CommStore.load(FakeClock(NOW_S * 10**9), store_file.decode(store_file.encode(file)))
 
 
 def checked(path: Path, file: StoreFile) -> list[str]:
     """What `relay acomm check` says of the file, without its name."""
-    codec.write(str(path), file)
+    store_file.write(str(path), file)
     printed = CliRunner().invoke(command, ["check", str(path)], catch_exceptions=False).output
     return [line.removeprefix(f"{path}: ") for line in printed.splitlines()]
 
@@ -94,7 +94,7 @@ def test_a_retry_count_at_its_limit_is_counted_on_from_what_fits() -> None:
     tried = msgspec.structs.replace(sent, message_type=MessageType.COMMAND, retry_count=2**32 - 1)
     store = opened(msgspec.structs.replace(snapshot.values, messages=(tried,)))
     store.tick()
-    codec.encode(store.snapshot().file())
+    store_file.encode(store.snapshot().file())
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_wait_beyond_all_times_can_be_written(config: ChannelConfig) -> None:
     store = opened(msgspec.structs.replace(snapshot.file(), channels=(channel,)))
     number = send(store, channel, "a", MessageType.COMMAND).id
     for _ in range(3):
-        codec.encode(store.snapshot().file())
+        store_file.encode(store.snapshot().file())
         store.tick((NOW_S + 5) * 10**9)
     assert standing(store, number).keys() == {"b"}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.engine_state import StoreSnapshot
 from relay.acomm.model import (
     ArchiveInfo,
@@ -117,7 +117,7 @@ def test_whatever_it_is_given_it_says_so_or_does_it(name: str) -> None:
             assert "\n" not in str(exc)
             assert store.snapshot() == before, (args, named)
         else:
-            codec.encode(store.snapshot().file())
+            store_file.encode(store.snapshot().file())
             store.query_messages()
             store = prepared()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.model import ChannelType, DeliveryState, MessageStatus, MessageType
 from relay.base.errors import CommError, StoreCapacity, StoreFull, ValidationFailed
 from relay.engine.commstore import CommStore
@@ -151,7 +151,7 @@ def test_metadata_counts_as_what_it_takes(clock: FakeClock) -> None:
     with pytest.raises(StoreCapacity):
         while True:
             send(store, channel, "a", metadata={"k" * 100: "é" * 200})
-    assert 8_000 < len(codec.encode(store.snapshot().file(), compress=False)) < 10_000
+    assert 8_000 < len(store_file.encode(store.snapshot().file(), compress=False)) < 10_000
     store.receive_messages(None, "b")
     assert reopened(store, clock).used_bytes() == store.state.record_bytes
     store.evict()

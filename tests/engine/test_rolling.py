@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.acomm import codec
+from relay.acomm import store_file
 from relay.acomm.model import (
     ChannelConfig,
     ChannelType,
@@ -98,7 +98,7 @@ def test_what_is_final_and_old_enough_is_rolled(scene: Scene) -> None:
     assert (note.first_at, note.last_at) == (sent[0].created_at, sent[-1].created_at)
     assert scene.files() == [note.name]
     assert note.name.endswith("/000001.acomm")
-    file = codec.read(str(scene.folder / note.name))
+    file = store_file.read(str(scene.folder / note.name))
     assert [m.status for m in file.messages] == [MessageStatus.DELIVERED] * 5
     assert os.path.getsize(scene.folder / note.name) == note.size
 
@@ -313,12 +313,14 @@ def test_only_what_is_needed_is_read(history: Scene, monkeypatch: pytest.MonkeyP
     read: list[str] = []
     aids: list[str] = []
     monkeypatch.setattr(
-        codec, "read", lambda path, real=codec.read: (read.append(path[-12:]), real(path))[1]
+        store_file,
+        "read",
+        lambda path, real=store_file.read: (read.append(path[-12:]), real(path))[1],
     )
     monkeypatch.setattr(
-        codec,
+        store_file,
         "read_indexes",
-        lambda path, real=codec.read_indexes: (aids.append(path[-12:]), real(path))[1],
+        lambda path, real=store_file.read_indexes: (aids.append(path[-12:]), real(path))[1],
     )
     store = history.store
     store.query_messages(MessageFilter(limit=3), grouped=False)  # the live ones fill the page
@@ -375,5 +377,5 @@ def test_sealed_like_the_store(tmp_path: Path) -> None:
         scene.send(f"secret {n}")
     scene.roll(100)
     (note,) = scene.store.state.archives
-    assert b"secret" not in codec.read(str(scene.folder / note.name)).messages[0].content
+    assert b"secret" not in store_file.read(str(scene.folder / note.name)).messages[0].content
     assert len(scene.store.search("secret")) == 5

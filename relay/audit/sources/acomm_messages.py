@@ -25,16 +25,17 @@ from relay.acomm.columns import (
     Columns,
     TextColumn,
 )
-from relay.acomm.message_record import (
-    ENCRYPTION_BYTES,
+from relay.acomm.fields import (
     META_BOOLEAN,
     META_FLOAT,
     META_INTEGER,
     META_NULL,
     META_STRING,
+    U64,
+    Reader,
 )
 from relay.acomm.model import Channel, Message, MessageStatus, MessageType, Priority
-from relay.acomm.reader import U64, Reader
+from relay.acomm.records import ENCRYPTION_BYTES
 from relay.base.errors import FormatError
 from relay.delivery.router import KIND_OF
 
