@@ -28,8 +28,8 @@ from relay.daemon.opening import open_store, store_key
 from relay.daemon.session import make_roller, make_supervisor, poll_supervisor
 from relay.delivery.context import Context
 from relay.delivery.dispatch import Dispatcher
+from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
 from relay.engine.commstore import CommStore
-from relay.engine.flush import Flusher, FlushPolicy, InlineExecutor
 from relay.journal.plan import JournalCommand
 from relay.ledger import Ledger
 from tests.fakes import FakeClock, FakeSpawner

@@ -17,8 +17,8 @@
                       said str, since u64
     tag 12 LOST       count u64; each: at u64, lost ms i64
 
-``sequence`` counts the events of the store's whole life; a file covers the events up to its
-own. A file without these blocks opens all the same. Table: docs/formats/acomm.md.
+``sequence`` counts the events of the store's whole life; a file covers the events up to its own. A
+file without these blocks opens all the same. Table: docs/formats/acomm.md.
 """
 
 from __future__ import annotations

@@ -37,9 +37,8 @@ from relay.daemon.projection import Projection
 from relay.delivery.eventlog import STREAM_ID, EventLog, replay
 from relay.engine.archives import Archives
 from relay.engine.commstore import CommStore
-from relay.engine.event_codec import EventCodec, EventRecord
-from relay.engine.events import Event
-from relay.engine.limits import DEFAULT_LIMITS, Limits
+from relay.engine.events import Event, EventCodec, EventRecord
+from relay.engine.validation import DEFAULT_LIMITS, Limits
 from relay.journal import commands
 from relay.journal.journal import Journal, SegmentPolicy
 from relay.journal.manifest import Manifest, read_manifest

@@ -36,9 +36,9 @@ from relay.delivery.work import (
     system_work_about,
 )
 from relay.engine import ack_rules
-from relay.engine.acks import DEAD_LETTER_TOPIC
 from relay.engine.commstore import CommStore
-from relay.engine.receiving import SYSTEM
+from relay.engine.deliveries import SYSTEM
+from relay.engine.retries import DEAD_LETTER_TOPIC
 
 THROTTLED = "held back: the channel has as many pending messages as max_pending allows"
 THROTTLED_RECHECK_NS = 60 * NS_PER_S  # it is let go as soon as it may, and looked at this often

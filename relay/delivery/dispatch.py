@@ -39,8 +39,8 @@ from relay.delivery.reminders import Reminders
 from relay.delivery.signing import SigningKeys
 from relay.delivery.waiting import ThrottleStatus
 from relay.delivery.work import EndedDelivery, WorkItem
-from relay.engine.flush import Flusher
-from relay.engine.rolling import Roller
+from relay.engine.archives import Roller
+from relay.engine.checkpoint import Flusher
 from relay.journal.plan import JournalCommand
 
 PART_BYTES = 32 << 20  # of the journal: room for so much is made at once

@@ -20,7 +20,7 @@ from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.metrics import SECONDS, Histogram
 from relay.engine import events
 from relay.engine.commstore import CommStore
-from relay.engine.event_codec import VERSION, Checkpoint, EventCodec, EventRecord, Start
+from relay.engine.events import VERSION, Checkpoint, EventCodec, EventRecord, Start
 from relay.journal.format import ARCHIVE_ROLLED, RECORD, RecordFlag
 from relay.journal.journal import Append, Journal, Record
 

@@ -26,7 +26,7 @@ from relay.delivery.work import (
     system_work,
     system_work_about,
 )
-from relay.engine.acks import OverdueDelivery, RetryDecision
+from relay.engine.retries import OverdueDelivery, RetryDecision
 from relay.ledger import Row
 
 DEAD_LETTER_HINT = "`relay dead replay {id}` tries it again, `relay dead discard {id}` lets it go"

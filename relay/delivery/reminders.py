@@ -23,7 +23,7 @@ from relay.delivery.context import Context
 from relay.delivery.decide import Planner
 from relay.delivery.held import GONE
 from relay.delivery.work import Reminder, WorkItem, system_work_about
-from relay.engine.obligations import MAX_REMINDERS, OverdueAnswer
+from relay.engine.deliveries import MAX_REMINDERS, OverdueAnswer
 
 BATCH = 256  # answers in one turn
 MOST_QUOTED = 4096  # bytes of the message that a reminder repeats

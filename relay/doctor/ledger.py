@@ -27,7 +27,7 @@ from relay.doctor.finding import (
     several,
     twice,
 )
-from relay.engine.event_codec import EventCodec
+from relay.engine.events import EventCodec
 from relay.journal.reader import JournalReader
 from relay.ledger import SCHEMA_VERSION, archive_pack, open_readonly, schema_sql
 from relay.ledger import file as ledger_file

@@ -3,7 +3,7 @@
 An acknowledgment may be given to what ``requires_ack`` names. It is waited for, and the message
 delivered again until it comes, where at least once was asked for (``is_retried``) and nowhere
 else. A message is pending while somebody has it on the way, has not received it, is delivered to
-again, or has said nothing of the answer that a relay waits for (``relay.engine.obligations``).
+again, or has said nothing of the answer that a relay waits for (``relay.engine.deliveries``).
 Answers are never pending: who waits for one waits for nothing else then.
 Source: message-engine.txt, "Acknowledgment Flow" and "Channel Pressure"; DESIGN, "Bounded".
 """

@@ -31,7 +31,7 @@ from relay.base.errors import (
     ValidationFailed,
 )
 from relay.engine import ack_rules, events, routing, topics, validation
-from relay.engine.pressure import PressureCommands
+from relay.engine.deliveries import DeliveryCommands
 from relay.engine.query import check_filter
 
 _SETTINGS = frozenset(ChannelSettings.__struct_fields__)
@@ -39,7 +39,7 @@ _WORDS = frozenset({"description", "tags"})
 _KNOWN = frozenset(ChannelConfig.__struct_fields__) | _SETTINGS | _WORDS
 
 
-class ChannelCommands(PressureCommands):
+class ChannelCommands(DeliveryCommands):
     """The CommStore's commands on channels."""
 
     def create_channel(

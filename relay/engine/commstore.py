@@ -7,10 +7,10 @@
         store.receive_messages(channel.id, "executor")
 
 A store is changed by events alone (``relay.engine.state``). The commands validate, make the event,
-apply it and return the new value; a refusal is an error that names the field, and leaves the
-store as it was. Not thread-safe: one owner, beside whom a thread writes the file when its time
-is up and nothing more happens. It takes a snapshot between two events, under the lock under which
-each is applied. Source: message-engine.txt, data-structures.txt.
+apply it and return the new value; a refusal is an error that names the field, and leaves the store
+as it was. Not thread-safe: one owner, beside whom a thread writes the file when its time is up and
+nothing more happens. It takes a snapshot between two events, under the lock under which each is
+applied. Source: message-engine.txt, data-structures.txt.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from relay.acomm.store_file import decrypt
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.errors import FormatError, RelayError, StoreClosed, StoreReadOnly
 from relay.engine import events
-from relay.engine.acks import Redelivery, RetryCommands
-from relay.engine.derive import derive_deliveries
-from relay.engine.flush import Alarm, Flusher, FlushPolicy, InlineExecutor
-from relay.engine.limits import DEFAULT_LIMITS, Limits
+from relay.engine.checkpoint import Alarm, Flusher, FlushPolicy, InlineExecutor
+from relay.engine.retries import Redelivery, RetryCommands
+from relay.engine.routing import derive_deliveries
 from relay.engine.state import State
+from relay.engine.validation import DEFAULT_LIMITS, Limits
 
 _BATCH = FlushPolicy()
 _MANUAL = FlushPolicy(None, None)

@@ -1,14 +1,14 @@
-"""What a store keeps, by what it is looked up: the tables that ``State`` is made of.
+"""The tables of a store: what it keeps, by the keys that it is looked up by.
 
-Loaded from a file and copied into a snapshot here; what an event does to them is in
-``relay.engine.state``. Values are immutable and replaced, so ``snapshot`` copies pointers and any
-thread may read what it took. Source: data-structures.txt, "CommStore".
+``State`` changes them; here they are loaded from a file and copied into a snapshot. Values are
+immutable and replaced, so ``snapshot`` copies pointers and any thread may read the result.
+Source: data-structures.txt, "CommStore"; message-engine.txt, "Channel Pressure".
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from heapq import heapify, heappush
+from collections.abc import Iterator, Sequence
+from heapq import heapify, heappush, merge
 from operator import attrgetter
 from typing import Self
 
@@ -33,14 +33,53 @@ from relay.acomm.model import (
     MessageStatus,
     Metadata,
     Obligation,
+    Priority,
     RetentionKind,
     StoreFile,
     Subscription,
 )
 from relay.engine import ack_rules
-from relay.engine.message_index import MessageIndex
-from relay.engine.pending import PendingMessages
+from relay.engine.query import MessageIndex
 from relay.engine.topics import TopicTrie
+
+
+class PendingMessages:
+    """Message ids: pending ones by channel, held ones by channel and priority."""
+
+    def __init__(self) -> None:
+        self.pending: dict[int, dict[int, None]] = {}  # only of channels that have a limit
+        self.held: dict[int, None] = {}  # every held message, in the order of acceptance
+        self._waiting: dict[int, tuple[dict[int, None], ...]] = {}  # channel -> by priority
+
+    def hold(self, message: Message) -> None:
+        """Keep a message back, behind those of its priority."""
+        self.held[message.id] = None
+        waiting = self._waiting.setdefault(message.channel_id, tuple({} for _ in Priority))
+        waiting[message.priority][message.id] = None
+
+    def release(self, message: Message) -> None:
+        """It is held no more."""
+        if message.id in self.held:
+            del self.held[message.id]
+            del self._waiting[message.channel_id][message.priority][message.id]
+
+    def holds_any(self, channel_id: int) -> bool:
+        """True when a channel holds something back."""
+        return any(self._waiting.get(channel_id, ()))
+
+    def holding(self) -> list[int]:
+        """The channels that hold something back, by id."""
+        return sorted(c for c, waiting in self._waiting.items() if any(waiting))
+
+    def in_order(self, channel_id: int, heeds_priority: bool) -> Iterator[int]:
+        """What a channel holds, in the order in which it goes on."""
+        waiting = self._waiting[channel_id]
+        if heeds_priority:
+            for one in waiting:
+                yield from one
+        else:
+            yield from merge(*waiting)
+
 
 _by_time = attrgetter("created_at", "id")
 _NO_SETTINGS = ChannelSettings()

@@ -1,8 +1,8 @@
-"""Stage 1 of the send pipeline: every rule a message must keep before it is anything.
+"""Validation of messages, channels and settings, and the limits of a store.
 
-Pure functions; each fault is a ValidationFailed that names the field, or a NotParticipant or
-ChannelUnavailable that names the channel. Source: message-engine.txt "Validate",
-data-structures.txt "Validation Rules".
+Pure functions; each error is a ValidationFailed that names the field, or a NotParticipant or
+ChannelUnavailable that names the channel. Source: message-engine.txt, "Validate", "Backpressure";
+data-structures.txt, "Validation Rules"; acomm-file-format.txt, "Size Limits".
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from relay.acomm.container import MAX_FILE_BYTES
 from relay.acomm.model import (
     FLUSH_MODES,
     Channel,
@@ -26,6 +27,7 @@ from relay.acomm.model import (
     Retention,
     RetentionKind,
 )
+from relay.acomm.sections import MAX_CHANNELS, MAX_MESSAGES, MAX_SUBSCRIPTIONS
 from relay.base.errors import ChannelUnavailable, NotParticipant, ValidationFailed
 from relay.base.names import is_channel_name
 from relay.engine import topics
@@ -293,3 +295,19 @@ def check_correlation(
         raise ValidationFailed(
             "correlation_id", "an Acknowledgment must answer a message that expects one"
         )
+
+
+class Limits(NamedTuple):
+    """The limits of a store. Only a test has a reason to narrow those of the file."""
+
+    active_messages: int = 100_000  # not archived, in memory; the guide's threshold
+    messages: int = MAX_MESSAGES  # with dead letters and archived ones
+    channels: int = MAX_CHANNELS
+    subscriptions: int = MAX_SUBSCRIPTIONS
+    file_bytes: int = MAX_FILE_BYTES
+    warn_bytes: int = MAX_FILE_BYTES * 8 // 10  # where the warning comes
+    reserve_bytes: int = 104_857_600  # 100 MiB below the limit nothing new is taken, answers are
+    batch_recipients: int = 1000  # a larger fan-out is delivered in batches of this many
+
+
+DEFAULT_LIMITS = Limits()

@@ -25,7 +25,7 @@ from relay.base.clock import Clock
 from relay.base.home import CONFIG, Home
 from relay.base.names import new_message_id
 from relay.daemon.opening import open_store, stream_dir
-from relay.engine.event_codec import VERSION, EventCodec, EventRecord, Start
+from relay.engine.events import VERSION, EventCodec, EventRecord, Start
 from relay.journal.catalog import Residency
 from relay.journal.journal import Append
 from relay.journal.manifest import read_manifest

@@ -18,10 +18,10 @@ from relay.base.names import EVERYONE_CHANNEL, ORCHESTRATOR, direct_channel_name
 from relay.daemon.opening import open_store
 from relay.delivery.router import EngineFields
 from relay.engine import events
-from relay.engine.acks import OverdueDelivery
-from relay.engine.event_codec import EventCodec
-from relay.engine.flush import Flusher, FlushPolicy, InlineExecutor
-from relay.engine.rolling import Roller, RollPolicy
+from relay.engine.archives import Roller, RollPolicy
+from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
+from relay.engine.events import EventCodec
+from relay.engine.retries import OverdueDelivery
 from relay.journal.journal import Append
 from scripts.history.talk import TOPICS, Cast
 

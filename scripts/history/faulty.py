@@ -15,7 +15,7 @@ from relay.base.incidents import IncidentKind
 from relay.base.message import Kind
 from relay.delivery.file_ops import render_delivered
 from relay.delivery.router import engine_fields
-from relay.engine.acks import RetryDecision
+from relay.engine.retries import RetryDecision
 from relay.ledger.processes import STUCK, Process
 from scripts.history.books import Delivered
 from scripts.history.engine import Sent

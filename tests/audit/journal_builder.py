@@ -6,8 +6,7 @@ from pathlib import Path
 
 from relay.acomm.model import DeliveryState, Message, MessageType, Origin
 from relay.engine import events
-from relay.engine.event_codec import VERSION, Checkpoint, EventCodec, EventRecord, Start
-from relay.engine.events import Event
+from relay.engine.events import VERSION, Checkpoint, Event, EventCodec, EventRecord, Start
 from relay.journal.format import RecordFlag
 from relay.journal.journal import Append, Journal
 from relay.journal.plan import JobKind, TierJob, TierPolicy

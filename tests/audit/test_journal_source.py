@@ -28,7 +28,7 @@ from relay.base import keyfile
 from relay.base.checksums import sha256_hex
 from relay.base.errors import RelayError
 from relay.engine import events
-from relay.engine.event_codec import EventRecord
+from relay.engine.events import EventRecord
 from relay.journal.plan import JobKind
 from tests.audit.home_builder import START_NS, START_S, HomeBuilder
 from tests.audit.journal_builder import JournalBuilder, delivered, sent

@@ -16,8 +16,8 @@ from relay.acomm.model import (
 )
 from relay.base.errors import MessageNotFound
 from relay.engine import events
-from relay.engine.acks import DEAD_LETTER_TOPIC, SYSTEM, RetryDecision
 from relay.engine.commstore import CommStore
+from relay.engine.retries import DEAD_LETTER_TOPIC, SYSTEM, RetryDecision
 from tests.fakes import FakeClock
 
 AT_LEAST_ONCE = ChannelConfig(delivery=DeliveryMode.AT_LEAST_ONCE, ack_timeout=10)

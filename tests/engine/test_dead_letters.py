@@ -14,8 +14,8 @@ from relay.acomm.model import (
     MessageStatus,
     MessageType,
 )
-from relay.engine.acks import SYSTEM
 from relay.engine.commstore import CommStore
+from relay.engine.retries import SYSTEM
 from tests.engine.support import AT_LEAST_ONCE, channel_of, reopened, send, standing
 from tests.fakes import FakeClock
 

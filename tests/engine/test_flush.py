@@ -15,8 +15,8 @@ from relay.acomm import store_file
 from relay.acomm.model import ChannelType, Message, MessageType
 from relay.base import fsio
 from relay.base.clock import NS_PER_S
+from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
 from relay.engine.commstore import CommStore
-from relay.engine.flush import Flusher, FlushPolicy, InlineExecutor
 from tests.engine.support import NOW_S, channel_of
 from tests.fakes import FakeClock
 

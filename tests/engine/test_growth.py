@@ -12,9 +12,9 @@ from relay.acomm.model import (
     MessageStatus,
     MessageType,
 )
-from relay.engine.acks import FORGET_PER_MS
 from relay.engine.commstore import CommStore
 from relay.engine.events import DuplicatesForgotten, Event
+from relay.engine.retries import FORGET_PER_MS
 from relay.engine.tables import MANY_TIMERS
 from tests.engine.support import EXACTLY_ONCE, channel_of, reopened, send
 from tests.fakes import FakeClock

@@ -10,8 +10,8 @@ from relay.acomm import store_file
 from relay.acomm.model import ChannelType, DeliveryState, MessageStatus, MessageType
 from relay.base.errors import CommError, StoreCapacity, StoreFull, ValidationFailed
 from relay.engine.commstore import CommStore
-from relay.engine.limits import Limits
-from relay.engine.sending import CAPACITY_TOPIC
+from relay.engine.messages import CAPACITY_TOPIC
+from relay.engine.validation import Limits
 from tests.engine.support import channel_of, reopened, send, standing
 from tests.fakes import FakeClock
 

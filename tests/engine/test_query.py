@@ -21,7 +21,7 @@ from relay.acomm.model import (
 from relay.base.errors import ValidationFailed
 from relay.engine import query, topics
 from relay.engine.commstore import CommStore
-from relay.engine.message_index import MessageIndex
+from relay.engine.query import MessageIndex
 from tests.fakes import FakeClock
 
 SEGMENT = st.sampled_from(["a", "b", "c"])

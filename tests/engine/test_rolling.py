@@ -21,11 +21,10 @@ from relay.acomm.model import (
     SortOrder,
 )
 from relay.base.errors import FormatError
-from relay.engine import rolling
-from relay.engine.archives import Archives
+from relay.engine import archives
+from relay.engine.archives import Archives, Roller, RollPolicy
+from relay.engine.checkpoint import InlineExecutor
 from relay.engine.commstore import CommStore
-from relay.engine.flush import InlineExecutor
-from relay.engine.rolling import Roller, RollPolicy
 from relay.engine.state import State
 from tests.fakes import FakeClock
 
@@ -150,8 +149,8 @@ def test_so_many_in_one_archive(tmp_path: Path) -> None:
 
 
 def test_in_slices(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rolling, "SCAN_BATCH", 3)
-    monkeypatch.setattr(rolling, "EVICT_BATCH", 2)
+    monkeypatch.setattr(archives, "SCAN_BATCH", 3)
+    monkeypatch.setattr(archives, "EVICT_BATCH", 2)
     for n in range(7):
         scene.send(str(n))
     scene.clock.advance(100)
@@ -175,7 +174,7 @@ def test_numbers_and_counters_go_on(scene: Scene) -> None:
 def test_killed_while_they_leave_the_rest_leaves_later(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rolling, "EVICT_BATCH", 2)
+    monkeypatch.setattr(archives, "EVICT_BATCH", 2)
     for n in range(5):
         scene.send(str(n))
     scene.clock.advance(100)

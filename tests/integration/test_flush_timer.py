@@ -38,7 +38,7 @@ def test_it_is_in_the_file_when_the_time_is_up(path: str) -> None:
 
 
 def test_one_that_fails_is_tried_again(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relay.engine.flush.RETRY_FIRST_NS", 20_000_000)
+    monkeypatch.setattr("relay.engine.checkpoint.RETRY_FIRST_NS", 20_000_000)
     with CommStore.open(path, SOON) as store:
         tries: list[str] = []
 

@@ -22,7 +22,7 @@ from relay.daemon.admin import status_of
 from relay.daemon.housekeeper import Housekeeper
 from relay.daemon.session import CHECKED_BYTES, Session
 from relay.daemon.status import SharedStatus
-from relay.engine.flush import InlineExecutor
+from relay.engine.checkpoint import InlineExecutor
 from relay.ledger import Ledger, open_readonly
 from tests.box import Box
 from tests.ledger.support import Look

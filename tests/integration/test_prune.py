@@ -18,7 +18,7 @@ from relay.base.jobs import Pack, Prune
 from relay.daemon import prune
 from relay.daemon.housekeeper import Housekeeper, packable, run_retention
 from relay.daemon.prune import Pruned
-from relay.engine.flush import InlineExecutor
+from relay.engine.checkpoint import InlineExecutor
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 

@@ -15,7 +15,7 @@ from agent_sdk import Agent
 from relay.base.config import Config
 from relay.base.config import LedgerSettings as Settings
 from relay.base.home import LEDGER, Home
-from relay.engine.flush import InlineExecutor
+from relay.engine.checkpoint import InlineExecutor
 from relay.ledger import WAL_KEPT_BYTES, wal
 from relay.ledger.wal import State, WalWatch
 from tests.box import Box

@@ -18,7 +18,7 @@ from relay.audit.sources.acomm_messages import LAST_SECOND
 from relay.base.checksums import sha256_hex
 from relay.base.errors import FormatError, VersionError
 from relay.delivery.router import KIND_OF
-from relay.engine.event_codec import VERSION, Checkpoint, EventCodec, Start
+from relay.engine.events import VERSION, Checkpoint, EventCodec, Start
 
 Decode = Callable[[bytes, int], Any]  # a payload, and the offset of its record
 Make = Callable[["RecordRows", pa.DataType], pa.Array]

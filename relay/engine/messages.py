@@ -1,6 +1,6 @@
-"""The send pipeline: validate, number and time, route, keep, deliver.
+"""Messages: the send pipeline (validate, number, route, store, deliver), queries and threads.
 
-Source: message-engine.txt, "Send Pipeline"; data-structures.txt, "Message".
+Source: message-engine.txt, "Send Pipeline", "Receive Pipeline"; data-structures.txt, "Message".
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from relay.acomm.model import (
     Channel,
     ChannelType,
+    DeliveryState,
     Message,
+    MessageFilter,
     MessageStatus,
     MessageType,
     Metadata,
@@ -24,14 +26,23 @@ from relay.base.checksums import uuid4_of
 from relay.base.errors import CommError, MessageNotFound, NotParticipant, ValidationFailed
 from relay.engine import ack_rules, events, routing, validation
 from relay.engine.channels import ChannelCommands
-from relay.engine.receiving import SYSTEM
+from relay.engine.deliveries import SYSTEM
+from relay.engine.query import QueryResult, check_filter, select
 from relay.engine.tables import variable_bytes
+from relay.engine.validation import check_number, check_text
 
 ACK_STATUSES = ("received", "in_progress", "completed", "failed")
 CAPACITY_TOPIC = f"{SYSTEM}.store.capacity"
 
 
-class SendCommands(ChannelCommands):
+_INCOMPLETE = frozenset(DeliveryState) - {
+    DeliveryState.DELIVERED,
+    DeliveryState.RECEIVED,
+    DeliveryState.ACKNOWLEDGED,
+}
+
+
+class MessageCommands(ChannelCommands):
     """The CommStore's commands that send."""
 
     def send_message(
@@ -374,3 +385,106 @@ class SendCommands(ChannelCommands):
                 )
         self.flush_if_immediate(channel_id)
         return read_only_copy(self.state.messages[answer.id])
+
+    def get_message(self, message_id: int) -> Message | None:
+        """The message of that number, live or a dead letter."""
+        message_id = check_number("message_id", message_id)
+        known = self.state.messages.get(message_id) or self.state.dead_letters.get(message_id)
+        return None if known is None else read_only_copy(known)
+
+    def find_by_relay_id(self, relay_id: str, *, include_archived: bool = False) -> Message | None:
+        """Find the message that came through the relay with this id.
+
+        ``include_archived``: search the archive files, too. Errors then: FormatError, OSError for
+        an archive that is damaged or missing.
+        """
+        number = self.state.relay_ids.get(check_text("relay_id", relay_id))
+        found = None if number is None else self._find_kept(number)
+        if found is None and include_archived and self.archives is not None:
+            archived = self.archives.find(self.state.archives, relay_id)
+            found = read_only_copy(archived.message) if archived else None
+        return found
+
+    def _find_kept(self, message_id: int) -> Message | None:
+        known = self.get_message(message_id)
+        archived = self.state.archive.get(message_id) if known is None else None
+        return known if archived is None else read_only_copy(archived)
+
+    def incomplete(self) -> dict[str, int]:
+        """Relay id -> number of each message that somebody has not got, owes, or is dead for."""
+        return {
+            relay_id: number
+            for relay_id, number in self.state.relay_ids.items()
+            if number in self.state.owed
+            or any(
+                delivery.state in _INCOMPLETE or delivery.due_ms
+                for delivery in self.state.deliveries.get(number, {}).values()
+            )
+        }
+
+    def recipients(self, message_id: int) -> tuple[str, ...]:
+        """Who the message was routed to; of one that was rolled out, too."""
+        known = self.state.deliveries.get(check_number("message_id", message_id))
+        if known is None and self.archives is not None:
+            found = self.archives.get(self.state.archives, message_id)
+            known = found.deliveries if found else None
+        return tuple(known or ())
+
+    def query_messages(
+        self, filter: MessageFilter | None = None, *, grouped: bool = True
+    ) -> QueryResult:
+        """Messages by every given criterion, newest first by default; dead letters included.
+
+        Where channels heed priority, in groups of one priority each, unless ``grouped`` is False.
+        Archives are looked into as far as their indexes say that it is worth it.
+        Errors: ValidationFailed for an invalid pattern; FormatError, OSError for an archive that
+        is damaged or missing.
+        """
+        wanted = check_filter(MessageFilter() if filter is None else filter)
+        rank = self._rank if grouped else None
+        state = self.state
+        found = [state.messages[number] for number in state.index.candidates(wanted)]
+        found += [state.dead_letters[number] for number in state.dead_index.candidates(wanted)]
+        if wanted.include_archived:
+            found += [state.archive[number] for number in state.archive_index.candidates(wanted)]
+        if self.archives is None or not state.archives:
+            return _handed_out(select(found, wanted, rank))
+        leaving = state.archives[-1] if state.evicting else None
+        here = state.messages.keys() | state.archive.keys() if leaving else ()
+        return _handed_out(self.archives.select(state.archives, found, wanted, leaving, here, rank))
+
+    def search(self, pattern: str, limit: int = 100) -> list[Message]:
+        """Messages whose content matches a regular expression, newest first."""
+        wanted = MessageFilter(content_pattern=pattern, limit=limit, include_archived=True)
+        return self.query_messages(wanted, grouped=False).messages
+
+    def get_thread(self, correlation_id: str) -> list[Message]:
+        """The messages of a thread, oldest first, archived ones included.
+
+        Errors: FormatError, OSError for an archive that is damaged or gone.
+        """
+        here = self.thread_in_store(check_text("correlation_id", correlation_id))
+        if self.archives is None:
+            return here
+        known = {message.id for message in here}
+        rolled = self.archives.thread(self.state.archives, correlation_id)
+        return sorted(
+            [*here, *(read_only_copy(m) for m in rolled if m.id not in known)],
+            key=lambda message: message.id,
+        )
+
+    def thread_in_store(self, correlation_id: str) -> list[Message]:
+        """Those of a thread that were not rolled out, oldest first."""
+        state = self.state
+        live = [state.messages[n] for n in state.index.thread(correlation_id)]
+        archived = [state.archive[n] for n in state.archive_index.thread(correlation_id)]
+        dead = [state.dead_letters[n] for n in state.dead_index.thread(correlation_id)]
+        found = sorted([*archived, *live, *dead], key=lambda message: message.id)
+        return [read_only_copy(message) for message in found]
+
+    def __len__(self) -> int:
+        return len(self.state.messages)
+
+
+def _handed_out(result: QueryResult) -> QueryResult:
+    return result._replace(messages=[read_only_copy(message) for message in result.messages])

@@ -5,8 +5,8 @@ For each recipient of its own, by the schedule of the guide (base 1 s, 3 retries
     delivered -- ack_timeout --> waits 1 s --> again -- ack_timeout --> waits 2 s --> again
               -- ack_timeout --> waits 4 s --> again -- ack_timeout --> dead
 
-The guide's numbered steps give one retry less than its table; the table and ``max_retries``
-agree, and hold. Where at least once was not asked for no time runs, and nothing is delivered again.
+The guide's numbered steps give one retry less than its table; the table and ``max_retries`` agree,
+and hold. Where at least once was not asked for no time runs, and nothing is delivered again.
 Source: message-engine.txt, "Acknowledgment Flow" to "ExactlyOnce Deduplication".
 """
 
@@ -32,9 +32,8 @@ from relay.acomm.model import (
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import ChannelUnavailable, MessageNotFound, ValidationFailed
 from relay.engine import ack_rules, events
-from relay.engine.obligations import MAX_WAIT_MS
-from relay.engine.receiving import SYSTEM
-from relay.engine.sending import SendCommands
+from relay.engine.deliveries import MAX_WAIT_MS, SYSTEM
+from relay.engine.messages import MessageCommands
 from relay.engine.validation import check_number
 
 DEAD_LETTER_TOPIC = f"{SYSTEM}.message.deadletter"
@@ -71,7 +70,7 @@ class Redelivery(NamedTuple):
     attempt: int
 
 
-class RetryCommands(SendCommands):
+class RetryCommands(MessageCommands):
     """The CommStore's commands around what is overdue.
 
     ``tick`` does everything by itself. An owner that delivers by other means, as the relay does

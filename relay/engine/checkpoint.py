@@ -1,8 +1,8 @@
-"""When the store's file is written, and what is durable: ``commit`` is the one call.
+"""When the store file is written and which events are durable: ``Flusher.commit`` is the one call.
 
-A flush takes a snapshot in the owner's thread and encodes and writes it beside it, so that
-the owner waits for pointers to be copied and for nothing else. Event ``n`` is durable once
-a flush that began at sequence >= n is renamed into place. Source: message-engine.txt, "Persist".
+A flush takes a snapshot in the owner's thread and encodes and writes it in another, so the owner
+waits only while pointers are copied. Event ``n`` is durable once a flush that began at sequence >=
+n has been renamed into place. Source: message-engine.txt, "Persist".
 """
 
 from __future__ import annotations
