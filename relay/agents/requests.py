@@ -17,7 +17,7 @@ from relay.base.config import RESTARTS, Spawn
 from relay.base.message import Kind, MessageFile, control_fields
 from relay.base.names import LEAD, OPERATOR, is_agent_name, shown
 from relay.base.redaction import parse_env
-from relay.ledger.processes import Intent
+from relay.ledger.processes import PendingOperation
 
 ANYBODY = "*"
 TAKEN_NAMES = frozenset({OPERATOR, "relay"})  # a person's, and logs/relay.log is the relay's own
@@ -45,7 +45,7 @@ class Spec(msgspec.Struct, frozen=True):
 class Request(NamedTuple):
     """A spawn or a release that may be carried out once it is accepted."""
 
-    intent: Intent
+    intent: PendingOperation
     spec: Spec | None  # None: a release
 
 
@@ -73,7 +73,7 @@ def read_request(message: MessageFile, asker: Asker, settings: Spawn) -> Request
             f"NAME {shown(name)[:70]!r} is no name to {operation}: 1-63 of A-Z a-z 0-9 _ -, a "
             + ("letter first, none that is reserved")
         )
-    intent = Intent(operation, asker.message_id, asker.name, asker.asked_at, name)
+    intent = PendingOperation(operation, asker.message_id, asker.name, asker.asked_at, name)
     if message.kind is Kind.RELEASE:
         reason = " ".join(shown(fields.get("REASON", "")).split())[:200]
         return Request(msgspec.structs.replace(intent, reason=reason), None)
@@ -89,7 +89,7 @@ def may_ask(asker: Asker, settings: Spawn) -> bool:
     return asker.name in allowed - {LEAD}
 
 
-def _read_spec(fields: dict[str, str], intent: Intent, settings: Spawn) -> Spec | str:
+def _read_spec(fields: dict[str, str], intent: PendingOperation, settings: Spawn) -> Spec | str:
     cli = fields.get("CLI", "")
     template = settings.clis.get(cli)
     if template is None:

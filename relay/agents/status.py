@@ -17,8 +17,8 @@ from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import Agents
 from relay.base.home import Dirs
 from relay.ledger import Ledger
-from relay.ledger.processes import Process
-from relay.ledger.registry import Standing
+from relay.ledger.agents import AgentRow
+from relay.ledger.processes import ProcessRow
 
 
 class Comeback(NamedTuple):
@@ -56,13 +56,13 @@ class Lives:
 
     def refresh(self) -> None:
         """Read again what the ledger says, if anything changed there."""
-        if self._ledger.registry.changes == self._changes:
+        if self._ledger.agents.changes == self._changes:
             return
-        self._changes = self._ledger.registry.changes
+        self._changes = self._ledger.agents.changes
         self.away.clear()
         self.silent.clear()
         self._statuses.clear()
-        for one in self._ledger.registry.standings():
+        for one in self._ledger.agents.rows():
             if one.status == Status.ACTIVE:
                 continue
             self._statuses[one.name] = one.status
@@ -106,7 +106,7 @@ class Lives:
         rows = self._ledger.processes.rows()
         return lambda name, since: self._ended_of(name, since, rows.get(name))
 
-    def _ended_of(self, name: str, since: int, row: Process | None) -> str:
+    def _ended_of(self, name: str, since: int, row: ProcessRow | None) -> str:
         end = since + NS_PER_S
         if row is not None and (row.started_at or 0) >= end:
             return f"the process of {name} ended, and was started again"
@@ -125,12 +125,12 @@ class Lives:
         """
         now = self._clock.now_ns()
         wanted = set(self._roster.agents if names is None else names)
-        tended = self._ledger.processes.tended()
+        tended = self._ledger.processes.supervised()
         changes: list[Change] = []
         comebacks: list[Comeback] = []
         heard_of: list[tuple[str, int]] = []
         pids_now: list[tuple[str, int | None]] = []
-        for one in self._ledger.registry.standings():
+        for one in self._ledger.agents.rows():
             if one.name not in wanted or one.name not in self._roster.agents:
                 continue
             facts = self._facts(dirs, one, now)._replace(is_tended=one.name in tended)
@@ -155,7 +155,7 @@ class Lives:
         """They have been greeted, and are active."""
         self._move([Change(one.name, Status.ACTIVE, None) for one in comebacks])
 
-    def _facts(self, dirs: Dirs, one: Standing, now: int) -> Facts:
+    def _facts(self, dirs: Dirs, one: AgentRow, now: int) -> Facts:
         meta = self._roster.meta(dirs, one.name)
         pid, ticks, started_at = meta.pid, _whole(meta.pid_start_ticks), _whole(meta.started_at)
         runs = pid is not None and pid > 0 and process_info.runs(pid, ticks)
@@ -183,9 +183,9 @@ class Lives:
     def _note(self, heard_of: list[tuple[str, int]], running: list[tuple[str, int | None]]) -> None:
         with self._ledger.transaction():
             for name, at in heard_of:
-                self._ledger.registry.seen([name], at)
+                self._ledger.agents.mark_seen([name], at)
             for name, pid in running:
-                self._ledger.registry.set_pid(name, pid)
+                self._ledger.agents.set_pid(name, pid)
 
     def _move(self, changes: list[Change]) -> None:
         """Statuses, in the ledger and here; each is logged."""
@@ -194,7 +194,7 @@ class Lives:
         now = self._clock.now_ns()
         with self._ledger.transaction():
             for change in changes:
-                self._ledger.registry.set_status(*change, now)
+                self._ledger.agents.set_status(*change, now)
         self.refresh()
         for change in changes:
             why = f": {change.reason}" if change.reason else ""

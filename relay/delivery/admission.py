@@ -23,7 +23,7 @@ from relay.base.outbox_file import OUTBOX
 from relay.delivery import file_ops
 from relay.delivery.intake import Accepted, Look, Malformed
 from relay.delivery.work import Work
-from relay.ledger import FileFacts, Ledger, Row
+from relay.ledger import FileFacts, Ledger, MessageRow
 
 
 class Admission:
@@ -55,7 +55,7 @@ class Admission:
                     changed.append(facts)
                 elif facts is not None:
                     fresh[facts.message_id] = facts
-            self._ledger.record(list(fresh.values()))
+            self._ledger.add(list(fresh.values()))
             self._ledger.update_facts(changed)
             mine = self._ledger.claim(work.message_id for work, _ in admitted if work.has_row)
         return [
@@ -65,7 +65,12 @@ class Admission:
         ]
 
     def _admit_one(
-        self, dirs: Dirs, look: Look, rows: dict[str, Row], fresh: dict[str, FileFacts], now: int
+        self,
+        dirs: Dirs,
+        look: Look,
+        rows: dict[str, MessageRow],
+        fresh: dict[str, FileFacts],
+        now: int,
     ) -> tuple[Work | None, FileFacts | None]:
         """What one look means beside what the ledger knows of its id."""
         found = look.found
@@ -99,7 +104,7 @@ class Admission:
             return work, facts
         return self._admit_known(dirs, look, row, work), None
 
-    def _admit_known(self, dirs: Dirs, look: Look, row: Row, work: Work) -> Work | None:
+    def _admit_known(self, dirs: Dirs, look: Look, row: MessageRow, work: Work) -> Work | None:
         """A file whose id the ledger has seen to its end."""
         if row.status == "processing":
             return None  # another file was put in its place meanwhile: seen again once it is done
@@ -120,7 +125,7 @@ class Admission:
         work.discovered_at = look.found.mtime_ns
         return work
 
-    def _put_away(self, dirs: Dirs, look: Look, row: Row) -> None:
+    def _put_away(self, dirs: Dirs, look: Look, row: MessageRow) -> None:
         """The same message again: archived, not delivered again."""
         found = look.found
         # A crash, or a fault, came before its archive; or recovery found the outbox out of reach.
@@ -151,7 +156,7 @@ class Admission:
         )
 
 
-def _says_the_same(look: Accepted, row: Row) -> bool:
+def _says_the_same(look: Accepted, row: MessageRow) -> bool:
     """The same content for the same recipient: the message again, not another one."""
     message = look.message
     return (look.checksum, str(message.kind), message.to) == (

@@ -21,7 +21,7 @@ from relay.base.outbox_file import FileKey
 from relay.delivery.intake import Accepted, Look
 from relay.delivery.signing import Keys
 from relay.delivery.work import Work
-from relay.ledger.attachments import Verifier, Wrong, set_aside
+from relay.ledger.attachments import AttachmentProblem, AttachmentVerifier, set_aside
 
 ASK_AGAIN_NS = 50 * NS_PER_MS  # while an attachment is read: a gigabyte takes a second or two
 
@@ -48,8 +48,10 @@ class Door:
         self._roster = roster
         self._clock = clock
         self._log = log
-        self._verifier = Verifier(limits)
-        self._wrong: dict[FileKey, tuple[str, Wrong]] = {}  # of this batch: reference, what it is
+        self._verifier = AttachmentVerifier(limits)
+        self._wrong: dict[
+            FileKey, tuple[str, AttachmentProblem]
+        ] = {}  # of this batch: reference, what it is
         self._aside: list[str] = []  # what is to be set aside, once its senders are told
 
     def let_in(self, dirs: Dirs, looks: list[Look]) -> LetIn:
@@ -69,7 +71,7 @@ class Door:
         try:
             for reference in dict.fromkeys(look.message.attachments):
                 found = self._verifier.check(dirs, reference, look.found.agent)
-                if isinstance(found, Wrong):
+                if isinstance(found, AttachmentProblem):
                     self._wrong[look.found.key] = (reference, found)
                     return True
                 if not found:

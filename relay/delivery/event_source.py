@@ -89,9 +89,9 @@ class Hearing:
             now = self._clock.now_ns()
             with self._ledger.transaction():
                 for name in changes.appeared:
-                    self._ledger.registry.register(name, now)
+                    self._ledger.agents.register(name, now)
                 for name in changes.gone:
-                    self._ledger.registry.deactivate(name, now)
+                    self._ledger.agents.deactivate(name, now)
             self._lives.refresh()
         return changes.appeared
 
@@ -150,7 +150,7 @@ class Hearing:
         fresh = others - self._looked_at.get(agent, set())
         self._looked_at[agent] = others
         ids = {one for one in fresh if message_id_of(one + MSG_SUFFIX) is not None}
-        strays = sorted(self._ledger.undelivered(agent, ids)) if ids else []
+        strays = sorted(self._ledger.deliveries.undelivered(agent, ids)) if ids else []
         strays = [one for one in strays if not self._was_sent(one, agent)]
         if not strays:
             return []
@@ -194,6 +194,6 @@ class Hearing:
         if not fresh:
             return
         with self._ledger.transaction():
-            self._ledger.registry.note_incidents(fresh, self._clock.now_ns(), again=again)
+            self._ledger.agents.add_incidents(fresh, self._clock.now_ns(), again=again)
         for one in fresh:
             self._log(one.detail, action=str(one.kind), level="warning", agent=one.agent)

@@ -21,7 +21,7 @@ from relay.delivery.held import GONE
 from relay.delivery.redelivery import render_again
 from relay.delivery.work import Over, Posting, Work, notice_of, notice_of_message
 from relay.engine.acks import Overdue, Verdict
-from relay.ledger import Row
+from relay.ledger import MessageRow
 
 WHAT_NOW = "`relay dead replay {id}` tries it again, `relay dead discard {id}` lets it go"
 
@@ -76,7 +76,7 @@ class OverdueMail:
         self._deliver_again(dirs, again, rows)
         self._end(dirs, over, rows, agents)
 
-    def _deliver_again(self, dirs: Dirs, again: list[Overdue], rows: dict[str, Row]) -> None:
+    def _deliver_again(self, dirs: Dirs, again: list[Overdue], rows: dict[str, MessageRow]) -> None:
         groups: dict[tuple[int, int], list[Overdue]] = {}
         for one in again:
             groups.setdefault((one.message.id, one.attempt), []).append(one)
@@ -106,7 +106,9 @@ class OverdueMail:
                 recipients=reached,
             )
 
-    def _end(self, dirs: Dirs, over: list[Over], rows: dict[str, Row], agents: Set[str]) -> None:
+    def _end(
+        self, dirs: Dirs, over: list[Over], rows: dict[str, MessageRow], agents: Set[str]
+    ) -> None:
         """Tell the senders, and note it: both with one commit."""
         works: list[Work] = []
         for one in over:
@@ -127,7 +129,7 @@ class OverdueMail:
         waits = {id(one.work) for one in put_off}
         return [work for work in works if id(work) not in waits]
 
-    def ending(self, one: Over, row: Row | None, agents: Set[str]) -> Work:
+    def ending(self, one: Over, row: MessageRow | None, agents: Set[str]) -> Work:
         """What ends a delivery, and tells who is there to hear it. Errors: as ``tell``."""
         work = self.tell(one, row, agents) if row else notice_of_message(one.message_id)
         work.over.append(one)
@@ -142,7 +144,7 @@ class OverdueMail:
             recipient=one.recipient,
         )
 
-    def tell(self, one: Over, row: Row, agents: Set[str]) -> Work:
+    def tell(self, one: Over, row: MessageRow, agents: Set[str]) -> Work:
         """What the sender hears, and who listens on the system's topic; the same again as before.
 
         Errors: StoreFull, StoreCapacity.

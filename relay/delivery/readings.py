@@ -22,8 +22,8 @@ from relay.base.names import message_id_of
 from relay.delivery import file_ops, mailbox
 from relay.delivery.context import Basis
 from relay.delivery.mailbox import Trace
-from relay.ledger import Read
-from relay.ledger.values import REMOVED, TAKEN
+from relay.ledger import ReadDelivery
+from relay.ledger.deliveries import REMOVED, TAKEN
 
 GRACE_NS = NS_PER_S  # between a file's removal and its mailbox's
 VANISHED = "the mailbox vanished with it, unread"
@@ -41,9 +41,9 @@ class Readings:
         self._tally = basis.tally
         self._clock = basis.clock
         self._log = basis.log
-        self._mailboxes = self._ledger.registry.mailboxes()
+        self._mailboxes = self._ledger.agents.mailboxes()
         self._missing: dict[tuple[str, str], int] = {}  # (agent, id) -> judged then (monotonic)
-        self._read: dict[tuple[str, str], Read] = {}  # not yet in the ledger,
+        self._read: dict[tuple[str, str], ReadDelivery] = {}  # not yet in the ledger,
         self._vanished: dict[tuple[str, str], int] = {}  # nor these: their next attempt,
         self._seen: dict[str, str] = {}  # nor the mailboxes that there are now
 
@@ -69,7 +69,7 @@ class Readings:
         Errors: OSError, UnsafePath.
         """
         known, seen = self._mailboxes.get(agent), mailbox.identity(dirs, agent)
-        missing, others = self._ledger.unread(agent), file_ops.inbox_files(dirs, agent)
+        missing, others = self._ledger.deliveries.unread(agent), file_ops.inbox_files(dirs, agent)
         for message_id in missing.keys() & others:
             del missing[message_id]
             others.remove(message_id)
@@ -84,7 +84,7 @@ class Readings:
 
     def give_back(self, agent: str) -> None:
         """Nobody is to read what vanished with the mailbox of this agent, who is away for good."""
-        if missing := self._ledger.unread(agent):
+        if missing := self._ledger.deliveries.unread(agent):
             self._vanish(agent, missing)
 
     def due_ns(self) -> int | None:
@@ -100,7 +100,7 @@ class Readings:
                 due[agent].append(message_id)
                 del self._missing[agent, message_id]
         for agent, ids in due.items():
-            unread = self._ledger.unread_of(agent, ids)
+            unread = self._ledger.deliveries.unread_of(agent, ids)
             # a scan finds again what is not known now, when its mailbox is back
             with suppress(OSError, UnsafePath), self._home.dirs() as dirs:
                 if self._mailboxes.get(agent) in (None, mailbox.identity(dirs, agent)):
@@ -117,7 +117,7 @@ class Readings:
             for one, trace in found.items()
             if trace is Trace.REMOVED and 0 < missing[one] < born_ns
         ]
-        rows = self._ledger.deliveries(older) if older else {}
+        rows = self._ledger.deliveries.rows(older) if older else {}
         for message_id, trace in found.items():
             row = rows.get(message_id, {}).get(agent)
             if row is not None and row.state == "dead":
@@ -136,14 +136,14 @@ class Readings:
         attempt = known[agent].attempt if agent in known else _NOT_KNOWN
         if stored is not None:
             self._store.receive(stored.id, agent, how)
-        self._read[agent, message_id] = Read(message_id, agent, attempt, how)
+        self._read[agent, message_id] = ReadDelivery(message_id, agent, attempt, how)
 
     def _vanish(self, agent: str, ids: Iterable[str]) -> None:
         """Hold what nobody read, its next attempt due now, like what could not be written.
 
         What was given up, or answered, stays that.
         """
-        rows = self._ledger.deliveries(ids)
+        rows = self._ledger.deliveries.rows(ids)
         for message_id, deliveries in rows.items():
             self._missing.pop((agent, message_id), None)
             row = deliveries.get(agent)
@@ -157,7 +157,7 @@ class Readings:
                 self._store.hold(stored.id, agent, attempt)
             self._vanished[agent, message_id] = attempt
 
-    def note(self) -> list[Read]:
+    def note(self) -> list[ReadDelivery]:
         """Tell the ledger, once the journal has it; what was read."""
         if not (self._read or self._vanished or self._seen):
             return []
@@ -168,12 +168,12 @@ class Readings:
         self._tally.read += len(read)
         now = self._clock.now_ns()
         with self._ledger.transaction():
-            self._ledger.read(read, now)
+            self._ledger.deliveries.mark_read(read, now)
             again = ((one, agent, attempt) for (agent, one), attempt in vanished.items())
-            self._ledger.again(again, VANISHED, now)
-            self._ledger.registry.set_mailboxes(seen.items())
-            self._ledger.registry.seen({one.recipient for one in read}, now)
-            self._ledger.note_position(self._events.journal.durable, now)
+            self._ledger.deliveries.redeliver(again, VANISHED, now)
+            self._ledger.agents.set_mailboxes(seen.items())
+            self._ledger.agents.mark_seen({one.recipient for one in read}, now)
+            self._ledger.set_position(self._events.journal.durable, now)
         for agent, number in Counter(agent for agent, _ in vanished).items():
             self._log(
                 f"{mailbox.vanished(agent, number)}: "

@@ -14,8 +14,8 @@ from relay.base.names import ORCHESTRATOR
 from relay.base.outbox_file import OutboxFile
 from relay.delivery.key_registration import Trust
 from relay.journal.plan import JournalCommand
-from relay.ledger import FileFacts, Row
-from relay.ledger.processes import Process
+from relay.ledger import FileFacts, MessageRow
+from relay.ledger.processes import ProcessRow
 
 
 class Posting(NamedTuple):
@@ -141,7 +141,7 @@ class Work:
         self.reminders: list[Reminder] = []  # whom this reminds, or gives up
         self.redacted: bytes | None = None  # what is archived instead of the file: it has secrets
         self.requests: list[Request] = []  # processes to be started or ended, once this is accepted
-        self.process: Process | None = None  # what the ledger says of one from now on
+        self.process: ProcessRow | None = None  # what the ledger says of one from now on
         self.closes: tuple[int, ...] = ()  # intents that are done with this
         self.pause_s = 0  # until what is held is tried again; 0: as at first
 
@@ -182,7 +182,7 @@ class Work:
         return rows
 
 
-def notice_of(row: Row, key: str) -> Work:
+def notice_of(row: MessageRow, key: str) -> Work:
     """A work without a file: about a message that has been taken, ``key`` says in what matter."""
     return notice_of_message(row.message_id, row.agent_name, row.discovered_at, key)
 
