@@ -309,7 +309,7 @@ class _Place(NamedTuple):
     @property
     def is_running(self) -> bool:
         """A relay runs; another `relay journal` that has the lock is none, and cannot answer."""
-        from relay.daemon.process import lock_holder
+        from relay.base.lock_file import lock_holder
 
         holder = lock_holder(self.home)
         if holder is None:

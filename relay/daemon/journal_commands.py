@@ -12,14 +12,14 @@ from relay.acomm.store_file import PREVIOUS
 from relay.base.clock import NS_PER_MS, Clock
 from relay.base.errors import FormatError, JournalError
 from relay.base.home import BASE, STORE, Home
-from relay.daemon.opening import Opened, link_base, stream_dir
+from relay.daemon.opening import OpenedStore, link_base, stream_dir
 from relay.journal import commands, plan
 from relay.journal.catalog import SegmentEntry
 from relay.journal.plan import JobResult, JournalCommand, PlanInputs, TierJob, TierPolicy
 from relay.journal.tiers import Tiers
 
 
-def run_command(home: Home, opened: Opened, clock: Clock, order: JournalCommand) -> None:
+def run_command(home: Home, opened: OpenedStore, clock: Clock, order: JournalCommand) -> None:
     """Have a relay that runs do it: a seal now, by the loop; anything else beside it, in the
     thread of the tiers. Errors: those of ``EventLog.seal``."""
     if order.verb == plan.SEAL:

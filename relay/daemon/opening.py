@@ -53,7 +53,7 @@ Warn = Callable[[str], object]
 _keeping = threading.Lock()  # a checkpoint and a prune may both be at the base
 
 
-class Opened(NamedTuple):
+class OpenedStore(NamedTuple):
     """A store that its daemon writes, and what it needs to know of its past."""
 
     store: CommStore
@@ -116,7 +116,7 @@ def stream_dir(home: Home) -> str:
     return home.path(JOURNAL, f"{STREAM_ID:020d}")
 
 
-def look(
+def open_store_readonly(
     home: Home,
     clock: Clock,
     config: Config,
@@ -151,7 +151,7 @@ def open_store(
     epoch: int = 0,
     ledger_position: int = 0,
     boot: str | None = None,
-) -> Opened:
+) -> OpenedStore:
     """The store for its daemon; files that are damaged are set aside, and ``warn`` hears of it.
 
     ``ledger_position``: up to where the ledger follows the journal. ``boot``: of the machine.
@@ -186,16 +186,16 @@ def open_store(
         journal.fetch = tiers.fetch
         # A damaged manifest did not say before.
         _check_reach(home, store, journal.first, touched=True)
-        past = Replay(store, ledger_position)
+        past = JournalReplay(store, ledger_position)
         past.replay(journal, codec, boot, warn)
         state = store.state
         journal.raise_ext_id(state.next_message - 1)
         for name in store.archives.set_strays_aside(state.archives, state.next_archive):
             warn(f"An archive that the store does not list was set aside: {name}")
-        log = EventLog(journal, codec, store, clock, boot, _Checkpoints(home, tiers, covered))
+        log = EventLog(journal, codec, store, clock, boot, CheckpointWriter(home, tiers, covered))
         log.begin(epoch, past.boot)
         held.pop_all()  # it is its owner's from now on
-    return Opened(store, log, tiers, past.told, past.power_cut)
+    return OpenedStore(store, log, tiers, past.told, past.power_cut)
 
 
 def _is_gone(folder: str) -> bool:
@@ -223,7 +223,7 @@ def _go_on_from(
     store.note_file(os.path.getsize(home.path(STORE)), store.sequence, 0)
 
 
-class _Checkpoints:
+class CheckpointWriter:
     """Which two there are, and what the journal may let go for them."""
 
     def __init__(self, home: Home, tiers: Tiers, covered: int) -> None:
@@ -245,7 +245,7 @@ class _Checkpoints:
         self._newest = offset
 
 
-class Replay:
+class JournalReplay:
     """What the journal says of the time before, to the store and to the ledger."""
 
     def __init__(self, store: CommStore, ledger_position: int) -> None:

@@ -11,8 +11,7 @@ from click.testing import CliRunner, Result
 
 from relay.base import fsio
 from relay.base.clock import Clock
-from relay.base.config import Config, encode
-from relay.base.config import Journal as JournalSettings
+from relay.base.config import Config, JournalSettings, encode
 from relay.base.errors import EXIT_STATE, AlreadyRunning, ConfigError, NotFound, RelayError
 from relay.base.home import BASE, STORE
 from relay.cli import cli
