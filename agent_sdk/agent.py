@@ -18,7 +18,7 @@ from typing import TypedDict, Unpack
 from agent_sdk import continuity
 from agent_sdk.attachments import Attachments
 from agent_sdk.continuity import SavedState
-from agent_sdk.disk import when_full_again
+from agent_sdk.disk import retry_on_enospc
 from agent_sdk.inbox import Inbox, Received
 from agent_sdk.outbox import Outbox
 from agent_sdk.presence import max_body_bytes, register, unregister
@@ -74,10 +74,10 @@ class Agent:
         clock = clock or Clock()
         self._home = Home(default_root(os.fspath(home) if home is not None else None))
         try:
-            when_full_again(lambda: self._home.make_agent(name), disk_full_retry_s)
+            retry_on_enospc(lambda: self._home.make_agent(name), disk_full_retry_s)
             started_at = clock.now_ns()
             if registers:
-                when_full_again(lambda: register(self._home, name, started_at), disk_full_retry_s)
+                retry_on_enospc(lambda: register(self._home, name, started_at), disk_full_retry_s)
             limit = max_body_bytes(self._home)
         except BaseException:
             self._home.close()

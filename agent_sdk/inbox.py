@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from time import monotonic
 from typing import NamedTuple, TypeVar
 
-from agent_sdk.wait import Wake, open_wake
+from agent_sdk.wait import InboxWaiter, open_waiter
 from relay.base import fsio
 from relay.base.checksums import SHA256_PREFIX, sha256_hex
 from relay.base.errors import MessageError, RelayError, UnsafePath
@@ -26,7 +26,7 @@ MAX_FILE_BYTES = 1 << 30  # the relay's own limit is far below; what it delivers
 # listing of them all, and one of a few is always the first that there is. And none is used that
 # is older than 16 times what it took to make: who takes its time finds what is urgent by now.
 NAMES_PER_LISTING = 64
-LISTING_LIVES = 16
+LISTING_LIFETIME = 16
 HEAD_BYTES = 16_384  # more than the header of any delivered message
 NORMAL = 2
 
@@ -68,13 +68,13 @@ class Inbox:
         self._listed: list[str] = []  # of the last listing, the first to be taken last
         self._listed_until = 0.0  # monotonic: it is too old then
         self._priorities: dict[str, int] = {}  # of the names in the last listing
-        self._wake: Wake | None = None
+        self._waiter: InboxWaiter | None = None
 
     def close(self) -> None:
         """Give the watch back, if one was made."""
-        if self._wake is not None:
-            self._wake.close()
-            self._wake = None
+        if self._waiter is not None:
+            self._waiter.close()
+            self._waiter = None
 
     def names(self) -> set[str]:
         """The file names of the messages that wait."""
@@ -94,7 +94,7 @@ class Inbox:
                     if not names:
                         return None
                     self._listed = names[: 1 + len(names) // NAMES_PER_LISTING][::-1]
-                    self._listed_until = monotonic() + LISTING_LIVES * (monotonic() - began)
+                    self._listed_until = monotonic() + LISTING_LIFETIME * (monotonic() - began)
                 taken = self._take(dirs, self._listed.pop())
                 if taken is not None:
                     return taken
@@ -122,8 +122,8 @@ class Inbox:
         if found is not None or (timeout_s is not None and timeout_s <= 0):
             return found
         ends_at = None if timeout_s is None else monotonic() + timeout_s
-        if self._wake is None:
-            self._wake = open_wake(self._home.path("agents", self._agent, "inbox"))
+        if self._waiter is None:
+            self._waiter = open_waiter(self._home.path("agents", self._agent, "inbox"))
         while True:
             found = look()  # after the watch was made: nothing falls between the two
             if found is not None:
@@ -131,7 +131,7 @@ class Inbox:
             left_s = 3600.0 if ends_at is None else ends_at - monotonic()
             if left_s <= 0:
                 return None
-            self._wake.wait(left_s)
+            self._waiter.wait(left_s)
 
     def _list(self, dirs: Dirs) -> list[str]:
         try:

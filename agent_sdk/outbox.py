@@ -8,8 +8,8 @@ Source: relay-file-system.txt 3.1, 3.3, 6.2.
 
 from __future__ import annotations
 
-from agent_sdk.disk import place, when_full_again
-from agent_sdk.signing import signed
+from agent_sdk.disk import install, retry_on_enospc
+from agent_sdk.signing import sign
 from relay.base import fsio
 from relay.base.clock import Clock
 from relay.base.errors import MessageError, RelayError
@@ -53,9 +53,9 @@ class Outbox:
         name = message_id + MSG_SUFFIX
         with self._home.dirs() as dirs:
             outbox, pending = self._open(dirs)
-            data = render(signed(self._home, dirs, self._agent, message_id, message))
-            when_full_again(
-                lambda: place(data, name, pending, name, outbox), self._disk_full_retry_s
+            data = render(sign(self._home, dirs, self._agent, message_id, message))
+            retry_on_enospc(
+                lambda: install(data, name, pending, name, outbox), self._disk_full_retry_s
             )
             try:
                 fsio.fault("sync_dir", name)

@@ -13,9 +13,7 @@ from relay.base.home import KEY, Dirs, Home
 from relay.base.message import SIGNATURE_PREFIX, MessageFile
 
 
-def signed(
-    home: Home, dirs: Dirs, agent: str, message_id: str, message: MessageFile
-) -> MessageFile:
+def sign(home: Home, dirs: Dirs, agent: str, message_id: str, message: MessageFile) -> MessageFile:
     """The message with its SIGNATURE, where the agent has a key and it has none yet.
 
     Errors: KeyFileError for a key that is open to others or none; UnsafePath, OSError.

@@ -14,10 +14,10 @@ from typing import Protocol
 POLL_S = 0.05
 # inotify sees nothing that another machine does on a network file system, nor a directory that
 # was replaced: so often the inbox is listed whatever the kernel says.
-LOOK_AGAIN_S = 5.0
+RELIST_S = 5.0
 
 
-class Wake(Protocol):
+class InboxWaiter(Protocol):
     """What a waiting call sleeps on. Used from one thread."""
 
     def wait(self, timeout_s: float) -> None:
@@ -27,15 +27,15 @@ class Wake(Protocol):
         """Give every descriptor back."""
 
 
-def open_wake(path: str) -> Wake:
+def open_waiter(path: str) -> InboxWaiter:
     """Watch the directory ``path``: what is renamed in after this returns ends a wait."""
     try:
-        return InotifyWake(path)
+        return InotifyWaiter(path)
     except Exception:  # no inotify, no watch left, not readable: looking always works
-        return PollWake()
+        return PollWaiter()
 
 
-class PollWake:
+class PollWaiter:
     """No watch: every wait is a short sleep."""
 
     def wait(self, timeout_s: float) -> None:
@@ -46,7 +46,7 @@ class PollWake:
         """Nothing to give back."""
 
 
-class InotifyWake:
+class InotifyWaiter:
     """One private inotify descriptor of watchdog with one watch, read in the caller's thread.
 
     watchdog takes 30 ms to import, so that happens here: when a call really has to wait.
@@ -73,7 +73,7 @@ class InotifyWake:
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until a file is renamed in or closed after writing."""
-        if self._poll.poll(min(timeout_s, LOOK_AGAIN_S) * 1000):
+        if self._poll.poll(min(timeout_s, RELIST_S) * 1000):
             self._inotify.read_events()  # what they say is of no use: the listing decides
 
     def close(self) -> None:

@@ -187,7 +187,7 @@ def _hint_of(exc: OSError) -> str:
 
 def _complain(message: str, hint: str) -> None:
     """One line; what others wrote may be in it, so no control character reaches a terminal."""
-    from relay.cli.common import printable
+    from relay.cli.common import sanitize
 
     line = " ".join(f"relay: {message}{'; ' + hint if hint else ''}".split())
-    click.echo(printable(line), err=True)
+    click.echo(sanitize(line), err=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from relay.base.clock import NS_PER_S, elapsed
-from relay.cli.common import home_option, json_option, open_home, show_rows
+from relay.cli.common import home_option, json_option, open_home, print_rows
 from relay.cli.history import read_store
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def acks(
         *("DUE", "OVERDUE", "ATTEMPT", "REMINDED"),
     )
     nothing = "no answer is " + ("overdue" if overdue_alone else "owed")
-    show_rows(rows, header, _cells, as_json=as_json, nothing=nothing)
+    print_rows(rows, header, _cells, as_json=as_json, nothing=nothing)
 
 
 def _owed(store: CommStore, now_ms: int) -> Iterator[dict[str, Any]]:

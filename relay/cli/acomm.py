@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from relay.base.errors import EXIT_FINDINGS, NotFound, RelayError
-from relay.cli.common import counted, echo_json, printable
+from relay.cli.common import echo_json, plural, sanitize
 
 # The same as relay.acomm.jsonl.SECTIONS; importing the codec for `--help` would be dear.
 SECTIONS = (
@@ -90,8 +90,8 @@ def check(files: tuple[str, ...], as_json: bool, keys: str | None, key_file: str
             for warning in warnings:
                 _warn(warning)
             for problem in problems:
-                click.echo(printable(problem))
-        click.echo(f"{counted(errors, 'error')} found" if errors else "OK")
+                click.echo(sanitize(problem))
+        click.echo(f"{plural(errors, 'error')} found" if errors else "OK")
     if errors:
         click.get_current_context().exit(EXIT_FINDINGS)
 
@@ -216,7 +216,7 @@ def _lines(source: str) -> Iterator[str]:
 
 
 def _warn(line: str) -> None:
-    click.echo(printable(f"warning: {line}"), err=True)
+    click.echo(sanitize(f"warning: {line}"), err=True)
 
 
 @contextlib.contextmanager

@@ -13,22 +13,22 @@ import click
 from relay.base.clock import NS_PER_S
 from relay.base.home import LEDGER, META
 from relay.base.names import OPERATOR, ORCHESTRATOR, check_agent_name
-from relay.cli.ask import control_options, order
+from relay.cli.ask import control_options, send_command
 from relay.cli.common import (
     ago,
-    columns,
     echo_json,
     home_option,
     json_option,
-    meta_of,
     open_home,
     parse_meta,
-    printable,
+    print_table,
+    read_agent_meta,
     root_of,
+    sanitize,
     unread,
     when,
 )
-from relay.cli.signs import Sign, signs_of
+from relay.cli.signs import AgentAlert, find_alerts
 
 if TYPE_CHECKING:
     from relay.base.home import Home
@@ -65,7 +65,7 @@ def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
             echo_json(_facts(*one, now))
         return
     header = ("NAME", "STATUS", "SINCE", "ROLE", "SEEN", "UNREAD", "DEAD", "NOTE")
-    columns(header, [_cells(*one, now) for one in listed])
+    print_table(header, [_cells(*one, now) for one in listed])
 
 
 class _Listed(NamedTuple):
@@ -74,7 +74,7 @@ class _Listed(NamedTuple):
     row: sqlite3.Row  # of the ledger
     role: str | None  # in its meta.json
     unread: int | None  # in its inbox
-    sign: Sign
+    alert: AgentAlert
 
 
 def _listed(home: Home, now_ns: int) -> list[_Listed]:
@@ -87,14 +87,14 @@ def _listed(home: Home, now_ns: int) -> list[_Listed]:
             "(SELECT count(*) FROM deliveries WHERE recipient = name AND state = 'dead') AS dead "
             "FROM agents ORDER BY name"
         ).fetchall()
-        signs = signs_of(home, db, now_ns)
+        alerts = find_alerts(home, db, now_ns)
     in_inboxes = unread(home)
     return [
         _Listed(
             row,
             _role_in(home, row["name"]),
             in_inboxes.get(row["name"]),
-            signs.get(row["name"], Sign()),
+            alerts.get(row["name"], AgentAlert()),
         )
         for row in rows
     ]
@@ -109,7 +109,7 @@ def _role_in(home: Home, name: str) -> str | None:
 
 
 def _facts(
-    row: sqlite3.Row, role: str | None, unread: int | None, sign: Sign, now_ns: int
+    row: sqlite3.Row, role: str | None, unread: int | None, alert: AgentAlert, now_ns: int
 ) -> dict[str, object]:
     return {
         "name": row["name"],
@@ -123,13 +123,13 @@ def _facts(
         "note": row["note"],
         "reason": row["reason"],
         "status_since": when(row["changed_at"]),
-        "process_ended": sign.ended_pid,
-        "silent_s": sign.silent_since and (now_ns - sign.silent_since) // NS_PER_S,
+        "process_ended": alert.ended_pid,
+        "silent_s": alert.silent_since and (now_ns - alert.silent_since) // NS_PER_S,
     }
 
 
 def _cells(
-    row: sqlite3.Row, role: str | None, unread: int | None, sign: Sign, now_ns: int
+    row: sqlite3.Row, role: str | None, unread: int | None, alert: AgentAlert, now_ns: int
 ) -> tuple[object, ...]:
     is_active = row["status"] == "active"
     return (
@@ -140,7 +140,7 @@ def _cells(
         ago(row["last_seen_at"], now_ns),
         unread,
         row["dead"],
-        printable(sign.text(now_ns, row["note"] if is_active else row["reason"]), 60),
+        sanitize(alert.text(now_ns, row["note"] if is_active else row["reason"]), 60),
     )
 
 
@@ -154,7 +154,7 @@ def retire(ctx: click.Context, /, name: str, reason: str | None, **caller: Any) 
     What is in its inbox stays. What it writes, and a process of its own that begins since, bring
     it back, as `revive` does.
     """
-    order(ctx, "agent.retire", {"NAME": name, "REASON": reason}, **caller)
+    send_command(ctx, "agent.retire", {"NAME": name, "REASON": reason}, **caller)
 
 
 @agents.command(epilog="\b\nExample:\n  relay agents revive bob")
@@ -162,7 +162,7 @@ def retire(ctx: click.Context, /, name: str, reason: str | None, **caller: Any) 
 @click.argument("name")
 def revive(ctx: click.Context, /, name: str, **caller: Any) -> None:
     """Make a retired or terminated agent active again, with inbox and history."""
-    order(ctx, "agent.revive", {"NAME": name}, **caller)
+    send_command(ctx, "agent.revive", {"NAME": name}, **caller)
 
 
 @click.command(
@@ -187,7 +187,7 @@ def register(
     with open_home(ctx, home) as opened:
         opened.make_agent(name)
         if role is not None:
-            meta = meta_of(opened, name)
+            meta = read_agent_meta(opened, name)
             path = opened.path("agents", name, META)
             fsio.write_atomic(path, json.dumps(meta | {"role": role}).encode())
         meta_role = _role(opened.read_meta(name))

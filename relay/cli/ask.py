@@ -14,8 +14,8 @@ from relay.cli.common import (
     echo_json,
     home_option,
     json_option,
-    printable,
     root_of,
+    sanitize,
 )
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # A flush is due after 5 s; one that a large store or a slow disk holds up is not waited for.
 FLUSH_TIMEOUT_S = 15.0
 POLL_S = 0.05
-MOST_NAMED = 3  # recipients named one by one; more are counted
+MAX_NAMED = 3  # recipients named one by one; more are counted
 
 
 def control_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,7 +41,7 @@ def control_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return home_option(as_option(timeout(json_option(click.pass_context(command)))))
 
 
-def order(
+def send_command(
     ctx: click.Context,
     action: str,
     fields: Mapping[str, object],
@@ -68,18 +68,18 @@ def order(
         if len(value.splitlines()) != 1:
             raise MessageError(f"{value!r} is not one line", header=name)
     body = "\n".join(f"{name}: {value}" for name, value in given.items())
-    with acting_as(agent, root) as me:
+    with open_agent(agent, root) as me:
         answer = request(me, ORCHESTRATOR, body, timeout_s)
-    show_answer(answer, as_json)
+    print_answer(answer, as_json)
 
 
-def show_answer(answer: Received, as_json: bool) -> None:
+def print_answer(answer: Received, as_json: bool) -> None:
     """What the relay has done, in its own words."""
     said = answer.body.removeprefix("completed ").strip()
     if as_json:
         echo_json({"id": answer.re, "answer": said})
     else:
-        click.echo(printable(said))
+        click.echo(sanitize(said))
 
 
 def request(me: Agent, to: str, body: str | bytes, timeout_s: float, **options: Any) -> Received:
@@ -101,11 +101,11 @@ def request(me: Agent, to: str, body: str | bytes, timeout_s: float, **options: 
         click.echo(f"\n{line}", err=True)  # behind the terminal's ^C
         raise click.exceptions.Exit(EXIT_INTERRUPTED) from exc
     except Refused as exc:
-        raise Refused(printable(str(exc)) or "") from exc  # its text is another agent's
+        raise Refused(sanitize(str(exc)) or "") from exc  # its text is another agent's
     except Timeout as exc:
         raise Timeout(
             f"no answer to {exc.message_id} within {timeout_s:g} s: "
-            f"{_standing(me.home, exc.message_id)}",
+            f"{_describe_progress(me.home, exc.message_id)}",
             hint=f"`relay trace {exc.message_id}` shows every hop",
         ) from exc
 
@@ -121,7 +121,7 @@ def require_relay(root: str) -> None:
             raise NotRunning(f"no relay runs for {root}")
 
 
-def acting_as(agent: str, root: str) -> Agent:
+def open_agent(agent: str, root: str) -> Agent:
     """The agent for one command; where that makes it, stderr says so: it may have been a slip.
 
     Errors: those of ``Agent``.
@@ -209,7 +209,7 @@ def duration_s(text: str, option: str) -> float:
         raise click.BadParameter(str(exc), param_hint=option) from exc
 
 
-def _standing(root: str, message_id: str) -> str:
+def _describe_progress(root: str, message_id: str) -> str:
     """What the ledger knows of a message, in a few words."""
     from relay.base.home import LEDGER, Home
     from relay.daemon.process import lock_holder
@@ -227,7 +227,7 @@ def _standing(root: str, message_id: str) -> str:
     deliveries = [wording.fields(one) for one in found]
     if row is None:
         return f"the relay has not taken it{stopped}"
-    if len(deliveries) > MOST_NAMED:
+    if len(deliveries) > MAX_NAMED:
         return f"{wording.short(row, deliveries)}{stopped}"
     kind, now = row["message_type"], time.time_ns()
     known = [wording.phrase(one, kind, now) for one in deliveries]

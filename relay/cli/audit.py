@@ -17,7 +17,7 @@ from relay.base.clock import Clock
 from relay.base.errors import EXIT_FAILED, EXIT_FINDINGS, RelayError
 from relay.base.text import json_visible
 from relay.cli.audit_ending import one_line_when_ended
-from relay.cli.common import Amount, home_option, json_option, printable, root_of
+from relay.cli.common import Amount, home_option, json_option, root_of, sanitize
 
 # What the extra brings, by the name it is imported by.
 NEEDED = ("pyspark", "pyarrow", "adbc_driver_sqlite", "jinja2", "matplotlib")
@@ -187,9 +187,9 @@ def watch(
         if as_json:
             click.echo(json_visible(msgspec.json.encode(tick).decode()))
             return
-        click.echo(printable(line_of(tick)))
+        click.echo(sanitize(line_of(tick)))
         for line in tick.findings:
-            click.echo(f"  {printable(line)}")
+            click.echo(f"  {sanitize(line)}")
         if tick.more_findings:
             click.echo(f"  and {tick.more_findings:,} more; --out keeps all events")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from relay.base.home import CONFIG
-from relay.cli.common import counted, echo_json, home_option, json_option, open_home, printable
+from relay.cli.common import echo_json, home_option, json_option, open_home, plural, sanitize
 from relay.cli.common import root_of as home_root
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def backup(ctx: click.Context, home: str | None, directory: str, as_json: bool) 
     if as_json:
         echo_json({"directory": directory, **_facts(done.manifest), "left_out": done.left_out})
         return
-    click.echo(printable(f"backed up to {directory}: {_sizes(done.manifest)}, keys among them"))
+    click.echo(sanitize(f"backed up to {directory}: {_sizes(done.manifest)}, keys among them"))
     for line in done.left_out:
-        click.echo(printable(f"left out: {line}"))
+        click.echo(sanitize(f"left out: {line}"))
 
 
 @click.command(
@@ -69,7 +69,7 @@ def restore(
         return
     kept = f"; the home before is {done.aside}" if done.aside else ""
     at = f"as it was at {done.manifest.at}"
-    click.echo(printable(f"restored {root} {at}: {_sizes(done.manifest)}{kept}"))
+    click.echo(sanitize(f"restored {root} {at}: {_sizes(done.manifest)}{kept}"))
 
 
 def _facts(manifest: Manifest) -> dict[str, object]:
@@ -83,4 +83,4 @@ def _facts(manifest: Manifest) -> dict[str, object]:
 
 def _sizes(manifest: Manifest) -> str:
     size = sum(one.size for one in manifest.files)
-    return f"{counted(len(manifest.files), 'file')}, {size / MIB:.1f} MiB"
+    return f"{plural(len(manifest.files), 'file')}, {size / MIB:.1f} MiB"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.ask import check_agent, control_options, order, wait_for_flush
-from relay.cli.common import echo_json, home_option, json_option, open_home, printable, show_rows
+from relay.cli.ask import check_agent, control_options, send_command, wait_for_flush
+from relay.cli.common import echo_json, home_option, json_option, open_home, print_rows, sanitize
 from relay.cli.history import read_store
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def list_(ctx: click.Context, home: str | None, everything: bool, as_json: bool)
         for one in store.list_channels()
         if everything or not one.name.startswith("dm/")
     ]
-    show_rows(
+    print_rows(
         rows,
         ("NAME", "TYPE", "STATE", "OWNER", "PARTICIPANTS", "MESSAGES"),
         dict.values,
@@ -85,19 +85,19 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
         echo_json(facts)
         return
     for label in ("name", "type", "state", "owner", "messages"):
-        click.echo(printable(f"{label:<13}{facts[label]}"))
+        click.echo(sanitize(f"{label:<13}{facts[label]}"))
     if found.description is not None:
-        click.echo(f"{'description':<13}{printable(found.description)}")
+        click.echo(f"{'description':<13}{sanitize(found.description)}")
     if found.tags:
-        click.echo(f"{'tags':<13}{printable(', '.join(found.tags))}")
+        click.echo(f"{'tags':<13}{sanitize(', '.join(found.tags))}")
     for member, role in facts["participants"].items():
-        click.echo(printable(f"{'participant':<13}{member} ({role})"))
+        click.echo(sanitize(f"{'participant':<13}{member} ({role})"))
     for one in facts["subscriptions"]:
         where = f" where {one['filter']}" if one["filter"] else ""
         shown = f"{'subscription':<13}{one['subscriber']} {one['pattern']}{where}"
-        click.echo(printable(shown))
+        click.echo(sanitize(shown))
     for setting, value in facts["settings"].items():
-        click.echo(printable(f"{'setting':<13}{setting}={_said(value)}"))
+        click.echo(sanitize(f"{'setting':<13}{setting}={_said(value)}"))
 
 
 def _facts(store: CommStore, found: Channel) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def create(
     """
     check_agent(ctx, caller["home"], owner)
     fields = {"CHANNEL": name, "TYPE": kind, "OWNER": owner} | _pairs(settings)
-    order(ctx, "channel.create", fields, **caller)
+    send_command(ctx, "channel.create", fields, **caller)
 
 
 @channel.command(
@@ -189,7 +189,7 @@ def create(
 def join(ctx: click.Context, /, name: str, other: str | None, **caller: Any) -> None:
     """Take part in a channel."""
     check_agent(ctx, caller["home"], other)
-    order(ctx, "channel.join", {"CHANNEL": name, "AGENT": other}, **caller)
+    send_command(ctx, "channel.join", {"CHANNEL": name, "AGENT": other}, **caller)
 
 
 @channel.command(epilog="\b\nExample:\n  relay channel leave team --agent bob")
@@ -198,7 +198,7 @@ def join(ctx: click.Context, /, name: str, other: str | None, **caller: Any) -> 
 @agent_option
 def leave(ctx: click.Context, /, name: str, other: str | None, **caller: Any) -> None:
     """Take part in a channel no longer; its subscriptions end."""
-    order(ctx, "channel.leave", {"CHANNEL": name, "AGENT": other}, **caller)
+    send_command(ctx, "channel.leave", {"CHANNEL": name, "AGENT": other}, **caller)
 
 
 @channel.command(epilog="\b\nExample:\n  relay channel subscribe ci 'build.#' --agent bob")
@@ -228,7 +228,7 @@ def subscribe(
     """
     check_agent(ctx, caller["home"], other)
     fields = {"CHANNEL": name, "PATTERN": pattern, "FILTER": wanted, "AGENT": other}
-    order(ctx, "channel.subscribe", fields, **caller)
+    send_command(ctx, "channel.subscribe", fields, **caller)
 
 
 @channel.command(
@@ -244,7 +244,7 @@ def unsubscribe(
 ) -> None:
     """End a subscription, or all of them."""
     fields = {"CHANNEL": name, "PATTERN": pattern, "AGENT": other}
-    order(ctx, "channel.unsubscribe", fields, **caller)
+    send_command(ctx, "channel.unsubscribe", fields, **caller)
 
 
 @channel.command(
@@ -268,7 +268,7 @@ Examples:
 @click.argument("settings", metavar="SETTING=VALUE...", nargs=-1, required=True)
 def config(ctx: click.Context, /, name: str, settings: tuple[str, ...], **caller: Any) -> None:
     """Change settings of a channel; `relay channel show` prints those it has."""
-    order(ctx, "channel.config", {"CHANNEL": name} | _pairs(settings), **caller)
+    send_command(ctx, "channel.config", {"CHANNEL": name} | _pairs(settings), **caller)
 
 
 def _pairs(settings: Sequence[str]) -> dict[str, str]:
@@ -289,7 +289,7 @@ def _state_command(verb: str, says: str) -> click.Command:
     @control_options
     @click.argument("name")
     def change(ctx: click.Context, /, name: str, **caller: Any) -> None:
-        order(ctx, f"channel.{verb}", {"CHANNEL": name}, **caller)
+        send_command(ctx, f"channel.{verb}", {"CHANNEL": name}, **caller)
 
     return change
 

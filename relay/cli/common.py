@@ -64,7 +64,7 @@ def open_home(ctx: click.Context, home: str | None) -> Home:
     return Home(root_of(ctx, home))
 
 
-def no_relay(home: Home) -> str:
+def not_running_text(home: Home) -> str:
     """The line for a home where no relay runs: how the last one ended, and what to do."""
     from relay.daemon.process import left
 
@@ -90,7 +90,7 @@ def echo_json(value: object) -> None:
     click.echo(json_line(value))
 
 
-def columns(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Plain columns for people, as wide as they must be; whatever is in a cell can be seen."""
     table = [header, *([("-" if c is None else visible(str(c))) for c in row] for row in rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(header))]
@@ -108,7 +108,7 @@ def parse_meta(data: bytes | None) -> dict[str, object] | None:
     return value if isinstance(value, dict) else None
 
 
-def meta_of(home: Home, name: str) -> dict[str, object]:
+def read_agent_meta(home: Home, name: str) -> dict[str, object]:
     """What is in an agent's meta.json. Errors: RelayError where that is no JSON object."""
     meta = parse_meta(home.read_meta(name))
     if meta is None:
@@ -119,7 +119,7 @@ def meta_of(home: Home, name: str) -> dict[str, object]:
     return meta
 
 
-def show_rows(
+def print_rows(
     rows: Sequence[dict[str, Any]],
     header: Sequence[str],
     cells: Callable[[dict[str, Any]], Iterable[object]],
@@ -132,12 +132,12 @@ def show_rows(
         for row in rows:
             echo_json(row)
     elif rows:
-        columns(header, [tuple(cells(row)) for row in rows])
+        print_table(header, [tuple(cells(row)) for row in rows])
     else:
         click.echo(nothing, err=True)
 
 
-def printable(text: str | None, most: int | None = None, *, lines: bool = False) -> str | None:
+def sanitize(text: str | None, most: int | None = None, *, lines: bool = False) -> str | None:
     """Text of others for a person's terminal: no control character reaches it.
 
     One line unless ``lines``; cut after ``most`` characters.
@@ -148,7 +148,7 @@ def printable(text: str | None, most: int | None = None, *, lines: bool = False)
     return clean if most is None or len(clean) <= most else clean[: most - 1] + "…"
 
 
-def counted(number: int, what: str) -> str:
+def plural(number: int, what: str) -> str:
     """``1 error``, ``2 errors``."""
     return f"{number} {what}{'s' * (number != 1)}"
 

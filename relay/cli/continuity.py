@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.ask import acting_as, control_options, require_relay
-from relay.cli.common import echo_json, printable, root_of, show_rows
+from relay.cli.ask import control_options, open_agent, require_relay
+from relay.cli.common import echo_json, print_rows, root_of, sanitize
 
 if TYPE_CHECKING:
     from agent_sdk import Agent
@@ -85,7 +85,7 @@ def load(
     if as_json:
         echo_json({"agent": name or agent, "version": found.version, "state": found.state})
     elif sys.stdout.isatty():  # a pipe gets what was saved, its escape sequences too
-        click.echo(printable(found.state, lines=True), nl=False)
+        click.echo(sanitize(found.state, lines=True), nl=False)
     else:
         sys.stdout.buffer.write(found.state.encode())
 
@@ -110,7 +110,7 @@ def list_(
     of = name or agent
     header = ("VERSION", "BYTES", "SAVED AT", "MESSAGE")
     rows = [_facts(of, one) for one in found]
-    show_rows(rows, header, _cells, as_json=as_json, nothing=f"{of} has saved nothing")
+    print_rows(rows, header, _cells, as_json=as_json, nothing=f"{of} has saved nothing")
 
 
 def _facts(name: str, one: Any) -> dict[str, Any]:
@@ -134,8 +134,8 @@ def _agent(ctx: click.Context, home: str | None, name: str) -> Iterator[Agent]:
 
     root = root_of(ctx, home)
     require_relay(root)
-    with acting_as(name, root) as me:
+    with open_agent(name, root) as me:
         try:
             yield me
         except Refused as exc:
-            raise Refused(printable(str(exc).strip()) or "") from exc
+            raise Refused(sanitize(str(exc).strip()) or "") from exc

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.ask import control_options, order, wait_for_flush
-from relay.cli.common import echo_json, home_option, json_option, open_home, printable, show_rows
+from relay.cli.ask import control_options, send_command, wait_for_flush
+from relay.cli.common import echo_json, home_option, json_option, open_home, print_rows, sanitize
 from relay.cli.history import message_facts, read_store
 
 if TYPE_CHECKING:
@@ -45,17 +45,17 @@ def list_(ctx: click.Context, home: str | None, as_json: bool) -> None:
         store = read_store(opened)
     rows = [_facts(store, letter) for letter in store.dead_letters()]
     header = ("ID", "FROM", "DEAD FOR", "ATTEMPTS", "AT", "REASON")
-    show_rows(rows, header, _cells, as_json=as_json, nothing="no dead letters")
+    print_rows(rows, header, _cells, as_json=as_json, nothing="no dead letters")
 
 
 def _cells(row: dict[str, Any]) -> tuple[object, ...]:
     return (
         row["id"] or row["number"],
         row["from"],
-        printable(", ".join(row["dead_for"]), 30),
+        sanitize(", ".join(row["dead_for"]), 30),
         row["attempts"],
         row["dead_at"],
-        printable(row["reason"]),
+        sanitize(row["reason"]),
     )
 
 
@@ -84,9 +84,9 @@ def show(ctx: click.Context, home: str | None, message_id: str, as_json: bool) -
     for label in ("id", "from", "dead_for", "channel", "type", "attempts", "dead_at", "reason"):
         value = facts[label]
         said = ", ".join(value) if isinstance(value, list) else str(value)
-        click.echo(f"{label.replace('_', ' '):<10}{printable(said)}")
+        click.echo(f"{label.replace('_', ' '):<10}{sanitize(said)}")
     click.echo()
-    click.echo(printable(facts["content"], lines=True))
+    click.echo(sanitize(facts["content"], lines=True))
 
 
 @dead.command(epilog="\b\nExample:\n  relay dead replay 1706123456789012345-a1b2c3d4")
@@ -97,7 +97,7 @@ def replay(ctx: click.Context, /, message_id: str, **caller: Any) -> None:
 
     While its channel is paused it is held; a draining or closed channel refuses it.
     """
-    order(ctx, "dead.replay", {"ID": message_id}, **caller)
+    send_command(ctx, "dead.replay", {"ID": message_id}, **caller)
 
 
 @dead.command(epilog="\b\nExample:\n  relay dead discard 1706123456789012345-a1b2c3d4")
@@ -105,7 +105,7 @@ def replay(ctx: click.Context, /, message_id: str, **caller: Any) -> None:
 @click.argument("message_id", metavar="ID")
 def discard(ctx: click.Context, /, message_id: str, **caller: Any) -> None:
     """Let a dead letter go for good."""
-    order(ctx, "dead.discard", {"ID": message_id}, **caller)
+    send_command(ctx, "dead.discard", {"ID": message_id}, **caller)
 
 
 @dead.command(epilog="\b\nExample:\n  relay dead purge --older-than 7d")
@@ -113,7 +113,7 @@ def discard(ctx: click.Context, /, message_id: str, **caller: Any) -> None:
 @click.option("--older-than", required=True, metavar="AGE", help="30s, 10m, 2h or 7d; 0s: all.")
 def purge(ctx: click.Context, /, older_than: str, **caller: Any) -> None:
     """Let every dead letter go that has been dead for longer."""
-    order(ctx, "dead.purge", {"OLDER_THAN": _age_s(older_than)}, **caller)
+    send_command(ctx, "dead.purge", {"OLDER_THAN": _age_s(older_than)}, **caller)
 
 
 def _age_s(text: str) -> int:

@@ -14,7 +14,7 @@ UNKNOWN = "the ledger does not know it"  # a relay that was killed may not have 
 PATIENCE_S = 1.0  # the ledger hears of a delivery behind the rename
 
 
-def marks(root: str, agent: str, message_ids: Iterable[str]) -> dict[str, str] | None:
+def undelivered_notes(root: str, agent: str, message_ids: Iterable[str]) -> dict[str, str] | None:
     """A note for each message that no delivery to this agent names, by id; None where the
     ledger cannot be read."""
     from relay.daemon.process import lock_holder

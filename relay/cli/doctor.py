@@ -8,12 +8,12 @@ import click
 
 from relay.base.errors import EXIT_FINDINGS
 from relay.cli.common import (
-    counted,
     echo_json,
     home_option,
     json_option,
     open_home,
-    printable,
+    plural,
+    sanitize,
 )
 
 if TYPE_CHECKING:
@@ -51,10 +51,10 @@ def doctor(ctx: click.Context, home: str | None, mend: bool, deep: bool, as_json
             if as_json:
                 echo_json(_facts(finding))
             else:
-                click.echo(printable(str(finding)))
+                click.echo(sanitize(str(finding)))
     if not as_json:
         well = "OK, as far as was looked" if is_part else "OK"
-        click.echo(f"{counted(problems, 'problem')} found" if problems else well)
+        click.echo(f"{plural(problems, 'problem')} found" if problems else well)
     return EXIT_FINDINGS if problems else 0
 
 
@@ -66,7 +66,7 @@ def _mend(home: Home, findings: list[Finding], as_json: bool) -> None:
             echo_json({"repair": one.action, "path": one.path, "error": error or None})
         else:
             done = f"{one.action} {one.path}"
-            click.echo(printable(f"not {done}: {error}" if error else done), err=bool(error))
+            click.echo(sanitize(f"not {done}: {error}" if error else done), err=bool(error))
 
 
 def _facts(finding: Finding) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from relay.cli.common import home_option, json_option, open_home, printable, show_rows
+from relay.cli.common import home_option, json_option, open_home, print_rows, sanitize
 
 if TYPE_CHECKING:
     from relay.base.home import Home
@@ -81,7 +81,7 @@ def history(ctx: click.Context, /, home: str | None, as_json: bool, **options: A
     """
     with open_home(ctx, home) as opened:
         store = read_store(opened)
-    wanted = Wanted(**options)
+    wanted = HistoryOptions(**options)
     result = store.query_messages(_filter(store, wanted), grouped=False)
     _show(opened, store, result.messages, as_json)
     if result.has_more and not as_json:
@@ -139,7 +139,7 @@ def read_store(home: Home) -> CommStore:
     return look(home, Clock(), config, store_key(home, config, make=False))
 
 
-class Wanted(NamedTuple):
+class HistoryOptions(NamedTuple):
     """The options of ``relay history``, as click hands them over."""
 
     channels: tuple[str, ...]
@@ -159,7 +159,7 @@ class Wanted(NamedTuple):
     no_archived: bool
 
 
-def _filter(store: CommStore, wanted: Wanted) -> MessageFilter:
+def _filter(store: CommStore, wanted: HistoryOptions) -> MessageFilter:
     """The engine's filter for these options."""
     from relay.base.checksums import uuid4_of
     from relay.engine import (
@@ -221,7 +221,7 @@ def _show(home: Home, store: CommStore, messages: list[Message], as_json: bool) 
     for row in rows:
         row["outcome"] = outcomes.get(row["id"])
     header = ("AT", "FROM", "CHANNEL", "TYPE", "STATUS", "CONTENT")
-    show_rows(rows, header, _cells, as_json=as_json, nothing="nothing found")
+    print_rows(rows, header, _cells, as_json=as_json, nothing="nothing found")
 
 
 def _outcomes(home: Home, ids: list[str]) -> dict[str, str]:
@@ -252,7 +252,7 @@ def _cells(row: dict[str, Any]) -> tuple[object, ...]:
         *(row["at"], row["from"], row["channel"]),
         "Nack" if row["kind"] == "nack" else row["type"],
         row["outcome"] or row["status"],
-        printable(first_line, 40),
+        sanitize(first_line, 40),
     )
 
 

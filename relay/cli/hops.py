@@ -27,7 +27,9 @@ class Hop(NamedTuple):
     detail: str | None = None
 
 
-def changes(db: sqlite3.Connection, message_id: str, since_ns: int) -> dict[str, list[sqlite3.Row]]:
+def audit_rows(
+    db: sqlite3.Connection, message_id: str, since_ns: int
+) -> dict[str, list[sqlite3.Row]]:
     """What audit_log has of a message's deliveries, by recipient, oldest first.
 
     It has no index: it is walked back from its end to ``since_ns``, when the message was found.
@@ -46,12 +48,12 @@ def changes(db: sqlite3.Connection, message_id: str, since_ns: int) -> dict[str,
     return found
 
 
-def hops_of(delivery: Mapping[str, Any], log: Iterable[sqlite3.Row]) -> list[Hop]:
+def delivery_hops(delivery: Mapping[str, Any], log: Iterable[sqlite3.Row]) -> list[Hop]:
     """The hops of one delivery that were made, in the order of time."""
     name = delivery["recipient"]
     if name == ORCHESTRATOR:
         return [Hop(delivery["read_at"], "handled", name)] if delivery["read_at"] else []
-    hops = list(_exact(_walk(delivery, log), delivery["read_at"]))
+    hops = list(_with_exact_times(_attempts(delivery, log), delivery["read_at"]))
     made = {hop.what for hop in hops}
     if delivery["read_at"] and "read" not in made:
         hops.append(Hop(delivery["read_at"], "read", name, delivery["attempt"]))
@@ -67,10 +69,10 @@ def hops_of(delivery: Mapping[str, Any], log: Iterable[sqlite3.Row]) -> list[Hop
         hops[last] = hops[last]._replace(detail=delivery["last_error"])
     if delivery["acked_at"]:
         hops.append(Hop(delivery["acked_at"], "acked", name, detail=delivery["ack_status"]))
-    return in_order(hops)
+    return sort_hops(hops)
 
 
-def _exact(hops: Iterable[Hop], read_at: int | None) -> Iterator[Hop]:
+def _with_exact_times(hops: Iterable[Hop], read_at: int | None) -> Iterator[Hop]:
     """The hops, of which audit_log has some to the millisecond, in the order they were made in.
 
     A millisecond is not before what was noted in it to the nanosecond.
@@ -90,7 +92,7 @@ def _is_same_ms(one: int | None, other: int | None) -> bool:
     return one is not None and other is not None and one // NS_PER_MS == other // NS_PER_MS
 
 
-def in_order(hops: Iterable[Hop]) -> list[Hop]:
+def sort_hops(hops: Iterable[Hop]) -> list[Hop]:
     """By time; one whose time is not known stays behind the one before it."""
     keyed: list[tuple[int, Hop]] = []
     at = 0
@@ -100,7 +102,7 @@ def in_order(hops: Iterable[Hop]) -> list[Hop]:
     return [hop for _, hop in sorted(keyed, key=itemgetter(0))]
 
 
-def _walk(delivery: Mapping[str, Any], log: Iterable[sqlite3.Row]) -> Iterator[Hop]:
+def _attempts(delivery: Mapping[str, Any], log: Iterable[sqlite3.Row]) -> Iterator[Hop]:
     """Attempt for attempt: each ends with the change that began the next."""
     name, number = delivery["recipient"], 1
     before: int | None = None  # when the last file was written: an attempt may have none
@@ -108,17 +110,17 @@ def _walk(delivery: Mapping[str, Any], log: Iterable[sqlite3.Row]) -> Iterator[H
     for one in log:
         if one["attempt"] not in (None, number):
             written = one["written_at"] if one["written_at"] != before else None
-            yield from _attempt(name, number, one["staged_at"], written, seen)
+            yield from _attempt_hops(name, number, one["staged_at"], written, seen)
             before, number, seen = one["written_at"], one["attempt"], []
         seen.append(one)
     while number < delivery["attempt"]:  # attempts that nobody noted
-        yield from _attempt(name, number, None, None, seen, is_noted=False)
+        yield from _attempt_hops(name, number, None, None, seen, is_noted=False)
         number, seen = number + 1, []
     written = delivery["written_at"] if delivery["written_at"] != before else None
-    yield from _attempt(name, number, delivery["staged_at"], written, seen)
+    yield from _attempt_hops(name, number, delivery["staged_at"], written, seen)
 
 
-def _attempt(
+def _attempt_hops(
     name: str,
     number: int,
     staged: int | None,

@@ -18,7 +18,7 @@ from relay.base.clock import Clock
 from relay.base.errors import EXIT_FAILED, AlreadyRunning, NotFound
 from relay.base.home import CONFIG, LOCK
 from relay.cli import ask
-from relay.cli.common import columns, echo_json, home_option, json_option, open_home, printable
+from relay.cli.common import echo_json, home_option, json_option, open_home, print_table, sanitize
 
 if TYPE_CHECKING:
     from relay.base.config import Config
@@ -80,7 +80,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
         for row in rows:
             echo_json(row)
         return
-    columns(
+    print_table(
         ("SEGMENT", "BASE", "END", "BYTES", "COMPRESSED", "TIERS", "FAILED"),
         [
             (
@@ -251,7 +251,7 @@ def _ask(ctx: click.Context, order: Order, caller: dict[str, Any], objects: str 
         "KEEP_AGE": order.keep_age_s,
         "KEEP_BYTES": order.keep_bytes,
     }
-    ask.order(ctx, f"journal.{order.verb}", fields, **caller)
+    ask.send_command(ctx, f"journal.{order.verb}", fields, **caller)
     return 0
 
 
@@ -269,12 +269,12 @@ def _report(found: Iterable[Done], as_json: bool) -> int:
     failed, is_silent = 0, not as_json
     for done in found:
         is_silent = False
-        error = printable(str(done.error)) if done.error else None
+        error = sanitize(str(done.error)) if done.error else None
         failed += done.error is not None
         if as_json:
             echo_json({"segment": done.segment_id, "done": done.what or None, "error": error})
         else:
-            click.echo(printable(str(done)), err=error is not None)
+            click.echo(sanitize(str(done)), err=error is not None)
     if is_silent:
         click.echo("nothing to do", err=True)
     return EXIT_FAILED if failed else 0
@@ -357,7 +357,7 @@ def _opened(place: _Place) -> Iterator[tuple[Journal, Tiers]]:
 
 
 def _warn(line: str) -> None:
-    click.echo(f"warning: {printable(line)}", err=True)
+    click.echo(f"warning: {sanitize(line)}", err=True)
 
 
 def _facts(entry: Any, failures: Any) -> dict[str, Any]:

@@ -11,8 +11,15 @@ import click
 from relay.base.errors import NotFound
 from relay.base.home import KEY, LEDGER, META
 from relay.base.names import check_agent_name
-from relay.cli.ask import control_options, order
-from relay.cli.common import echo_json, home_option, json_option, meta_of, open_home, printable
+from relay.cli.ask import control_options, send_command
+from relay.cli.common import (
+    echo_json,
+    home_option,
+    json_option,
+    open_home,
+    read_agent_meta,
+    sanitize,
+)
 
 
 @click.group(
@@ -47,7 +54,7 @@ def make(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
     check_agent_name(name)
     with open_home(ctx, home) as opened:
         opened.make_agent(name)
-        meta = meta_of(opened, name)
+        meta = read_agent_meta(opened, name)
         path = opened.path("agents", name, KEY)
         private = keyfile.load(path) if os.path.lexists(path) else keyfile.create(path)
         public = public_key(private).hex()
@@ -75,7 +82,7 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
         db.close()
         public = row["public_key"] if row else None
         if public is None and name in opened.agent_inodes():
-            public = meta_of(opened, name).get("public_key")
+            public = read_agent_meta(opened, name).get("public_key")
     if not isinstance(public, str):
         raise NotFound(f"{name!a} has no key", hint=f"`relay key make {name}` makes one")
     _print(name, public, as_json)
@@ -93,11 +100,11 @@ def trust(ctx: click.Context, /, name: str, public_key: str, **caller: Any) -> N
     HEX is 64 hex digits, as `relay key show` prints them, or none: then the key that its
     meta.json names with its next message is registered. For operator and the lead.
     """
-    order(ctx, "agent.key", {"NAME": name, "KEY": public_key}, **caller)
+    send_command(ctx, "agent.key", {"NAME": name, "KEY": public_key}, **caller)
 
 
 def _print(name: str, public: str, as_json: bool) -> None:
     if as_json:
         echo_json({"name": name, "public_key": public})
     else:
-        click.echo(printable(public))
+        click.echo(sanitize(public))

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.ask import acting_as, duration_s, request, require_mailbox, require_relay
+from relay.cli.ask import duration_s, open_agent, request, require_mailbox, require_relay
 from relay.cli.common import (
     as_option,
-    columns,
     echo_json,
     home_option,
     json_option,
-    printable,
+    print_table,
     root_of,
+    sanitize,
 )
-from relay.cli.delivered import marks
+from relay.cli.delivered import undelivered_notes
 
 if TYPE_CHECKING:
     from agent_sdk import Received
@@ -80,7 +80,7 @@ def send(
     if awaited:
         require_relay(root)
     content: str | bytes = sys.stdin.buffer.read() if body == "-" else body
-    with acting_as(agent, root) as me:
+    with open_agent(agent, root) as me:
         headers["attachments"] = [me.attach(path) for path in files]
         if awaited:
             answer = request(me, to, content, timeout_s, progress=_progress, **headers)
@@ -130,7 +130,7 @@ def inbox(
         return EXIT_OK
     if not follow and not timeout_s:
         require_mailbox(root, agent)  # who waits for its first message may be new
-    with acting_as(agent, root) as me:
+    with open_agent(agent, root) as me:
         if follow:
             for message in me.messages(timeout_s):
                 _show(message, as_json, root, agent)
@@ -224,21 +224,21 @@ def _list(root: str, agent: str, as_json: bool) -> None:
             row = (name[:-4], message.headers.get("FROM"), str(message.kind), first)
             found.append((message.priority, row))
     rows = [row for _, row in sorted(found, key=lambda one: one[0])]
-    marked = marks(root, agent, [row[0] for row in rows])
+    marked = undelivered_notes(root, agent, [row[0] for row in rows])
     if as_json:
         for row in rows:
             facts = dict(zip(("id", "from", "kind", "first_line"), row, strict=True))
             echo_json(facts | {"delivered": None if marked is None else row[0] not in marked})
     elif rows:
-        shown = [(*r[:3], printable(r[3], 40), (marked or {}).get(r[0], "")) for r in rows]
+        shown = [(*r[:3], sanitize(r[3], 40), (marked or {}).get(r[0], "")) for r in rows]
         width = 5 if marked else 4
-        columns(("ID", "FROM", "KIND", "BODY", "NOTE")[:width], [r[:width] for r in shown])
+        print_table(("ID", "FROM", "KIND", "BODY", "NOTE")[:width], [r[:width] for r in shown])
     else:
         click.echo(f"nothing waits for {agent}")
 
 
 def _show(message: Received, as_json: bool, root: str, agent: str) -> None:
-    marked = marks(root, agent, [message.id])
+    marked = undelivered_notes(root, agent, [message.id])
     if as_json:
         _echo_message(message, delivered=None if marked is None else not marked)
         return
@@ -252,7 +252,7 @@ def _show(message: Received, as_json: bool, root: str, agent: str) -> None:
         if value
     )
     about += "".join(f"  {mark}" for mark in (marked or {}).values())
-    click.echo(printable(f"-- {message.id}  {message.kind} from {message.sender}{about}"))
+    click.echo(sanitize(f"-- {message.id}  {message.kind} from {message.sender}{about}"))
     _echo_body(message)
 
 
@@ -264,7 +264,7 @@ def _show_answer(message: Received, as_json: bool) -> None:
 
 
 def _progress(message: Received) -> None:
-    said = printable(" ".join(message.body.split())) or "received"
+    said = sanitize(" ".join(message.body.split())) or "received"
     click.echo(f"relay: {message.sender} says: {said}", err=True)
 
 
@@ -284,5 +284,5 @@ def _echo_message(message: Received, **more: object) -> None:
 
 def _echo_body(message: Received) -> None:
     is_person = sys.stdout.isatty()  # a pipe gets what was sent, its escape sequences too
-    text = printable(message.body, lines=True) if is_person else message.body
+    text = sanitize(message.body, lines=True) if is_person else message.body
     click.echo((text or "").rstrip("\n"), color=True)

@@ -18,16 +18,16 @@ from relay.base.home import PENDING, Home
 from relay.base.names import MSG_SUFFIX, message_id_of
 from relay.base.outbox_file import untouched_since
 
-WORDS = {
+DESCRIPTIONS = {
     "waiting": "waits in the outbox of {}, and no relay has seen it yet",
     "stray": "is in the inbox of {}, and was not delivered by the relay",
     "unsent": "lies in the outbox/.pending of {}, untouched for {} s, and is not sent yet",
 }
-UNTOLD = "is in the inbox of {}, and the ledger does not know it"  # a crash may be why
+UNKNOWN_IN_INBOX = "is in the inbox of {}, and the ledger does not know it"  # a crash may be why
 IS_RUNNING = "one runs now, `relay status` says whether it takes messages in"
 
 
-def waiting(home: Home) -> int:
+def count_waiting(home: Home) -> int:
     """How many messages stand in the outboxes."""
     return sum(1 for _ in _messages(home, "outbox"))
 
@@ -57,10 +57,10 @@ def find(home: Home, beginning: str) -> dict[str, Any] | None:
     return None
 
 
-def told(facts: dict[str, Any], is_running: bool) -> str:
+def describe(facts: dict[str, Any], is_running: bool) -> str:
     """A message of `find` in words: where it lies, and what it waits for."""
     if facts["status"] == "stray" and not is_running:
-        said = UNTOLD.format(facts["from"])
+        said = UNKNOWN_IN_INBOX.format(facts["from"])
         return f"{said}: `relay up` tells the ledger what a crash took from it"
     if facts["status"] == "stray":
         hint = "find out who put it there"
@@ -68,7 +68,7 @@ def told(facts: dict[str, Any], is_running: bool) -> str:
         hint = IS_RUNNING if is_running else "no relay runs; start one with `relay up`"
     else:
         hint = "rename it into the outbox"
-    return f"{WORDS[facts['status']].format(facts['from'], facts['untouched_s'])}: {hint}"
+    return f"{DESCRIPTIONS[facts['status']].format(facts['from'], facts['untouched_s'])}: {hint}"
 
 
 def _untouched_s(home: Home, agent: str, place: str, name: str) -> int:

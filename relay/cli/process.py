@@ -21,24 +21,24 @@ from relay.base.status_client import SOCKET, Answer, ask, silence, socket_path
 from relay.cli import outboxes
 from relay.cli.common import (
     Amount,
-    columns,
     echo_json,
     home_option,
     json_option,
-    no_relay,
+    not_running_text,
     open_home,
-    printable,
+    print_table,
     root_of,
+    sanitize,
     unread,
     when,
 )
-from relay.cli.signs import signs_of
+from relay.cli.signs import find_alerts
 
 START_TIMEOUT_S = 60
 POLL_S = 0.02
-MOST_NAMED = 5
-MOST_CRASH_LOG_BYTES = 1 << 20  # some hundred tracebacks
-SAID = (
+MAX_NAMED = 5
+MAX_CRASH_LOG_BYTES = 1 << 20  # some hundred tracebacks
+STATUS_FIELDS = (
     *("healthy", "ready", "reasons", "paused", "config_error", "snapshot_age_s", "disk"),
     *("wal_bytes", "wal_state", "tiers_waiting", "admin_trouble", "ledger_damage"),
 )
@@ -107,7 +107,7 @@ def _crash_log(root: str) -> int:
     """Where a traceback goes that nobody expected; one file before it is kept."""
     fsio.ensure_dir(os.path.join(root, "logs"))
     path = os.path.join(root, "logs", "relay.err")
-    if os.path.exists(path) and os.stat(path).st_size > MOST_CRASH_LOG_BYTES:
+    if os.path.exists(path) and os.stat(path).st_size > MAX_CRASH_LOG_BYTES:
         fsio.rotate(path, 1)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     return os.open(path, flags, 0o600)
@@ -137,7 +137,7 @@ def down(ctx: click.Context, home: str | None, timeout_s: float, as_json: bool) 
         deadline = time.monotonic() + timeout_s
         while lock_holder(opened) == pid:
             if time.monotonic() > deadline:
-                raise _still_there(pid, timeout_s)
+                raise _stop_timed_out(pid, timeout_s)
             time.sleep(POLL_S)
     if as_json:
         echo_json({"home": opened.root, "pid": pid})
@@ -145,7 +145,7 @@ def down(ctx: click.Context, home: str | None, timeout_s: float, as_json: bool) 
         click.echo(f"the relay, pid {pid}, is down")
 
 
-def _still_there(pid: int, timeout_s: float) -> RelayError:
+def _stop_timed_out(pid: int, timeout_s: float) -> RelayError:
     text = f"the relay, pid {pid}, has not stopped within {timeout_s:g} s"
     if process_info.is_stopped(pid):
         hint = f"`kill -CONT {pid}` lets it go on, and end"
@@ -165,7 +165,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
     """
     with open_home(ctx, home) as opened:
         facts = _facts(opened)
-        none = no_relay(opened)
+        none = not_running_text(opened)
     if as_json:
         echo_json(facts)
     else:
@@ -184,7 +184,7 @@ def _facts(home: Home) -> dict[str, Any]:
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
         counts, last_errors = _counts(db), _last_errors(db)
         state = dict(db.execute("SELECT key, value FROM orchestrator_state").fetchall())
-        signs = signs_of(home, db, time.time_ns())
+        alerts = find_alerts(home, db, time.time_ns())
     return {
         "home": home.root,
         "running": pid is not None,
@@ -195,11 +195,13 @@ def _facts(home: Home) -> dict[str, Any]:
         "starts": int(state.get("epoch", 0)),
         **counts,
         "unread": sum(unread(home).values()),
-        "in_outboxes": outboxes.waiting(home) if pid is None else None,  # else `pending` counts
-        **_said(home, pid),
+        "in_outboxes": outboxes.count_waiting(home)
+        if pid is None
+        else None,  # else `pending` counts
+        **_daemon_status(home, pid),
         "socket": socket_path(home.root),
         "left": gone and {"pid": gone.pid, "last_sign_at": when(gone.last_sign_ns)},
-        "ended": {name: sign.ended_pid for name, sign in signs.items() if sign.ended_pid},
+        "ended": {name: alert.ended_pid for name, alert in alerts.items() if alert.ended_pid},
         "last_errors": last_errors,
     }
 
@@ -237,13 +239,13 @@ def _last_errors(db: sqlite3.Connection) -> list[dict[str, str]]:
     return [dict(row) for row in rows]
 
 
-def _said(home: Home, pid: int | None) -> dict[str, Any]:
+def _daemon_status(home: Home, pid: int | None) -> dict[str, Any]:
     """What the relay says of itself; nulls where nothing answers. ``answers``: false where it is
     there and says nothing, null where nobody can be asked."""
     answer = ask(home) if pid is not None else Answer(None)
     said = answer.status or {}
     answers = True if answer.status is not None else False if answer.is_silent else None
-    return {name: said.get(name) for name in SAID} | {"answers": answers}
+    return {name: said.get(name) for name in STATUS_FIELDS} | {"answers": answers}
 
 
 def _memory(pid: int | None) -> int | None:
@@ -270,25 +272,25 @@ def _show(facts: dict[str, Any], none: str) -> None:
         )
         if facts["trouble"]:
             text = f"it serves nobody now, and begins again and again: {facts['trouble']}"
-            click.echo(printable(text))
+            click.echo(sanitize(text))
         _show_health(facts)
     else:
         click.echo(none)
     click.echo(f"home {facts['home']}")
     header = ("messages", "pending", "processing", "failed", "held", "unread", "agents")
-    columns(header, [[facts[name] for name in header]])
+    print_table(header, [[facts[name] for name in header]])
     if facts["in_outboxes"]:
         click.echo(f"waiting in outboxes for a relay: {facts['in_outboxes']}")
     if facts["ended"]:
         click.echo(f"process ended: {_named(facts['ended'])}; `relay agents` shows what waits")
     for error in facts["last_errors"]:
-        click.echo(printable(f"waits: {error['message_id']}: {error['error']}"))
+        click.echo(sanitize(f"waits: {error['message_id']}: {error['error']}"))
 
 
 def _named(ended: dict[str, int]) -> str:
     """The first of them with their pids, and how many more."""
-    shown = [f"{name} (pid {pid})" for name, pid in list(ended.items())[:MOST_NAMED]]
-    more = f" and {len(ended) - MOST_NAMED} more" if len(ended) > MOST_NAMED else ""
+    shown = [f"{name} (pid {pid})" for name, pid in list(ended.items())[:MAX_NAMED]]
+    more = f" and {len(ended) - MAX_NAMED} more" if len(ended) > MAX_NAMED else ""
     return ", ".join(shown) + more
 
 
@@ -299,16 +301,16 @@ def _show_health(facts: dict[str, Any]) -> None:
         click.echo(f"{text}; mail is not held up by that")
     for reason in facts["reasons"] or ():
         if not facts["trouble"] or facts["trouble"] not in reason:
-            click.echo(printable(reason))
+            click.echo(sanitize(reason))
     if facts["config_error"]:
         text = f"config.json is not followed, the one before is: {facts['config_error']}"
-        click.echo(printable(text))
+        click.echo(sanitize(text))
     for line in facts["tiers_waiting"] or ():
-        click.echo(printable(f"the journal's tiers: {line}"))
+        click.echo(sanitize(f"the journal's tiers: {line}"))
     if facts["admin_trouble"]:
-        click.echo(printable(facts["admin_trouble"]))
+        click.echo(sanitize(facts["admin_trouble"]))
     if facts["ledger_damage"]:
-        click.echo(printable(facts["ledger_damage"]))
+        click.echo(sanitize(facts["ledger_damage"]))
     if facts["wal_state"] == "alert":  # a full one is among the reasons
         text = f"ledger.db-wal has {facts['wal_bytes'] >> 20} MiB, for somebody reads the ledger"
         click.echo(f"{text} and does not end: `relay doctor` says who")

@@ -17,7 +17,7 @@ from relay.base.clock import Clock
 from relay.base.errors import AlreadyRunning
 from relay.base.home import CONFIG, LOCK, Home
 from relay.cli import ask
-from relay.cli.common import columns, echo_json, open_home, when
+from relay.cli.common import echo_json, open_home, print_table, when
 
 if TYPE_CHECKING:
     from relay.base.config import Config
@@ -44,7 +44,7 @@ def prune(ctx: click.Context, /, dry_run: bool, **caller: Any) -> None:
             with _lock(home):
                 _show(run_retention(home, config, Clock()), caller["as_json"])
             return
-    ask.order(ctx, "prune", {}, **caller)
+    ask.send_command(ctx, "prune", {}, **caller)
 
 
 @click.group(epilog="\b\nExamples:\n  relay archive pack\n  relay archive pack --before 2026-01-31")
@@ -80,7 +80,7 @@ def pack(ctx: click.Context, /, before: str, **caller: Any) -> None:
                     else:
                         click.echo(describe_pack(packed))
             return
-    ask.order(ctx, "archive.pack", {"BEFORE": before or None}, **caller)
+    ask.send_command(ctx, "archive.pack", {"BEFORE": before or None}, **caller)
 
 
 def _config(home: Home) -> Config:
@@ -125,7 +125,7 @@ def _show(found: list[Pruned], as_json: bool) -> None:
                 }
             )
         return
-    columns(
+    print_table(
         ("KIND", "COUNT", "BYTES", "OLDEST", "NEWEST"),
         [(g.kind, g.number, g.n_bytes, when(g.oldest_ns), when(g.newest_ns)) for g in found],
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from relay.base.errors import EXIT_STATE
-from relay.cli.common import echo_json, home_option, json_option, open_home, printable
+from relay.cli.common import echo_json, home_option, json_option, open_home, sanitize
 
 if TYPE_CHECKING:
     from relay.daemon.service import Service
@@ -100,7 +100,7 @@ def show(ctx: click.Context, home: str | None) -> None:
     there = services.installed(found)
     if there is None:
         raise NotFound(f"there is no {found.path}", hint="`relay service install` writes it")
-    click.echo(printable(there.decode(errors="replace"), lines=True), nl=False)
+    click.echo(sanitize(there.decode(errors="replace"), lines=True), nl=False)
 
 
 def _of(ctx: click.Context, home: str | None) -> Service:

@@ -22,7 +22,7 @@ UNION ALL
 SELECT recipient, min(written_at) FROM deliveries WHERE obligation = 'open' GROUP BY 1"""
 
 
-class Sign(NamedTuple):
+class AgentAlert(NamedTuple):
     """The signs of one agent."""
 
     ended_pid: int | None = None  # of the process that it registered, and that is gone
@@ -35,12 +35,12 @@ class Sign(NamedTuple):
         return "; ".join(filter(None, (ended, silent, note))) or None
 
 
-def signs_of(home: Home, db: sqlite3.Connection, now_ns: int) -> dict[str, Sign]:
+def find_alerts(home: Home, db: sqlite3.Connection, now_ns: int) -> dict[str, AgentAlert]:
     """The signs of each agent that is there, by its name; who shows none is left out."""
     rows = db.execute("SELECT name, status, last_seen_at FROM agents").fetchall()
     waiting = _waiting(db)
-    tended = _tended(db)
-    found: dict[str, Sign] = {}
+    tended = _supervised(db)
+    found: dict[str, AgentAlert] = {}
     for name, status, seen_at in rows:
         if status not in PRESENT:
             continue
@@ -50,7 +50,7 @@ def signs_of(home: Home, db: sqlite3.Connection, now_ns: int) -> dict[str, Sign]
             since = max(waiting[name], seen_at or 0)
             silent = since if now_ns - since >= SILENT_S * NS_PER_S else None
         if ended is not None or silent is not None:
-            found[name] = Sign(ended, silent)
+            found[name] = AgentAlert(ended, silent)
     return found
 
 
@@ -80,7 +80,7 @@ def _waiting(db: sqlite3.Connection) -> dict[str, int]:
     return since
 
 
-def _tended(db: sqlite3.Connection) -> set[str]:
+def _supervised(db: sqlite3.Connection) -> set[str]:
     """Whose processes the relay looks after: `relay ps` has them."""
     tended = "SELECT name FROM processes WHERE state NOT IN ('exited', 'failed', 'released')"
     return {row[0] for row in db.execute(tended)}

@@ -10,16 +10,16 @@ from typing import Any
 import click
 
 from relay.base.home import LEDGER
-from relay.cli.ask import control_options, request, require_relay, show_answer
+from relay.cli.ask import control_options, print_answer, request, require_relay
 from relay.cli.common import (
     ago,
-    columns,
     echo_json,
     home_option,
     json_option,
     open_home,
-    printable,
+    print_table,
     root_of,
+    sanitize,
     when,
 )
 
@@ -113,7 +113,7 @@ def _ask(
 
     with Agent(agent, root) as me:
         answer = request(me, ORCHESTRATOR, body, timeout_s, kind=kind, headers=headers)
-    show_answer(answer, as_json)
+    print_answer(answer, as_json)
 
 
 @click.command(epilog="\b\nExamples:\n  relay ps\n  relay ps --all --json")
@@ -144,7 +144,7 @@ def ps(ctx: click.Context, home: str | None, everything: bool, as_json: bool) ->
         return
     now = time.time_ns()
     header = ("NAME", "STATE", "PID", "CLI", "STARTED", "CPU%", "RSS", "IDLE", "RESTARTS", "LAST")
-    columns(header, [_cells(row, now) for row in rows])
+    print_table(header, [_cells(row, now) for row in rows])
 
 
 def _facts(row: dict[str, Any]) -> dict[str, Any]:
@@ -160,11 +160,11 @@ def _cells(row: dict[str, Any], now: int) -> tuple[object, ...]:
         row["name"],
         row["state"],
         row["pid"],
-        printable(row["cli"], 20),
+        sanitize(row["cli"], 20),
         ago(row["started_at"], now),
         row["cpu_percent"],
         None if rss is None else f"{rss >> 20} MiB",
         None if row["idle_s"] is None else f"{row['idle_s']} s",
         row["restarts"],
-        printable(row["last_error"], 60),
+        sanitize(row["last_error"], 60),
     )

@@ -17,25 +17,25 @@ from typing import Any
 import click
 
 from relay.base.home import LEDGER
-from relay.cli.common import echo_json, home_option, json_option, open_home, printable, when
+from relay.cli.common import echo_json, home_option, json_option, open_home, sanitize, when
 from relay.ledger import wording
 from relay.ledger.values import REMOVED
 
 POLL_S = 0.2
-SHOWN_BEFORE = 10  # events, when --since does not say from when
-MOST_A_LOOK = 1000  # events: a backlog comes in pieces
+INITIAL_EVENTS = 10  # events, when --since does not say from when
+MAX_EVENTS_PER_READ = 1000  # events: a backlog comes in pieces
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-BETWEEN = ("processing", "archived")  # statuses that only --all shows
+INTERMEDIATE = ("processing", "archived")  # statuses that only --all shows
 
 # what a status is called in the line of an event
-WORDS = {
+EVENT_NAMES = {
     "pending": "new",
     "completed": "delivered",
     "failed": "refused",
     "written": "delivered",
 }
 
-TOLD = ("read", "held", "bounced", "expired", "dead", "acked")  # with how, or why
+WITH_REASON = ("read", "held", "bounced", "expired", "dead", "acked")  # with how, or why
 
 _EVENTS = """
 SELECT a.id, a.at, a.what, a.old_status, a.new_status, a.attempt, m.message_id,
@@ -78,11 +78,11 @@ def tail(
         db = open_readonly(opened.path(LEDGER))
     try:
         begin = None if since is None else max(0, time.time_ns() - _duration_ns(since))
-        cursor, is_silent = Cursor(db, begin), not as_json
+        cursor, is_silent = EventCursor(db, begin), not as_json
         while True:
             found = cursor.read()
             for event in found:
-                if (everything or event["status"] not in BETWEEN) and _is_of(event, agent):
+                if (everything or event["status"] not in INTERMEDIATE) and _is_of(event, agent):
                     _show(event, as_json)
                     is_silent = False
             sys.stdout.flush()
@@ -98,7 +98,7 @@ def tail(
         db.close()
 
 
-class Cursor:
+class EventCursor:
     """How far the two logs were read."""
 
     def __init__(self, db: sqlite3.Connection, since_ns: int | None) -> None:
@@ -111,7 +111,7 @@ class Cursor:
         """The id behind which to read. Walks back from the newest: old rows are not looked at."""
         if since_ns is None:
             query = f"SELECT coalesce(max(id), 0) - ? FROM {table}"
-            return max(0, int(self._db.execute(query, (SHOWN_BEFORE,)).fetchone()[0]))
+            return max(0, int(self._db.execute(query, (INITIAL_EVENTS,)).fetchone()[0]))
         row = self._db.execute(
             f"SELECT id FROM {table} WHERE at < ? ORDER BY id DESC LIMIT 1", (since_ns,)
         ).fetchone()
@@ -119,7 +119,7 @@ class Cursor:
 
     def read(self) -> list[dict[str, Any]]:
         """What came since, oldest first."""
-        rows = self._db.execute(_EVENTS, (self._audit, MOST_A_LOOK)).fetchall()
+        rows = self._db.execute(_EVENTS, (self._audit, MAX_EVENTS_PER_READ)).fetchall()
         events = [*self._changes(rows), *self._security_events()]
         return sorted(events, key=itemgetter("at_ns"))
 
@@ -130,7 +130,7 @@ class Cursor:
             new = row["new_status"]
             yield {
                 "at_ns": row["at"],
-                "event": WORDS.get(new, new),
+                "event": EVENT_NAMES.get(new, new),
                 "status": new,
                 "before": row["old_status"],
                 "message_id": row["message_id"] or row["what"],
@@ -151,7 +151,7 @@ class Cursor:
     def _why(self, row: sqlite3.Row, new: str) -> str | None:
         if new == "written" and (row["attempt"] or 1) > 1:
             return f"attempt {row['attempt']}"
-        if row["recipient"] is None or new not in TOLD:
+        if row["recipient"] is None or new not in WITH_REASON:
             return None
         found = self._db.execute(
             "SELECT * FROM deliveries WHERE message_id = ? AND recipient = ?",
@@ -168,7 +168,7 @@ class Cursor:
         return why
 
     def _security_events(self) -> Iterator[dict[str, Any]]:
-        for row in self._db.execute(_SECURITY, (self._security, MOST_A_LOOK)).fetchall():
+        for row in self._db.execute(_SECURITY, (self._security, MAX_EVENTS_PER_READ)).fetchall():
             self._security = row["id"]
             yield {
                 "at_ns": row["at"],
@@ -201,7 +201,7 @@ def _show(event: dict[str, Any], as_json: bool) -> None:
     parts = [at, f"{event['event']:<9}", event["message_id"] or "-", event["kind"] or "-", route]
     if event["detail"]:
         parts.append(f"({event['detail']})")
-    click.echo(printable("  ".join(parts)))
+    click.echo(sanitize("  ".join(parts)))
 
 
 def _duration_ns(text: str) -> int:

@@ -13,14 +13,14 @@ from relay.base.errors import NotFound
 from relay.base.home import LEDGER, Home
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
 from relay.cli import outboxes
-from relay.cli.common import echo_json, home_option, json_option, open_home, printable, when
-from relay.cli.hops import Hop, changes, hops_of, in_order
+from relay.cli.common import echo_json, home_option, json_option, open_home, sanitize, when
+from relay.cli.hops import Hop, audit_rows, delivery_hops, sort_hops
 from relay.ledger import wording
 from relay.ledger.values import REMOVED
 from relay.ledger.wording import Word
 
 
-class Unrecorded(NotFound):
+class NotRecorded(NotFound):
     """The ledger has neither a row nor a refusal of that id."""
 
 
@@ -43,7 +43,7 @@ def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) 
         message_id = message_id.removesuffix(MSG_SUFFIX)
         try:
             facts = read_trace(db, message_id)
-        except Unrecorded:  # and once more: a relay may have taken it in between the two looks
+        except NotRecorded:  # and once more: a relay may have taken it in between the two looks
             facts = outboxes.find(opened, message_id) or read_trace(db, message_id)
         finally:
             db.close()
@@ -51,9 +51,9 @@ def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) 
         is_running = lock_holder(opened) is not None
     if as_json:
         echo_json(facts)
-    elif facts["status"] in outboxes.WORDS:
-        told = f"{facts['message_id']}\n  {outboxes.told(facts, is_running)}"
-        click.echo(printable(told, lines=True))
+    elif facts["status"] in outboxes.DESCRIPTIONS:
+        text = f"{facts['message_id']}\n  {outboxes.describe(facts, is_running)}"
+        click.echo(sanitize(text, lines=True))
     else:
         _show(facts)
 
@@ -77,10 +77,10 @@ def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
     identity = row["message_id"]
     query = "SELECT * FROM deliveries WHERE message_id = ? ORDER BY recipient"
     deliveries = [wording.fields(one) for one in db.execute(query, (identity,))]
-    log = changes(db, identity, row["discovered_at"])
+    log = audit_rows(db, identity, row["discovered_at"])
     hops = [Hop(row["discovered_at"], "discovered", None)]
     for one in deliveries:
-        hops += hops_of(one, log.get(one["recipient"], ()))
+        hops += delivery_hops(one, log.get(one["recipient"], ()))
     if row["processed_at"]:
         hops.append(Hop(row["processed_at"], row["status"], None, detail=row["file_path"]))
     return {
@@ -97,7 +97,7 @@ def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
         "retries": row["retry_count"],
         "error": row["last_error"],
         "deliveries": [_delivery(one) for one in deliveries],
-        "hops": [_hop(hop) for hop in in_order(hops)],
+        "hops": [_hop(hop) for hop in sort_hops(hops)],
     }
 
 
@@ -146,7 +146,7 @@ def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
         "SELECT * FROM rejections WHERE file_name = ? ORDER BY at DESC", (name,)
     ).fetchone()
     if row is None:
-        raise Unrecorded(
+        raise NotRecorded(
             f"no message {message_id}: the ledger does not know it, and it is in no outbox"
         )
     return {
@@ -163,21 +163,21 @@ def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
 
 
 def _show(facts: dict[str, Any]) -> None:
-    click.echo(printable(facts["message_id"]))
+    click.echo(sanitize(facts["message_id"]))
     kind, to = facts.get("kind"), facts.get("to")
     about = f"{kind or 'unknown'} {facts['from']} -> {to or 'unknown'}"
     if not (kind or to):  # nobody could read it
         about = f"a file of {facts['from']}"
-    click.echo(f"  {printable(about)}: {printable(facts['outcome'])}")
+    click.echo(f"  {sanitize(about)}: {sanitize(facts['outcome'])}")
     hop = "  {:<28} {}".format
     for one in facts["hops"]:
-        click.echo(hop(one["at"] or "unknown", printable(_told(one, facts))))
+        click.echo(hop(one["at"] or "unknown", sanitize(_describe_hop(one, facts))))
     for text in _not_yet(facts["deliveries"], facts.get("kind") in ("command", "query")):
-        click.echo(hop("not yet", printable(text)))
+        click.echo(hop("not yet", sanitize(text)))
     if not facts["deliveries"] and facts["status"] in ("completed", "archived"):
         click.echo(hop("-", "no recipients"))
     if facts["error"] and facts["error"] not in facts["outcome"]:
-        click.echo(hop("why", printable(facts["error"])))
+        click.echo(hop("why", sanitize(facts["error"])))
 
 
 _WORDS = {
@@ -191,7 +191,7 @@ _WORDS = {
 }
 
 
-def _told(hop: dict[str, Any], facts: dict[str, Any]) -> str:
+def _describe_hop(hop: dict[str, Any], facts: dict[str, Any]) -> str:
     """A hop in words."""
     what, name = hop["what"], hop["recipient"]
     if name is None and what != "discovered":

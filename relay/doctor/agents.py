@@ -14,14 +14,14 @@ from collections.abc import Iterator
 
 from relay.base.errors import InvalidName
 from relay.base.names import MSG_SUFFIX, check_agent_name, shown
-from relay.doctor.finding import Finding, Place, Severity, names, several
+from relay.doctor.finding import Finding, Severity, Target, list_dir, summarize
 
 
-def examine(place: Place) -> Iterator[Finding]:
+def examine(target: Target) -> Iterator[Finding]:
     """Outboxes of names that no agent may have, files in outboxes that are no messages, and the
     lead of config.json, where there is no such agent."""
-    lead = place.config.lead
-    if lead and lead not in place.home.agent_inodes():
+    lead = target.config.lead
+    if lead and lead not in target.home.agent_inodes():
         yield Finding(
             "config",
             f"lead is {lead}, and there is no such agent: mail to Lead bounces",
@@ -29,34 +29,36 @@ def examine(place: Place) -> Iterator[Finding]:
             Severity.WARNING,
             "config.json",
         )
-    for name in names(place.home.path("agents")):
+    for name in list_dir(target.home.path("agents")):
         folder = f"agents/{name}/outbox"
         try:
             check_agent_name(name)
         except InvalidName as exc:
-            waiting = [item for item in names(place.home.path(folder)) if item.endswith(MSG_SUFFIX)]
+            waiting = [
+                item for item in list_dir(target.home.path(folder)) if item.endswith(MSG_SUFFIX)
+            ]
             if waiting:
                 found = f"{exc}: {len(waiting)} messages wait in {shown(folder)}, and nobody is it"
                 remedy = f"move them into the outbox of a name that may be: {exc.hint}"
                 yield Finding("files", found, remedy, Severity.WARNING, shown(folder))
         else:
-            yield from _no_messages(place, folder)
+            yield from _no_messages(target, folder)
 
 
-def _no_messages(place: Place, folder: str) -> Iterator[Finding]:
+def _no_messages(target: Target, folder: str) -> Iterator[Finding]:
     """What the relay leaves, for its name does not end as a message's does."""
-    oldest = time.time() - place.config.detection.orphan_after_s
+    oldest = time.time() - target.config.detection.orphan_after_s
     left = []
-    for name in names(place.home.path(folder)):
+    for name in list_dir(target.home.path(folder)):
         if name.endswith(MSG_SUFFIX) or name.startswith("."):
             continue
         with contextlib.suppress(FileNotFoundError):
-            if os.lstat(place.home.path(folder, name)).st_mtime < oldest:
+            if os.lstat(target.home.path(folder, name)).st_mtime < oldest:
                 left.append(shown(f"{folder}/{name}"))
     if left:
         yield Finding(
             "files",
-            f"no messages, so that the relay leaves them: {several(left)}",
+            f"no messages, so that the relay leaves them: {summarize(left)}",
             "if they are to be sent, rename them: {10-20 digits}-{hex}.msg, small letters",
             Severity.WARNING,
             left[0],

@@ -13,7 +13,7 @@ from relay.base.errors import LedgerError, RelayError
 from relay.base.home import BASE, LEDGER, STORE, Home
 from relay.daemon.journal_commands import covered_offset
 from relay.daemon.opening import stream_dir
-from relay.doctor.finding import RESTORE, Finding, Place, Severity, names, said
+from relay.doctor.finding import RESTORE, Finding, Severity, Target, describe_error, list_dir
 from relay.journal import check, commands
 from relay.journal.catalog import Catalog, Residency
 from relay.journal.format import ManifestType, Reason
@@ -46,14 +46,14 @@ _REMEDIES = {  # of what waits for the operator
 }
 
 
-def examine(place: Place) -> Iterator[Finding]:
+def examine(target: Target) -> Iterator[Finding]:
     """Everything that is found, in the order store, journal, tiers."""
-    home = place.home
+    home = target.home
     covered = max(covered_offset(home.path(name)) for name in (STORE, STORE + PREVIOUS))
     yield from _store(home)
     if os.path.isdir(stream_dir(home)):
         yield from _journal(home, covered)
-        yield from _tiers(read_manifest(stream_dir(home), _ignore).catalog, place.config)
+        yield from _tiers(read_manifest(stream_dir(home), _ignore).catalog, target.config)
     elif covered:
         found = f"{stream_dir(home)} is gone, and the store covers it up to {covered}"
         yield Finding("journal", found, _GONE)
@@ -77,7 +77,7 @@ def _store(home: Home) -> Iterator[Finding]:
     base = home.path(BASE)
     if os.path.lexists(base) and (wrong := _fault(base)):
         yield Finding("store", wrong, "the next checkpoint, or `relay journal prune`, replaces it")
-    for name in names(home.path(os.path.dirname(STORE))):
+    for name in list_dir(home.path(os.path.dirname(STORE))):
         if ".bad" in name:
             found = f"{name}: a damaged file was set aside, the store was made without it"
             yield Finding("store", found, "`relay acomm check` says what it has; remove it then")
@@ -101,7 +101,7 @@ def _fault(path: str) -> str:
     except FileNotFoundError:
         return f"{path}: missing"
     except (RelayError, OSError) as exc:
-        return said(exc)
+        return describe_error(exc)
     return ""
 
 
@@ -114,7 +114,7 @@ def _journal(home: Home, covered: int) -> Iterator[Finding]:
     for problem in check.check(folder).problems:
         yield Finding("journal", problem, _remedy_of(problem))
     for sub in ("segments", "manifest", "warm"):
-        for name in names(os.path.join(folder, sub)):
+        for name in list_dir(os.path.join(folder, sub)):
             for suffix, (what, remedy) in _ASIDE.items():
                 if suffix in name:
                     yield Finding("journal", f"{os.path.join(folder, sub, name)}: {what}", remedy)
@@ -216,7 +216,7 @@ def ledger_position(home: Home) -> int | Finding:
             db.close()
     except LedgerError as exc:
         remedy = exc.hint if exc.hint != LedgerError.hint else f"{exc.hint}; {RESTORE}"
-        return Finding("ledger", said(exc), remedy)
+        return Finding("ledger", describe_error(exc), remedy)
     return int(row[0]) if row else 0
 
 

@@ -12,7 +12,7 @@ from importlib import metadata
 from relay.base import disk
 from relay.base.home import LEDGER, TOP_DIRS
 from relay.daemon.process import lock_holder
-from relay.doctor.finding import Finding, Place, Severity
+from relay.doctor.finding import Finding, Severity, Target
 from relay.ledger import wal
 
 WATCHES_AN_AGENT = 2
@@ -24,32 +24,32 @@ WATCHDOG = ("7.1", "8")  # InotifyFD is not public: read in that series alone
 _MIB = 1 << 20
 
 
-def examine(place: Place) -> Iterator[Finding]:
+def examine(target: Target) -> Iterator[Finding]:
     """Limits that are too low for this home, a disk that is full, a WAL that is long."""
-    yield from _inotify(sum(1 for _ in place.home.agent_names()))
+    yield from _inotify(sum(1 for _ in target.home.agent_names()))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < DESCRIPTORS:
         found = f"a process may have {hard} descriptors open, the relay wants {DESCRIPTORS}"
         yield Finding("limits", found, f"`ulimit -n {DESCRIPTORS}`", Severity.WARNING, "RLIMIT")
-    yield from _read_only(place)
-    yield from _disk(place)
+    yield from _read_only(target)
+    yield from _disk(target)
     yield from _versions()
-    length = wal.look(place.home.path(LEDGER), place.config.ledger)
+    length = wal.look(target.home.path(LEDGER), target.config.ledger)
     if length.state is not wal.State.OK:
         stops = "; nothing is taken in" if length.state is wal.State.FULL else ""
-        readers = wal.others(place.home.path(LEDGER))
-        readers.pop(lock_holder(place.home) or 0, None)  # the relay itself does end
+        readers = wal.others(target.home.path(LEDGER))
+        readers.pop(lock_holder(target.home) or 0, None)  # the relay itself does end
         found = length.sentence(readers) + stops
         remedy = "end that process" if readers else "as root, `fuser -v ledger.db` says who"
         severity = Severity.ERROR if stops else Severity.WARNING
         yield Finding("ledger", found, remedy, severity, LEDGER + "-wal")
 
 
-def _read_only(place: Place) -> Iterator[Finding]:
+def _read_only(target: Target) -> Iterator[Finding]:
     """File systems of the home that take no writes: a disk fault leaves them so, too."""
     seen: set[int] = set()
     for name in ("", *TOP_DIRS):
-        path = place.home.path(name) if name else place.home.root
+        path = target.home.path(name) if name else target.home.root
         with contextlib.suppress(OSError):  # what is not there is found elsewhere
             device = os.stat(path).st_dev
             if device not in seen and os.statvfs(path).f_flag & os.ST_RDONLY:
@@ -85,19 +85,19 @@ def _inotify(agents: int) -> Iterator[Finding]:
             )
 
 
-def _disk(place: Place) -> Iterator[Finding]:
-    size, used, free = disk.look(place.home.root)
+def _disk(target: Target) -> Iterator[Finding]:
+    size, used, free = disk.look(target.home.root)
     percent = used * 100 // max(used + free, 1)
-    settings = place.config.disk
+    settings = target.config.disk
     remedy = "free some; `relay prune --dry-run` shows what may go, `relay archive pack` makes room"
     floor = disk.floor_bytes(settings, size)
     if free < floor:
         found = f"{free // _MIB} MiB are free on the disk, below {floor // _MIB} MiB nothing is"
         found += " taken in (disk.floor_mib)"
-        yield Finding("limits", found, remedy, Severity.ERROR, place.home.root)
+        yield Finding("limits", found, remedy, Severity.ERROR, target.home.root)
     elif percent >= settings.alert_percent:
         found = f"the disk is {percent} % full, {free // _MIB} MiB are free"
-        yield Finding("limits", found, remedy, Severity.WARNING, place.home.root)
+        yield Finding("limits", found, remedy, Severity.WARNING, target.home.root)
 
 
 def _versions() -> Iterator[Finding]:

@@ -14,36 +14,36 @@ from relay.base.errors import LedgerError
 from relay.base.home import LEDGER, LOCK
 from relay.base.status_client import SOCKET, Answer, ask, silence, socket_path
 from relay.daemon.process import left, lock_holder, trouble
-from relay.doctor.finding import Finding, Place, Repair, Severity, names, twice
+from relay.doctor.finding import Finding, Repair, Severity, Target, list_dir, recheck
 from relay.journal.tiers import FOR_OPERATOR
 from relay.ledger import open_readonly
 
 _MIB = 1 << 20
 
 
-def examine(place: Place) -> Iterator[Finding]:
+def examine(target: Target) -> Iterator[Finding]:
     """Is the relay serving, and is what lies about the work of one that runs?"""
-    home = place.home
-    if place.is_running and (why := trouble(home)):
+    home = target.home
+    if target.is_running and (why := trouble(home)):
         remedy = "mend what the line says; it begins again by itself"
         yield Finding("process", f"the relay serves nobody now: {why}", remedy, where=LOCK)
     if (gone := left(home)) is not None:
         remedy = "logs/relay.err may say why; the next start recovers what it had in hand"
         yield Finding("process", f"the last relay, {gone}", remedy, Severity.NOTE, LOCK)
-    yield from _socket(place)
-    answer = ask(home) if place.is_running else Answer(None)
-    yield from _silence(place, answer)
+    yield from _socket(target)
+    answer = ask(home) if target.is_running else Answer(None)
+    yield from _silence(target, answer)
     yield from _waiting(answer)
-    yield from twice(place, lambda: {f.where: f for f in _processes(place)})
-    yield from _logs(place)
-    yield from _units(place)
+    yield from recheck(target, lambda: {f.where: f for f in _processes(target)})
+    yield from _logs(target)
+    yield from _units(target)
 
 
-def _socket(place: Place) -> Iterator[Finding]:
-    path = socket_path(place.home.root)
-    if not os.path.lexists(path) or place.is_running:
+def _socket(target: Target) -> Iterator[Finding]:
+    path = socket_path(target.home.root)
+    if not os.path.lexists(path) or target.is_running:
         return
-    is_inside = os.path.dirname(path) == place.home.root
+    is_inside = os.path.dirname(path) == target.home.root
     where = SOCKET if is_inside else path
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as client:
         try:
@@ -59,9 +59,9 @@ def _socket(place: Place) -> Iterator[Finding]:
             )
 
 
-def _silence(place: Place, answer: Answer) -> Iterator[Finding]:
+def _silence(target: Target, answer: Answer) -> Iterator[Finding]:
     """A relay that has the lock and the socket, and says nothing: nobody is served."""
-    pid = lock_holder(place.home)
+    pid = lock_holder(target.home)
     if answer.is_silent and pid is not None:
         what, remedy = silence(pid)
         yield Finding("process", f"the relay, pid {pid}, {what}", remedy, where=LOCK)
@@ -78,10 +78,10 @@ def _waiting(answer: Answer) -> Iterator[Finding]:
             yield Finding("tiers", line, remedy, Severity.WARNING, "journal")
 
 
-def _processes(place: Place) -> Iterator[Finding]:
+def _processes(target: Target) -> Iterator[Finding]:
     """Rows of processes that are gone, and files of processes that no row names."""
     try:
-        with contextlib.closing(open_readonly(place.home.path(LEDGER))) as db:
+        with contextlib.closing(open_readonly(target.home.path(LEDGER))) as db:
             rows = db.execute("SELECT name, state, pid FROM processes").fetchall()
     except LedgerError:
         return  # the ledger's own checks say so
@@ -91,13 +91,13 @@ def _processes(place: Place) -> Iterator[Finding]:
                 "process",
                 f"{name} is {state} as pid {pid}, and there is no such process",
                 "restart the relay: a start finds out what became of it"
-                if place.is_running
+                if target.is_running
                 else "the next start finds out what became of it",
                 Severity.WARNING,
                 f"process {name}",
             )
     known = {row[0] for row in rows}
-    for file in names(place.home.path("run")):
+    for file in list_dir(target.home.path("run")):
         name = file.partition(".")[0]
         if name not in known and file.endswith((".lock", ".json")):
             yield Finding(
@@ -109,10 +109,10 @@ def _processes(place: Place) -> Iterator[Finding]:
             )
 
 
-def _logs(place: Place) -> Iterator[Finding]:
-    settings, folder = place.config.log, place.home.path("logs")
+def _logs(target: Target) -> Iterator[Finding]:
+    settings, folder = target.config.log, target.home.path("logs")
     most = 2 * settings.max_mib * _MIB
-    for name in names(folder):
+    for name in list_dir(folder):
         with contextlib.suppress(FileNotFoundError):
             size = os.lstat(os.path.join(folder, name)).st_size
             if name == "relay.log" and size > most:
@@ -133,17 +133,17 @@ def _logs(place: Place) -> Iterator[Finding]:
                 )
 
 
-def _units(place: Place) -> Iterator[Finding]:
+def _units(target: Target) -> Iterator[Finding]:
     """A systemd unit for this home whose program is gone."""
     folder = os.path.expanduser("~/.config/systemd/user")
-    for name in names(folder):
+    for name in list_dir(folder):
         if not name.endswith(".service"):
             continue
         with contextlib.suppress(OSError, UnicodeDecodeError, ValueError):
             with open(os.path.join(folder, name), encoding="utf-8") as file:
                 text = file.read()
             starts = [line[10:] for line in text.splitlines() if line.startswith("ExecStart=")]
-            if place.home.root not in text or not starts:
+            if target.home.root not in text or not starts:
                 continue
             program = shlex.split(starts[0].lstrip("-@:+!"))[0]
             if os.path.isabs(program) and not os.path.exists(program):

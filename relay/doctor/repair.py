@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from relay.base import fsio
 from relay.base.errors import AlreadyRunning, UnsafePath
 from relay.base.home import LOCK, Home
-from relay.doctor.finding import Finding, Repair, said
+from relay.doctor.finding import Finding, Repair, describe_error
 
 _MODES = {"chmod 700": fsio.DIR_MODE, "chmod 600": fsio.FILE_MODE}
 
@@ -47,5 +47,5 @@ def _do(home: Home, one: Repair, why_not: str) -> str:
     except FileNotFoundError:
         return ""
     except (OSError, UnsafePath) as exc:
-        return said(exc)
+        return describe_error(exc)
     return ""

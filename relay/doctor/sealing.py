@@ -14,21 +14,21 @@ from relay.acomm.store_file import PREVIOUS
 from relay.base.errors import FormatError, KeyFileError, SealedStore
 from relay.base.home import STORE
 from relay.daemon.opening import opens, store_key, stream_dir
-from relay.doctor.finding import Finding, Place, said
+from relay.doctor.finding import Finding, Target, describe_error
 
 
-def examine(place: Place) -> Iterator[Finding]:
+def examine(target: Target) -> Iterator[Finding]:
     """The first thing that does not open: one key, one finding."""
-    home = place.home
+    home = target.home
     try:
-        key = store_key(home, place.config, make=False)
+        key = store_key(home, target.config, make=False)
         for path in (home.path(STORE), home.path(STORE) + PREVIOUS):
             _open(path, key)
         if not opens(home, key):
             what = "and no key was given" if key is None else "and does not open with this key"
             raise SealedStore(f"{stream_dir(home)} is encrypted, {what}")
     except (KeyFileError, SealedStore) as exc:
-        yield Finding("store", said(exc), f"the relay does not start: {exc.hint}")
+        yield Finding("store", describe_error(exc), f"the relay does not start: {exc.hint}")
     except (FormatError, OSError):
         return  # a damaged header: the check of the file says it
 

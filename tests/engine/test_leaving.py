@@ -7,8 +7,8 @@ import time
 
 import msgspec
 import pytest
-
 import relay.comm
+
 from relay.acomm.model import (
     ChannelState,
     ChannelType,

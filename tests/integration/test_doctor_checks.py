@@ -22,7 +22,7 @@ from relay.base.config import Config, Disk, Ledger
 from relay.base.home import LEDGER
 from relay.cli import cli
 from relay.doctor import Finding, Severity, examine, files, limits, repair
-from relay.doctor.finding import Place
+from relay.doctor.finding import Target
 from relay.ledger import archive_pack
 from tests.box import Box
 from tests.integration.test_wal import reader
@@ -220,7 +220,7 @@ def test_a_file_in_an_outbox_that_no_relay_takes(box: Box) -> None:
 def test_what_cannot_be_read_ends_no_other_check(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     box.path("store/relay.acomm").write_bytes(b"damaged")
 
-    def denied(place: Place) -> Iterator[Finding]:
+    def denied(target: Target) -> Iterator[Finding]:
         raise PermissionError(errno.EACCES, "Permission denied", box.root)
         yield
 
