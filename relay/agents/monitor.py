@@ -10,7 +10,7 @@ from relay.agents.log_rotation import Rotations
 from relay.agents.rules import BUSY_PERCENT, next_state
 from relay.agents.spawner import Spawner, Usage
 from relay.base.clock import NS_PER_S, Clock
-from relay.base.config import Spawn
+from relay.base.config import SpawnSettings
 from relay.base.home import Home
 from relay.base.logs import LogCall
 from relay.ledger import Ledger
@@ -22,7 +22,7 @@ class Looks:
 
     def __init__(
         self,
-        settings: Spawn,
+        settings: SpawnSettings,
         home: Home,
         ledger: Ledger,
         evidence: Evidence,

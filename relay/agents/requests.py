@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from relay.base.config import RESTARTS, Spawn
+from relay.base.config import RESTARTS, SpawnSettings
 from relay.base.message import Kind, MessageFile, control_fields
 from relay.base.names import LEAD, OPERATOR, is_agent_name, shown
 from relay.base.redaction import parse_env
@@ -58,7 +58,7 @@ class Asker(NamedTuple):
     lead: str | None  # the agent that has the role
 
 
-def read_request(message: MessageFile, asker: Asker, settings: Spawn) -> Request | str:
+def read_request(message: MessageFile, asker: Asker, settings: SpawnSettings) -> Request | str:
     """What a message of KIND spawn or release asks for, or why it is refused."""
     operation = str(message.kind)
     if not may_ask(asker, settings):
@@ -81,7 +81,7 @@ def read_request(message: MessageFile, asker: Asker, settings: Spawn) -> Request
     return spec if isinstance(spec, str) else Request(intent, spec)
 
 
-def may_ask(asker: Asker, settings: Spawn) -> bool:
+def may_ask(asker: Asker, settings: SpawnSettings) -> bool:
     """True for those whom the configuration names; ``lead`` there is whoever has the role."""
     allowed = set(settings.allow_from)
     if ANYBODY in allowed or (LEAD in allowed and asker.name == asker.lead):
@@ -89,7 +89,7 @@ def may_ask(asker: Asker, settings: Spawn) -> bool:
     return asker.name in allowed - {LEAD}
 
 
-def _read_spec(fields: dict[str, str], intent: Intent, settings: Spawn) -> Spec | str:
+def _read_spec(fields: dict[str, str], intent: Intent, settings: SpawnSettings) -> Spec | str:
     cli = fields.get("CLI", "")
     template = settings.clis.get(cli)
     if template is None:
@@ -125,7 +125,7 @@ def _read_spec(fields: dict[str, str], intent: Intent, settings: Spawn) -> Spec 
     )
 
 
-def default_dir(settings: Spawn) -> str:
+def default_dir(settings: SpawnSettings) -> str:
     """Where a process starts that is not told where: in the first root, else the user's home."""
     return settings.roots[0] if settings.roots else os.path.expanduser("~")
 
@@ -156,7 +156,7 @@ def _lies_under(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 
-def _read_env(text: str, settings: Spawn) -> dict[str, str] | str:
+def _read_env(text: str, settings: SpawnSettings) -> dict[str, str] | str:
     """The settings of ENV, or why one is refused; no value is in what is said."""
     env: dict[str, str] = {}
     for number, (name, value) in enumerate(parse_env(text), 1):

@@ -13,7 +13,7 @@ from relay.agents.activity import Seen
 from relay.agents.requests import Spec
 from relay.base.agent_status import Change
 from relay.base.clock import NS_PER_S
-from relay.base.config import Spawn
+from relay.base.config import SpawnSettings
 from relay.base.message import Kind
 from relay.ledger.processes import IDLE, READY, STARTING, STUCK, WORKING, Process
 
@@ -61,7 +61,7 @@ def first_row(spec: Spec, now_ns: int) -> Process:
     )
 
 
-def judge(row: Process, settings: Spawn, now_ns: int) -> Verdict:
+def judge(row: Process, settings: SpawnSettings, now_ns: int) -> Verdict:
     """What the restart policy says of an end whose code is in the row.
 
     A code that nobody knows counts as a failure. Backoff doubles with every restart in the window.
@@ -74,13 +74,13 @@ def judge(row: Process, settings: Spawn, now_ns: int) -> Verdict:
     return Verdict(min(settings.restart_first_s << min(recent, 30), settings.restart_most_s))
 
 
-def in_window(row: Process, settings: Spawn, now_ns: int) -> list[int]:
+def in_window(row: Process, settings: SpawnSettings, now_ns: int) -> list[int]:
     """The restarts that count."""
     since = now_ns - settings.restart_window_s * NS_PER_S
     return [at for at in row.recent_restarts if at > since]
 
 
-def restarted(row: Process, settings: Spawn, now_ns: int) -> Process:
+def restarted(row: Process, settings: SpawnSettings, now_ns: int) -> Process:
     """The row with one restart more."""
     recent = [*in_window(row, settings, now_ns), now_ns]
     return row._replace(
@@ -88,7 +88,7 @@ def restarted(row: Process, settings: Spawn, now_ns: int) -> Process:
     )
 
 
-def next_state(row: Process, seen: Seen, busy_at: int, settings: Spawn, now_ns: int) -> str:
+def next_state(row: Process, seen: Seen, busy_at: int, settings: SpawnSettings, now_ns: int) -> str:
     """The state that the evidence gives a process that runs.
 
     ``busy_at``: when it last used CPU. What it owes for too long makes it stuck, whatever else.

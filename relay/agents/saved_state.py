@@ -14,7 +14,7 @@ import re
 from typing import NamedTuple
 
 from relay.base import fsio
-from relay.base.config import Continuity
+from relay.base.config import ContinuitySettings
 from relay.base.home import CONTINUITY, Home
 
 NAME = re.compile(r"([0-9]{8,12})-([0-9]{10,20}-[0-9a-f]{0,32})\.state")
@@ -38,7 +38,7 @@ class Save(NamedTuple):
 class Saves:
     """The saves of all agents. Only the loop writes; names of agents are valid ones."""
 
-    def __init__(self, home: Home, settings: Continuity) -> None:
+    def __init__(self, home: Home, settings: ContinuitySettings) -> None:
         self.home = home
         self.settings = settings
 

@@ -16,7 +16,7 @@ from relay.agents.child import Child
 from relay.agents.requests import Spec, check_dir, dir_refusal
 from relay.agents.spawner import CannotStart, Pid, Spawner
 from relay.base.clock import Clock, boot_id
-from relay.base.config import Spawn
+from relay.base.config import SpawnSettings
 from relay.base.errors import RelayError
 from relay.base.home import Home
 from relay.base.logs import LogCall
@@ -39,7 +39,7 @@ class Starter:
 
     def __init__(
         self,
-        settings: Spawn,
+        settings: SpawnSettings,
         home: Home,
         spawner: Spawner,
         clock: Clock,

@@ -14,7 +14,7 @@ from relay.agents.roster import Roster
 from relay.base import process_info
 from relay.base.agent_status import AWAY, Change, Facts, Status, away_text, judge
 from relay.base.clock import NS_PER_S, Clock
-from relay.base.config import Agents
+from relay.base.config import AgentSettings
 from relay.base.home import Dirs
 from relay.ledger import Ledger
 from relay.ledger.processes import Process
@@ -38,7 +38,7 @@ class Lives:
         self,
         ledger: Ledger,
         roster: Roster,
-        settings: Agents,
+        settings: AgentSettings,
         clock: Clock,
         log: Callable[..., object],
     ) -> None:

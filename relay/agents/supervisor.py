@@ -26,7 +26,7 @@ from relay.agents.spawner import CannotStart, Pid, Spawner, ends
 from relay.agents.starting import Starter, held_text
 from relay.base.agent_status import Change, Status
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
-from relay.base.config import Spawn
+from relay.base.config import SpawnSettings
 from relay.base.home import Home
 from relay.base.logs import LogCall
 from relay.base.message import Kind
@@ -46,7 +46,7 @@ class Supervisor:
 
     def __init__(
         self,
-        settings: Spawn,
+        settings: SpawnSettings,
         home: Home,
         ledger: Ledger,
         store: CommStore,

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from relay.base.clock import NS_PER_S, iso_time
-from relay.base.config import Agents
+from relay.base.config import AgentSettings
 from relay.base.names import OPERATOR
 
 RETIRE, REVIVE = "agent.retire", "agent.revive"
@@ -61,7 +61,7 @@ class Facts(NamedTuple):
     is_tended: bool = False  # the relay started a process of it, which runs or is started again
 
 
-def judge(facts: Facts, now_ns: int, settings: Agents) -> Change | None:
+def judge(facts: Facts, now_ns: int, settings: AgentSettings) -> Change | None:
     """What an agent's status is from now on; None: it stays as it is."""
     if facts.status in AWAY:
         came_back = facts.runs and (

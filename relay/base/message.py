@@ -262,7 +262,8 @@ def command_fields(message: MessageFile) -> dict[str, str]:
     """The fields of a command to the orchestrator: the `NAME: value` lines of its body.
 
     Names are in upper case, in the order of the lines; ACTION may be a header, which takes
-    precedence. Blank lines are ignored. Errors: MessageError for any other line or a duplicate name.
+    precedence. Blank lines are ignored.
+    Errors: MessageError for any other line, or a duplicate name.
     """
     fields: dict[str, str] = {}
     for number, line in enumerate(message.body.decode().split("\n"), 1):
@@ -271,8 +272,9 @@ def command_fields(message: MessageFile) -> dict[str, str]:
         name, colon, value = line.partition(":")
         name = name.strip().upper()
         if not colon or not HEADER_NAME.fullmatch(name):
+            given = _shown(line.strip())
             raise MessageError(
-                f"{_shown(line.strip())} is not a line `NAME: value`, such as `ACTION: channel.join`",
+                f"{given} is not a line `NAME: value`, such as `ACTION: channel.join`",
                 file="the body",
                 line=number,
             )

@@ -39,7 +39,7 @@ from relay.delivery.filters import filter_of, where
 from relay.delivery.key_registration import Trust, trust_of
 from relay.engine import topics
 from relay.engine.commstore import CommStore
-from relay.journal.plan import PRUNE, SEAL, VERBS, Order
+from relay.journal.plan import PRUNE, SEAL, VERBS, JournalCommand
 
 TYPES = {
     "group": ChannelType.GROUP,
@@ -59,7 +59,7 @@ RETENTION_WORDS = tuple(kind.name.lower() for kind in RetentionKind)
 
 
 # What is so now; or what is to be done beside the loop; or what the ledger is to say.
-Done = str | Order | Prune | Pack | Trust | Change
+Done = str | JournalCommand | Prune | Pack | Trust | Change
 
 
 class Command(NamedTuple):
@@ -355,7 +355,7 @@ def _dead_letter(command: Command, store: CommStore) -> DeadLetter:
 # -- the journal -----------------------------------------------------------------------------
 
 
-def _order(command: Command, store: CommStore) -> Order:
+def _order(command: Command, store: CommStore) -> JournalCommand:
     """The order that a command is: carried out by who has the journal."""
     _check_governs(command)
     verb = command.action.removeprefix(JOURNAL)
@@ -365,7 +365,7 @@ def _order(command: Command, store: CommStore) -> Order:
         if not DIGITS.fullmatch(text) or len(text) > MOST_DIGITS:
             raise Refused(f"{name} {text[:60]!r} is no whole number")
     age, size = (int(numbers[name]) if name in numbers else None for name in KEEPS)
-    return Order(verb, tuple(map(int, words)), age, size)
+    return JournalCommand(verb, tuple(map(int, words)), age, size)
 
 
 def _trust(command: Command, store: CommStore) -> Trust:

@@ -20,7 +20,7 @@ from relay.delivery.filters import filter_of, where
 from relay.delivery.key_registration import Trust
 from relay.engine import topics
 from relay.engine.commstore import CommStore
-from relay.journal.plan import Order
+from relay.journal.plan import JournalCommand
 
 EVERYTHING = "#"  # the pattern of who subscribes to a channel and says no topic
 ASKED = "journal.{} is asked for; `relay journal status` shows what became of it"
@@ -32,7 +32,7 @@ class Answer(NamedTuple):
 
     ok: bool | None
     text: str = ""
-    order: Order | Prune | Pack | None = None  # to be carried out beside the loop
+    order: JournalCommand | Prune | Pack | None = None  # to be carried out beside the loop
     trust: Trust | None = None  # for the ledger: a key that counts from now on
     life: Change | None = None  # of an agent: noted with the answer
     attached: bytes = b""  # stands behind the text, byte for byte
@@ -97,7 +97,7 @@ def _command(message: MessageFile, sender: str, store: CommStore, lead: str | No
         done = actions.obey(fields, sender, lead, store)
     except (CommError, MessageError, Refused) as exc:
         return Answer(False, str(exc))
-    if isinstance(done, Order):
+    if isinstance(done, JournalCommand):
         return Answer(True, ASKED.format(done.verb), done)
     if isinstance(done, Trust):
         return Answer(True, str(done), trust=done)

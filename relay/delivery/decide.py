@@ -15,7 +15,7 @@ from relay.agents.requests import Asker, read_request
 from relay.agents.saved_state import Saves
 from relay.base.agent_status import Change, Status, asked
 from relay.base.clock import NS_PER_MS, NS_PER_S
-from relay.base.config import Spawn
+from relay.base.config import SpawnSettings
 from relay.base.errors import CommError, StoreCapacity, StoreFull
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import Kind, MessageFile, command_fields
@@ -48,7 +48,7 @@ STICKY = "sent before it joined"
 MAX_NOTE = 500  # characters of a status that the agents table keeps
 NO_AGENT = "no longer an agent"
 NOBODY: Mapping[str, str] = {}
-DEFAULT_SPAWN = Spawn()
+DEFAULT_SPAWN = SpawnSettings()
 
 
 class Decider:
@@ -61,7 +61,7 @@ class Decider:
         away: Mapping[str, str] = NOBODY,
         silent: Set[str] = frozenset(),
         saves: Saves | None = None,
-        spawn: Spawn = DEFAULT_SPAWN,
+        spawn: SpawnSettings = DEFAULT_SPAWN,
         trusted_lead: Callable[[], str | None] | None = None,
     ) -> None:
         self._store = store

@@ -41,7 +41,7 @@ from relay.delivery.waiting import Limited
 from relay.delivery.work import Over, Work
 from relay.engine.flush import Flusher
 from relay.engine.rolling import Roller
-from relay.journal.plan import Order
+from relay.journal.plan import JournalCommand
 
 PART_BYTES = 32 << 20  # of the journal: room for so much is made at once
 LOOK_BYTES = 2 << 10  # a refusal and its nack, or the events about a message
@@ -68,7 +68,7 @@ class Dispatcher:
         self._put_together(basis)
         self._last_roll_error = ""
         self._last_flush_error = ""
-        self._orders: list[Order | Prune | Pack] = []
+        self._orders: list[JournalCommand | Prune | Pack] = []
         self._asked = False  # for processes to be started or ended
 
     def _put_together(self, basis: Basis) -> None:
@@ -165,7 +165,7 @@ class Dispatcher:
             self._events.linger()
         return self._next_due()
 
-    def take_orders(self) -> list[Order | Prune | Pack]:
+    def take_orders(self) -> list[JournalCommand | Prune | Pack]:
         """What was asked of journal and archive since the last time; not repeated after a crash."""
         orders, self._orders = self._orders, []
         return orders

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from relay.agents.roster import Roster
 from relay.base.checksums import SHA256_PREFIX
 from relay.base.clock import NS_PER_MS, Clock
-from relay.base.config import Limits
+from relay.base.config import LimitSettings
 from relay.base.errors import UnsafePath
 from relay.base.home import Dirs
 from relay.base.incidents import Incident, IncidentKind
@@ -40,7 +40,7 @@ class Door:
         self,
         keys: Keys,
         roster: Roster,
-        limits: Limits,
+        limits: LimitSettings,
         clock: Clock,
         log: Callable[..., object],
     ) -> None:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from relay.base import fsio
 from relay.base.checksums import SHA256_PREFIX, sha256_hex
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
-from relay.base.config import Detection, Limits, Security
+from relay.base.config import DetectionSettings, LimitSettings, SecuritySettings
 from relay.base.errors import ForeignOwner, HardLink, MessageError, RelayError, UnsafePath
 from relay.base.home import PENDING, Dirs
 from relay.base.incidents import Incident, IncidentKind
@@ -73,11 +73,11 @@ class Intake:
 
     def __init__(
         self,
-        detection: Detection,
-        limits: Limits,
+        detection: DetectionSettings,
+        limits: LimitSettings,
         clock: Clock,
         log: Callable[..., object] = lambda *_, **__: None,
-        security: Security | None = None,
+        security: SecuritySettings | None = None,
     ) -> None:
         self._settle_ns = detection.settle_ms * NS_PER_MS
         self._malformed_ns = detection.malformed_after_s * NS_PER_S
@@ -85,7 +85,7 @@ class Intake:
         self._max_file = max_file_bytes(limits.max_body_bytes)
         self._clock = clock
         self._log = log
-        security = security or Security()
+        security = security or SecuritySettings()
         self.limit = RateLimit(security.rate_per_s, security.rate_burst, clock)
         self._waiting = Waiting(self.limit, security.outbox_files, clock)
         self._quota = Quota(security, self._max_file)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Container, Iterator
 
 from relay.base import fsio
 from relay.base.clock import NS_PER_S, Clock, iso_date
-from relay.base.config import Detection
+from relay.base.config import DetectionSettings
 from relay.base.errors import UnsafePath
 from relay.base.home import PENDING, REJECTED, Dirs
 from relay.base.names import MSG_SUFFIX
@@ -29,7 +29,9 @@ MOST_AT_ONCE = 1_000  # of an agent, between two scans: the next one lists the r
 class Unsent:
     """The files that lie in ``.pending`` for long. Owned by the loop."""
 
-    def __init__(self, detection: Detection, clock: Clock, log: Callable[..., object]) -> None:
+    def __init__(
+        self, detection: DetectionSettings, clock: Clock, log: Callable[..., object]
+    ) -> None:
         self._warn_ns = detection.pending_warn_s * NS_PER_S
         self._over_ns = detection.orphan_after_s * NS_PER_S
         self._clock = clock

@@ -20,7 +20,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from relay.base.clock import Clock
-from relay.base.config import Security
+from relay.base.config import SecuritySettings
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.names import MSG_SUFFIX
 from relay.base.outbox_file import FileKey
@@ -253,7 +253,7 @@ class Limited(NamedTuple):
 class Quota:
     """How much may wait in one outbox; looked at with each scan."""
 
-    def __init__(self, security: Security, max_file: int) -> None:
+    def __init__(self, security: SecuritySettings, max_file: int) -> None:
         self._most_files = security.outbox_files
         self._max_file = max_file
         self._most_bytes = security.outbox_mib << 20

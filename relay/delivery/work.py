@@ -13,7 +13,7 @@ from relay.base.jobs import Pack, Prune
 from relay.base.names import ORCHESTRATOR
 from relay.base.outbox_file import OutboxFile
 from relay.delivery.key_registration import Trust
-from relay.journal.plan import Order
+from relay.journal.plan import JournalCommand
 from relay.ledger import FileFacts, Row
 from relay.ledger.processes import Process
 
@@ -128,7 +128,7 @@ class Work:
         self.trust: Trust | None = None  # a key that is registered with this
         self.notice = ""  # not a file at all: what tells one notice from another
         self.control = False  # the orchestrator itself was the recipient
-        self.orders: list[Order | Prune | Pack] = []  # once this is accepted
+        self.orders: list[JournalCommand | Prune | Pack] = []  # once this is accepted
         self.bounced: dict[str, str] = {}  # recipients that are no longer there -> why
         self.postings: list[Posting] = []
         self.later: list[Later] = []

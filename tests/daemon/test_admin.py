@@ -18,8 +18,7 @@ import msgspec
 import pytest
 
 from relay.base import status_client
-from relay.base.config import Admin as AdminSettings
-from relay.base.config import Config
+from relay.base.config import AdminSettings, Config
 from relay.base.home import Home
 from relay.base.metrics import WAIT
 from relay.base.status_client import SOCKET

@@ -21,7 +21,7 @@ from relay.delivery import actions
 from relay.delivery.actions import ACTIONS, SETTINGS
 from relay.delivery.control import Answer, handle
 from relay.engine.commstore import CommStore
-from relay.journal.plan import Order
+from relay.journal.plan import JournalCommand
 from tests.engine.support import AT_LEAST_ONCE, channel_of, send, standing
 from tests.fakes import FakeClock
 
@@ -443,10 +443,10 @@ def test_dead_letters_are_for_operator_and_lead(dead: CommStore, line: str) -> N
 def test_an_order_for_the_journal_is_handed_out(store: CommStore) -> None:
     before = store.snapshot()
     answer = ask(store, "ACTION: journal.compress\nSEGMENTS: 1 20")
-    assert answer.order == Order("compress", (1, 20))
-    assert ask(store, "ACTION: journal.seal", "lena", "lena").order == Order("seal")
+    assert answer.order == JournalCommand("compress", (1, 20))
+    assert ask(store, "ACTION: journal.seal", "lena", "lena").order == JournalCommand("seal")
     pruned = ask(store, "ACTION: journal.prune\nKEEP_AGE: 60\nKEEP_BYTES: 7").order
-    assert pruned == Order("prune", (), 60, 7)
+    assert pruned == JournalCommand("prune", (), 60, 7)
     assert store.snapshot() == before
 
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from agent_sdk import Agent
 from relay.base import fsio
-from relay.base.config import Config, Disk, Ledger
+from relay.base.config import Config, DiskSettings, LedgerSettings
 from relay.base.home import LEDGER
 from relay.cli import cli
 from relay.doctor import Finding, Severity, examine, files, limits, repair
@@ -28,7 +28,7 @@ from tests.box import Box
 from tests.integration.test_wal import reader
 from tests.procs import Relay, home_of, meanwhile, relay, until
 
-QUIET = Config(disk=Disk(floor_mib=0, alert_percent=100))
+QUIET = Config(disk=DiskSettings(floor_mib=0, alert_percent=100))
 
 
 @pytest.fixture(autouse=True)
@@ -309,7 +309,7 @@ def test_a_long_wal_and_who_keeps_it(box: Box, monkeypatch: pytest.MonkeyPatch) 
         lines = [str(finding) for finding in found(box) if finding.where == "ledger.db-wal"]
         assert f"pid {pid}" not in lines[0] and "fuser -v ledger.db" in lines[0]
     box.kill()
-    assert Ledger().wal_alert_mib == 64
+    assert LedgerSettings().wal_alert_mib == 64
 
 
 # -- ledger --------------------------------------------------------------------------------
