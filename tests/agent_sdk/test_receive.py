@@ -75,7 +75,7 @@ def test_what_the_relay_stages_is_not_seen(relay: HandRelay, alice: Agent) -> No
     ("data", "says"),
     [
         (b"", "TO is missing"),
-        (b"hello", "no header line"),
+        (b"hello", "is not a header line"),
         (b"TO: alice\nKIND: shout\n\nx", "'shout' is not one of"),
         (b"TO: alice\n\n\xff", "not UTF-8"),
         (b"TO: alice\nATTEMPT: two\n\nx", "'two' is no number"),
