@@ -20,18 +20,18 @@ from relay.base.errors import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTED, RelayEr
 
 # command -> (module, one line of help). The line is the command's own; a test compares them.
 COMMANDS = {
-    "init": ("relay.cli.init", "Make a relay home, or complete one."),
-    "up": ("relay.cli.process", "Start the relay; returns when it is ready."),
-    "down": ("relay.cli.process", "Stop the relay; the batch in hand is finished first."),
-    "status": ("relay.cli.process", "Show whether the relay runs and what it has in hand."),
+    "init": ("relay.cli.daemon", "Make a relay home, or complete one."),
+    "up": ("relay.cli.daemon", "Start the relay; returns when it is ready."),
+    "down": ("relay.cli.daemon", "Stop the relay; the batch in hand is finished first."),
+    "status": ("relay.cli.daemon", "Show whether the relay runs and what it has in hand."),
     "agents": ("relay.cli.agents", "List the agents there are."),
     "register": ("relay.cli.agents", "Make an agent's mailbox, or change its role."),
-    "spawn": ("relay.cli.spawn", "Start an agent's process, and say its pid."),
+    "spawn": ("relay.cli.processes", "Start an agent's process, and say its pid."),
     "release": (
-        "relay.cli.spawn",
+        "relay.cli.processes",
         "End an agent's process: SIGTERM, and SIGKILL after spawn.grace_s.",
     ),
-    "ps": ("relay.cli.spawn", "List the processes that the relay started, and how they do."),
+    "ps": ("relay.cli.processes", "List the processes that the relay started, and how they do."),
     "send": ("relay.cli.messages", "Send a message."),
     "inbox": ("relay.cli.messages", "Show what waits in an inbox, or take it."),
     "ack": ("relay.cli.messages", "Acknowledge a message."),
@@ -70,7 +70,7 @@ COMMANDS = {
     "key": ("relay.cli.key", "Make and confirm the keys that agents sign with."),
     "doctor": ("relay.cli.doctor", "Look for what is wrong with the home."),
     "audit": ("relay.cli.audit", "Account for every message, on Spark."),
-    "sh": ("relay.cli.init", "Print the path of relay.sh, to be sourced by a shell."),
+    "sh": ("relay.cli.daemon", "Print the path of relay.sh, to be sourced by a shell."),
 }
 
 

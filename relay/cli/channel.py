@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.ask import check_agent, control_options, send_command, wait_for_flush
 from relay.cli.common import echo_json, home_option, json_option, open_home, print_rows, sanitize
-from relay.cli.history import read_store
+from relay.cli.history import read_store, wait_for_flush
+from relay.cli.request import control_options, send_command
 
 if TYPE_CHECKING:
     from relay.engine import Channel, CommStore
@@ -301,3 +301,16 @@ for _verb, _says in {
     "close": "Close a channel for good.",
 }.items():
     channel.add_command(_state_command(_verb, _says))
+
+
+def check_agent(ctx: click.Context, home: str | None, name: str | None) -> None:
+    """Errors: NotFound for a name, where one is given, that no agent has."""
+    from relay.base.errors import NotFound
+
+    if name is not None:
+        with open_home(ctx, home) as opened:
+            if name not in opened.agent_inodes():
+                raise NotFound(
+                    f"there is no agent {name!a}",
+                    hint=f"`relay agents` lists those there are, `relay register {name}` makes one",
+                )

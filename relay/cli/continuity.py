@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.ask import control_options, open_agent, require_relay
 from relay.cli.common import echo_json, print_rows, root_of, sanitize
+from relay.cli.request import control_options, open_agent, require_relay
 
 if TYPE_CHECKING:
     from agent_sdk import Agent

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.ask import control_options, send_command, wait_for_flush
 from relay.cli.common import echo_json, home_option, json_option, open_home, print_rows, sanitize
-from relay.cli.history import message_facts, read_store
+from relay.cli.history import message_facts, read_store, wait_for_flush
+from relay.cli.request import control_options, send_command
 
 if TYPE_CHECKING:
     from relay.engine import CommStore, DeadLetter

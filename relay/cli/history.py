@@ -32,6 +32,9 @@ TYPES = (
 STATUSES = ("Created", "Sent", "Delivered", "Acknowledged", "Failed", "DeadLetter", "Archived")
 SORTS = ("created", "priority", "sender", "type")  # in the order of the engine's SortField
 limit_option = click.option("--limit", type=click.IntRange(1), default=100, show_default=True)
+# A flush is due after 5 s; one that a large store or a slow disk holds up is not waited for.
+FLUSH_TIMEOUT_S = 15.0
+FLUSH_POLL_S = 0.05
 
 
 @click.command(
@@ -280,3 +283,29 @@ def message_facts(store: CommStore, message: Message) -> dict[str, Any]:
         "re": metadata.get("re"),
         "content": message.content.decode(errors="replace"),
     }
+
+
+def wait_for_flush(home: Home) -> None:
+    """Wait until the store's file holds what the relay was told to do before now.
+
+    So who changes a channel and looks at it sees the change. Says so on stderr when the relay
+    has not written it within 15 s.
+    """
+    from relay.base.home import LEDGER
+    from relay.base.lock_file import lock_holder
+    from relay.base.names import ORCHESTRATOR
+    from relay.ledger import open_readonly
+
+    db = open_readonly(home.path(LEDGER))
+    newest = db.execute("SELECT max(id) FROM messages").fetchone()[0]
+    waits = (
+        "SELECT 1 FROM messages WHERE status IN ('pending', 'processing', 'completed') "
+        "AND status = 'processing' AND target = ? AND id <= ? LIMIT 1"
+    )
+    deadline = time.monotonic() + FLUSH_TIMEOUT_S
+    while lock_holder(home) is not None and db.execute(waits, (ORCHESTRATOR, newest)).fetchone():
+        if time.monotonic() > deadline:
+            click.echo("relay: the store's file lacks the newest changes", err=True)
+            break
+        time.sleep(FLUSH_POLL_S)
+    db.close()

@@ -17,8 +17,8 @@ import click
 from relay.base.clock import Clock
 from relay.base.errors import EXIT_FAILED, AlreadyRunning, NotFound
 from relay.base.home import CONFIG, LOCK
-from relay.cli import ask
 from relay.cli.common import echo_json, home_option, json_option, open_home, print_table, sanitize
+from relay.cli.request import control_options, send_command
 
 if TYPE_CHECKING:
     from relay.base.config import Config
@@ -57,7 +57,7 @@ def _segments(command: Callable[..., Any]) -> Callable[..., Any]:
             default="",
             help="The object store: a directory, or s3://bucket/prefix [journal.objects].",
         ),
-        ask.control_options,
+        control_options,
     ):
         command = option(command)
     return command
@@ -98,7 +98,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
 
 
 @journal.command(epilog="\b\nExample:\n  relay journal seal")
-@ask.control_options
+@control_options
 def seal(ctx: click.Context, /, **caller: Any) -> int:
     """Seal the active segment, so that it can be compressed; an empty one stays as it is."""
     from relay.journal.plan import SEAL, JournalCommand
@@ -155,7 +155,7 @@ def hydrate(ctx: click.Context, /, **given: Any) -> int:
 
 
 @journal.command(epilog="\b\nExample:\n  relay journal prune --keep-age 90d --dry-run")
-@ask.control_options
+@control_options
 @click.option("--keep-age", metavar="AGE", help="Keep what is younger: 30s, 10min, 2h, 90d.")
 @click.option("--keep-bytes", metavar="SIZE", help="Keep so much: 500MiB, 10GiB, uncompressed.")
 @click.option("--objects", metavar="URL", default="", help="The object store [journal.objects].")
@@ -253,7 +253,7 @@ def _ask(
         "KEEP_AGE": order.keep_age_s,
         "KEEP_BYTES": order.keep_bytes,
     }
-    ask.send_command(ctx, f"journal.{order.verb}", fields, **caller)
+    send_command(ctx, f"journal.{order.verb}", fields, **caller)
     return 0
 
 

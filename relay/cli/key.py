@@ -11,7 +11,6 @@ import click
 from relay.base.errors import NotFound
 from relay.base.home import KEY, LEDGER, META
 from relay.base.names import check_agent_name
-from relay.cli.ask import control_options, send_command
 from relay.cli.common import (
     echo_json,
     home_option,
@@ -20,6 +19,7 @@ from relay.cli.common import (
     read_agent_meta,
     sanitize,
 )
+from relay.cli.request import control_options, send_command
 
 
 @click.group(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.ask import duration_s, open_agent, request, require_mailbox, require_relay
 from relay.cli.common import (
     as_option,
     echo_json,
@@ -18,10 +17,20 @@ from relay.cli.common import (
     root_of,
     sanitize,
 )
-from relay.cli.delivered import undelivered_notes
+from relay.cli.request import open_agent, request, require_mailbox, require_relay
 
 if TYPE_CHECKING:
     from agent_sdk import Received
+import contextlib
+import time
+from collections.abc import Iterable
+
+from relay.base.errors import LedgerError
+from relay.base.home import LEDGER, Home
+
+NOT_OURS = "not delivered by the relay"
+UNKNOWN = "the ledger does not know it"  # a relay that was killed may not have told it
+PATIENCE_S = 1.0  # the ledger hears of a delivery behind the rename
 
 
 @click.command(
@@ -286,3 +295,41 @@ def _echo_body(message: Received) -> None:
     is_person = sys.stdout.isatty()  # a pipe gets what was sent, its escape sequences too
     text = sanitize(message.body, lines=True) if is_person else message.body
     click.echo((text or "").rstrip("\n"), color=True)
+
+
+def undelivered_notes(root: str, agent: str, message_ids: Iterable[str]) -> dict[str, str] | None:
+    """A note for each message that no delivery to this agent names, by id; None where the
+    ledger cannot be read."""
+    from relay.base.lock_file import lock_holder
+
+    with Home(root) as home:
+        try:
+            found = _undelivered(home, agent, set(message_ids))
+            if not found:
+                return {}
+            if lock_holder(home) is None:
+                return dict.fromkeys(found, UNKNOWN)
+            end = time.monotonic() + PATIENCE_S
+            while found and time.monotonic() < end:
+                time.sleep(0.05)
+                found = _undelivered(home, agent, found)
+        except LedgerError:
+            return None
+    return dict.fromkeys(found, NOT_OURS)
+
+
+def _undelivered(home: Home, agent: str, message_ids: set[str]) -> set[str]:
+    from relay.ledger import open_readonly, undelivered
+
+    with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+        return undelivered(db, agent, message_ids)
+
+
+def duration_s(text: str, option: str) -> float:
+    """Seconds of ``30s``, ``1m``, ``2h`` or ``60000`` (ms). Errors: BadParameter."""
+    from relay.base.message import parse_duration_ms
+
+    try:
+        return parse_duration_ms(text) / 1000
+    except ValueError as exc:
+        raise click.BadParameter(str(exc), param_hint=option) from exc

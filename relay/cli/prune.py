@@ -16,8 +16,8 @@ from relay.base import fsio
 from relay.base.clock import Clock
 from relay.base.errors import AlreadyRunning
 from relay.base.home import CONFIG, LOCK, Home
-from relay.cli import ask
 from relay.cli.common import echo_json, open_home, print_table, when
+from relay.cli.request import control_options, send_command
 
 if TYPE_CHECKING:
     from relay.base.config import Config
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog="\b\nExamples:\n  relay prune --dry-run\n  relay prune")
-@ask.control_options
+@control_options
 @click.option("--dry-run", is_flag=True, help="Only show what would go.")
 def prune(ctx: click.Context, /, dry_run: bool, **caller: Any) -> None:
     """Remove what nobody waits for, as config.json says under `retention`.
@@ -44,7 +44,7 @@ def prune(ctx: click.Context, /, dry_run: bool, **caller: Any) -> None:
             with _lock(home):
                 _show(run_retention(home, config, Clock()), caller["as_json"])
             return
-    ask.send_command(ctx, "prune", {}, **caller)
+    send_command(ctx, "prune", {}, **caller)
 
 
 @click.group(epilog="\b\nExamples:\n  relay archive pack\n  relay archive pack --before 2026-01-31")
@@ -53,7 +53,7 @@ def archive() -> None:
 
 
 @archive.command(epilog="\b\nExample:\n  relay archive pack --before 2026-01-31")
-@ask.control_options
+@control_options
 @click.option("--before", metavar="DATE", default="", help="Days before this one [yesterday].")
 def pack(ctx: click.Context, /, before: str, **caller: Any) -> None:
     """Pack each day into archive/DATE.tar.zst, read it back and compare it, then remove the files.
@@ -80,7 +80,7 @@ def pack(ctx: click.Context, /, before: str, **caller: Any) -> None:
                     else:
                         click.echo(describe_pack(packed))
             return
-    ask.send_command(ctx, "archive.pack", {"BEFORE": before or None}, **caller)
+    send_command(ctx, "archive.pack", {"BEFORE": before or None}, **caller)
 
 
 def _config(home: Home) -> Config:

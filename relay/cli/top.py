@@ -19,8 +19,8 @@ import click
 
 from relay.base.home import LEDGER, Home
 from relay.base.status_client import SOCKET, ask, silence
+from relay.cli.agents import AgentAlert, find_alerts
 from relay.cli.common import Amount, ago, home_option, not_running_text, open_home, sanitize, unread
-from relay.cli.signs import AgentAlert, find_alerts
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -2,26 +2,57 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import click
 
-from relay.base.errors import NotFound
-from relay.base.home import LEDGER, Home
-from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
-from relay.cli import outboxes
+from relay.base.clock import NS_PER_MS, NS_PER_S
+from relay.base.errors import NotFound, UnsafePath
+from relay.base.home import LEDGER, PENDING, Home
+from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
+from relay.base.outbox_file import untouched_since
 from relay.cli.common import echo_json, home_option, json_option, open_home, sanitize, when
-from relay.cli.hops import Hop, audit_rows, delivery_hops, sort_hops
 from relay.ledger import wording
 from relay.ledger.values import REMOVED
 from relay.ledger.wording import Word
 
+ENDED = ("bounced", "expired", "dead", "held")
+UNRECORDED_TEXT = {
+    "waiting": "waits in the outbox of {}, and no relay has seen it yet",
+    "stray": "is in the inbox of {}, and was not delivered by the relay",
+    "unsent": "lies in the outbox/.pending of {}, untouched for {} s, and is not sent yet",
+}
+UNRECORDED_IN_INBOX = "is in the inbox of {}, and the ledger does not know it"  # a crash may be why
+RUNNING_HINT = "one runs now, `relay status` says whether it takes messages in"
+_WORDS = {
+    "accepted": "accepted for {}",
+    "discovered": "discovered in the outbox of {}",
+    "acked": "acknowledged by {}",
+    "handled": "handled by the relay itself",
+    "read": "read by {}",
+    REMOVED: "removed from the inbox of {}, not seen in .read",
+    "written": "written to the inbox of {}",
+}
+
 
 class NotRecorded(NotFound):
     """The ledger has neither a row nor a refusal of that id."""
+
+
+class Hop(NamedTuple):
+    """One step of a message on its way; ``at`` is Unix ns, None where nobody knows it."""
+
+    at: int | None
+    what: str  # a status or state of docs/formats/ledger.md, or a word of its own
+    recipient: str | None  # None: it is the message's
+    attempt: int | None = None
+    detail: str | None = None
 
 
 @click.command(epilog="\b\nExample:\n  relay trace 1706123456789012345-a1b2c3d4")
@@ -44,15 +75,15 @@ def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) 
         try:
             facts = read_trace(db, message_id)
         except NotRecorded:  # and once more: a relay may have taken it in between the two looks
-            facts = outboxes.find(opened, message_id) or read_trace(db, message_id)
+            facts = find_unrecorded(opened, message_id) or read_trace(db, message_id)
         finally:
             db.close()
         facts["file_at"] = _file_at(opened, facts)
         is_running = lock_holder(opened) is not None
     if as_json:
         echo_json(facts)
-    elif facts["status"] in outboxes.DESCRIPTIONS:
-        text = f"{facts['message_id']}\n  {outboxes.describe(facts, is_running)}"
+    elif facts["status"] in UNRECORDED_TEXT:
+        text = f"{facts['message_id']}\n  {describe_unrecorded(facts, is_running)}"
         click.echo(sanitize(text, lines=True))
     else:
         _show(facts)
@@ -180,17 +211,6 @@ def _show(facts: dict[str, Any]) -> None:
         click.echo(hop("why", sanitize(facts["error"])))
 
 
-_WORDS = {
-    "accepted": "accepted for {}",
-    "discovered": "discovered in the outbox of {}",
-    "acked": "acknowledged by {}",
-    "handled": "handled by the relay itself",
-    "read": "read by {}",
-    REMOVED: "removed from the inbox of {}, not seen in .read",
-    "written": "written to the inbox of {}",
-}
-
-
 def _describe_hop(hop: dict[str, Any], facts: dict[str, Any]) -> str:
     """A hop in words."""
     what, name = hop["what"], hop["recipient"]
@@ -235,3 +255,187 @@ def _not_yet(deliveries: list[dict[str, Any]], is_to_be_acked: bool) -> Iterator
             yield f"acknowledged by {name}{wording.obliged(one)}"
         elif state == "acked" and one["outcome"] == Word.IN_PROGRESS:
             yield f"completed by {name}"
+
+
+def audit_rows(
+    db: sqlite3.Connection, message_id: str, since_ns: int
+) -> dict[str, list[sqlite3.Row]]:
+    """What audit_log has of a message's deliveries, by recipient, oldest first.
+
+    It has no index: it is walked back from its end to ``since_ns``, when the message was found.
+    """
+    row = db.execute(
+        "SELECT id FROM audit_log WHERE at < ? ORDER BY id DESC LIMIT 1",
+        (since_ns // 1_000_000 * 1_000_000,),
+    ).fetchone()
+    lead = f"{message_id} > "
+    found: dict[str, list[sqlite3.Row]] = {}
+    for one in db.execute(
+        "SELECT * FROM audit_log WHERE id > ? AND substr(what, 1, ?) = ? ORDER BY id",
+        (row[0] if row else 0, len(lead), lead),
+    ):
+        found.setdefault(one["what"][len(lead) :], []).append(one)
+    return found
+
+
+def delivery_hops(delivery: Mapping[str, Any], log: Iterable[sqlite3.Row]) -> list[Hop]:
+    """The hops of one delivery that were made, in the order of time."""
+    name = delivery["recipient"]
+    if name == ORCHESTRATOR:
+        return [Hop(delivery["read_at"], "handled", name)] if delivery["read_at"] else []
+    hops = list(_with_exact_times(_attempts(delivery, log), delivery["read_at"]))
+    made = {hop.what for hop in hops}
+    if delivery["read_at"] and "read" not in made:
+        hops.append(Hop(delivery["read_at"], "read", name, delivery["attempt"]))
+    for n, hop in reversed([*enumerate(hops)]):
+        if hop.what == "read":  # the row knows the last alone
+            hops[n] = hop._replace(detail=delivery["read_how"])
+            break
+    if delivery["state"] in ENDED:
+        if delivery["state"] not in made:  # it was so from the beginning, or nobody noted it
+            at = None if delivery["written_at"] else delivery["staged_at"]
+            hops.append(Hop(at, delivery["state"], name, delivery["attempt"]))
+        last = max(n for n, hop in enumerate(hops) if hop.what == delivery["state"])
+        hops[last] = hops[last]._replace(detail=delivery["last_error"])
+    if delivery["acked_at"]:
+        hops.append(Hop(delivery["acked_at"], "acked", name, detail=delivery["ack_status"]))
+    return sort_hops(hops)
+
+
+def _with_exact_times(hops: Iterable[Hop], read_at: int | None) -> Iterator[Hop]:
+    """The hops, of which audit_log has some to the millisecond, in the order they were made in.
+
+    A millisecond is not before what was noted in it to the nanosecond.
+    """
+    before = 0
+    for hop in hops:
+        at = hop.at
+        if hop.what == "read" and _is_same_ms(at, read_at):
+            at = read_at
+        if at is not None and at < before and _is_same_ms(at, before):
+            at = before
+        before = at or before
+        yield hop._replace(at=at)
+
+
+def _is_same_ms(one: int | None, other: int | None) -> bool:
+    return one is not None and other is not None and one // NS_PER_MS == other // NS_PER_MS
+
+
+def sort_hops(hops: Iterable[Hop]) -> list[Hop]:
+    """By time; one whose time is not known stays behind the one before it."""
+    keyed: list[tuple[int, Hop]] = []
+    at = 0
+    for hop in hops:
+        at = hop.at or at
+        keyed.append((at, hop))
+    return [hop for _, hop in sorted(keyed, key=itemgetter(0))]
+
+
+def _attempts(delivery: Mapping[str, Any], log: Iterable[sqlite3.Row]) -> Iterator[Hop]:
+    """Attempt for attempt: each ends with the change that began the next."""
+    name, number = delivery["recipient"], 1
+    before: int | None = None  # when the last file was written: an attempt may have none
+    seen: list[sqlite3.Row] = []
+    for one in log:
+        if one["attempt"] not in (None, number):
+            written = one["written_at"] if one["written_at"] != before else None
+            yield from _attempt_hops(name, number, one["staged_at"], written, seen)
+            before, number, seen = one["written_at"], one["attempt"], []
+        seen.append(one)
+    while number < delivery["attempt"]:  # attempts that nobody noted
+        yield from _attempt_hops(name, number, None, None, seen, is_noted=False)
+        number, seen = number + 1, []
+    written = delivery["written_at"] if delivery["written_at"] != before else None
+    yield from _attempt_hops(name, number, delivery["staged_at"], written, seen)
+
+
+def _attempt_hops(
+    name: str,
+    number: int,
+    staged: int | None,
+    written: int | None,
+    seen: list[sqlite3.Row],
+    *,
+    is_noted: bool = True,
+) -> Iterator[Hop]:
+    """One attempt: accepted or replayed, written, and whatever came of it."""
+    if number == 1:
+        yield Hop(staged, "accepted", name, number)
+    for one in seen:
+        if one["old_status"] == "dead" and one["new_status"] in ("held", "written"):
+            # noted when it was done: not behind the file that it led to
+            yield Hop(min(one["at"], written or one["at"]), "replayed", name, number)
+    if written or not is_noted:
+        yield Hop(written, "written", name, number)
+    for one in seen:
+        if one["new_status"] in ("read", *ENDED):
+            yield Hop(one["at"], one["new_status"], name, number)
+
+
+def count_waiting(home: Home) -> int:
+    """How many messages stand in the outboxes."""
+    return sum(1 for _ in _messages(home, "outbox"))
+
+
+def find_unrecorded(home: Home, beginning: str) -> dict[str, Any] | None:
+    """Where a message lies whose id begins so, as `relay trace` tells it; None: nowhere.
+
+    Errors: NotFound when several begin so.
+    """
+    places = (("waiting", "outbox"), ("unsent", f"outbox/{PENDING}"), ("stray", "inbox"))
+    for status, place in places:
+        found = [one for one in _messages(home, place) if one[1].startswith(beginning)]
+        exact = [one for one in found if one[1] == beginning]
+        if len({message_id for _, message_id in exact or found}) > 1:
+            raise NotFound(f"several messages begin with {beginning}", hint="give more of the id")
+        for agent, message_id in exact or found:
+            return {
+                "message_id": message_id,
+                "from": agent,
+                "status": status,
+                "file": f"agents/{agent}/{place}/{message_id}{MSG_SUFFIX}",
+                "untouched_s": _untouched_s(home, agent, place, message_id + MSG_SUFFIX),
+                "error": None,
+                "deliveries": [],
+                "hops": [],
+            }
+    return None
+
+
+def describe_unrecorded(facts: dict[str, Any], is_running: bool) -> str:
+    """A message of `find` in words: where it lies, and what it waits for."""
+    if facts["status"] == "stray" and not is_running:
+        said = UNRECORDED_IN_INBOX.format(facts["from"])
+        return f"{said}: `relay up` tells the ledger what a crash took from it"
+    if facts["status"] == "stray":
+        hint = "find out who put it there"
+    elif facts["status"] == "waiting":
+        hint = RUNNING_HINT if is_running else "no relay runs; start one with `relay up`"
+    else:
+        hint = "rename it into the outbox"
+    return f"{UNRECORDED_TEXT[facts['status']].format(facts['from'], facts['untouched_s'])}: {hint}"
+
+
+def _untouched_s(home: Home, agent: str, place: str, name: str) -> int:
+    """Seconds since a file was written or renamed; 0 for one that has just gone."""
+    now = time.time_ns()
+    with home.dirs() as dirs, contextlib.suppress(OSError, UnsafePath):
+        folder = dirs.get("agents", agent, *place.split("/"))
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return (now - untouched_since(status, now)) // NS_PER_S
+    return 0
+
+
+def _messages(home: Home, place: str) -> Iterator[tuple[str, str]]:
+    """(agent, message id) of each file that a relay would take for a message."""
+    with home.dirs() as dirs:
+        for agent in sorted(home.agent_names()):
+            try:
+                names = os.listdir(dirs.get("agents", agent, *place.split("/")))
+            except (OSError, UnsafePath):
+                continue  # an agent without an outbox; the doctor says what else is wrong with it
+            for name in sorted(names):
+                message_id = message_id_of(name)
+                if message_id is not None:
+                    yield agent, message_id

@@ -23,7 +23,7 @@ from agent_sdk import Agent
 from relay.base import process_info
 from relay.base.clock import NS_PER_S
 from relay.base.home import LEDGER, Home
-from relay.cli.signs import find_alerts
+from relay.cli.agents import find_alerts
 from relay.ledger import open_readonly
 from tests.box import Box
 from tests.procs import PROJECT, Relay, environment, home_of, relay, until

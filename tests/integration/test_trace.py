@@ -13,7 +13,7 @@ import pytest
 from relay.base.clock import iso_time
 from relay.base.config import Config, encode
 from relay.base.home import LEDGER, Home
-from relay.cli.hops import delivery_hops
+from relay.cli.trace import delivery_hops
 from relay.ledger import Ledger, Written
 from relay.ledger.values import Held
 from tests.ledger.support import facts

@@ -20,11 +20,7 @@ from relay.cli.common import (
 
 if TYPE_CHECKING:
     from agent_sdk import Agent, Received
-    from relay.base.home import Home
 
-# A flush is due after 5 s; one that a large store or a slow disk holds up is not waited for.
-FLUSH_TIMEOUT_S = 15.0
-POLL_S = 0.05
 MAX_NAMED = 3  # recipients named one by one; more are counted
 
 
@@ -157,56 +153,6 @@ def _has_mailbox(root: str, agent: str) -> bool:
         except FileNotFoundError:
             return False
     return True
-
-
-def check_agent(ctx: click.Context, home: str | None, name: str | None) -> None:
-    """Errors: NotFound for a name, where one is given, that no agent has."""
-    from relay.base.errors import NotFound
-    from relay.base.home import Home
-
-    if name is not None:
-        with Home(root_of(ctx, home)) as opened:
-            if name not in opened.agent_inodes():
-                raise NotFound(
-                    f"there is no agent {name!a}",
-                    hint=f"`relay agents` lists those there are, `relay register {name}` makes one",
-                )
-
-
-def wait_for_flush(home: Home) -> None:
-    """Wait until the store's file holds what the relay was told to do before now.
-
-    So who changes a channel and looks at it sees the change. Says so on stderr when the relay
-    has not written it within 15 s.
-    """
-    from relay.base.home import LEDGER
-    from relay.base.lock_file import lock_holder
-    from relay.base.names import ORCHESTRATOR
-    from relay.ledger import open_readonly
-
-    db = open_readonly(home.path(LEDGER))
-    newest = db.execute("SELECT max(id) FROM messages").fetchone()[0]
-    waits = (
-        "SELECT 1 FROM messages WHERE status IN ('pending', 'processing', 'completed') "
-        "AND status = 'processing' AND target = ? AND id <= ? LIMIT 1"
-    )
-    deadline = time.monotonic() + FLUSH_TIMEOUT_S
-    while lock_holder(home) is not None and db.execute(waits, (ORCHESTRATOR, newest)).fetchone():
-        if time.monotonic() > deadline:
-            click.echo("relay: the store's file lacks the newest changes", err=True)
-            break
-        time.sleep(POLL_S)
-    db.close()
-
-
-def duration_s(text: str, option: str) -> float:
-    """Seconds of ``30s``, ``1m``, ``2h`` or ``60000`` (ms). Errors: BadParameter."""
-    from relay.base.message import parse_duration_ms
-
-    try:
-        return parse_duration_ms(text) / 1000
-    except ValueError as exc:
-        raise click.BadParameter(str(exc), param_hint=option) from exc
 
 
 def _describe_progress(root: str, message_id: str) -> str:

@@ -18,7 +18,7 @@ from relay.base import fsio, process_info
 from relay.base.errors import EXIT_STATE, NotRunning, RelayError
 from relay.base.home import LEDGER, LOCK, Home
 from relay.base.status_client import SOCKET, StatusReply, ask, silence, socket_path
-from relay.cli import outboxes
+from relay.cli.agents import find_alerts
 from relay.cli.common import (
     Amount,
     echo_json,
@@ -32,7 +32,7 @@ from relay.cli.common import (
     unread,
     when,
 )
-from relay.cli.signs import find_alerts
+from relay.cli.trace import count_waiting
 
 START_TIMEOUT_S = 60
 POLL_S = 0.02
@@ -48,6 +48,38 @@ class StartFailed(RelayError):
     """The relay did not come up."""
 
     hint = "logs/relay.log in the home says more"
+
+
+# Two conditions look redundant: they are those of the partial indexes, without which every row
+# ever would be read.
+OPEN = "status IN ('pending', 'processing', 'completed')"
+WAITING = "state IN ('held', 'staged')"
+
+
+@click.command(
+    epilog="\b\nExamples:\n  relay init\n  relay init --home /srv/team-relay",
+)
+@home_option
+@json_option
+@click.pass_context
+def init(ctx: click.Context, home: str | None, as_json: bool) -> None:
+    """Make a relay home, or complete one.
+
+    What is there stays: config.json, messages, the ledger. Modes are set to 700 and 600.
+    """
+    from relay.base import config
+    from relay.base.home import LEDGER, Home
+    from relay.ledger import Ledger
+
+    root = root_of(ctx, home)
+    existed = os.path.exists(os.path.join(root, LEDGER))
+    with Home.create(root, config.encode(config.Config())) as made:
+        Ledger.open(made.path(LEDGER)).close()
+    if as_json:
+        echo_json({"home": root, "created": not existed})
+        return
+    click.echo(f"{'completed' if existed else 'made'} {root}")
+    click.echo("start the relay with `relay up`")
 
 
 @click.command(
@@ -195,21 +227,13 @@ def _facts(home: Home) -> dict[str, Any]:
         "starts": int(state.get("epoch", 0)),
         **counts,
         "unread": sum(unread(home).values()),
-        "in_outboxes": outboxes.count_waiting(home)
-        if pid is None
-        else None,  # else `pending` counts
+        "in_outboxes": count_waiting(home) if pid is None else None,  # else `pending` counts
         **_daemon_status(home, pid),
         "socket": socket_path(home.root),
         "left": gone and {"pid": gone.pid, "last_sign_at": when(gone.last_sign_ns)},
         "ended": {name: alert.ended_pid for name, alert in alerts.items() if alert.ended_pid},
         "last_errors": last_errors,
     }
-
-
-# Two conditions look redundant: they are those of the partial indexes, without which every row
-# ever would be read.
-OPEN = "status IN ('pending', 'processing', 'completed')"
-WAITING = "state IN ('held', 'staged')"
 
 
 def _counts(db: sqlite3.Connection) -> dict[str, int]:
@@ -322,3 +346,13 @@ def _show_health(facts: dict[str, Any]) -> None:
         health = "ready" if facts["ready"] else "not ready"
         seen = f", seen {age_s:.0f} s ago" if age_s is not None else ""
         click.echo(f"{health}{seen}; disk {disk['state']}, {used} % used, {free} MiB free")
+
+
+@click.command(
+    epilog='\b\nExample:\n  . "$(relay sh)" && relay_send bob "hello"',
+)
+def sh() -> None:
+    """Print the path of relay.sh, to be sourced by a shell."""
+    import agent_sdk
+
+    click.echo(os.path.join(os.path.dirname(agent_sdk.__file__), "relay.sh"))

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from relay.base.home import LEDGER
-from relay.cli.ask import control_options, print_answer, request, require_relay
 from relay.cli.common import (
     ago,
     echo_json,
@@ -22,6 +21,7 @@ from relay.cli.common import (
     sanitize,
     when,
 )
+from relay.cli.request import control_options, print_answer, request, require_relay
 
 RESTARTS = ("never", "on-failure", "always")
 
