@@ -15,9 +15,8 @@ from relay.base.config import Config, decode
 from relay.base.errors import RelayError
 from relay.base.home import CONFIG, Home
 from relay.base.lock_file import lock_holder
-from relay.doctor import agents, attached, engine, files, ledger, limits, process, sealing
-from relay.doctor.finding import Finding, Severity, Target, describe_error
-from relay.doctor.repair import repair
+from relay.doctor import files, ledger, stores, system
+from relay.doctor.finding import Finding, Severity, Target, describe_error, repair
 
 __all__ = ["Finding", "Severity", "examine", "repair"]
 
@@ -35,18 +34,18 @@ def examine(home: Home, *, deep: bool = False) -> Iterator[Finding]:
         remedy = "mend it: the relay does not start; the rest is checked"
         yield Finding("config", describe_error(exc), remedy, where=CONFIG)
     target = Target(home, config, Clock(), lock_holder(home) is not None, deep)
-    position = engine.ledger_position(home)  # before the journal: what it follows only grows
+    position = ledger.ledger_position(home)  # before the journal: what it follows only grows
     checks: list[Callable[[Target], Iterator[Finding]]] = [
-        process.examine,
-        limits.examine,
-        files.examine,
-        agents.examine,
-        engine.examine,
-        sealing.examine,
-        lambda target: engine.ledger(target.home, position),
+        system.check_process,
+        system.check_limits,
+        files.check_files,
+        files.check_agents,
+        stores.check_stores,
+        stores.check_encryption,
+        lambda target: ledger.check_ledger_position(target.home, position),
     ]
     if isinstance(position, int):
-        checks += [lambda target: ledger.examine(target, position), attached.examine]
+        checks += [lambda target: ledger.check_ledger(target, position), files.check_attachments]
     for check in checks:
         yield from _report_unreadable(check, target)
 

@@ -7,6 +7,7 @@ wide is mended, and no alarm. Big trees are looked at up to a bound, and that is
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import stat
 import time
@@ -15,9 +16,9 @@ from collections.abc import Iterator
 import msgspec
 
 from relay.agents.roster import Meta
-from relay.base.errors import FormatError
-from relay.base.home import AGENT_DIRS, META, PENDING
-from relay.base.names import MSG_SUFFIX, shown
+from relay.base.errors import FormatError, InvalidName
+from relay.base.home import AGENT_DIRS, LEDGER, META, PENDING
+from relay.base.names import MSG_SUFFIX, check_agent_name, shown
 from relay.delivery.file_ops import REJECTED
 from relay.doctor.finding import (
     Finding,
@@ -29,8 +30,8 @@ from relay.doctor.finding import (
     recheck,
     summarize,
 )
-from relay.ledger import archive_pack
-from relay.ledger.archive_pack import SUFFIX
+from relay.ledger import archive_pack, open_readonly
+from relay.ledger.archive_pack import DAY_NS, SUFFIX
 
 MAX_ENTRIES = 50_000  # entries: half a second
 STAGED_S = 30  # a delivery that is underway takes milliseconds
@@ -39,7 +40,13 @@ TEMPS = ("", "store", "archive", "tmp")  # folders in which ours have temporary 
 UNTOUCHED = ("outbox",)  # the agents': what is there is narrowed when it is read
 
 
-def examine(target: Target) -> Iterator[Finding]:
+_ATTACHMENT_REFS = (
+    "SELECT r.sha256, EXISTS (SELECT 1 FROM deliveries AS d WHERE d.message_id = r.message_id "
+    "AND d.state IN ('held', 'staged', 'written')) FROM attachment_refs AS r"
+)
+
+
+def check_files(target: Target) -> Iterator[Finding]:
     """Everything that is open to others, is of another user, is a link, or is left over."""
     scan = EntryScan()
     for path, entry in _walk(target.home.root, "", scan):
@@ -50,7 +57,7 @@ def examine(target: Target) -> Iterator[Finding]:
             len(folders) + len(files) for _, folders, files in os.walk(target.home.root)
         )
         yield partial_check("files", scan.count, total, "entries of the home, at modes and owners")
-    yield from _agents(target)
+    yield from _mailboxes(target)
     yield from recheck(target, lambda: {f.where: f for f in _pending(target)})
     yield from _temps(target)
     if target.deep:
@@ -146,7 +153,7 @@ class EntryScan:
             )
 
 
-def _agents(target: Target) -> Iterator[Finding]:
+def _mailboxes(target: Target) -> Iterator[Finding]:
     """What stands in the place of an agent's directory, and a meta.json that tells nothing.
 
     A directory that is not there is made by the next start.
@@ -268,3 +275,124 @@ def _packs(target: Target) -> Iterator[Finding]:
         except FormatError as exc:
             remedy = "restore it from a backup; the store and its archives have the messages' text"
             yield Finding("files", str(exc), remedy, where=f"archive/{name}")
+
+
+def check_agents(target: Target) -> Iterator[Finding]:
+    """Outboxes of names that no agent may have, files in outboxes that are no messages, and the
+    lead of config.json, where there is no such agent."""
+    lead = target.config.lead
+    if lead and lead not in target.home.agent_inodes():
+        yield Finding(
+            "config",
+            f"lead is {lead}, and there is no such agent: mail to Lead bounces",
+            f"name an agent that is there (`relay agents`), or `relay register {lead}`",
+            Severity.WARNING,
+            "config.json",
+        )
+    for name in list_dir(target.home.path("agents")):
+        folder = f"agents/{name}/outbox"
+        try:
+            check_agent_name(name)
+        except InvalidName as exc:
+            waiting = [
+                item for item in list_dir(target.home.path(folder)) if item.endswith(MSG_SUFFIX)
+            ]
+            if waiting:
+                found = f"{exc}: {len(waiting)} messages wait in {shown(folder)}, and nobody is it"
+                remedy = f"move them into the outbox of a name that may be: {exc.hint}"
+                yield Finding("files", found, remedy, Severity.WARNING, shown(folder))
+        else:
+            yield from _ignored_files(target, folder)
+
+
+def _ignored_files(target: Target, folder: str) -> Iterator[Finding]:
+    """What the relay leaves, for its name does not end as a message's does."""
+    oldest = time.time() - target.config.detection.orphan_after_s
+    left = []
+    for name in list_dir(target.home.path(folder)):
+        if name.endswith(MSG_SUFFIX) or name.startswith("."):
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            if os.lstat(target.home.path(folder, name)).st_mtime < oldest:
+                left.append(shown(f"{folder}/{name}"))
+    if left:
+        yield Finding(
+            "files",
+            f"no messages, so that the relay leaves them: {summarize(left)}",
+            "if they are to be sent, rename them: {10-20 digits}-{hex}.msg, small letters",
+            Severity.WARNING,
+            left[0],
+        )
+
+
+def check_attachments(target: Target) -> Iterator[Finding]:
+    """Missing for messages that somebody still reads; named by none; not what their name says."""
+    yield from recheck(target, lambda: {f.where: f for f in _references(target)})
+    if target.deep:
+        wrong = [path for path in _stored(target).values() if not _is_whole(target, path)]
+        if wrong:
+            yield Finding(
+                "attachments",
+                f"not what their names say: {summarize(wrong)}",
+                "restore them from a backup, or ask the sender for them again",
+                where=wrong[0],
+            )
+
+
+def _references(target: Target) -> Iterator[Finding]:
+    with contextlib.closing(open_readonly(target.home.path(LEDGER))) as db:
+        if db.execute("PRAGMA user_version").fetchone()[0] < 2:
+            return  # the next start makes the table
+        live: dict[str, bool] = {}
+        for digest, is_live in db.execute(_ATTACHMENT_REFS):
+            live[digest] = live.get(digest, False) or bool(is_live)
+    stored = _stored(target)
+    missing = sorted(digest for digest, is_live in live.items() if is_live and digest not in stored)
+    if missing:
+        yield Finding(
+            "attachments",
+            f"messages that are not read yet name what is not there: {summarize(missing)}",
+            "ask their senders to put them there again",
+            where="attachments missing",
+        )
+    days = target.config.retention.attachments_days
+    oldest_ns = target.clock.now_ns() - 2 * max(days, 1) * DAY_NS
+    nobodys = [
+        path
+        for digest, path in stored.items()
+        if live and digest not in live and _written_ns(target, path) < oldest_ns
+    ]
+    if nobodys:
+        yield Finding(
+            "attachments",
+            f"named by no message: {summarize(nobodys)}",
+            "`relay prune` removes them" if days else "retention.attachments_days keeps them",
+            Severity.NOTE,
+            "attachments unnamed",
+        )
+
+
+def _stored(target: Target) -> dict[str, str]:
+    """digest -> path below the home."""
+    return {
+        name: f"attachments/{folder}/{name}"
+        for folder in list_dir(target.home.path("attachments"))
+        for name in list_dir(target.home.path("attachments", folder))
+        if len(name) == 64 and name.startswith(folder)
+    }
+
+
+def _written_ns(target: Target, path: str) -> int:
+    try:
+        return os.lstat(target.home.path(path)).st_mtime_ns
+    except FileNotFoundError:
+        return target.clock.now_ns()
+
+
+def _is_whole(target: Target, path: str) -> bool:
+    try:
+        with open(target.home.path(path), "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return not os.path.lexists(target.home.path(path))  # collected meanwhile
+    return found == os.path.basename(path)

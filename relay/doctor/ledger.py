@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from relay.base.clock import iso_date
 from relay.base.config import RetentionSettings
 from relay.base.errors import LedgerDamaged, LedgerError, RelayError, UnsafePath
-from relay.base.home import LEDGER
+from relay.base.home import LEDGER, Home
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
 from relay.daemon import prune
 from relay.daemon.opening import open_store_readonly, store_key, stream_dir
@@ -22,11 +22,13 @@ from relay.doctor.finding import (
     Finding,
     Severity,
     Target,
+    describe_error,
     list_dir,
     partial_check,
     recheck,
     summarize,
 )
+from relay.doctor.stores import GONE, stream_range
 from relay.engine.event_codec import EventCodec
 from relay.journal.reader import JournalReader
 from relay.ledger import SCHEMA_VERSION, archive_pack, open_readonly, schema_sql
@@ -35,7 +37,7 @@ from relay.ledger import file as ledger_file
 MAX_ROWS = 50_000  # of each kind, the newest: some tenths of a second
 
 
-def examine(target: Target, position: int) -> Iterator[Finding]:
+def check_ledger(target: Target, position: int) -> Iterator[Finding]:
     """Pages, rows and version; then rows against files, inboxes and store."""
     try:
         with contextlib.closing(open_readonly(target.home.path(LEDGER))) as db:
@@ -196,7 +198,7 @@ def _inboxes(target: Target) -> dict[str, Finding]:
             missing = {one: at for one, at in written.items() if one not in there}
             vanished = _vanished(target, db, agent, missing)
             if vanished:
-                found[f"{agent} vanished"] = _gone(agent, len(vanished))
+                found[f"{agent} vanished"] = _vanished_finding(agent, len(vanished))
             if not target.is_running:  # agents may have read since, and the next start notes it
                 continue
             for message_id in missing.keys() - vanished:
@@ -208,7 +210,7 @@ def _inboxes(target: Target) -> dict[str, Finding]:
                     f"agents/{agent}/inbox",
                 )
             for message_id in there - written.keys():
-                if _was_written(db, message_id, agent):
+                if _was_delivered(db, message_id, agent):
                     continue
                 found[f"{message_id} {agent}"] = Finding(
                     "ledger",
@@ -238,7 +240,7 @@ def _vanished(
     return {one for one, trace in traces.items() if trace is mailbox.Trace.VANISHED}
 
 
-def _gone(agent: str, number: int) -> Finding:
+def _vanished_finding(agent: str, number: int) -> Finding:
     return Finding(
         "ledger",
         mailbox.vanished(agent, number),
@@ -249,7 +251,7 @@ def _gone(agent: str, number: int) -> Finding:
     )
 
 
-def _was_written(db: sqlite3.Connection, message_id: str, agent: str) -> bool:
+def _was_delivered(db: sqlite3.Connection, message_id: str, agent: str) -> bool:
     """True for a file that the relay wrote, and whose delivery has ended without a reader: it was
     acknowledged where it stands, or nobody answered and it is a dead letter."""
     query = "SELECT state FROM deliveries WHERE message_id = ? AND recipient = ?"
@@ -317,3 +319,44 @@ def _is_behind(target: Target, position: int, key: bytes | None) -> bool:
 def _differs(relay_id: str, what: str) -> Finding:
     remedy = f"`relay trace {relay_id}` shows what the ledger has; {RESTORE}"
     return Finding("ledger", f"{relay_id}: {what}", remedy, Severity.ERROR, relay_id)
+
+
+def ledger_position(home: Home) -> int | Finding:
+    """Up to where the ledger follows the journal."""
+    try:
+        db = open_readonly(home.path(LEDGER))
+        try:
+            query = "SELECT value FROM orchestrator_state WHERE key = 'journal'"
+            row = db.execute(query).fetchone()
+        finally:
+            db.close()
+    except LedgerError as exc:
+        remedy = exc.hint if exc.hint != LedgerError.hint else f"{exc.hint}; {RESTORE}"
+        return Finding("ledger", describe_error(exc), remedy)
+    return int(row[0]) if row else 0
+
+
+def check_ledger_position(home: Home, position: int | Finding) -> Iterator[Finding]:
+    """Whether what the ledger follows is there."""
+    if isinstance(position, Finding):
+        yield position
+        return
+    folder = stream_dir(home)
+    if not os.path.isdir(folder):
+        if position:
+            found = f"it follows the journal up to {position}, and there is none"
+            yield Finding("ledger", found, GONE)
+        return
+    first, end = stream_range(folder)
+    if end is not None and position > end:
+        yield Finding(
+            "ledger",
+            f"it follows the journal up to {position}, and that ends at {end}: files were removed",
+            "put them back, or go on: the relay begins a new segment behind the gap",
+        )
+    if position < first:
+        yield Finding(
+            "ledger",
+            f"it follows the journal up to {position}, and what came before {first} was pruned",
+            "rows of that time are not made again: restore ledger.db from a backup, or do without",
+        )
