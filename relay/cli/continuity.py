@@ -75,7 +75,7 @@ def load(
 
     On a terminal what cannot be seen is shown as an escape.
     """
-    from agent_sdk.continuity import load_version
+    from agent_sdk.requests import load_version
     from relay.base.errors import NotFound
 
     with _agent(ctx, home, agent) as me:
@@ -103,10 +103,10 @@ def list_(
     as_json: bool,
 ) -> None:
     """List the versions there are, oldest first."""
-    from agent_sdk.continuity import versions
+    from agent_sdk.requests import list_versions
 
     with _agent(ctx, home, agent) as me:
-        found = versions(me, timeout_s, name)
+        found = list_versions(me, timeout_s, name)
     of = name or agent
     header = ("VERSION", "BYTES", "SAVED AT", "MESSAGE")
     rows = [_facts(of, one) for one in found]

@@ -56,7 +56,7 @@ def spawn(
     The relay looks after it: `relay ps` shows how it does, and what becomes of it is told to who
     asked. Its output goes to logs/NAME.log in the home. The values of --env are recorded nowhere.
     """
-    from agent_sdk.processes import spawn_headers
+    from agent_sdk.requests import spawn_headers
 
     root = root_of(ctx, caller.pop("home"))
     require_relay(root)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from watchdog.observers import inotify_c
 
-from agent_sdk import Agent, Kind, MessageError, wait
-from agent_sdk.wait import InotifyWaiter, PollWaiter, open_waiter
+from agent_sdk import Agent, Kind, MessageError
+from agent_sdk.inbox import InboxWaiter, InotifyWaiter, PollWaiter, open_waiter
 from tests.agent_sdk.support import HandRelay, open_fds, script
 
 
@@ -147,7 +147,7 @@ def unreadable(*_: object) -> int:
 def test_what_comes_between_watch_and_listing_is_not_slept_through(
     relay: HandRelay, alice: Agent, monkeypatch: pytest.MonkeyPatch, kind: type
 ) -> None:
-    def watch_and_deliver(path: str) -> wait.InboxWaiter:
+    def watch_and_deliver(path: str) -> InboxWaiter:
         wake = open_waiter(path)
         assert isinstance(wake, kind)
         relay.deliver("alice", "in between")
