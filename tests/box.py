@@ -26,7 +26,7 @@ from relay.daemon import recovery
 from relay.daemon.journal_commands import run_command
 from relay.daemon.opening import open_store, store_key
 from relay.daemon.session import make_roller, make_supervisor, poll_supervisor
-from relay.delivery.context import Basis
+from relay.delivery.context import Context
 from relay.delivery.dispatch import Dispatcher
 from relay.engine.commstore import CommStore
 from relay.engine.flush import Flusher, FlushPolicy, Inline
@@ -66,8 +66,8 @@ class Box:
 
     def open(self) -> None:
         """What the daemon does at its start, up to the first turn."""
-        basis = self._open_store()
-        feed = recovery.recover(basis, self.opened.projection, power_cut=self.opened.power_cut)
+        context = self._open_store()
+        feed = recovery.recover(context, self.opened.projection, power_cut=self.opened.power_cut)
         detection = self.config.detection
         self.watcher: Watcher = make_watcher(
             self.home, detection.watcher, detection.poll_interval_ms
@@ -83,12 +83,12 @@ class Box:
             journal=self.events,
         )
         roller = make_roller(self.store, self.config, self.clock, Inline())
-        self.dispatcher = Dispatcher(basis, self.flusher, roller, self.roster)
-        self.supervisor = make_supervisor(basis, self.dispatcher, self.spawner)
-        self.dispatcher.feed(feed)
+        self.dispatcher = Dispatcher(context, self.flusher, roller, self.roster)
+        self.supervisor = make_supervisor(context, self.dispatcher, self.spawner)
+        self.dispatcher.requeue(feed)
         self.deadline = self.dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
 
-    def _open_store(self) -> Basis:
+    def _open_store(self) -> Context:
         """The ledger, and the store with its journal: what the parts work on."""
         self.ledger = Ledger.open(self.home.path(LEDGER))
         self.key = store_key(self.home, self.config, make=True)
@@ -104,7 +104,7 @@ class Box:
         self.store: CommStore = self.opened.store
         self.events = self.opened.log
         self.tiers = self.opened.tiers
-        return Basis(
+        return Context(
             config=self.config,
             home=self.home,
             ledger=self.ledger,
@@ -132,7 +132,7 @@ class Box:
         """Let the loop run: what inotify has told, and what is due."""
         for _ in range(times):
             self.deadline = self.dispatcher.tick(self.watcher.wait(0))
-            for order in self.dispatcher.take_orders():
+            for order in self.dispatcher.pop_jobs():
                 if isinstance(order, JournalCommand):
                     run_command(self.home, self.opened, self.clock, order)
                 else:

@@ -26,17 +26,17 @@ STOP = "stop"
 NEVER_STUCK = (START, WAIT, STOP)
 
 STAGES = {
-    "hear": "what the watcher told, agents and scans",
-    "look": "opening, reading and parsing files",
-    "record": "rows of the ledger, and their claim",
-    "decide": "who gets it, and the engine's word",
-    "stage": "files written into inbox/.pending",
-    "commit": "events to the journal, one sync",
-    "deliver": "renames into inboxes",
-    "note": "the ledger's transaction after it",
-    "due": "held and overdue deliveries",
-    "archive": "originals out of the outboxes",
-    "upkeep": "rolling, checkpoints, the journal's own work",
+    "detect": "watcher events, agent directories and scans",
+    "read": "open, read, parse and validate files",
+    "record": "insert and claim ledger rows",
+    "route": "choose recipients and store messages",
+    "stage": "write files into inbox/.pending",
+    "commit": "append events to the journal, one sync",
+    "deliver": "rename files into inboxes",
+    "complete": "mark ledger rows completed",
+    "retry": "deferred and overdue deliveries, reminders",
+    "archive": "move originals out of the outboxes",
+    "maintain": "archive rolling, checkpoints, journal segments",
 }
 
 

@@ -17,7 +17,7 @@ from relay.base.disk import DiskState, DiskUsage, DiskWatch
 from relay.base.errors import LedgerError
 from relay.base.names import OPERATOR
 from relay.daemon.status import SharedStatus, StatusPublisher, pause_reason
-from relay.delivery.context import Basis
+from relay.delivery.context import Context
 from relay.delivery.dispatch import Dispatcher
 from relay.ledger import Ledger
 
@@ -117,7 +117,7 @@ class DiskMonitor:
                 began = str(self._clock.now_ns())
                 self._note(began)
             names = {OPERATOR, self._dispatcher.roster.trusted_lead() or OPERATOR}
-            if self._dispatcher.teller.announce(names, _notice(reading), EPISODE, int(began)):
+            if self._dispatcher.notifier.announce(names, _notice(reading), EPISODE, int(began)):
                 self._note(began + TOLD)
             self._trouble = ""
         except LedgerError as exc:  # a disk so full: the log has it, and this is tried again
@@ -135,11 +135,13 @@ def make_disk_monitor(
     board: SharedStatus,
     dispatcher: Dispatcher,
     publisher: StatusPublisher,
-    basis: Basis,
+    context: Context,
 ) -> DiskMonitor:
     """What looks after a session."""
-    disk = DiskWatch(basis.home.root, basis.config.disk, basis.clock)
-    return DiskMonitor(board, dispatcher, publisher, disk, basis.ledger, basis.clock, basis.log)
+    disk = DiskWatch(context.home.root, context.config.disk, context.clock)
+    return DiskMonitor(
+        board, dispatcher, publisher, disk, context.ledger, context.clock, context.log
+    )
 
 
 def _notice(reading: DiskUsage) -> str:

@@ -15,7 +15,7 @@ from relay.acomm.model import Delivery, DeliveryState, Message
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
 from relay.delivery import router
-from relay.delivery.work import own_facts
+from relay.delivery.work import system_message_row
 from relay.engine import events
 from relay.engine.events import Event
 from relay.ledger import DeliveryFacts, DutyFacts, FileFacts
@@ -209,7 +209,7 @@ def _own(message: Message, relay_id: str) -> FileFacts:
     """What the ledger records of a message of the orchestrator's own, which has no file."""
     metadata = message.metadata or {}
     at = int(metadata.get("created_ns") or 0)
-    return own_facts(
+    return system_message_row(
         relay_id,
         message.content,
         str(metadata.get("kind", router.KIND_OF[message.message_type])),

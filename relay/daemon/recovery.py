@@ -41,8 +41,8 @@ from relay.base.message import (
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, answer_id, message_id_of
 from relay.daemon.projection import Projection, deliveries_of, facts_of
 from relay.delivery import file_ops, lost_time
-from relay.delivery.context import Basis
-from relay.delivery.redelivery import read_original, rebuild
+from relay.delivery.context import Context
+from relay.delivery.redelivery import read_original, reconstruct
 from relay.engine.commstore import CommStore
 from relay.ledger import FileFacts, Ledger, Row
 
@@ -53,16 +53,16 @@ SHOWN_IDS = 20
 
 
 def recover(
-    basis: Basis, projection: Projection, *, power_cut: bool = False
+    context: Context, projection: Projection, *, power_cut: bool = False
 ) -> list[tuple[str, str]]:
     """Put right what the last daemon left; returns the files to be fed first, in order.
 
     ``told``: what the journal holds behind the ledger's position. ``power_cut``: the machine was
     switched off since, so that what was renamed may not be there.
     """
-    _, home, ledger, store, events, clock, log, _ = basis
+    _, home, ledger, store, events, clock, log, _ = context
     now = clock.now_ns()
-    lost_time.since_last_run(basis)
+    lost_time.extend_deadlines(context)
     with ledger.transaction():
         for operation in ledger.processes.roll_back(now):
             log(f"Rolled back an operation that was cut short: {operation}", action="roll_back")
@@ -84,7 +84,7 @@ def recover(
         if power_cut:
             _mend_originals(files, ledger, store, projection, log)
         feed = _settle_rows(files, ledger, store, rows, now)
-    events.settle()
+    events.confirm_boot()
     if files.faults:
         log(
             f"Could not look for the files of {len(files.faults)} messages, a scan or the next "
@@ -262,7 +262,7 @@ def _tell_of_unsettled(ledger: Ledger, store: CommStore) -> int:
                 reached = store.state.deliveries.get(message.id, {})
                 ledger.restore(deliveries_of(message, relay_id, reached))
                 ledger.duties.restore(
-                    lost_time.duties_of(relay_id, store.state.owed.get(message.id, {}))
+                    lost_time.obligations_of(relay_id, store.state.owed.get(message.id, {}))
                 )
                 remade += 1
     return remade
@@ -277,7 +277,7 @@ def _settle_duties(ledger: Ledger, store: CommStore) -> None:
                 ledger.duties.owe(relay_id, recipient, "given_up", None)
             elif recipient not in store.state.owed.get(message.id, {}):
                 store.owe_again(message, recipient, said)
-        ledger.duties.restore(lost_time.open_duties(store))
+        ledger.duties.restore(lost_time.open_obligations(store))
 
 
 def _hold_the_rest(ledger: Ledger, store: CommStore, now: int) -> None:
@@ -406,7 +406,7 @@ def _mend_originals(
             continue
         target = files.dirs.ensure(*folder)
         fsio.remove(name, target)
-        fsio.create(name, render(rebuild(stored)), target)
+        fsio.create(name, render(reconstruct(stored)), target)
         log(
             f"The file of an accepted message was damaged, and is made again: {row.file_path}",
             action="mend_original",
@@ -421,10 +421,12 @@ def _restore_statuses(ledger: Ledger, store: CommStore, rows: Iterable[FileFacts
     ``rows``: what the journal has behind the ledger's position, in its order. What an agent sent
     afterwards made it active again then, and does now. Within the caller's transaction.
     """
-    last: dict[str, tuple[agent_status.Change, int]] = {}
+    last: dict[str, tuple[agent_status.StatusChange, int]] = {}
     for facts in rows:
         if facts.agent_name in last:
-            active = agent_status.Change(facts.agent_name, agent_status.Status.ACTIVE, None)
+            active = agent_status.StatusChange(
+                facts.agent_name, agent_status.AgentStatus.ACTIVE, None
+            )
             last[facts.agent_name] = (active, facts.discovered_at)
         if facts.target == ORCHESTRATOR and facts.message_type == Kind.COMMAND:
             change = _status_asked(store, facts)
@@ -435,7 +437,7 @@ def _restore_statuses(ledger: Ledger, store: CommStore, rows: Iterable[FileFacts
         ledger.registry.set_status(*change, at)
 
 
-def _status_asked(store: CommStore, facts: FileFacts) -> agent_status.Change | None:
+def _status_asked(store: CommStore, facts: FileFacts) -> agent_status.StatusChange | None:
     """The change that a command asked for, when it was answered with an ack."""
     message_id = facts.message_id
     answer = answer_id(facts.discovered_at, facts.agent_name, message_id, Kind.ACK)
@@ -443,7 +445,9 @@ def _status_asked(store: CommStore, facts: FileFacts) -> agent_status.Change | N
     if message is None or store.by_relay_id(answer) is None:
         return None
     try:
-        fields = command_fields(rebuild(message))
+        fields = command_fields(reconstruct(message))
     except MessageError:
         return None
-    return agent_status.asked(fields.get("ACTION", "").lower(), fields, facts.agent_name)
+    return agent_status.parse_status_command(
+        fields.get("ACTION", "").lower(), fields, facts.agent_name
+    )

@@ -31,7 +31,7 @@ from relay.daemon.housekeeper import Housekeeper
 from relay.daemon.journal_commands import run_command
 from relay.daemon.opening import OpenedStore, open_store, store_key
 from relay.daemon.status import SharedStatus, StatusPublisher
-from relay.delivery.context import Basis
+from relay.delivery.context import Context
 from relay.delivery.dispatch import Dispatcher
 from relay.engine.commstore import CommStore
 from relay.engine.flush import Flusher, FlushPolicy
@@ -125,14 +125,14 @@ class Session:
         self._open_ledger(stack)
         key = store_key(self._home, self._config, make=True)
         opened = self._open_store(stack, key)
-        feed = recovery.recover(self._basis, opened.projection, power_cut=opened.power_cut)
+        feed = recovery.recover(self._context, opened.projection, power_cut=opened.power_cut)
         self._start_watcher(stack)
         self._start_dispatcher(stack, key)
         self._start_tiers(stack)
-        self._supervisor = make_supervisor(self._basis, self._dispatcher)
+        self._supervisor = make_supervisor(self._context, self._dispatcher)
         stack.callback(self._supervisor.close)
         self._start_keeper(stack)
-        self._dispatcher.feed(feed)
+        self._dispatcher.requeue(feed)
         self._start_overseer()
         self._deadline = self._dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
         self._log("Ready", action="ready", epoch=self.epoch, watcher=self.watcher.name)
@@ -164,7 +164,7 @@ class Session:
         stack.callback(opened.log.close)
         if opened.power_cut:
             self._log("The machine was switched off since", action="power_cut")
-        self._basis = Basis(
+        self._context = Context(
             config=self._config,
             home=self._home,
             ledger=self._ledger,
@@ -199,12 +199,12 @@ class Session:
         )
         roller = make_roller(opened.store, config, self._clock, executor, wake)
         roster = Roster(self._home, self.watcher, config.lead, self._log)
-        self._dispatcher = Dispatcher(self._basis, flusher, roller, roster)
+        self._dispatcher = Dispatcher(self._context, flusher, roller, roster)
 
     def _start_overseer(self) -> None:
         store = self._opened.store
         publisher = StatusPublisher(self._dispatcher, store, self.watcher, self._clock)
-        self._overseer = make_disk_monitor(self._board, self._dispatcher, publisher, self._basis)
+        self._overseer = make_disk_monitor(self._board, self._dispatcher, publisher, self._context)
         self._overseer.begin()
 
     def _start_tiers(self, stack: contextlib.ExitStack) -> None:
@@ -236,7 +236,7 @@ class Session:
         return min(due_ns, self._poll_tiers())
 
     def _carry_out_orders(self) -> None:
-        for order in self._dispatcher.take_orders():
+        for order in self._dispatcher.pop_jobs():
             if isinstance(order, JournalCommand):
                 run_command(self._home, self._opened, self._clock, order)
             else:
@@ -256,28 +256,30 @@ class Session:
 
 
 def make_supervisor(
-    basis: Basis, dispatcher: Dispatcher, spawner: Spawner | None = None
+    context: Context, dispatcher: Dispatcher, spawner: Spawner | None = None
 ) -> Supervisor:
     """What looks after the processes of a home; it has taken over those that run."""
-    greet = dispatcher.teller.greet  # what it left and what waits, before it is started
+    greet = (
+        dispatcher.notifier.send_resume_message
+    )  # what it left and what waits, before it is started
     return Supervisor(
-        basis.config.spawn,
-        basis.home,
-        basis.ledger,
-        basis.store,
+        context.config.spawn,
+        context.home,
+        context.ledger,
+        context.store,
         spawner or SystemSpawner(),
-        basis.clock,
-        basis.log,
+        context.clock,
+        context.log,
         greet,
     )
 
 
 def poll_supervisor(supervisor: Supervisor, dispatcher: Dispatcher) -> None:
     """One turn for the processes: what is due is done, and said."""
-    supervisor.poll(asked=dispatcher.take_asked())
+    supervisor.poll(has_requests=dispatcher.pop_process_requests())
     notices = supervisor.notices()
-    if notices and supervisor.may_tell:
-        supervisor.told(dispatcher.teller.tell(notices))
+    if notices and supervisor.can_notify:
+        supervisor.mark_sent(dispatcher.notifier.send(notices))
 
 
 def begin_epoch(ledger: Ledger, clock: Clock) -> int:

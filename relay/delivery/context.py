@@ -14,7 +14,7 @@ from relay.engine.commstore import CommStore
 from relay.ledger import Ledger
 
 
-class Basis(NamedTuple):
+class Context(NamedTuple):
     """What a session has opened, and what it was given. Each part keeps what it needs of it."""
 
     config: Config

@@ -26,7 +26,7 @@ from relay.base.outbox_file import IN_PENDING, FileKey, OutboxFile, found_of, un
 MOST_AT_ONCE = 1_000  # of an agent, between two scans: the next one lists the rest
 
 
-class Unsent:
+class PendingFiles:
     """The files that lie in ``.pending`` for long. Owned by the loop."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Unsent:
         """True while messages wait to be refused."""
         return bool(self._over)
 
-    def look(self, dirs: Dirs, agent: str) -> None:
+    def scan(self, dirs: Dirs, agent: str) -> None:
         """List an agent's ``.pending``. Errors: OSError, UnsafePath."""
         pending = dirs.ensure("agents", agent, *IN_PENDING)
         now = self._clock.now_ns()
@@ -66,7 +66,7 @@ class Unsent:
         if still:
             self._warned[agent] = still
 
-    def take(
+    def pop_overdue(
         self, dirs: Dirs, limit: int, max_bytes: int, in_hand: Container[FileKey]
     ) -> Iterator[tuple[OutboxFile, bytes]]:
         """Up to ``limit`` messages whose time is over, and what is in them (``max_bytes`` at most).

@@ -232,18 +232,18 @@ def _vanished(
         return set()
     try:
         with target.home.dirs() as dirs:
-            traces = mailbox.judge(dirs, agent, known, missing)
+            traces = mailbox.file_fates(dirs, agent, known, missing)
     except FileNotFoundError:
         return set(missing)
     except (OSError, UnsafePath):  # the checks of files say so
         return set()
-    return {one for one, trace in traces.items() if trace is mailbox.Trace.VANISHED}
+    return {one for one, trace in traces.items() if trace is mailbox.FileFate.VANISHED}
 
 
 def _vanished_finding(agent: str, number: int) -> Finding:
     return Finding(
         "ledger",
-        mailbox.vanished(agent, number),
+        mailbox.describe_vanished(agent, number),
         f"delivered again when it is back (`relay register {agent}`, and a relay that runs); "
         f"or back to their senders: `relay agents retire {agent}`",
         Severity.WARNING,

@@ -19,7 +19,7 @@ from relay.base.metrics import Metrics
 from relay.base.watcher import InotifyWatcher, WatchEvents
 from relay.daemon.opening import open_store
 from relay.daemon.session import make_roller
-from relay.delivery.context import Basis
+from relay.delivery.context import Context
 from relay.delivery.dispatch import Dispatcher
 from relay.engine.flush import Flusher, FlushPolicy
 from relay.ledger import Ledger
@@ -99,8 +99,8 @@ def _ours(root: Path, agents: int, files: int, ledger_rows: int) -> float:
         wake, path = watcher.wake, home.path(STORE)
         flusher = Flusher(store, path, policy, clock, executor, wake, journal=events)
         roller = make_roller(store, config, clock, executor, wake)
-        basis = Basis(config, home, ledger, store, events, clock, _silent, Metrics(clock))
-        dispatcher = Dispatcher(basis, flusher, roller, roster)
+        context = Context(config, home, ledger, store, events, clock, _silent, Metrics(clock))
+        dispatcher = Dispatcher(context, flusher, roller, roster)
         began = time.perf_counter()
         dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
         while dispatcher.backlog:

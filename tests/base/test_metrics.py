@@ -65,7 +65,7 @@ def test_a_batch_goes_through_every_stage(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
     passed = {name for name, times in box.dispatcher.tally.stages.items() if times.read().number}
     assert passed == set(STAGES)
-    assert box.dispatcher.tally.at[0] == "upkeep"  # until the session waits again
+    assert box.dispatcher.tally.at[0] == "maintain"  # until the session waits again
 
 
 def test_what_becomes_of_messages_is_counted(box: Box) -> None:

@@ -40,7 +40,7 @@ def scenario(box: Box) -> None:
     box.tick()
     box.drop("alice", "TO: bob\n\nlost?", "1000000005-05.msg")
     box.tick()
-    assert box.dispatcher.teller.greet("carol", KEY)
+    assert box.dispatcher.notifier.send_resume_message("carol", KEY)
     box.flush()
 
 
@@ -95,7 +95,9 @@ def survive(root: Path, falls_at: int, *, taking: bool) -> list[Effect]:
         box.tick(2)
         if not (box.path("agents", "alice", "outbox") / "1000000005-05.msg").exists():
             resend(box)
-        assert box.dispatcher.teller.greet("carol", KEY)  # whoever starts it does so again
+        assert box.dispatcher.notifier.send_resume_message(
+            "carol", KEY
+        )  # whoever starts it does so again
         box.flush()
         box.clock.advance(31)
         box.tick(2)

@@ -329,7 +329,7 @@ def test_a_port_that_is_taken_is_said_and_the_socket_answers(asked: Asked) -> No
 def test_the_time_of_a_stall_is_the_settings(served: Asked) -> None:
     admin = AdminSettings(stall_after_s=2)
     served.board.config = msgspec.structs.replace(served.board.config, admin=admin)
-    served.board.tally.begin("note")
+    served.board.tally.begin("complete")
     served.clock.advance(3)
     assert served.ask("/healthz")[0] == 503
 

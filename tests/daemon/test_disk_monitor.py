@@ -274,7 +274,7 @@ def test_a_notice_that_has_no_room_is_sent_when_there_is(
 ) -> None:
     refuses: Callable[..., bool] = lambda *_, **__: False  # noqa: E731
     with monkeypatch.context() as patch:
-        patch.setattr(looked.box.dispatcher.teller, "announce", refuses)
+        patch.setattr(looked.box.dispatcher.notifier, "announce", refuses)
         looked.turn(91_000)
     assert looked.notices("operator") == []
     looked.turn(91_000)

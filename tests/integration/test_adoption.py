@@ -139,7 +139,7 @@ def test_started_again_and_killed_before_it_was_noted_it_is_found(box: ProcessBo
     box.spawner.end(1)
     box.go_on(0)
     box.clock.advance(1.1)
-    box.supervisor.poll(asked=False)  # started; nothing is said or noted
+    box.supervisor.poll(has_requests=False)  # started; nothing is said or noted
     process = box.running
     reopen(box)
     box.go_on(10)

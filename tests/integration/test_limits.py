@@ -47,7 +47,7 @@ def test_over_its_rate_messages_wait_in_the_outbox_and_go_at_that_rate(make_box:
         "in the outbox and goes at that rate, nothing is lost\n"
     ]
     assert notices(box, "carol") == []
-    assert box.dispatcher.limited == (["alice"], 1, [], 0)
+    assert box.dispatcher.throttled == (["alice"], 1, [], 0)
 
     for _ in range(20):
         box.clock.advance(0.1)
@@ -125,10 +125,10 @@ def test_over_the_quota_of_files_each_is_taken_in_its_turn(make_box: MakeBox) ->
         "in its turn, nothing is lost\n"
     ]
     assert box.sql("SELECT kind, agent FROM security_events") == [("quota_exceeded", "alice")]
-    assert box.dispatcher.limited == ([], 0, ["alice"], 1)
+    assert box.dispatcher.throttled == ([], 0, ["alice"], 1)
     box.clock.advance(31)
     box.tick()
-    assert box.dispatcher.limited == ([], 0, [], 1)
+    assert box.dispatcher.throttled == ([], 0, [], 1)
 
 
 def test_over_the_quota_of_bytes_it_is_told_once(make_box: MakeBox) -> None:
