@@ -1,4 +1,4 @@
-"""``relay agents``, with ``retire`` and ``revive``, and ``relay register``."""
+"""``relay agents`` with ``retire`` and ``revive``, ``register``, and warnings about agents."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 from relay.base import process_info
 from relay.base.home import Home
 
-SILENT_S = 60  # who reads or answers within it was busy
-PRESENT = ("active", "inactive")  # of the others the reason says it
+SILENT_S = 60  # shorter pauses are normal
+PRESENT = ("active", "inactive")  # for the others, the reason of the status says it
 WAITING = """SELECT recipient, min(written_at) FROM deliveries WHERE state = 'written' GROUP BY 1
 UNION ALL
 SELECT recipient, min(written_at) FROM deliveries WHERE obligation = 'open' GROUP BY 1"""
@@ -54,12 +54,12 @@ Examples:
 @json_option
 @click.pass_context
 def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
-    """List the agents there are.
+    """List the agents and their status.
 
-    Since: when it became what it is; of one that is active, nothing. Seen: when it last wrote or
-    read. Unread: messages that stand in its inbox. Dead: those that were given up for it. Note: a
-    process that it registered and that has ended, how long it is silent while something waits for
-    it, what it says of itself.
+    SINCE: when the current status began (- for active agents). SEEN: when it last wrote or
+    read a message. UNREAD: messages in its inbox. DEAD: dead letters addressed to it. NOTE: its
+    registered process has exited; how long it has been silent with messages waiting; its own
+    status text.
     """
     if ctx.invoked_subcommand is not None:
         ctx.obj = {"home": root_of(ctx, home)}
@@ -76,7 +76,7 @@ def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
 
 
 class _Listed(NamedTuple):
-    """One agent, from ledger, meta.json and inbox."""
+    """An agent's facts from ledger, meta.json and inbox."""
 
     row: sqlite3.Row  # of the ledger
     role: str | None  # in its meta.json
@@ -85,7 +85,7 @@ class _Listed(NamedTuple):
 
 
 def _listed(home: Home, now_ns: int) -> list[_Listed]:
-    """Each agent, by name."""
+    """List all agents by name."""
     from relay.ledger import open_readonly
 
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
@@ -108,7 +108,7 @@ def _listed(home: Home, now_ns: int) -> list[_Listed]:
 
 
 def _role_in(home: Home, name: str) -> str | None:
-    """The role in an agent's meta.json; None as well where that cannot be read."""
+    """Return the role in an agent's meta.json; None if it cannot be read."""
     try:
         return _role(home.read_meta(name))
     except OSError:
@@ -154,12 +154,12 @@ def _cells(
 @agents.command(epilog='\b\nExample:\n  relay agents retire bob --reason "its work is done"')
 @control_options
 @click.argument("name")
-@click.option("--reason", metavar="TEXT", help="Who writes to it is told this.")
+@click.option("--reason", metavar="TEXT", help="Reason, told to agents that write to it.")
 def retire(ctx: click.Context, /, name: str, reason: str | None, **caller: Any) -> None:
     """Take an agent out of service: mail to it bounces, with the reason.
 
-    What is in its inbox stays. What it writes, and a process of its own that begins since, bring
-    it back, as `revive` does.
+    Its inbox stays. It becomes active again by `revive`, by writing a message, or when a new
+    process registers as it.
     """
     send_command(ctx, "agent.retire", {"NAME": name, "REASON": reason}, **caller)
 
@@ -183,10 +183,10 @@ def revive(ctx: click.Context, /, name: str, **caller: Any) -> None:
 def register(
     ctx: click.Context, home: str | None, name: str, role: str | None, as_json: bool
 ) -> None:
-    """Make an agent's mailbox, or change its role.
+    """Create an agent's mailbox, or change its role.
 
-    Needed for a role alone: a directory made by `mkdir -p` is an agent, too. An agent that was
-    terminated or retired is made active again, by a message to the relay.
+    Only needed to set a role: a directory made with `mkdir -p` is an agent, too. A terminated or
+    retired agent becomes active again, by a message to the relay.
     """
     from relay.base import fsio
 
@@ -202,17 +202,17 @@ def register(
     if as_json:
         echo_json({"name": name, "role": meta_role})
     else:
-        click.echo(f"{name} has a mailbox at {opened.path('agents', name)}")
+        click.echo(f"registered {name}; mailbox: {opened.path('agents', name)}")
 
 
 def _revive(home: Home, name: str) -> None:
-    """Ask for an agent that is away to be active again; a relay that runs later does it, too."""
+    """Ask the relay, running now or later, to make a terminated or retired agent active."""
     from relay.base.errors import LedgerError
     from relay.ledger import open_readonly
 
     try:
         db = open_readonly(home.path(LEDGER))
-    except LedgerError:  # no relay ever ran here
+    except LedgerError:  # no relay has ever run here
         return
     away = "SELECT 1 FROM agents WHERE name = ? AND status IN ('terminated', 'retired')"
     is_away = db.execute(away, (name,)).fetchone() is not None
@@ -226,26 +226,28 @@ def _revive(home: Home, name: str) -> None:
 
 
 def _role(data: bytes | None) -> str | None:
-    """The role in a meta.json; None where there is none or it cannot be read."""
+    """Return the role in a meta.json; None if there is none or it cannot be read."""
     role = (parse_meta(data) or {}).get("role")
     return role if isinstance(role, str) else None
 
 
 class AgentAlert(NamedTuple):
-    """The signs of one agent."""
+    """Warnings about one agent, seen before the relay changes its status."""
 
-    ended_pid: int | None = None  # of the process that it registered, and that is gone
-    silent_since: int | None = None  # Unix ns: something waits for it, and it does nothing
+    ended_pid: int | None = None  # its registered process, which has exited
+    silent_since: int | None = None  # Unix ns: no activity although messages wait
 
     def text(self, now_ns: int, note: str | None = None) -> str | None:
-        """In a few words for a column; None: nothing. The note of the agent itself comes last."""
-        ended = f"process {self.ended_pid} has ended" if self.ended_pid is not None else ""
+        """Format for a table column, the agent's own note last; None if there is nothing to say."""
+        ended = f"process {self.ended_pid} has exited" if self.ended_pid is not None else ""
         silent = f"silent {ago(self.silent_since, now_ns)}" if self.silent_since else ""
         return "; ".join(filter(None, (ended, silent, note))) or None
 
 
 def find_alerts(home: Home, db: sqlite3.Connection, now_ns: int) -> dict[str, AgentAlert]:
-    """The signs of each agent that is there, by its name; who shows none is left out."""
+    """Find warnings about present agents, by name. A gone process is seen in the kernel's table,
+    whatever the agent's status; silence counts only while the agent has something to read or
+    answer."""
     rows = db.execute("SELECT name, status, last_seen_at FROM agents").fetchall()
     waiting = _waiting(db)
     tended = _supervised(db)
@@ -264,7 +266,7 @@ def find_alerts(home: Home, db: sqlite3.Connection, now_ns: int) -> dict[str, Ag
 
 
 def _ended_pid_of(home: Home, name: str) -> int | None:
-    """The same of an agent; None as well where its meta.json cannot be read: others are told."""
+    """Call ``ended_pid``; None if meta.json cannot be read."""
     try:
         return ended_pid(home.read_meta(name))
     except OSError:
@@ -272,7 +274,7 @@ def _ended_pid_of(home: Home, name: str) -> int | None:
 
 
 def ended_pid(meta: bytes | None) -> int | None:
-    """The process that is registered in a meta.json, where that has ended."""
+    """Return the pid registered in a meta.json if that process has exited."""
     known = parse_meta(meta) or {}
     pid, ticks = known.get("pid"), known.get("pid_start_ticks")
     if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
@@ -281,7 +283,7 @@ def ended_pid(meta: bytes | None) -> int | None:
 
 
 def _waiting(db: sqlite3.Connection) -> dict[str, int]:
-    """Since when something waits for each agent: unread, or owing an answer (Unix ns)."""
+    """Return since when each agent has unread mail or a pending answer (Unix ns)."""
     since: dict[str, int] = {}
     for name, at in db.execute(WAITING):
         if at is not None:
@@ -290,6 +292,6 @@ def _waiting(db: sqlite3.Connection) -> dict[str, int]:
 
 
 def _supervised(db: sqlite3.Connection) -> set[str]:
-    """Whose processes the relay looks after: `relay ps` has them."""
+    """Return the agents whose processes the relay supervises, shown by `relay ps`."""
     tended = "SELECT name FROM processes WHERE state NOT IN ('exited', 'failed', 'released')"
     return {row[0] for row in db.execute(tended)}

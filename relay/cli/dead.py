@@ -1,6 +1,6 @@
-"""``relay dead``: messages whose delivery was given up.
+"""``relay dead``: dead letters, messages whose delivery was given up.
 
-Looking reads the store's file. Replay, discard and purge are commands to the orchestrator.
+They are read from the store file; replay, discard and purge are commands to the relay.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ Examples:
   relay dead purge --older-than 7d""",
 )
 def dead() -> None:
-    """Show dead letters, send them again or let them go.
+    """Show dead letters, replay or discard them.
 
-    A message is dead for a recipient that has not acknowledged it after every attempt.
+    A message becomes a dead letter for a recipient that has not acknowledged it after the last
+    attempt.
     """
 
 
@@ -76,7 +77,7 @@ def show(ctx: click.Context, home: str | None, message_id: str, as_json: bool) -
         if message_id in (facts["id"], str(facts["number"])):
             break
     else:
-        raise NotFound(f"{message_id!a} is no dead letter", hint="`relay dead list` shows them")
+        raise NotFound(f"{message_id!a} is not a dead letter", hint="`relay dead list` shows them")
     facts |= {"content": letter.message.content.decode(errors="replace")}
     if as_json:
         echo_json(facts)
@@ -93,9 +94,9 @@ def show(ctx: click.Context, home: str | None, message_id: str, as_json: bool) -
 @control_options
 @click.argument("message_id", metavar="ID")
 def replay(ctx: click.Context, /, message_id: str, **caller: Any) -> None:
-    """Send a dead letter again, to those for whom it is dead; its attempts begin anew.
+    """Deliver a dead letter again to the recipients that did not get it, from the first attempt.
 
-    While its channel is paused it is held; a draining or closed channel refuses it.
+    In a paused channel it waits; a draining or closed channel refuses it.
     """
     send_command(ctx, "dead.replay", {"ID": message_id}, **caller)
 
@@ -104,7 +105,7 @@ def replay(ctx: click.Context, /, message_id: str, **caller: Any) -> None:
 @control_options
 @click.argument("message_id", metavar="ID")
 def discard(ctx: click.Context, /, message_id: str, **caller: Any) -> None:
-    """Let a dead letter go for good."""
+    """Discard a dead letter permanently."""
     send_command(ctx, "dead.discard", {"ID": message_id}, **caller)
 
 
@@ -112,19 +113,21 @@ def discard(ctx: click.Context, /, message_id: str, **caller: Any) -> None:
 @control_options
 @click.option("--older-than", required=True, metavar="AGE", help="30s, 10m, 2h or 7d; 0s: all.")
 def purge(ctx: click.Context, /, older_than: str, **caller: Any) -> None:
-    """Let every dead letter go that has been dead for longer."""
+    """Discard all dead letters older than AGE."""
     send_command(ctx, "dead.purge", {"OLDER_THAN": _age_s(older_than)}, **caller)
 
 
 def _age_s(text: str) -> int:
-    """Seconds; the unit must be given, for what is purged is gone."""
+    """Parse an age as seconds. The unit is required because purging cannot be undone."""
     number, unit = text[:-1], text[-1:]
     if (
         unit not in UNIT_S
         or not (number.isascii() and number.isdigit())
         or len(number) > MOST_DIGITS
     ):
-        raise click.BadParameter(f"{text!r} is no age like 30s, 10m, 2h or 7d", param_hint="AGE")
+        raise click.BadParameter(
+            f"invalid age {text!r}: expected one like 30s, 10m, 2h or 7d", param_hint="AGE"
+        )
     return int(number) * UNIT_S[unit]
 
 

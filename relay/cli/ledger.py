@@ -54,7 +54,7 @@ Examples:
   relay ledger audit --security""",
 )
 def ledger() -> None:
-    """Keep a copy of the ledger, put one back or make it again, show what changed."""
+    """Back up, restore, rebuild and check the ledger, show its changes."""
 
 
 @ledger.command(epilog="\b\nExample:\n  relay ledger backup /backup/ledger-monday.db")

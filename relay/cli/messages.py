@@ -1,4 +1,4 @@
-"""``relay send``, ``inbox``, ``ack`` and ``nack``: the SDK at the keyboard."""
+"""``relay send``, ``inbox``, ``ack`` and ``nack``: the SDK on the command line."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from relay.base.errors import LedgerError
 from relay.base.home import LEDGER, Home
 
 NOT_OURS = "not delivered by the relay"
-UNKNOWN = "the ledger does not know it"  # a relay that was killed may not have told it
-PATIENCE_S = 1.0  # the ledger hears of a delivery behind the rename
+UNKNOWN = "not in the ledger"  # e.g. the relay was killed before it recorded the delivery
+PATIENCE_S = 1.0  # the delivery is recorded shortly after the rename
 
 
 @click.command(
@@ -48,7 +48,7 @@ Examples:
 @click.argument("body")
 @click.option("--kind", default="message", show_default=True)
 @click.option("--thread", metavar="ID")
-@click.option("--re", metavar="ID", help="The message that this one answers.")
+@click.option("--re", metavar="ID", help="The message this one answers.")
 @click.option("--priority", type=click.IntRange(0, 4), help="0 critical to 4 background.")
 @click.option("--topic", metavar="TOPIC")
 @click.option("--ttl", "ttl_s", type=click.IntRange(1), metavar="SECONDS")
@@ -58,7 +58,7 @@ Examples:
     "--await",
     "awaited",
     metavar="DURATION",
-    help="Wait so long for the answer (30s, 1m, 60000 ms) and print it.",
+    help="Wait this long for the answer (30s, 1m, 60000 = ms) and print it.",
 )
 @json_option
 @click.pass_context
@@ -76,13 +76,13 @@ def send(
 ) -> None:
     """Send a message.
 
-    BODY is the text, or - for standard input. Prints the message id; `relay trace ID` shows
-    what became of it. It is sent even while no relay runs: it waits in the outbox.
+    BODY is the text, or - for standard input. Prints the message id; `relay trace ID` shows its
+    state. Without a running relay the message waits in the outbox.
 
-    With --await it prints the body of the answer instead: a response or message that names it
-    in RE, or an ack `completed`. Acks that say less are shown on stderr. Of several recipients
-    (`*`, a channel) the first answer counts. A nack is an error, exit code 6; when the time is
-    over, exit code 4. Without a relay nothing is sent, exit code 5.
+    With --await, prints the body of the answer instead: a response or message that names this one
+    in RE, or an ack `completed`. Other acks are shown on stderr. With several recipients (`*`, a
+    channel) the first answer counts. A nack is an error, exit code 6; a timeout is exit code 4.
+    Without a running relay nothing is sent, exit code 5.
     """
     timeout_s = duration_s(awaited, "--await") if awaited else 0.0
     root = root_of(ctx, home)
@@ -105,19 +105,19 @@ def send(
 @click.command(
     epilog="""\b
 Examples:
-  relay inbox                 # what waits, taking nothing
-  relay inbox --take          # the first, whole; it counts as read
+  relay inbox                 # list messages without reading them
+  relay inbox --take          # print the first one and mark it as read
   relay inbox --follow --as bob""",
 )
 @home_option
 @as_option
-@click.option("--take", is_flag=True, help="Take the first message: it counts as read.")
-@click.option("--follow", is_flag=True, help="Take messages as they come, until ^C.")
+@click.option("--take", is_flag=True, help="Print the first message and mark it as read.")
+@click.option("--follow", is_flag=True, help="Take messages as they arrive, until ^C.")
 @click.option(
     "--timeout",
     "timeout_s",
     type=click.IntRange(0, 10**9),
-    help="With --take or --follow: seconds.",
+    help="Seconds to wait, with --take or --follow.",
 )
 @json_option
 @click.pass_context
@@ -130,7 +130,7 @@ def inbox(
     timeout_s: int | None,
     as_json: bool,
 ) -> int:
-    """Show what waits in an inbox, or take it: by priority, then age."""
+    """Show or take the messages in an inbox, by priority, then age."""
     from relay.base.errors import EXIT_OK, EXIT_TIMEOUT
 
     root = root_of(ctx, home)
@@ -138,7 +138,7 @@ def inbox(
         _list(root, agent, as_json)
         return EXIT_OK
     if not follow and not timeout_s:
-        require_mailbox(root, agent)  # who waits for its first message may be new
+        require_mailbox(root, agent)  # an agent waiting for its first message may be new
     with open_agent(agent, root) as me:
         if follow:
             for message in me.messages(timeout_s):
@@ -146,7 +146,7 @@ def inbox(
             return EXIT_OK
         taken = me.receive(timeout_s or 0)
         if taken is None:
-            click.echo(f"relay: nothing waits for {agent}", err=True)
+            click.echo(f"relay: no messages for {agent}", err=True)
             return EXIT_TIMEOUT
         _show(taken, as_json, root, agent)
     return EXIT_OK
@@ -191,7 +191,7 @@ def ack(
 def nack(
     ctx: click.Context, home: str | None, agent: str, message_id: str, error: str, as_json: bool
 ) -> None:
-    """Say that a message could not be handled, and why."""
+    """Report that a message could not be handled, and why."""
     from agent_sdk import Agent
 
     root = root_of(ctx, home)
@@ -209,7 +209,7 @@ def _print_id(sent: str, re: str, as_json: bool) -> None:
 
 
 def _list(root: str, agent: str, as_json: bool) -> None:
-    """List the inbox, by priority, then age, and leave it as it is."""
+    """List the inbox by priority, then age, without changing it."""
     from relay.base import fsio
     from relay.base.errors import MessageError, UnsafePath
     from relay.base.home import Home
@@ -243,7 +243,7 @@ def _list(root: str, agent: str, as_json: bool) -> None:
         width = 5 if marked else 4
         print_table(("ID", "FROM", "KIND", "BODY", "NOTE")[:width], [r[:width] for r in shown])
     else:
-        click.echo(f"nothing waits for {agent}")
+        click.echo(f"no messages for {agent}")
 
 
 def _show(message: Received, as_json: bool, root: str, agent: str) -> None:
@@ -274,7 +274,7 @@ def _show_answer(message: Received, as_json: bool) -> None:
 
 def _progress(message: Received) -> None:
     said = sanitize(" ".join(message.body.split())) or "received"
-    click.echo(f"relay: {message.sender} says: {said}", err=True)
+    click.echo(f"relay: {message.sender}: {said}", err=True)
 
 
 def _echo_message(message: Received, **more: object) -> None:
@@ -292,13 +292,13 @@ def _echo_message(message: Received, **more: object) -> None:
 
 
 def _echo_body(message: Received) -> None:
-    is_person = sys.stdout.isatty()  # a pipe gets what was sent, its escape sequences too
+    is_person = sys.stdout.isatty()  # a pipe gets the text as sent, escape sequences included
     text = sanitize(message.body, lines=True) if is_person else message.body
     click.echo((text or "").rstrip("\n"), color=True)
 
 
 def undelivered_notes(root: str, agent: str, message_ids: Iterable[str]) -> dict[str, str] | None:
-    """A note for each message that no delivery to this agent names, by id; None where the
+    """Return a note for each inbox message without a delivery in the ledger, by id; None if the
     ledger cannot be read."""
     from relay.base.lock_file import lock_holder
 
@@ -326,7 +326,7 @@ def _undelivered(home: Home, agent: str, message_ids: set[str]) -> set[str]:
 
 
 def duration_s(text: str, option: str) -> float:
-    """Seconds of ``30s``, ``1m``, ``2h`` or ``60000`` (ms). Errors: BadParameter."""
+    """Parse ``30s``, ``1m``, ``2h`` or ``60000`` (ms) as seconds. Errors: BadParameter."""
     from relay.base.message import parse_duration_ms
 
     try:

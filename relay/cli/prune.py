@@ -1,7 +1,6 @@
-"""``relay prune`` and ``relay archive pack``: room on the disk, by hand.
+"""``relay prune`` and ``relay archive pack``: free disk space by hand.
 
-A relay that runs is asked, and does it beside its work; where none runs it is done here and now,
-with the home's lock.
+A running relay does it in the background; without one this process does, holding the home's lock.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ if TYPE_CHECKING:
 
 @click.command(epilog="\b\nExamples:\n  relay prune --dry-run\n  relay prune")
 @control_options
-@click.option("--dry-run", is_flag=True, help="Only show what would go.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 def prune(ctx: click.Context, /, dry_run: bool, **caller: Any) -> None:
-    """Remove what nobody waits for, as config.json says under `retention`.
+    """Remove data that has expired by the `retention` settings.
 
-    Archive, what agents have read, refused files, output of agents that are no more, attachments
-    that no message names, old rows of audit_log. A relay that runs does so every hour by itself.
+    That is: the archive, messages that agents have read, refused files, logs of agents that are
+    gone, unused attachments, old rows of audit_log. A running relay does this every hour.
     """
     from relay.daemon.housekeeper import run_retention
 
@@ -58,14 +57,16 @@ def archive() -> None:
 def pack(ctx: click.Context, /, before: str, **caller: Any) -> None:
     """Pack each day into archive/DATE.tar.zst, read it back and compare it, then remove the files.
 
-    Never today's or yesterday's. `relay trace` says where a file is, and `tar --zstd -x` takes it
-    out. A relay that runs does so by itself when the disk is low.
+    Today and yesterday are never packed. `relay trace` says where a file is, and `tar --zstd -x`
+    extracts it. A running relay does this by itself when the disk is low.
     """
     from relay.daemon.housekeeper import describe_pack, packable
     from relay.ledger import archive_pack
 
     if before and not archive_pack.is_day(before):
-        raise click.BadParameter(f"{before!r} is no day like 2026-01-31", param_hint="--before")
+        raise click.BadParameter(
+            f"invalid date {before!r}: expected one like 2026-01-31", param_hint="--before"
+        )
     with open_home(ctx, caller["home"]) as home:
         if not _is_served(home):
             with _lock(home):
@@ -90,7 +91,7 @@ def _config(home: Home) -> Config:
 
 
 def _is_served(home: Home) -> bool:
-    """A relay runs; another command that has the lock is none, and cannot answer."""
+    """Return whether a relay holds the lock, and not a command, which could not answer."""
     from relay.base.lock_file import lock_holder
 
     holder = lock_holder(home)
@@ -107,8 +108,8 @@ def _lock(home: Home) -> Iterator[None]:
             yield
     except BlockingIOError as exc:
         raise AlreadyRunning(
-            "another process has the home: a relay that starts, or a command like this one",
-            hint="try again when it is done",
+            "another process has locked the home: a starting relay, or a command like this one",
+            hint="try again when it has finished",
         ) from exc
 
 

@@ -1,4 +1,4 @@
-"""Asking and waiting: what the commands do that need an answer, and what they say without one."""
+"""Requests to the relay or an agent: send a message, wait for the answer, print it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_NAMED = 3  # recipients named one by one; more are counted
 
 
 def control_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of every command that asks the relay and waits for its answer."""
+    """Add the options of every command that waits for the relay's answer."""
     timeout = click.option(
         "--timeout",
         "timeout_s",
@@ -47,10 +47,10 @@ def send_command(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Have the relay do ``action``, and print its answer; fields that are None are left out.
+    """Have the relay execute ``action`` and print its answer; fields that are None are omitted.
 
-    Errors: NotRunning, at once and with nothing sent; Refused with the answer of a nack;
-    Timeout; MessageError for a value that is not one line.
+    Errors: NotRunning before anything is sent; Refused with the text of a nack; Timeout;
+    MessageError for a value that is not one line.
     """
     from agent_sdk import MessageError
     from relay.base.names import ORCHESTRATOR
@@ -70,7 +70,7 @@ def send_command(
 
 
 def print_answer(answer: Received, as_json: bool) -> None:
-    """What the relay has done, in its own words."""
+    """Print what the relay answered."""
     said = answer.body.removeprefix("completed ").strip()
     if as_json:
         echo_json({"id": answer.re, "answer": said})
@@ -79,9 +79,9 @@ def print_answer(answer: Received, as_json: bool) -> None:
 
 
 def request(me: Agent, to: str, body: str | bytes, timeout_s: float, **options: Any) -> Received:
-    """``Agent.request``; its Timeout says what became of the message meanwhile.
+    """Call ``Agent.request``; a Timeout tells the present state of the message.
 
-    Who gives up waiting is told what was sent: it stays sent.
+    After ^C the id of the message is printed, since it stays sent.
     """
     from agent_sdk import Refused, Timeout
     from relay.base.errors import EXIT_INTERRUPTED
@@ -93,8 +93,8 @@ def request(me: Agent, to: str, body: str | bytes, timeout_s: float, **options: 
         if not sent:
             raise
         one = sent[0]
-        line = f"relay: {one} was sent, its answer not waited for; `relay trace {one}` shows it"
-        click.echo(f"\n{line}", err=True)  # behind the terminal's ^C
+        line = f"relay: stopped waiting for the answer to {one}; `relay trace {one}` shows it"
+        click.echo(f"\n{line}", err=True)  # after the terminal's ^C
         raise click.exceptions.Exit(EXIT_INTERRUPTED) from exc
     except Refused as exc:
         raise Refused(sanitize(str(exc)) or "") from exc  # its text is another agent's
@@ -107,18 +107,18 @@ def request(me: Agent, to: str, body: str | bytes, timeout_s: float, **options: 
 
 
 def require_relay(root: str) -> None:
-    """Errors: NotRunning, so that nobody waits for an answer that cannot come."""
+    """Require a running relay. Errors: NotRunning."""
     from relay.base.errors import NotRunning
     from relay.base.home import Home
     from relay.base.lock_file import lock_holder
 
     with Home(root) as home:
         if lock_holder(home) is None:
-            raise NotRunning(f"no relay runs for {root}")
+            raise NotRunning(f"no relay is running for {root}")
 
 
 def open_agent(agent: str, root: str) -> Agent:
-    """The agent for one command; where that makes it, stderr says so: it may have been a slip.
+    """Open the agent for one command; a line on stderr says if that created it.
 
     Errors: those of ``Agent``.
     """
@@ -127,18 +127,18 @@ def open_agent(agent: str, root: str) -> Agent:
     is_new = not _has_mailbox(root, agent)
     me = Agent(agent, root, registers=False)
     if is_new:
-        click.echo(f"relay: {agent} is a new agent of {root}", err=True)
+        click.echo(f"relay: created agent {agent} in {root}", err=True)
     return me
 
 
 def require_mailbox(root: str, agent: str) -> None:
-    """Errors: InvalidName; NotFound for an agent without an inbox: a slip must not make one."""
+    """Require an inbox, so that a typo does not create an agent. Errors: InvalidName; NotFound."""
     from relay.base.errors import NotFound
 
     if not _has_mailbox(root, agent):
         raise NotFound(
             f"there is no agent {agent} in {root}",
-            hint=f"`relay agents` lists those there are, `relay register {agent}` makes one",
+            hint=f"`relay agents` lists all agents, `relay register {agent}` creates it",
         )
 
 
@@ -156,13 +156,13 @@ def _has_mailbox(root: str, agent: str) -> bool:
 
 
 def _describe_progress(root: str, message_id: str) -> str:
-    """What the ledger knows of a message, in a few words."""
+    """Describe the state of a message by the ledger."""
     from relay.base.home import LEDGER, Home
     from relay.base.lock_file import lock_holder
     from relay.ledger import open_readonly, wording
 
     with Home(root) as home:
-        stopped = "" if lock_holder(home) else ", and no relay runs any more"
+        stopped = "" if lock_holder(home) else ", and the relay has stopped"
         db = open_readonly(home.path(LEDGER))
     try:
         query = "SELECT * FROM {} WHERE message_id = ?"
@@ -172,9 +172,9 @@ def _describe_progress(root: str, message_id: str) -> str:
         db.close()
     deliveries = [wording.fields(one) for one in found]
     if row is None:
-        return f"the relay has not taken it{stopped}"
+        return f"the relay has not picked it up yet{stopped}"
     if len(deliveries) > MAX_NAMED:
         return f"{wording.short(row, deliveries)}{stopped}"
     kind, now = row["message_type"], time.time_ns()
     known = [wording.phrase(one, kind, now) for one in deliveries]
-    return f"{', '.join(known) or 'nobody was to get it'}{stopped}"
+    return f"{', '.join(known) or 'it had no recipients'}{stopped}"

@@ -1,7 +1,7 @@
-"""``relay tail``: what happens, a line an event, read from the ledger.
+"""``relay tail``: events from the ledger, one line each.
 
-The ledger's audit log has every change of a status; deliveries are named with the message that
-they are of. Reading blocks nobody, and works whether the relay runs or not.
+The ledger's audit_log has every change of a status, deliveries by message and recipient. Reading
+it blocks nothing and needs no running relay.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from relay.ledger import wording
 from relay.ledger.values import REMOVED
 
 POLL_S = 0.2
-INITIAL_EVENTS = 10  # events, when --since does not say from when
-MAX_EVENTS_PER_READ = 1000  # events: a backlog comes in pieces
+INITIAL_EVENTS = 10  # events shown first, without --since
+MAX_EVENTS_PER_READ = 1000  # a backlog is read in pieces
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-INTERMEDIATE = ("processing", "archived")  # statuses that only --all shows
+INTERMEDIATE = ("processing", "archived")  # statuses shown only with --all
 
-# what a status is called in the line of an event
+# status -> name in an event's line
 EVENT_NAMES = {
     "pending": "new",
     "completed": "delivered",
@@ -35,7 +35,14 @@ EVENT_NAMES = {
     "written": "delivered",
 }
 
-WITH_REASON = ("read", "held", "bounced", "expired", "dead", "acked")  # with how, or why
+WITH_REASON = (
+    "read",
+    "held",
+    "bounced",
+    "expired",
+    "dead",
+    "acked",
+)  # shown with details
 
 _EVENTS = """
 SELECT a.id, a.at, a.what, a.old_status, a.new_status, a.attempt, m.message_id,
@@ -53,10 +60,10 @@ _SECURITY = "SELECT id, at, kind, agent, path, detail FROM security_events WHERE
     "  relay tail --since 1h --no-follow --json",
 )
 @home_option
-@click.option("-f/ ", "--follow/--no-follow", default=True, help="Go on as events come [yes].")
-@click.option("--agent", metavar="NAME", help="What this agent sent or was sent.")
-@click.option("--since", metavar="TIME", help="Begin so long ago: 30s, 10m, 2h, 7d.")
-@click.option("--all", "everything", is_flag=True, help="Also the states in between.")
+@click.option("-f/ ", "--follow/--no-follow", default=True, help="Keep printing new events [yes].")
+@click.option("--agent", metavar="NAME", help="Only messages from or to this agent.")
+@click.option("--since", metavar="TIME", help="Start this long ago: 30s, 10m, 2h, 7d.")
+@click.option("--all", "everything", is_flag=True, help="Also show intermediate states.")
 @json_option
 @click.pass_context
 def tail(
@@ -68,9 +75,9 @@ def tail(
     everything: bool,
     as_json: bool,
 ) -> None:
-    """Show what happens, a line an event.
+    """Show events as they happen, one line each.
 
-    Works whether the relay runs or not. Ends with ^C.
+    The relay need not be running. ^C ends it.
     """
     from relay.ledger import open_readonly
 
@@ -99,16 +106,16 @@ def tail(
 
 
 class EventCursor:
-    """How far the two logs were read."""
+    """Reading position in audit_log and security_events."""
 
     def __init__(self, db: sqlite3.Connection, since_ns: int | None) -> None:
-        """From ``since_ns`` (Unix) on; None: from a few events before now."""
+        """Start at ``since_ns`` (Unix), or a few events before now."""
         self._db = db
         self._audit = self._begin("audit_log", since_ns)
         self._security = self._begin("security_events", since_ns)
 
     def _begin(self, table: str, since_ns: int | None) -> int:
-        """The id behind which to read. Walks back from the newest: old rows are not looked at."""
+        """Return the id to read after. Scans back from the newest row: ``at`` has no index."""
         if since_ns is None:
             query = f"SELECT coalesce(max(id), 0) - ? FROM {table}"
             return max(0, int(self._db.execute(query, (INITIAL_EVENTS,)).fetchone()[0]))
@@ -118,7 +125,7 @@ class EventCursor:
         return int(row[0]) if row else 0
 
     def read(self) -> list[dict[str, Any]]:
-        """What came since, oldest first."""
+        """Return the events since the last call, oldest first."""
         rows = self._db.execute(_EVENTS, (self._audit, MAX_EVENTS_PER_READ)).fetchall()
         events = [*self._changes(rows), *self._security_events()]
         return sorted(events, key=itemgetter("at_ns"))
@@ -205,11 +212,11 @@ def _show(event: dict[str, Any], as_json: bool) -> None:
 
 
 def _duration_ns(text: str) -> int:
-    """Nanoseconds of ``30s``, ``10m``, ``2h``, ``7d``. Errors: BadParameter."""
+    """Parse ``30s``, ``10m``, ``2h``, ``7d`` as nanoseconds. Errors: BadParameter."""
     match = re.fullmatch(r"(\d{1,9})([smhd])", text)
     if match is None:
         raise click.BadParameter(
-            f"{text!r} is no time: expected a number and s, m, h or d, as in 10m",
+            f"invalid duration {text!r}: expected a number and s, m, h or d, as in 10m",
             param_hint="--since",
         )
     return int(match[1]) * UNITS[match[2]] * 1_000_000_000

@@ -1,7 +1,7 @@
-"""``relay top``: agents, queue, rates and owed answers, refreshed in place.
+"""``relay top``: agents, queue, rates and pending answers, refreshed in place.
 
-The relay says what it has in hand (its socket); who waits for what is read from the ledger, which
-is there also when no relay runs.
+Queue and rates come from the running relay (its socket), agents from the ledger, which can also be
+read while no relay is running.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ MAX_NOTE = 40
 
 
 class AgentLine(NamedTuple):
-    """An agent."""
+    """One agent's row."""
 
     name: str
     status: str
-    outbox: int | None  # files that wait; None: it cannot be listed
+    outbox: int | None  # waiting files; None: cannot be listed
     unread: int | None  # messages in the inbox; likewise
-    owes: int | None  # acknowledgments; None: nobody says
+    owes: int | None  # pending acks; None: unknown
     seen_ns: int | None
     note: str | None
 
 
 class Snapshot(NamedTuple):
-    """Everything of one look."""
+    """Everything shown at one time."""
 
     at_s: float  # monotonic
     now_ns: int
-    status: dict[str, Any] | None  # None: no relay answers
+    status: dict[str, Any] | None  # None: no answer
     rows: list[AgentLine]
-    silence: str  # why none does
+    silence: str  # why there is no answer
 
 
 @click.command(epilog="\b\nExamples:\n  relay top\n  relay top --every 5\n  relay top | cat")
@@ -57,9 +57,9 @@ class Snapshot(NamedTuple):
 @click.option("--every", "every_s", type=Amount(0.1), default=REFRESH_S, show_default=True)
 @click.pass_context
 def top(ctx: click.Context, home: str | None, every_s: float) -> None:
-    """Show agents, queue, rates and owed answers, and refresh them.
+    """Show agents, queue, rates and pending answers, refreshed in place.
 
-    Ends with q or ^C. Where the output is no terminal, one plain look.
+    q or ^C ends it. If the output is not a terminal, prints once as plain text.
     """
     from rich.console import Console
 
@@ -95,7 +95,7 @@ def _refresh(home: Home, db: sqlite3.Connection, every_s: float, console: Consol
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Any]:
-    """Keys as they are pressed, without an echo; the terminal is as before behind the block."""
+    """Read single keys without echo; the terminal's settings are restored at the end."""
     import termios
     import tty
 
@@ -105,7 +105,7 @@ def _keys() -> Iterator[Any]:
     def pressed(timeout_s: float) -> str:
         if not select.select([fd], [], [], timeout_s)[0]:
             return ""
-        return os.read(fd, 1).decode(errors="replace") or "q"  # the terminal is gone
+        return os.read(fd, 1).decode(errors="replace") or "q"  # the terminal has been closed
 
     try:
         tty.setcbreak(fd)
@@ -115,7 +115,7 @@ def _keys() -> Iterator[Any]:
 
 
 def snapshot(home: Home, db: sqlite3.Connection) -> Snapshot:
-    """What there is to see now."""
+    """Collect what is shown now."""
     answer = ask(home)
     status = answer.status
     owed = (status or {}).get("owed") or {}
@@ -141,7 +141,7 @@ def snapshot(home: Home, db: sqlite3.Connection) -> Snapshot:
 
 
 def _silence(home: Home, *, is_silent: bool) -> str:
-    """Why no relay answers, and what to do."""
+    """Explain why no relay answers, and what to do."""
     from relay.base.lock_file import lock_holder
 
     pid = lock_holder(home)
@@ -149,7 +149,7 @@ def _silence(home: Home, *, is_silent: bool) -> str:
         return not_running_text(home)
     if is_silent:
         return f"the relay, pid {pid}, {'; '.join(silence(pid))}"
-    return f"the relay runs, pid {pid}; there is no {SOCKET} that answers: logs/relay.log says why"
+    return f"the relay is running, pid {pid}, but {SOCKET} does not answer (see logs/relay.log)"
 
 
 def _waiting(home: Home, agent: str) -> int | None:
@@ -161,7 +161,7 @@ def _waiting(home: Home, agent: str) -> int | None:
 
 
 def render(current: Snapshot, previous: Snapshot | None) -> RenderableType:
-    """The frame for a terminal; rates where there is a look before."""
+    """Render a snapshot; rates need a previous one."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -185,10 +185,10 @@ def render(current: Snapshot, previous: Snapshot | None) -> RenderableType:
 
 
 def head_lines(current: Snapshot, previous: Snapshot | None) -> list[str]:
-    """The lines above the table."""
+    """Return the lines above the table."""
     status = current.status
     if status is None:
-        return [current.silence, "what follows is the ledger's"]
+        return [current.silence, "from the ledger:"]
     word = "ready" if status["ready"] else "NOT READY"
     memory = (status.get("rss_bytes") or 0) // 1_000_000
     age = status.get("snapshot_age_s")

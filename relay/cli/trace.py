@@ -1,4 +1,9 @@
-"""``relay trace``: every hop of a message with its time; what is not known is said to be."""
+"""``relay trace``: every step of a message with its time, from ledger, audit_log and outboxes.
+
+A delivery's row knows only its last attempt. Of earlier attempts audit_log has when each was
+accepted and written, noted with the attempt that followed, and when it was read or given up.
+Messages that no relay has recorded are found as files in outboxes, their ``.pending`` and inboxes.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +29,12 @@ from relay.ledger.wording import Word
 
 ENDED = ("bounced", "expired", "dead", "held")
 UNRECORDED_TEXT = {
-    "waiting": "waits in the outbox of {}, and no relay has seen it yet",
-    "stray": "is in the inbox of {}, and was not delivered by the relay",
-    "unsent": "lies in the outbox/.pending of {}, untouched for {} s, and is not sent yet",
+    "waiting": "is in the outbox of {}, not seen by a relay yet",
+    "stray": "is in the inbox of {}, but was not delivered by the relay",
+    "unsent": "is in the outbox/.pending of {}, untouched for {} s, not sent yet",
 }
-UNRECORDED_IN_INBOX = "is in the inbox of {}, and the ledger does not know it"  # a crash may be why
-RUNNING_HINT = "one runs now, `relay status` says whether it takes messages in"
+UNRECORDED_IN_INBOX = "is in the inbox of {}, but not in the ledger"  # e.g. after a crash
+RUNNING_HINT = "a relay is running; `relay status` says whether it accepts messages"
 _WORDS = {
     "accepted": "accepted for {}",
     "discovered": "discovered in the outbox of {}",
@@ -42,15 +47,15 @@ _WORDS = {
 
 
 class NotRecorded(NotFound):
-    """The ledger has neither a row nor a refusal of that id."""
+    """The ledger has neither a row nor a refusal for this id."""
 
 
 class Hop(NamedTuple):
-    """One step of a message on its way; ``at`` is Unix ns, None where nobody knows it."""
+    """One step of a message; ``at`` is Unix ns, None if unknown."""
 
     at: int | None
-    what: str  # a status or state of docs/formats/ledger.md, or a word of its own
-    recipient: str | None  # None: it is the message's
+    what: str  # a status or state of docs/formats/ledger.md, or "discovered", "replayed" …
+    recipient: str | None  # None: a step of the message itself
     attempt: int | None = None
     detail: str | None = None
 
@@ -61,10 +66,10 @@ class Hop(NamedTuple):
 @json_option
 @click.pass_context
 def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) -> None:
-    """Show every hop of a message with its time.
+    """Show every step of a message with its time.
 
-    MESSAGE_ID may be the beginning of one. Of one that no relay has seen yet it says where it
-    lies.
+    MESSAGE_ID may be a unique prefix. For a message that no relay has seen yet, prints where its
+    file is.
     """
     from relay.base.lock_file import lock_holder
     from relay.ledger import open_readonly
@@ -74,7 +79,7 @@ def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) 
         message_id = message_id.removesuffix(MSG_SUFFIX)
         try:
             facts = read_trace(db, message_id)
-        except NotRecorded:  # and once more: a relay may have taken it in between the two looks
+        except NotRecorded:  # the relay may have recorded it in the meantime: look again
             facts = find_unrecorded(opened, message_id) or read_trace(db, message_id)
         finally:
             db.close()
@@ -90,7 +95,7 @@ def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) 
 
 
 def _file_at(home: Home, facts: dict[str, Any]) -> str | None:
-    """Where the file of a message that is at its end is now; None where that is not asked."""
+    """Return where an archived message's file is now; None for other messages."""
     from relay.ledger import archive_pack
 
     path = facts.get("file") or ""
@@ -98,9 +103,9 @@ def _file_at(home: Home, facts: dict[str, Any]) -> str | None:
 
 
 def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
-    """What the ledger knows of one message.
+    """Read what the ledger knows of one message.
 
-    Errors: Unrecorded when no id begins so, NotFound when several do.
+    Errors: NotRecorded for an unknown id, NotFound for an ambiguous prefix.
     """
     row = _row(db, message_id)
     if row is None:
@@ -133,16 +138,16 @@ def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
 
 
 def _row(db: sqlite3.Connection, message_id: str) -> sqlite3.Row | None:
-    """The row of the one message whose id begins so; None when none does."""
+    """Return the row of the message with this id or unique prefix."""
     if not message_id or not message_id.isascii():
-        raise NotFound(f"{message_id!a} is no message id", hint="it is the file name without .msg")
-    # behind every hex digit, and so behind every id that begins so, comes a g
+        raise NotFound(f"{message_id!a} is not a message id", hint="a file name without .msg")
+    # "g" sorts after every hex digit, and so after every id with this prefix
     found: list[sqlite3.Row] = db.execute(
         "SELECT * FROM messages WHERE message_id >= ? AND message_id < ? || 'g' LIMIT 2",
         (message_id, message_id),
     ).fetchall()
     if len(found) > 1 and found[0]["message_id"] != message_id:
-        raise NotFound(f"several messages begin with {message_id}", hint="give more of the id")
+        raise NotFound(f"several messages begin with {message_id}", hint="use a longer prefix")
     return found[0] if found else None
 
 
@@ -178,7 +183,8 @@ def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
     ).fetchone()
     if row is None:
         raise NotRecorded(
-            f"no message {message_id}: the ledger does not know it, and it is in no outbox"
+            f"no message {message_id}, in the ledger or any outbox",
+            hint="`relay history` lists messages",
         )
     return {
         "message_id": message_id,
@@ -197,7 +203,7 @@ def _show(facts: dict[str, Any]) -> None:
     click.echo(sanitize(facts["message_id"]))
     kind, to = facts.get("kind"), facts.get("to")
     about = f"{kind or 'unknown'} {facts['from']} -> {to or 'unknown'}"
-    if not (kind or to):  # nobody could read it
+    if not (kind or to):  # the file could not be parsed
         about = f"a file of {facts['from']}"
     click.echo(f"  {sanitize(about)}: {sanitize(facts['outcome'])}")
     hop = "  {:<28} {}".format
@@ -212,7 +218,7 @@ def _show(facts: dict[str, Any]) -> None:
 
 
 def _describe_hop(hop: dict[str, Any], facts: dict[str, Any]) -> str:
-    """A hop in words."""
+    """Describe a hop."""
     what, name = hop["what"], hop["recipient"]
     if name is None and what != "discovered":
         at = facts.get("file_at") or hop["detail"]
@@ -231,7 +237,7 @@ def _describe_hop(hop: dict[str, Any], facts: dict[str, Any]) -> str:
 
 
 def _answer(name: str, facts: dict[str, Any]) -> str:
-    """The first line of an acknowledgment, and the id of the whole."""
+    """Format an acknowledgment's first line and id."""
     for one in facts["deliveries"]:
         if one["recipient"] == name and one["answer"]:
             text = f", {one['answer_text']}" if one["answer_text"] else ""
@@ -240,7 +246,7 @@ def _answer(name: str, facts: dict[str, Any]) -> str:
 
 
 def _not_yet(deliveries: list[dict[str, Any]], is_to_be_acked: bool) -> Iterator[str]:
-    """What is still to come. Read is not done: who crashed with a command has read it, too."""
+    """List the steps still to come. Reading a command does not complete it: an agent may crash."""
     for one in deliveries:
         name, state = one["recipient"], one["state"]
         if name == ORCHESTRATOR:
@@ -260,9 +266,9 @@ def _not_yet(deliveries: list[dict[str, Any]], is_to_be_acked: bool) -> Iterator
 def audit_rows(
     db: sqlite3.Connection, message_id: str, since_ns: int
 ) -> dict[str, list[sqlite3.Row]]:
-    """What audit_log has of a message's deliveries, by recipient, oldest first.
+    """Read a message's rows in audit_log by recipient, oldest first.
 
-    It has no index: it is walked back from its end to ``since_ns``, when the message was found.
+    Rows since ``since_ns``, when the message was discovered, are scanned: there is no index.
     """
     row = db.execute(
         "SELECT id FROM audit_log WHERE at < ? ORDER BY id DESC LIMIT 1",
@@ -279,7 +285,7 @@ def audit_rows(
 
 
 def delivery_hops(delivery: Mapping[str, Any], log: Iterable[sqlite3.Row]) -> list[Hop]:
-    """The hops of one delivery that were made, in the order of time."""
+    """Return the past hops of one delivery in the order of time."""
     name = delivery["recipient"]
     if name == ORCHESTRATOR:
         return [Hop(delivery["read_at"], "handled", name)] if delivery["read_at"] else []
@@ -288,11 +294,11 @@ def delivery_hops(delivery: Mapping[str, Any], log: Iterable[sqlite3.Row]) -> li
     if delivery["read_at"] and "read" not in made:
         hops.append(Hop(delivery["read_at"], "read", name, delivery["attempt"]))
     for n, hop in reversed([*enumerate(hops)]):
-        if hop.what == "read":  # the row knows the last alone
+        if hop.what == "read":  # the delivery's row has only the last read
             hops[n] = hop._replace(detail=delivery["read_how"])
             break
     if delivery["state"] in ENDED:
-        if delivery["state"] not in made:  # it was so from the beginning, or nobody noted it
+        if delivery["state"] not in made:  # from the beginning, or not in audit_log
             at = None if delivery["written_at"] else delivery["staged_at"]
             hops.append(Hop(at, delivery["state"], name, delivery["attempt"]))
         last = max(n for n, hop in enumerate(hops) if hop.what == delivery["state"])
@@ -303,9 +309,9 @@ def delivery_hops(delivery: Mapping[str, Any], log: Iterable[sqlite3.Row]) -> li
 
 
 def _with_exact_times(hops: Iterable[Hop], read_at: int | None) -> Iterator[Hop]:
-    """The hops, of which audit_log has some to the millisecond, in the order they were made in.
+    """Correct times that audit_log rounds down to milliseconds.
 
-    A millisecond is not before what was noted in it to the nanosecond.
+    A rounded time must not sort before an exact one of the same millisecond.
     """
     before = 0
     for hop in hops:
@@ -323,7 +329,7 @@ def _is_same_ms(one: int | None, other: int | None) -> bool:
 
 
 def sort_hops(hops: Iterable[Hop]) -> list[Hop]:
-    """By time; one whose time is not known stays behind the one before it."""
+    """Sort by time; a hop of unknown time stays after its predecessor."""
     keyed: list[tuple[int, Hop]] = []
     at = 0
     for hop in hops:
@@ -333,9 +339,9 @@ def sort_hops(hops: Iterable[Hop]) -> list[Hop]:
 
 
 def _attempts(delivery: Mapping[str, Any], log: Iterable[sqlite3.Row]) -> Iterator[Hop]:
-    """Attempt for attempt: each ends with the change that began the next."""
+    """Yield the hops by attempt; a row that begins an attempt has the times of the previous one."""
     name, number = delivery["recipient"], 1
-    before: int | None = None  # when the last file was written: an attempt may have none
+    before: int | None = None  # when the last file was written; not every attempt writes one
     seen: list[sqlite3.Row] = []
     for one in log:
         if one["attempt"] not in (None, number):
@@ -343,7 +349,7 @@ def _attempts(delivery: Mapping[str, Any], log: Iterable[sqlite3.Row]) -> Iterat
             yield from _attempt_hops(name, number, one["staged_at"], written, seen)
             before, number, seen = one["written_at"], one["attempt"], []
         seen.append(one)
-    while number < delivery["attempt"]:  # attempts that nobody noted
+    while number < delivery["attempt"]:  # attempts missing in audit_log
         yield from _attempt_hops(name, number, None, None, seen, is_noted=False)
         number, seen = number + 1, []
     written = delivery["written_at"] if delivery["written_at"] != before else None
@@ -359,12 +365,12 @@ def _attempt_hops(
     *,
     is_noted: bool = True,
 ) -> Iterator[Hop]:
-    """One attempt: accepted or replayed, written, and whatever came of it."""
+    """Yield one attempt: accepted or replayed, written, and its result."""
     if number == 1:
         yield Hop(staged, "accepted", name, number)
     for one in seen:
         if one["old_status"] == "dead" and one["new_status"] in ("held", "written"):
-            # noted when it was done: not behind the file that it led to
+            # logged after the fact: sort it before the file it produced
             yield Hop(min(one["at"], written or one["at"]), "replayed", name, number)
     if written or not is_noted:
         yield Hop(written, "written", name, number)
@@ -374,21 +380,21 @@ def _attempt_hops(
 
 
 def count_waiting(home: Home) -> int:
-    """How many messages stand in the outboxes."""
+    """Count the messages in the outboxes."""
     return sum(1 for _ in _messages(home, "outbox"))
 
 
 def find_unrecorded(home: Home, beginning: str) -> dict[str, Any] | None:
-    """Where a message lies whose id begins so, as `relay trace` tells it; None: nowhere.
+    """Find the file of an unrecorded message by id or prefix, as facts for `relay trace`.
 
-    Errors: NotFound when several begin so.
+    Errors: NotFound for an ambiguous prefix.
     """
     places = (("waiting", "outbox"), ("unsent", f"outbox/{PENDING}"), ("stray", "inbox"))
     for status, place in places:
         found = [one for one in _messages(home, place) if one[1].startswith(beginning)]
         exact = [one for one in found if one[1] == beginning]
         if len({message_id for _, message_id in exact or found}) > 1:
-            raise NotFound(f"several messages begin with {beginning}", hint="give more of the id")
+            raise NotFound(f"several messages begin with {beginning}", hint="use a longer prefix")
         for agent, message_id in exact or found:
             return {
                 "message_id": message_id,
@@ -404,21 +410,21 @@ def find_unrecorded(home: Home, beginning: str) -> dict[str, Any] | None:
 
 
 def describe_unrecorded(facts: dict[str, Any], is_running: bool) -> str:
-    """A message of `find` in words: where it lies, and what it waits for."""
+    """Describe an unrecorded message: where it is and what is needed."""
     if facts["status"] == "stray" and not is_running:
         said = UNRECORDED_IN_INBOX.format(facts["from"])
-        return f"{said}: `relay up` tells the ledger what a crash took from it"
+        return f"{said}: `relay up` recovers what a crash left unrecorded"
     if facts["status"] == "stray":
         hint = "find out who put it there"
     elif facts["status"] == "waiting":
-        hint = RUNNING_HINT if is_running else "no relay runs; start one with `relay up`"
+        hint = RUNNING_HINT if is_running else "no relay is running; start one with `relay up`"
     else:
-        hint = "rename it into the outbox"
+        hint = "rename it into the outbox to send it"
     return f"{UNRECORDED_TEXT[facts['status']].format(facts['from'], facts['untouched_s'])}: {hint}"
 
 
 def _untouched_s(home: Home, agent: str, place: str, name: str) -> int:
-    """Seconds since a file was written or renamed; 0 for one that has just gone."""
+    """Return the seconds since a file was written or renamed; 0 if it has just been removed."""
     now = time.time_ns()
     with home.dirs() as dirs, contextlib.suppress(OSError, UnsafePath):
         folder = dirs.get("agents", agent, *place.split("/"))
@@ -428,13 +434,13 @@ def _untouched_s(home: Home, agent: str, place: str, name: str) -> int:
 
 
 def _messages(home: Home, place: str) -> Iterator[tuple[str, str]]:
-    """(agent, message id) of each file that a relay would take for a message."""
+    """Yield (agent, message id) of each file that a relay would take for a message."""
     with home.dirs() as dirs:
         for agent in sorted(home.agent_names()):
             try:
                 names = os.listdir(dirs.get("agents", agent, *place.split("/")))
             except (OSError, UnsafePath):
-                continue  # an agent without an outbox; the doctor says what else is wrong with it
+                continue  # no such folder, or not accessible: `relay doctor` reports it
             for name in sorted(names):
                 message_id = message_id_of(name)
                 if message_id is not None:
