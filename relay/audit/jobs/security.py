@@ -70,7 +70,7 @@ FAILURES: Mapping[str, str] = {
     r"is not signed|no public key of ": "unsigned",
     r"^SIGNATURE is not of the key": "bad_signature",
     r"ATTACHMENT ": "attachment",
-    r"no regular file|: a file of other names|hard links: |belongs to user": "unsafe_file",
+    r"regular file|: a file of other names|hard links: |belongs to user": "unsafe_file",
     r"is no name of a message": "bad_name",
     r"^its id is ": "id_taken",
     r"^found in \.pending": "unsent",
