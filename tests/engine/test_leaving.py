@@ -7,7 +7,6 @@ import time
 
 import msgspec
 import pytest
-import relay.comm
 
 from relay.acomm.model import (
     ChannelState,

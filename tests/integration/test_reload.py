@@ -203,7 +203,7 @@ def step(self):
     print("begun", flush=True)
     threading.Event().wait()
 
-Tiers.step = step
+Tiers.run_next = step
 sys.exit(main())
 """
 
