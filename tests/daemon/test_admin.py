@@ -243,7 +243,10 @@ def test_a_path_too_long_for_a_socket_is_said_and_gone_without(tmp_path: Path) -
     long = Asked(root)
     long.admin.begin("")
     (line,) = long.log
-    assert "bytes, and a socket's may have at most 107: set XDG_RUNTIME_DIR to a directory of your own" in line
+    assert (
+        "bytes, and a socket's may have at most 107: set XDG_RUNTIME_DIR to a directory of your own"
+        in line
+    )
     assert list(root.iterdir()) == []
 
 

@@ -8,6 +8,7 @@ import time
 import msgspec
 import pytest
 
+import relay.engine
 from relay.acomm.model import (
     ChannelState,
     ChannelType,
