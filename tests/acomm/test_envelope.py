@@ -14,6 +14,8 @@ from relay.acomm import codec, envelope
 from relay.base.errors import FormatError
 from tests.acomm.support import assemble, message, messages_body
 
+pytestmark = pytest.mark.shows("engine 8.5")
+
 AT = 96 + 24  # where section 2 lies in these files
 MIB = 1024 * 1024
 WHERE = " in section 2, offset in its uncompressed bytes"

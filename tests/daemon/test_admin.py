@@ -78,6 +78,7 @@ def served(asked: Asked) -> Asked:
     return asked
 
 
+@pytest.mark.shows("ready 3.3")
 def test_a_relay_that_serves_is_healthy_and_ready(served: Asked) -> None:
     assert served.ask("/healthz") == (200, "text/plain; charset=utf-8", "healthy\n")
     assert served.ask("/readyz") == (200, "text/plain; charset=utf-8", "ready\n")
