@@ -36,7 +36,7 @@ from relay.audit.sources import acomm_source
 from relay.audit.sources.acomm_query import SECTIONS
 from relay.base.checksums import sha256_hex
 from relay.base.errors import RelayError
-from tests.audit.homes import START_NS, START_S, stored_message
+from tests.audit.home_builder import START_NS, START_S, stored_message
 
 U64_MAX = 2**64 - 1
 START = datetime(2026, 1, 31, 9, 30)
@@ -252,20 +252,24 @@ def test_more_rows_than_a_batch(read, tmp_path: Path) -> None:
 
 
 def test_every_section_has_a_getter_for_every_column(path: str) -> None:
-    from relay.audit.sources.acomm_query import MESSAGE_SECTIONS, rows
+    from relay.audit.sources.acomm_query import MESSAGE_SECTIONS, section_rows
 
     for section, schema in SECTIONS.items():
         if section in MESSAGE_SECTIONS:
             continue  # they come as arrays: the test of every column has them all
-        assert set(rows(STORE, section, path).columns) == set(schema.names), section
+        assert set(section_rows(STORE, section, path).columns) == set(schema.names), section
 
 
 @pytest.mark.parametrize(
     ("options", "schema", "line"),
     [
-        ({"section": "letters"}, None, "section 'letters' is none of messages, "),
+        ({"section": "letters"}, None, "section: expected one of messages, "),
         ({"section": "messages,channels"}, None, "sections messages,channels have different"),
-        ({}, "sender string, colour string", "section messages has no column colour: it has file"),
+        (
+            {},
+            "sender string, colour string",
+            "unknown column colour of section messages: expected one of file",
+        ),
         ({}, "sender long", "column sender of section messages is string, not bigint"),
     ],
 )
@@ -301,7 +305,7 @@ def test_damaged_engine_state_names_the_file(read, tmp_path: Path) -> None:
 
 def test_missing_files_are_one_line(read, spark: SparkSession, tmp_path: Path) -> None:
     gone = str(tmp_path / "gone.acomm")
-    with pytest.raises(RelayError, match=f"^there is no file {gone}$"), explained():
+    with pytest.raises(RelayError, match=f"^{gone}: no such file$"), explained():
         read(gone).collect()
     with pytest.raises(RelayError, match="needs a path"), explained():
         spark.read.format("acomm").load().collect()

@@ -23,7 +23,7 @@ from scripts.cluster.standalone import standalone
 from scripts.history.__main__ import make_faulty
 from scripts.history.faults import chosen
 from scripts.history.make import Given
-from tests.audit.homes import HomeBuilder
+from tests.audit.home_builder import HomeBuilder
 
 JOBS = ("reconcile",)
 

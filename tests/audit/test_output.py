@@ -16,7 +16,7 @@ from relay.audit.output import out_folder
 from relay.audit.summary import JobReport, Report
 from relay.base import fsio
 from relay.base.errors import RelayError
-from tests.audit.homes import HomeBuilder
+from tests.audit.home_builder import HomeBuilder
 from tests.audit.report_data import write_table
 from tests.audit.test_run import parquet, relay_audit
 from tests.integration.test_views import screens, shape
@@ -186,7 +186,7 @@ def test_report_makes_the_page_again_without_spark(tmp_path: Path) -> None:
     with pytest.raises(RelayError, match=r"summary\.json cannot be read: No such file"):
         relay_audit("report", str(tmp_path / "nowhere"))
     (tmp_path / "summary.json").write_text('{"home": 5}')
-    with pytest.raises(RelayError, match=r"summary\.json is no summary of an audit: "):
+    with pytest.raises(RelayError, match=r"summary\.json is not a valid summary of an audit: "):
         relay_audit("report", str(tmp_path))
 
 

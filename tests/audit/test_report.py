@@ -215,7 +215,7 @@ def test_whatever_time_a_chart_is_over_it_has_some_ticks_and_no_warning(narrow: 
     _, (axis,) = drawing.figure(size, 3)
     for minutes in (int(1.07**power) for power in range(10, 210)):  # up to two years
         moments = [begin, begin + timedelta(minutes=minutes)]
-        drawing.over_time(axis, moments, size)
+        drawing.time_axis(axis, moments, size)
         axis.set_xlim(*moments)  # type: ignore[arg-type]
         assert 1 <= len(axis.xaxis.get_majorticklocs()) <= (6 if narrow else 9), minutes
 
@@ -223,7 +223,7 @@ def test_whatever_time_a_chart_is_over_it_has_some_ticks_and_no_warning(narrow: 
 @pytest.mark.parametrize("only", [date(2026, 1, 31), datetime(2026, 1, 31, 9, tzinfo=UTC)])
 def test_one_moment_stands_in_the_middle(only: date) -> None:
     _, (axis,) = drawing.figure(drawing.Size(drawing.NARROW, True), 3)
-    drawing.over_time(axis, [only, only], drawing.Size(drawing.NARROW, True))
+    drawing.time_axis(axis, [only, only], drawing.Size(drawing.NARROW, True))
     low, high = axis.get_xlim()
     assert low < high and (low + high) / 2 == pytest.approx(date2num(only))
 

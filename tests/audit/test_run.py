@@ -18,7 +18,7 @@ from relay.audit.jobs.job import Tables
 from relay.audit.schemas import results
 from relay.base.errors import HomeMissing, LedgerError, RelayError
 from relay.cli import audit as command
-from tests.audit.homes import HomeBuilder
+from tests.audit.home_builder import HomeBuilder
 from tests.audit.test_reconcile import EXPECTED, plant_every_fault
 
 
@@ -124,8 +124,8 @@ def test_a_damaged_file_is_one_line_and_other_jobs_go_on(
 def test_a_job_that_the_system_fails_is_one_line_and_other_jobs_go_on(
     spark: SparkSession, home: HomeBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(evidence: Inputs) -> Tables:
-        os.listdir(os.path.join(evidence.snapshot.home, "ledger.db"))
+    def make(inputs: Inputs) -> Tables:
+        os.listdir(os.path.join(inputs.snapshot.home, "ledger.db"))
         raise AssertionError
 
     home.sent("1-a")
@@ -156,7 +156,7 @@ def test_a_home_that_is_not_whole_is_one_line(home: HomeBuilder, tmp_path: Path)
     (home.root / "store").rmdir()
     with pytest.raises(RelayError, match=f"there is no store in {home.path}$"):
         relay_audit("run", home=home.path)
-    with pytest.raises(RelayError, match="there is no job letters: there are reconcile, "):
+    with pytest.raises(RelayError, match="unknown job letters: expected one of reconcile, "):
         relay_audit("run", "letters", home=home.path)
 
 

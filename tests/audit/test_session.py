@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from relay.audit.session import _Jvm, find_java, wrap_java
 from relay.base.errors import RelayError
-from tests.audit.homes import HomeBuilder
+from tests.audit.home_builder import HomeBuilder
 
 pytestmark = pytest.mark.shows("audit 3.6")
 

@@ -217,6 +217,6 @@ def test_below_the_floor_nothing_is_taken_in_and_above_it_goes_on_by_itself(
     disk.free()
     until(lambda: disk.inbox("bob") == IDS[1:])
     assert "paused" not in disk.relay("status")
-    assert "intake goes on" in disk.log()
+    assert "intake resumes" in disk.log()
     assert len(disk.inbox("operator")) == 1
     assert disk.stop() == 0

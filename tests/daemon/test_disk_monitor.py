@@ -204,7 +204,7 @@ def test_below_the_floor_files_wait_and_the_rest_goes_on(looked: Looked) -> None
     box.tick(2)
     assert box.bodies("bob") == ["waits"]
     assert box.nacks("alice") == []
-    assert any("intake goes on" in line["event"] for line in box.log)
+    assert any("intake resumes" in line["event"] for line in box.log)
 
 
 def test_a_disk_below_its_floor_takes_nothing_in_from_the_first_turn(looked: Looked) -> None:

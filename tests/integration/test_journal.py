@@ -99,7 +99,7 @@ def test_a_store_without_a_file_is_made_again_from_the_journal(box: Box) -> None
     after = box.store.snapshot().file()
     assert (after.messages, after.channels) == (before.messages, before.channels)
     assert after.engine_state == before.engine_state
-    assert any("made again from the journal" in line["event"] for line in box.log)
+    assert any("rebuilt from the journal" in line["event"] for line in box.log)
     assert "last" in box.bodies("bob")
 
 

@@ -105,4 +105,4 @@ def test_a_ledger_from_before_is_told_of(pruned: Box) -> None:
     for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm"):
         pruned.path(name).unlink(missing_ok=True)
     pruned.open()
-    assert any("rows of that time are not made again" in line["event"] for line in pruned.log)
+    assert any("rows of that time are not restored" in line["event"] for line in pruned.log)

@@ -146,7 +146,7 @@ def test_a_port_that_is_taken_shows_in_the_status(running: Relay) -> None:
 
         def said() -> bool:
             shown = relay("status", home=running.home).stdout
-            return f"nothing answers on admin.listen {address}: " in shown
+            return f"no server on admin.listen {address}: " in shown
 
         until(said)
     assert running.stop() == 0
@@ -197,7 +197,7 @@ def test_what_waits_in_the_outboxes_does_not_hold_up_the_end(
 
 HANGS = """
 import sys, threading
-from relay.aof2.tiers import Tiers
+from relay.journal.tiers import Tiers
 from relay.daemon.process import main
 
 def step(self):

@@ -18,10 +18,10 @@ from relay.audit.schemas import formats
 from relay.audit.session import explained
 from relay.audit.sources import acomm_source
 from relay.audit.sources.acomm_query import MESSAGE_SECTIONS, option_conditions
-from relay.audit.sources.acomm_source import Wanted
+from relay.audit.sources.acomm_source import FileQuery
 from relay.base.errors import RelayError
 from tests.acomm.support import patch, reseal
-from tests.audit.homes import START_S, stored_message
+from tests.audit.home_builder import START_S, stored_message
 from tests.audit.test_acomm_source import BARE, FULL, STORE
 
 DAY_S = 86_400
@@ -66,7 +66,7 @@ def arrow(path: Path, store: StoreFile, sections: str = "messages", **options: s
     found = []
     for with_columns in (True, False):
         codec.write(str(path), store, columns=with_columns)
-        wanted = Wanted(tuple(sections.split(",")), option_conditions(options))
+        wanted = FileQuery(tuple(sections.split(",")), option_conditions(options))
         found.append(pa.Table.from_batches(acomm_source.batches(str(path), wanted, SCHEMA), SCHEMA))
         found[-1].validate(full=True)
     assert found[0].equals(found[1])
@@ -164,7 +164,7 @@ CASES = [
 def test_options_choose_messages(
     folder: Path, options: dict[str, str], _: str, expected: list[int]
 ) -> None:
-    wanted = Wanted(("messages",), option_conditions(options))
+    wanted = FileQuery(("messages",), option_conditions(options))
     tables = [acomm_source.batches(str(path), wanted, SCHEMA) for path in folder.iterdir()]
     found = [row["id"] for table in tables for batch in table for row in batch.to_pylist()]
     assert sorted(map(int, found)) == expected
@@ -288,7 +288,7 @@ def test_columns_that_do_not_hold_together_are_a_fault_before_the_first_row(
     with_section(path, ODD, change)
     codec.read(str(path))  # its messages are whole
     with pytest.raises(RelayError) as caught:
-        next(acomm_source.batches(str(path), Wanted(("messages",), ()), SCHEMA))
+        next(acomm_source.batches(str(path), FileQuery(("messages",), ()), SCHEMA))
     assert str(caught.value).startswith(f"{path} at ") and line in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -296,10 +296,13 @@ def test_columns_that_do_not_hold_together_are_a_fault_before_the_first_row(
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"since": "yesterday"}, "option since is 'yesterday', not a time such as 2026-01-31"),
-        ({"status": "Gone"}, "status 'Gone' is none of Created, "),
-        ({"sender": " , "}, "option sender names nothing"),
-        ({"mode": "lenient"}, "mode 'lenient' is none of failfast, permissive"),
+        (
+            {"since": "yesterday"},
+            "option since: expected a time such as 2026-01-31T09:30:00Z, got 'yesterday'",
+        ),
+        ({"status": "Gone"}, "status: expected one of Created, "),
+        ({"sender": " , "}, "option sender: expected one or several names"),
+        ({"mode": "lenient"}, "mode: expected one of failfast, permissive, got 'lenient'"),
         ({"section": "channels", "until": AT}, "option until is for messages, not for section ch"),
     ],
 )
