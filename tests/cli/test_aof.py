@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from relay.cli import run
-from relay.cli.common import counted
+from relay.cli.common import plural
 from relay.journal.dictionaries import Dictionaries
 from relay.journal.files import SegmentCheck
 from relay.journal.journal import Append, Journal, SegmentPolicy
@@ -161,7 +161,7 @@ def test_a_flipped_byte_anywhere_in_a_sealed_segment_is_found(
     path.write_bytes(data)
     lines = lines_of("check", str(stream), capsys=capsys, code=3)
     assert all(str(path) in line for line in lines[:-1]) and len(lines) > 1
-    assert lines[-1] == f"{counted(len(lines) - 1, 'error')} found"
+    assert lines[-1] == f"{plural(len(lines) - 1, 'error')} found"
     (row,) = lines_of("check", str(stream), "--json", capsys=capsys, code=3)
     assert json.loads(row)["problems"] == lines[:-1]
 

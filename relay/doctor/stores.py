@@ -6,14 +6,15 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from relay.acomm import codec
+from relay.acomm import codec, encryption
+from relay.acomm.container import Flag
 from relay.acomm.store_file import PREVIOUS
 from relay.base.config import Config
-from relay.base.errors import LedgerError, RelayError
-from relay.base.home import BASE, LEDGER, STORE, Home
+from relay.base.errors import FormatError, KeyFileError, RelayError, SealedStore
+from relay.base.home import BASE, STORE, Home
 from relay.daemon.journal_commands import covered_offset
-from relay.daemon.opening import stream_dir
-from relay.doctor.finding import RESTORE, Finding, Place, Severity, names, said
+from relay.daemon.opening import opens, store_key, stream_dir
+from relay.doctor.finding import Finding, Severity, Target, describe_error, list_dir
 from relay.journal import check, commands
 from relay.journal.catalog import Catalog, Residency
 from relay.journal.format import ManifestType, Reason
@@ -21,10 +22,9 @@ from relay.journal.manifest import read_manifest
 from relay.journal.reader import JournalReader
 from relay.journal.segment import segment_path
 from relay.journal.segments import SegmentPolicy
-from relay.ledger import open_readonly
 
 _DUMP = "`relay aof dump` reads what is good of it; remove it when nobody needs it any more"
-_GONE = "put it back, or go on: the relay begins a new one, and what no checkpoint has is lost"
+GONE = "put it back, or go on: the relay begins a new one, and what no checkpoint has is lost"
 _LOST = "are lost"  # in a line of the check, behind the offsets
 _ASIDE = {  # suffix in the journal -> what happened, what to do
     ".seg.bad": ("a damaged segment was set aside, its good records were kept", _DUMP),
@@ -46,17 +46,17 @@ _REMEDIES = {  # of what waits for the operator
 }
 
 
-def examine(place: Place) -> Iterator[Finding]:
+def check_stores(target: Target) -> Iterator[Finding]:
     """Everything that is found, in the order store, journal, tiers."""
-    home = place.home
+    home = target.home
     covered = max(covered_offset(home.path(name)) for name in (STORE, STORE + PREVIOUS))
     yield from _store(home)
     if os.path.isdir(stream_dir(home)):
         yield from _journal(home, covered)
-        yield from _tiers(read_manifest(stream_dir(home), _ignore).catalog, place.config)
+        yield from _tiers(read_manifest(stream_dir(home), _ignore).catalog, target.config)
     elif covered:
         found = f"{stream_dir(home)} is gone, and the store covers it up to {covered}"
-        yield Finding("journal", found, _GONE)
+        yield Finding("journal", found, GONE)
 
 
 # -- the store -------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def examine(place: Place) -> Iterator[Finding]:
 def _store(home: Home) -> Iterator[Finding]:
     """The checkpoints, and those that were set aside."""
     path, previous = home.path(STORE), home.path(STORE) + PREVIOUS
-    wrong, wrong_before = _fault(path), _fault(previous)
+    wrong, wrong_before = _damage_of(path), _damage_of(previous)
     written = len(commands.checkpoint_offsets(stream_dir(home)))
     if wrong and (written or os.path.lexists(path)):
         remedy = f"the next start makes the store again of {os.path.basename(previous)}"
@@ -75,9 +75,9 @@ def _store(home: Home) -> Iterator[Finding]:
     if wrong_before and (written > 1 or os.path.lexists(previous)):
         yield Finding("store", wrong_before, "the next checkpoint replaces it")
     base = home.path(BASE)
-    if os.path.lexists(base) and (wrong := _fault(base)):
+    if os.path.lexists(base) and (wrong := _damage_of(base)):
         yield Finding("store", wrong, "the next checkpoint, or `relay journal prune`, replaces it")
-    for name in names(home.path(os.path.dirname(STORE))):
+    for name in list_dir(home.path(os.path.dirname(STORE))):
         if ".bad" in name:
             found = f"{name}: a damaged file was set aside, the store was made without it"
             yield Finding("store", found, "`relay acomm check` says what it has; remove it then")
@@ -94,14 +94,14 @@ def _without_checkpoints(home: Home) -> str:
     return f"the next start makes the store again from the journal{f' and {BASE}' if first else ''}"
 
 
-def _fault(path: str) -> str:
+def _damage_of(path: str) -> str:
     """What is wrong with a store file, or nothing."""
     try:
         codec.read(path)
     except FileNotFoundError:
         return f"{path}: missing"
     except (RelayError, OSError) as exc:
-        return said(exc)
+        return describe_error(exc)
     return ""
 
 
@@ -114,11 +114,11 @@ def _journal(home: Home, covered: int) -> Iterator[Finding]:
     for problem in check.check_stream(folder).problems:
         yield Finding("journal", problem, _remedy_of(problem))
     for sub in ("segments", "manifest", "warm"):
-        for name in names(os.path.join(folder, sub)):
+        for name in list_dir(os.path.join(folder, sub)):
             for suffix, (what, remedy) in _ASIDE.items():
                 if suffix in name:
                     yield Finding("journal", f"{os.path.join(folder, sub, name)}: {what}", remedy)
-    first, end = reach(folder)
+    first, end = stream_range(folder)
     yield from _surplus(folder, end)
     base = covered_offset(home.path(BASE))
     if max(covered, base) < first:
@@ -169,7 +169,7 @@ def _remedy_of(problem: str) -> str:
     return "`relay journal hydrate SEGMENT` mends a segment that another tier has; else a backup"
 
 
-def reach(folder: str) -> tuple[int, int | None]:
+def stream_range(folder: str) -> tuple[int, int | None]:
     """Where the stream begins and ends; the end is None where damage hides it.
 
     In the newest segment damage and a torn tail look alike to who reads on.
@@ -204,49 +204,28 @@ def _tiers(catalog: Catalog, config: Config) -> Iterator[Finding]:
         yield Finding("tiers", found, "name it again: journal.objects in config.json")
 
 
-# -- the ledger ------------------------------------------------------------------------------
-
-
-def ledger_position(home: Home) -> int | Finding:
-    """Up to where the ledger follows the journal."""
-    try:
-        db = open_readonly(home.path(LEDGER))
-        try:
-            query = "SELECT value FROM orchestrator_state WHERE key = 'journal'"
-            row = db.execute(query).fetchone()
-        finally:
-            db.close()
-    except LedgerError as exc:
-        remedy = exc.hint if exc.hint != LedgerError.hint else f"{exc.hint}; {RESTORE}"
-        return Finding("ledger", said(exc), remedy)
-    return int(row[0]) if row else 0
-
-
-def ledger(home: Home, position: int | Finding) -> Iterator[Finding]:
-    """Whether what the ledger follows is there."""
-    if isinstance(position, Finding):
-        yield position
-        return
-    folder = stream_dir(home)
-    if not os.path.isdir(folder):
-        if position:
-            found = f"it follows the journal up to {position}, and there is none"
-            yield Finding("ledger", found, _GONE)
-        return
-    first, end = reach(folder)
-    if end is not None and position > end:
-        yield Finding(
-            "ledger",
-            f"it follows the journal up to {position}, and that ends at {end}: files were removed",
-            "put them back, or go on: the relay begins a new segment behind the gap",
-        )
-    if position < first:
-        yield Finding(
-            "ledger",
-            f"it follows the journal up to {position}, and what came before {first} was pruned",
-            "rows of that time are not made again: restore ledger.db from a backup, or do without",
-        )
-
-
 def _ignore(_: str) -> None:
     """``check`` names every finding of the manifest once."""
+
+
+def check_encryption(target: Target) -> Iterator[Finding]:
+    """The first thing that does not open: one key, one finding."""
+    home = target.home
+    try:
+        key = store_key(home, target.config, make=False)
+        for path in (home.path(STORE), home.path(STORE) + PREVIOUS):
+            _open(path, key)
+        if not opens(home, key):
+            what = "and no key was given" if key is None else "and does not open with this key"
+            raise SealedStore(f"{stream_dir(home)} is encrypted, {what}")
+    except (KeyFileError, SealedStore) as exc:
+        yield Finding("store", describe_error(exc), f"the relay does not start: {exc.hint}")
+    except (FormatError, OSError):
+        return  # a damaged header: the check of the file says it
+
+
+def _open(path: str, key: bytes | None) -> None:
+    """Errors: SealedStore."""
+    with contextlib.suppress(FormatError, OSError):
+        if codec.peek_header(path).flags & Flag.ENCRYPTED:
+            encryption.unseal(codec.read(path, warn=_ignore), key, path)

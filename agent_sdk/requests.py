@@ -14,9 +14,14 @@ from relay.base.names import ORCHESTRATOR
 
 if TYPE_CHECKING:
     from agent_sdk.agent import Agent
+from collections.abc import Mapping
 
 _SAVED = re.compile(r"completed saved as version ([0-9]+) ")
 _LOADED = re.compile(r"completed version ([0-9]+)\n")
+
+
+KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+SPLIT = re.compile(r",\s*[A-Za-z_][A-Za-z0-9_]*=")  # where the relay would see another setting
 
 
 class SavedState(NamedTuple):
@@ -35,16 +40,16 @@ class LoadedState(NamedTuple):
     state: str
 
 
-def save(agent: Agent, data: str | bytes, timeout_s: float) -> int:
+def save_state(agent: Agent, data: str | bytes, timeout_s: float) -> int:
     """See ``Agent.save_state``."""
-    answer = _ask(agent, "save", data, timeout_s)
+    answer = _request(agent, "save", data, timeout_s)
     match = _SAVED.match(answer)
     if match is None:
         raise _unexpected(answer)
     return int(match[1])
 
 
-def load(agent: Agent, version: int | None, timeout_s: float) -> str | None:
+def load_state(agent: Agent, version: int | None, timeout_s: float) -> str | None:
     """See ``Agent.load_state``."""
     found = load_version(agent, version, timeout_s)
     return None if found is None else found.state
@@ -56,16 +61,16 @@ def load_version(
     """The same with its number; ``name``: of another agent, for the operator and the lead."""
     lines = [f"VERSION: {version}"] if version is not None else []
     lines += [f"NAME: {name}"] if name is not None else []
-    answer = _ask(agent, "load", "\n".join(lines), timeout_s)
+    answer = _request(agent, "load", "\n".join(lines), timeout_s)
     match = _LOADED.match(answer)
     if match is None:
         raise _unexpected(answer)
     return LoadedState(int(match[1]), answer[match.end() :]) if int(match[1]) else None
 
 
-def versions(agent: Agent, timeout_s: float, name: str | None = None) -> list[SavedState]:
+def list_versions(agent: Agent, timeout_s: float, name: str | None = None) -> list[SavedState]:
     """See ``Agent.saved_states``; ``name`` as in ``load_version``."""
-    answer = _ask(agent, "list", f"NAME: {name}" if name is not None else "", timeout_s)
+    answer = _request(agent, "list", f"NAME: {name}" if name is not None else "", timeout_s)
     found = []
     for line in answer.splitlines()[1:]:
         version, size, saved_at, message_id = line.split()
@@ -73,7 +78,7 @@ def versions(agent: Agent, timeout_s: float, name: str | None = None) -> list[Sa
     return found
 
 
-def _ask(agent: Agent, action: str, body: str | bytes, timeout_s: float) -> str:
+def _request(agent: Agent, action: str, body: str | bytes, timeout_s: float) -> str:
     headers = {"ACTION": action}
     kind = Kind.CONTINUITY
     return agent.request(ORCHESTRATOR, body, timeout_s, kind=kind, headers=headers).body
@@ -81,3 +86,29 @@ def _ask(agent: Agent, action: str, body: str | bytes, timeout_s: float) -> str:
 
 def _unexpected(answer: str) -> MessageError:
     return MessageError(f"the relay answered {answer.splitlines()[:1]}, which is no such answer")
+
+
+def spawn_headers(
+    name: str, cli: str, cwd: str | None, env: Mapping[str, str], restart: str | None
+) -> dict[str, str]:
+    """The headers of a spawn; what is None is left out.
+
+    Errors: MessageError for an ENV that could not be read back; no value is in its text.
+    """
+    for key, value in env.items():
+        if not KEY.fullmatch(key):
+            raise MessageError(f"{key!r} is no name of a variable", header="ENV")
+        if value != value.strip() or "\n" in value or SPLIT.search(value):
+            raise MessageError(
+                f"the value of {key} cannot be sent: it has a line break, blanks at an end, or "
+                "`,NAME=` in it; put it into a file that the agent reads",
+                header="ENV",
+            )
+    given = {
+        "NAME": name,
+        "CLI": cli,
+        "CWD": cwd,
+        "ENV": ",".join(f"{key}={value}" for key, value in env.items()),
+        "RESTART": restart,
+    }
+    return {field: value for field, value in given.items() if value}
