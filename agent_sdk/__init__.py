@@ -10,8 +10,8 @@ waits. Shells use ``relay.sh`` beside this file. Source: relay-file-system.txt, 
 """
 
 from agent_sdk.agent import Agent
-from agent_sdk.continuity import SavedState
 from agent_sdk.inbox import Received
+from agent_sdk.requests import SavedState
 from relay.base.errors import MessageError, Refused, RelayError, Timeout
 from relay.base.message import Kind
 

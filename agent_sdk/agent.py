@@ -15,14 +15,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TypedDict, Unpack
 
-from agent_sdk import continuity
 from agent_sdk.attachments import Attachments
-from agent_sdk.continuity import SavedState
-from agent_sdk.disk import when_full_again
+from agent_sdk.disk import retry_on_enospc
 from agent_sdk.inbox import Inbox, Received
 from agent_sdk.outbox import Outbox
 from agent_sdk.presence import max_body_bytes, register, unregister
-from agent_sdk.processes import spawn_headers
+from agent_sdk.requests import SavedState, list_versions, load_state, save_state, spawn_headers
 from relay.base.checksums import SHA256_PREFIX, sha256_hex
 from relay.base.clock import Clock
 from relay.base.errors import InvalidName, MessageError, Refused, RelayError, Timeout
@@ -74,10 +72,10 @@ class Agent:
         clock = clock or Clock()
         self._home = Home(default_root(os.fspath(home) if home is not None else None))
         try:
-            when_full_again(lambda: self._home.make_agent(name), disk_full_retry_s)
+            retry_on_enospc(lambda: self._home.make_agent(name), disk_full_retry_s)
             started_at = clock.now_ns()
             if registers:
-                when_full_again(lambda: register(self._home, name, started_at), disk_full_retry_s)
+                retry_on_enospc(lambda: register(self._home, name, started_at), disk_full_retry_s)
             limit = max_body_bytes(self._home)
         except BaseException:
             self._home.close()
@@ -270,18 +268,18 @@ class Agent:
         started again, its last save is in the first message that it finds.
         Errors: Refused, with the rule; Timeout when no relay answers in time; as ``send``.
         """
-        return continuity.save(self, data, timeout_s)
+        return save_state(self, data, timeout_s)
 
     def load_state(self, version: int | None = None, timeout_s: float = 30.0) -> str | None:
         """What was saved last, or as ``version``; None when nothing ever was.
 
         Errors: Refused for a version that is not there (any more); Timeout.
         """
-        return continuity.load(self, version, timeout_s)
+        return load_state(self, version, timeout_s)
 
     def saved_states(self, timeout_s: float = 30.0) -> list[SavedState]:
         """The versions there are, oldest first. Errors: Timeout."""
-        return continuity.versions(self, timeout_s)
+        return list_versions(self, timeout_s)
 
     # -- attachments -------------------------------------------------------------------------
 

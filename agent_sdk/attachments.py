@@ -11,7 +11,7 @@ import hashlib
 import io
 import os
 
-from agent_sdk.disk import removed_on_failure, when_full_again
+from agent_sdk.disk import cleanup_on_error, retry_on_enospc
 from relay.base import fsio
 from relay.base.checksums import SHA256_PREFIX, sha256_hex
 from relay.base.errors import IntegrityError, MessageError, NotFound, RelayError
@@ -41,7 +41,7 @@ class Attachments:
         with _opened(source) as stream, self._home.dirs() as dirs:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
             size = stream.seek(0, os.SEEK_END)
-            when_full_again(lambda: self._keep(stream, digest, size, dirs), self._disk_full_retry_s)
+            retry_on_enospc(lambda: self._keep(stream, digest, size, dirs), self._disk_full_retry_s)
             # Also when it was there: whoever wrote it may not have got to this yet.
             fsio.sync_file(dirs.get(FOLDER, digest[:2]))
             fsio.sync_file(dirs.get(FOLDER))
@@ -86,7 +86,7 @@ class Attachments:
         except FileNotFoundError:
             pass
         temp = f".{digest[:16]}.{os.urandom(4).hex()}.tmp"
-        with removed_on_failure(temp, folder):
+        with cleanup_on_error(temp, folder):
             if _copy(stream, temp, folder) != digest:
                 raise RelayError("the file changed while it was being attached")
             fsio.rename(temp, folder, digest, folder)

@@ -24,7 +24,7 @@ _sleep = time.sleep  # tests put a clock of their own here
 _Result = TypeVar("_Result")
 
 
-def place(data: bytes, temp: str, temp_fd: int, name: str, fd: int) -> None:
+def install(data: bytes, temp: str, temp_fd: int, name: str, fd: int) -> None:
     """Write ``data`` as ``temp``, sync it, and rename it to ``name`` in the directory ``fd``.
 
     Committed at the rename. When this raises, neither name holds anything of ``data``.
@@ -33,20 +33,20 @@ def place(data: bytes, temp: str, temp_fd: int, name: str, fd: int) -> None:
     writes it once more.
     """
     try:
-        _place(data, temp, temp_fd, name, fd)
+        _install(data, temp, temp_fd, name, fd)
     except FileNotFoundError:
-        _place(data, temp, temp_fd, name, fd)
+        _install(data, temp, temp_fd, name, fd)
 
 
-def _place(data: bytes, temp: str, temp_fd: int, name: str, fd: int) -> None:
-    with removed_on_failure(temp, temp_fd):
+def _install(data: bytes, temp: str, temp_fd: int, name: str, fd: int) -> None:
+    with cleanup_on_error(temp, temp_fd):
         fsio.create(temp, data, temp_fd)
         sync_name(temp, temp_fd)
         fsio.rename(temp, temp_fd, name, fd)
 
 
 @contextlib.contextmanager
-def removed_on_failure(temp: str, temp_fd: int) -> Iterator[None]:
+def cleanup_on_error(temp: str, temp_fd: int) -> Iterator[None]:
     """Whatever ends the block but success, a signal included, leaves no ``temp`` behind."""
     try:
         yield
@@ -66,7 +66,7 @@ def sync_name(name: str, dir_fd: int) -> None:
         os.close(fd)
 
 
-def when_full_again(work: Callable[[], _Result], limit_s: float) -> _Result:
+def retry_on_enospc(work: Callable[[], _Result], limit_s: float) -> _Result:
     """Do ``work``; while the disk or quota is full, again after 0.1, 0.2, 0.4 … seconds.
 
     The pauses add up to ``limit_s`` at most. Errors: the last OSError then, and any other

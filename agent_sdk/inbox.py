@@ -9,11 +9,12 @@ What is not asked for stays where it is. Source: DESIGN, "Read".
 from __future__ import annotations
 
 import os
+import select
+import time
 from collections.abc import Callable, Collection
 from time import monotonic
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
-from agent_sdk.wait import Wake, open_wake
 from relay.base import fsio
 from relay.base.checksums import SHA256_PREFIX, sha256_hex
 from relay.base.errors import MessageError, RelayError, UnsafePath
@@ -26,7 +27,7 @@ MAX_FILE_BYTES = 1 << 30  # the relay's own limit is far below; what it delivers
 # listing of them all, and one of a few is always the first that there is. And none is used that
 # is older than 16 times what it took to make: who takes its time finds what is urgent by now.
 NAMES_PER_LISTING = 64
-LISTING_LIVES = 16
+LISTING_LIFETIME = 16
 HEAD_BYTES = 16_384  # more than the header of any delivered message
 NORMAL = 2
 
@@ -34,6 +35,12 @@ NORMAL = 2
 _OPEN_HEAD = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _PRIORITIES = frozenset((b"0", b"1", b"2", b"3", b"4"))
 _Found = TypeVar("_Found")
+
+
+POLL_S = 0.05
+# inotify sees nothing that another machine does on a network file system, nor a directory that
+# was replaced: so often the inbox is listed whatever the kernel says.
+RELIST_S = 5.0
 
 
 class Received(NamedTuple):
@@ -68,13 +75,13 @@ class Inbox:
         self._listed: list[str] = []  # of the last listing, the first to be taken last
         self._listed_until = 0.0  # monotonic: it is too old then
         self._priorities: dict[str, int] = {}  # of the names in the last listing
-        self._wake: Wake | None = None
+        self._waiter: InboxWaiter | None = None
 
     def close(self) -> None:
         """Give the watch back, if one was made."""
-        if self._wake is not None:
-            self._wake.close()
-            self._wake = None
+        if self._waiter is not None:
+            self._waiter.close()
+            self._waiter = None
 
     def names(self) -> set[str]:
         """The file names of the messages that wait."""
@@ -94,7 +101,7 @@ class Inbox:
                     if not names:
                         return None
                     self._listed = names[: 1 + len(names) // NAMES_PER_LISTING][::-1]
-                    self._listed_until = monotonic() + LISTING_LIVES * (monotonic() - began)
+                    self._listed_until = monotonic() + LISTING_LIFETIME * (monotonic() - began)
                 taken = self._take(dirs, self._listed.pop())
                 if taken is not None:
                     return taken
@@ -122,8 +129,8 @@ class Inbox:
         if found is not None or (timeout_s is not None and timeout_s <= 0):
             return found
         ends_at = None if timeout_s is None else monotonic() + timeout_s
-        if self._wake is None:
-            self._wake = open_wake(self._home.path("agents", self._agent, "inbox"))
+        if self._waiter is None:
+            self._waiter = open_waiter(self._home.path("agents", self._agent, "inbox"))
         while True:
             found = look()  # after the watch was made: nothing falls between the two
             if found is not None:
@@ -131,7 +138,7 @@ class Inbox:
             left_s = 3600.0 if ends_at is None else ends_at - monotonic()
             if left_s <= 0:
                 return None
-            self._wake.wait(left_s)
+            self._waiter.wait(left_s)
 
     def _list(self, dirs: Dirs) -> list[str]:
         try:
@@ -228,3 +235,82 @@ def _check_sum(message: MessageFile, path: str) -> None:
     sums = {SHA256_PREFIX + sha256_hex(data) for data in (message.body, message.content)}
     if declared is not None and declared not in sums:
         raise MessageError(f"the body does not match {declared}", file=path, header="CHECKSUM")
+
+
+class InboxWaiter(Protocol):
+    """What a waiting call sleeps on. Used from one thread."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until something may have come, or the time is up."""
+
+    def close(self) -> None:
+        """Give every descriptor back."""
+
+
+def open_waiter(path: str) -> InboxWaiter:
+    """Watch the directory ``path``: what is renamed in after this returns ends a wait."""
+    try:
+        return InotifyWaiter(path)
+    except Exception:  # no inotify, no watch left, not readable: looking always works
+        return PollWaiter()
+
+
+class PollWaiter:
+    """No watch: every wait is a short sleep."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep 50 ms, or less when less is asked for."""
+        time.sleep(min(timeout_s, POLL_S))
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class InotifyWaiter:
+    """One private inotify descriptor of watchdog with one watch, read in the caller's thread.
+
+    watchdog takes 30 ms to import, so that happens here: when a call really has to wait.
+    Errors: whatever stands in the way, ImportError and OSError among it.
+    """
+
+    def __init__(self, path: str) -> None:
+        from watchdog.observers import inotify_c
+
+        bits = inotify_c.InotifyConstants
+        mask = bits.IN_MOVED_TO | bits.IN_CLOSE_WRITE | bits.IN_ONLYDIR | bits.IN_DONT_FOLLOW
+        self._inotify = inotify_c.InotifyFD()
+        try:
+            fd: int = self._inotify._inotify_fd
+            os.set_inheritable(fd, False)
+            watch = self._inotify.add_callback(os.fsencode(path), mask, self, 0)  # type: ignore[arg-type]
+            if watch < 0:  # watchdog says nothing of a directory that cannot be read
+                raise PermissionError(path)
+            self._poll = select.poll()
+            self._poll.register(fd, select.POLLIN)
+        except BaseException:
+            self.close()
+            raise
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until a file is renamed in or closed after writing."""
+        if self._poll.poll(min(timeout_s, RELIST_S) * 1000):
+            self._inotify.read_events()  # what they say is of no use: the listing decides
+
+    def close(self) -> None:
+        """Close the descriptors; the kernel drops the watch."""
+        # Until the first read, watchdog's close() leaves the descriptors to a reader thread
+        # that there is none of here.
+        never_read = self._inotify._is_reading
+        self._inotify.close()
+        if never_read:
+            self._inotify._close_resources()
+
+    # watchdog's callback interface: it wants one, and calls the second on close.
+    def on_event(self, event: object) -> None:
+        """Unused."""
+
+    def on_watch_deleted(self, wd: int) -> None:
+        """Unused."""
+
+    def on_queue_overflow(self) -> None:
+        """Unused."""

@@ -8,13 +8,12 @@ Source: relay-file-system.txt 3.1, 3.3, 6.2.
 
 from __future__ import annotations
 
-from agent_sdk.disk import place, when_full_again
-from agent_sdk.signing import signed
+from agent_sdk.disk import install, retry_on_enospc
 from relay.base import fsio
 from relay.base.clock import Clock
 from relay.base.errors import MessageError, RelayError
-from relay.base.home import PENDING, Dirs, Home
-from relay.base.message import MessageFile, parse, render
+from relay.base.home import KEY, PENDING, Dirs, Home
+from relay.base.message import SIGNATURE_PREFIX, MessageFile, parse, render
 from relay.base.names import MSG_SUFFIX, new_message_id
 
 
@@ -53,9 +52,9 @@ class Outbox:
         name = message_id + MSG_SUFFIX
         with self._home.dirs() as dirs:
             outbox, pending = self._open(dirs)
-            data = render(signed(self._home, dirs, self._agent, message_id, message))
-            when_full_again(
-                lambda: place(data, name, pending, name, outbox), self._disk_full_retry_s
+            data = render(sign(self._home, dirs, self._agent, message_id, message))
+            retry_on_enospc(
+                lambda: install(data, name, pending, name, outbox), self._disk_full_retry_s
             )
             try:
                 fsio.fault("sync_dir", name)
@@ -71,3 +70,20 @@ class Outbox:
             return outbox, dirs.ensure("agents", self._agent, "outbox", PENDING)
         except FileNotFoundError as exc:
             raise RelayError(f"agent {self._agent} has no outbox any more") from exc
+
+
+def sign(home: Home, dirs: Dirs, agent: str, message_id: str, message: MessageFile) -> MessageFile:
+    """The message with its SIGNATURE, where the agent has a key and it has none yet.
+
+    Errors: KeyFileError for a key that is open to others or none; UnsafePath, OSError.
+    """
+    if "SIGNATURE" in message.headers or not fsio.exists(KEY, dirs.get("agents", agent)):
+        return message
+    import base64
+
+    from relay.base import keyfile, signatures
+
+    key = keyfile.load(home.path("agents", agent, KEY))
+    raw = signatures.sign(key, agent, message_id, message.to, message.body)
+    text = SIGNATURE_PREFIX + base64.b64encode(raw).decode()
+    return message._replace(headers={**message.headers, "SIGNATURE": text})

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from agent_sdk.disk import place
+from agent_sdk.disk import install
 from relay.base import fsio
 from relay.base.errors import RelayError
 from relay.base.home import META, Home
@@ -67,7 +67,7 @@ def _replace(meta: dict[str, object], folder: int) -> None:
     import json
 
     temp = f".{META}.{os.urandom(4).hex()}.tmp"
-    place(json.dumps(meta, indent=2).encode() + b"\n", temp, folder, META, folder)
+    install(json.dumps(meta, indent=2).encode() + b"\n", temp, folder, META, folder)
     fsio.sync_file(folder)
 
 

@@ -18,7 +18,7 @@ import click
 from relay.base.clock import NS_PER_MS
 from relay.base.errors import EXIT_FINDINGS, FormatError, NotFound, RelayError
 from relay.base.text import json_line
-from relay.cli.common import columns, counted, echo_json, printable, when
+from relay.cli.common import echo_json, plural, print_table, sanitize, when
 
 if TYPE_CHECKING:
     from relay.journal.catalog import CatalogSnapshot, Residency, SegmentEntry
@@ -71,10 +71,10 @@ def check(path: str, as_json: bool) -> None:
         echo_json(row)
     else:
         for warning in warnings:
-            click.echo(printable(f"warning: {warning}"), err=True)
+            click.echo(sanitize(f"warning: {warning}"), err=True)
         for problem in problems:
-            click.echo(printable(problem))
-        click.echo(f"{counted(errors, 'error')} found" if errors else "OK")
+            click.echo(sanitize(problem))
+        click.echo(f"{plural(errors, 'error')} found" if errors else "OK")
     if errors:
         click.get_current_context().exit(EXIT_FINDINGS)
 
@@ -118,7 +118,7 @@ def manifest_inspect(path: str, as_json: bool) -> None:
         else:
             rows = [entry_row(entry) for entry in snapshot.entries]
             heads = list(rows[0]) if rows else ["segment_id"]
-            columns(heads, [[_cell(row[head]) for head in heads] for row in rows])
+            print_table(heads, [[_cell(row[head]) for head in heads] for row in rows])
         return
     faults: list[str] = []
     records = _manifest_records(path, faults)
@@ -126,7 +126,7 @@ def manifest_inspect(path: str, as_json: bool) -> None:
         for record in records:
             _line(manifest_row(record))
     else:
-        columns(
+        print_table(
             ("at", "type", "segment", "offset", "facts"),
             [_manifest_cells(manifest_row(record), record.flags) for record in records],
         )
@@ -248,13 +248,13 @@ def _shown(payload: bytes) -> str:
     try:
         value = msgspec.msgpack.decode(payload)
         if isinstance(value, dict | list):
-            return printable(str(value), _PAYLOAD_CHARS) or ""
+            return sanitize(str(value), _PAYLOAD_CHARS) or ""
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
-        return printable(payload.decode(), _PAYLOAD_CHARS) or ""
+        return sanitize(payload.decode(), _PAYLOAD_CHARS) or ""
     except UnicodeDecodeError:
-        return printable(payload.hex(), _PAYLOAD_CHARS) or ""
+        return sanitize(payload.hex(), _PAYLOAD_CHARS) or ""
 
 
 def _manifest_cells(row: dict[str, Any], flags: int) -> list[object]:
@@ -265,7 +265,7 @@ def _manifest_cells(row: dict[str, Any], flags: int) -> list[object]:
         row["reason_code"] = f"{code} ({REASONS.get(code, 'not known')})"
     row = {"flags": flags, **row} if flags else row
     facts = ", ".join(f"{name} {_cell(value)}" for name, value in row.items())
-    return [_time(at_ms), kind, segment, offset, printable(facts, 2 * _PAYLOAD_CHARS)]
+    return [_time(at_ms), kind, segment, offset, sanitize(facts, 2 * _PAYLOAD_CHARS)]
 
 
 def _time(at_ms: int) -> str | None:
@@ -278,7 +278,7 @@ def _time(at_ms: int) -> str | None:
 
 def _cell(value: object) -> str:
     text = "+".join(map(str, value)) if isinstance(value, list) else str(value)
-    return printable(text) or ""
+    return sanitize(text) or ""
 
 
 def _id_of(path: str) -> int:
@@ -304,6 +304,6 @@ def _end(faults: list[str]) -> None:
     """Name what was stepped over, and exit accordingly."""
     sys.stdout.flush()
     for fault in faults:
-        click.echo(printable(fault), err=True)
+        click.echo(sanitize(fault), err=True)
     if faults:
         click.get_current_context().exit(EXIT_FINDINGS)

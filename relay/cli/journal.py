@@ -17,8 +17,8 @@ import click
 from relay.base.clock import Clock
 from relay.base.errors import EXIT_FAILED, AlreadyRunning, NotFound
 from relay.base.home import CONFIG, LOCK
-from relay.cli import ask
-from relay.cli.common import columns, echo_json, home_option, json_option, open_home, printable
+from relay.cli.common import echo_json, home_option, json_option, open_home, print_table, sanitize
+from relay.cli.request import control_options, send_command
 
 if TYPE_CHECKING:
     from relay.base.config import Config
@@ -57,7 +57,7 @@ def _segments(command: Callable[..., Any]) -> Callable[..., Any]:
             default="",
             help="The object store: a directory, or s3://bucket/prefix [journal.objects].",
         ),
-        ask.control_options,
+        control_options,
     ):
         command = option(command)
     return command
@@ -80,7 +80,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
         for row in rows:
             echo_json(row)
         return
-    columns(
+    print_table(
         ("SEGMENT", "BASE", "END", "BYTES", "COMPRESSED", "TIERS", "FAILED"),
         [
             (
@@ -98,7 +98,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
 
 
 @journal.command(epilog="\b\nExample:\n  relay journal seal")
-@ask.control_options
+@control_options
 def seal(ctx: click.Context, /, **caller: Any) -> int:
     """Seal the active segment, so that it can be compressed; an empty one stays as it is."""
     from relay.journal.plan import SEAL, JournalCommand
@@ -155,7 +155,7 @@ def hydrate(ctx: click.Context, /, **given: Any) -> int:
 
 
 @journal.command(epilog="\b\nExample:\n  relay journal prune --keep-age 90d --dry-run")
-@ask.control_options
+@control_options
 @click.option("--keep-age", metavar="AGE", help="Keep what is younger: 30s, 10min, 2h, 90d.")
 @click.option("--keep-bytes", metavar="SIZE", help="Keep so much: 500MiB, 10GiB, uncompressed.")
 @click.option("--objects", metavar="URL", default="", help="The object store [journal.objects].")
@@ -253,7 +253,7 @@ def _ask(
         "KEEP_AGE": order.keep_age_s,
         "KEEP_BYTES": order.keep_bytes,
     }
-    ask.order(ctx, f"journal.{order.verb}", fields, **caller)
+    send_command(ctx, f"journal.{order.verb}", fields, **caller)
     return 0
 
 
@@ -271,12 +271,12 @@ def _report(found: Iterable[JobResult], as_json: bool) -> int:
     failed, is_silent = 0, not as_json
     for done in found:
         is_silent = False
-        error = printable(str(done.error)) if done.error else None
+        error = sanitize(str(done.error)) if done.error else None
         failed += done.error is not None
         if as_json:
             echo_json({"segment": done.segment_id, "done": done.what or None, "error": error})
         else:
-            click.echo(printable(str(done)), err=error is not None)
+            click.echo(sanitize(str(done)), err=error is not None)
     if is_silent:
         click.echo("nothing to do", err=True)
     return EXIT_FAILED if failed else 0
@@ -359,7 +359,7 @@ def _opened(place: _Place) -> Iterator[tuple[Journal, Tiers]]:
 
 
 def _warn(line: str) -> None:
-    click.echo(f"warning: {printable(line)}", err=True)
+    click.echo(f"warning: {sanitize(line)}", err=True)
 
 
 def _facts(entry: Any, failures: Any) -> dict[str, Any]:

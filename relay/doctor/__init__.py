@@ -15,9 +15,8 @@ from relay.base.config import Config, decode
 from relay.base.errors import RelayError
 from relay.base.home import CONFIG, Home
 from relay.base.lock_file import lock_holder
-from relay.doctor import agents, attached, engine, files, ledger, limits, process, sealing
-from relay.doctor.finding import Finding, Place, Severity, said
-from relay.doctor.repair import repair
+from relay.doctor import files, ledger, stores, system
+from relay.doctor.finding import Finding, Severity, Target, describe_error, repair
 
 __all__ = ["Finding", "Severity", "examine", "repair"]
 
@@ -33,30 +32,30 @@ def examine(home: Home, *, deep: bool = False) -> Iterator[Finding]:
         config = decode(home.read_config(), home.path(CONFIG))
     except (RelayError, OSError) as exc:
         remedy = "mend it: the relay does not start; the rest is checked"
-        yield Finding("config", said(exc), remedy, where=CONFIG)
-    place = Place(home, config, Clock(), lock_holder(home) is not None, deep)
-    position = engine.ledger_position(home)  # before the journal: what it follows only grows
-    checks: list[Callable[[Place], Iterator[Finding]]] = [
-        process.examine,
-        limits.examine,
-        files.examine,
-        agents.examine,
-        engine.examine,
-        sealing.examine,
-        lambda place: engine.ledger(place.home, position),
+        yield Finding("config", describe_error(exc), remedy, where=CONFIG)
+    target = Target(home, config, Clock(), lock_holder(home) is not None, deep)
+    position = ledger.ledger_position(home)  # before the journal: what it follows only grows
+    checks: list[Callable[[Target], Iterator[Finding]]] = [
+        system.check_process,
+        system.check_limits,
+        files.check_files,
+        files.check_agents,
+        stores.check_stores,
+        stores.check_encryption,
+        lambda target: ledger.check_ledger_position(target.home, position),
     ]
     if isinstance(position, int):
-        checks += [lambda place: ledger.examine(place, position), attached.examine]
+        checks += [lambda target: ledger.check_ledger(target, position), files.check_attachments]
     for check in checks:
-        yield from _as_far_as_it_goes(check, place)
+        yield from _report_unreadable(check, target)
 
 
-def _as_far_as_it_goes(
-    check: Callable[[Place], Iterator[Finding]], place: Place
+def _report_unreadable(
+    check: Callable[[Target], Iterator[Finding]], target: Target
 ) -> Iterator[Finding]:
     """What a check finds. What it cannot read is a finding, too, and ends no other check."""
     try:
-        yield from check(place)
+        yield from check(target)
     except OSError as exc:
         remedy = f"`ls -ld` it: its owner, user {os.geteuid()}, has to be able to read it"
-        yield Finding("files", f"{said(exc)}, and so it was not looked into", remedy)
+        yield Finding("files", f"{describe_error(exc)}, and so it was not looked into", remedy)

@@ -7,6 +7,7 @@ wide is mended, and no alarm. Big trees are looked at up to a bound, and that is
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import stat
 import time
@@ -15,49 +16,55 @@ from collections.abc import Iterator
 import msgspec
 
 from relay.agents.roster import Meta
-from relay.base.errors import FormatError
-from relay.base.home import AGENT_DIRS, META, PENDING
-from relay.base.names import MSG_SUFFIX, shown
+from relay.base.errors import FormatError, InvalidName
+from relay.base.home import AGENT_DIRS, LEDGER, META, PENDING
+from relay.base.names import MSG_SUFFIX, check_agent_name, shown
 from relay.delivery.file_ops import REJECTED
 from relay.doctor.finding import (
     Finding,
-    Place,
     Repair,
     Severity,
-    looked_at_part,
-    names,
-    several,
-    twice,
+    Target,
+    list_dir,
+    partial_check,
+    recheck,
+    summarize,
 )
-from relay.ledger import archive_pack
-from relay.ledger.archive_pack import SUFFIX
+from relay.ledger import archive_pack, open_readonly
+from relay.ledger.archive_pack import DAY_NS, SUFFIX
 
-MOST_LOOKED = 50_000  # entries: half a second
+MAX_ENTRIES = 50_000  # entries: half a second
 STAGED_S = 30  # a delivery that is underway takes milliseconds
 TEMP_AGE_S = 3600  # a backup or a pack of a large home takes minutes
 TEMPS = ("", "store", "archive", "tmp")  # folders in which ours have temporary files
 UNTOUCHED = ("outbox",)  # the agents': what is there is narrowed when it is read
 
 
-def examine(place: Place) -> Iterator[Finding]:
+_ATTACHMENT_REFS = (
+    "SELECT r.sha256, EXISTS (SELECT 1 FROM deliveries AS d WHERE d.message_id = r.message_id "
+    "AND d.state IN ('held', 'staged', 'written')) FROM attachment_refs AS r"
+)
+
+
+def check_files(target: Target) -> Iterator[Finding]:
     """Everything that is open to others, is of another user, is a link, or is left over."""
-    looked = _Looked()
-    for path, entry in _walk(place.home.root, "", looked):
-        looked.take(path, entry)
-    yield from looked.findings()
-    if looked.is_cut:
-        total = 1 + sum(len(folders) + len(files) for _, folders, files in os.walk(place.home.root))
-        yield looked_at_part(
-            "files", looked.count, total, "entries of the home, at modes and owners"
+    scan = EntryScan()
+    for path, entry in _walk(target.home.root, "", scan):
+        scan.take(path, entry)
+    yield from scan.findings()
+    if scan.is_cut:
+        total = 1 + sum(
+            len(folders) + len(files) for _, folders, files in os.walk(target.home.root)
         )
-    yield from _agents(place)
-    yield from twice(place, lambda: {f.where: f for f in _pending(place)})
-    yield from _temps(place)
-    if place.deep:
-        yield from _packs(place)
+        yield partial_check("files", scan.count, total, "entries of the home, at modes and owners")
+    yield from _mailboxes(target)
+    yield from recheck(target, lambda: {f.where: f for f in _pending(target)})
+    yield from _temps(target)
+    if target.deep:
+        yield from _packs(target)
 
 
-def _walk(root: str, path: str, looked: _Looked) -> Iterator[tuple[str, os.stat_result]]:
+def _walk(root: str, path: str, scan: EntryScan) -> Iterator[tuple[str, os.stat_result]]:
     """Every entry with its path below the home, no link followed."""
     yield path, os.lstat(os.path.join(root, path))
     todo = [path]
@@ -68,11 +75,11 @@ def _walk(root: str, path: str, looked: _Looked) -> Iterator[tuple[str, os.stat_
         except FileNotFoundError:
             continue  # it has just gone
         except OSError as exc:
-            looked.unseen.append(f"{folder or '.'} ({exc.strerror})")
+            scan.unseen.append(f"{folder or '.'} ({exc.strerror})")
             continue
         for entry in entries:
-            if looked.count >= MOST_LOOKED:
-                looked.is_cut = True
+            if scan.count >= MAX_ENTRIES:
+                scan.is_cut = True
                 return
             below = os.path.join(folder, entry.name)
             with contextlib.suppress(FileNotFoundError):
@@ -81,7 +88,7 @@ def _walk(root: str, path: str, looked: _Looked) -> Iterator[tuple[str, os.stat_
                     todo.append(below)
 
 
-class _Looked:
+class EntryScan:
     """What is wrong with entries, by what is wrong."""
 
     def __init__(self) -> None:
@@ -116,7 +123,7 @@ class _Looked:
         if self._open:
             yield Finding(
                 "files",
-                f"open to others: {several(self._open)}",
+                f"open to others: {summarize(self._open)}",
                 "`relay doctor --repair` narrows them: directories 700, files 600",
                 Severity.WARNING,
                 self._open[0],
@@ -125,7 +132,7 @@ class _Looked:
         if self._links:
             yield Finding(
                 "files",
-                f"links, which the relay does not follow: {several(self._links)}",
+                f"links, which the relay does not follow: {summarize(self._links)}",
                 "move what they lead to here, or remove them",
                 Severity.WARNING,
                 self._links[0],
@@ -133,36 +140,36 @@ class _Looked:
         if self._foreign:
             yield Finding(
                 "files",
-                f"of another user: {several(self._foreign)}",
+                f"of another user: {summarize(self._foreign)}",
                 "`chown` them, as root",
                 where=self._foreign[0],
             )
         if self.unseen:
             yield Finding(
                 "files",
-                f"cannot be looked into: {several(self.unseen)}",
+                f"cannot be looked into: {summarize(self.unseen)}",
                 "mend the disk, or who may read it: nobody knows what is in there",
                 where=self.unseen[0].rpartition(" (")[0],
             )
 
 
-def _agents(place: Place) -> Iterator[Finding]:
+def _mailboxes(target: Target) -> Iterator[Finding]:
     """What stands in the place of an agent's directory, and a meta.json that tells nothing.
 
     A directory that is not there is made by the next start.
     """
-    for agent in sorted(place.home.agent_names()):
+    for agent in sorted(target.home.agent_names()):
         for part in AGENT_DIRS:
             path = f"agents/{agent}/{part}"
             with contextlib.suppress(OSError):
-                mode = os.lstat(place.home.path(path)).st_mode
+                mode = os.lstat(target.home.path(path)).st_mode
                 if not stat.S_ISDIR(mode) and not stat.S_ISLNK(mode):
                     found = f"{path} is no directory: the relay cannot use it"
                     yield Finding(
                         "files", found, "move it away: the next start makes it", where=path
                     )
         meta = f"agents/{agent}/{META}"
-        if os.path.lexists(place.home.path(meta)) and not _is_meta(place, agent):
+        if os.path.lexists(target.home.path(meta)) and not _is_meta(target, agent):
             yield Finding(
                 "files",
                 f"{meta} cannot be read, so that {agent} has no role, process and key",
@@ -172,54 +179,54 @@ def _agents(place: Place) -> Iterator[Finding]:
             )
 
 
-def _is_meta(place: Place, agent: str) -> bool:
+def _is_meta(target: Target, agent: str) -> bool:
     try:
-        msgspec.json.decode(place.home.read_meta(agent) or b"", type=Meta)
+        msgspec.json.decode(target.home.read_meta(agent) or b"", type=Meta)
     except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
         return False
     return True
 
 
-def _pending(place: Place) -> Iterator[Finding]:
+def _pending(target: Target) -> Iterator[Finding]:
     """Files left in ``.pending``; a running relay finishes those that it staged itself."""
-    detection = place.config.detection
-    for agent in sorted(place.home.agent_names()):
+    detection = target.config.detection
+    for agent in sorted(target.home.agent_names()):
         folder = f"agents/{agent}/outbox/{PENDING}"
-        yield from _unsent(place, folder, detection.pending_warn_s, detection.orphan_after_s)
-        if not place.is_running:
+        yield from _unsent(target, folder, detection.pending_warn_s, detection.orphan_after_s)
+        if not target.is_running:
             continue  # staged: the next start knows which were committed
         folder, age_s = f"agents/{agent}/inbox/{PENDING}", STAGED_S + 2 * detection.scan_interval_s
-        staged = [f"{folder}/{name}" for name in _older(place.home.path(folder), age_s)]
+        staged = [f"{folder}/{name}" for name in _older(target.home.path(folder), age_s)]
         if staged:
             yield Finding(
                 "files",
-                f"untouched for more than {age_s} s, and not delivered: {several(staged)}",
+                f"untouched for more than {age_s} s, and not delivered: {summarize(staged)}",
                 "look into logs/relay.log",
                 Severity.WARNING,
                 folder,
             )
 
 
-def _unsent(place: Place, folder: str, warn_s: int, over_s: int) -> Iterator[Finding]:
+def _unsent(target: Target, folder: str, warn_s: int, over_s: int) -> Iterator[Finding]:
     """Messages that nobody renamed into the outbox, and temporary files that lost their writer."""
-    path = place.home.path(folder)
+    path = target.home.path(folder)
     messages = [name for name in _older(path, warn_s) if name.endswith(MSG_SUFFIX)]
     if messages:
         yield Finding(
             "files",
             f"not sent, in .pending for more than {warn_s} s: "
-            f"{several([f'{folder}/{shown(name)}' for name in messages])}",
+            f"{summarize([f'{folder}/{shown(name)}' for name in messages])}",
             "rename it into the outbox to send it; after "
             f"{over_s} s a relay puts it into the archive, and tells its sender",
             Severity.WARNING,
             folder,
         )
     others = [name for name in _older(path, over_s) if not name.endswith(MSG_SUFFIX)]
-    if others and not place.is_running:
+    if others and not target.is_running:
         left = [f"{folder}/{name}" for name in others]
         yield Finding(
             "files",
-            f"untouched for more than {over_s} s, its writer is gone: {several(left)}",
+            f"untouched for more than {over_s} s, its writer is gone: {summarize(left)}",
             "the next start removes it",
             Severity.WARNING,
             folder + "/*",
@@ -227,19 +234,19 @@ def _unsent(place: Place, folder: str, warn_s: int, over_s: int) -> Iterator[Fin
         )
 
 
-def _temps(place: Place) -> Iterator[Finding]:
+def _temps(target: Target) -> Iterator[Finding]:
     """What a crash left of a copy, a checkpoint or a pack. None of it was ever counted on."""
-    if place.is_running:
+    if target.is_running:
         return
     left: list[str] = []
     for folder in TEMPS:
-        for name in _older(place.home.path(folder), TEMP_AGE_S):
+        for name in _older(target.home.path(folder), TEMP_AGE_S):
             if name.endswith((".tmp", ".tmp-journal", ".tmp-wal")) or folder == "tmp":
                 left.append(f"{folder}/{name}" if folder else name)
     if left:
         yield Finding(
             "files",
-            f"left over by a crash: {several(left)}",
+            f"left over by a crash: {summarize(left)}",
             "`relay doctor --repair` removes them",
             Severity.WARNING,
             left[0],
@@ -250,21 +257,142 @@ def _temps(place: Place) -> Iterator[Finding]:
 def _older(folder: str, age_s: int) -> Iterator[str]:
     """Names of the regular files of a folder that nobody has touched for so long."""
     oldest = time.time() - age_s
-    for name in names(folder):
+    for name in list_dir(folder):
         with contextlib.suppress(FileNotFoundError):
             status = os.lstat(os.path.join(folder, name))
             if stat.S_ISREG(status.st_mode) and status.st_mtime < oldest:
                 yield name
 
 
-def _packs(place: Place) -> Iterator[Finding]:
+def _packs(target: Target) -> Iterator[Finding]:
     """Packs of the archive that cannot be read to their end."""
-    for name in names(place.home.path("archive")):
+    for name in list_dir(target.home.path("archive")):
         if not name.endswith(SUFFIX):
             continue
         try:
-            with place.home.dirs() as dirs:
+            with target.home.dirs() as dirs:
                 archive_pack.read(dirs, f"archive/{name.removesuffix(SUFFIX)}/there is none")
         except FormatError as exc:
             remedy = "restore it from a backup; the store and its archives have the messages' text"
             yield Finding("files", str(exc), remedy, where=f"archive/{name}")
+
+
+def check_agents(target: Target) -> Iterator[Finding]:
+    """Outboxes of names that no agent may have, files in outboxes that are no messages, and the
+    lead of config.json, where there is no such agent."""
+    lead = target.config.lead
+    if lead and lead not in target.home.agent_inodes():
+        yield Finding(
+            "config",
+            f"lead is {lead}, and there is no such agent: mail to Lead bounces",
+            f"name an agent that is there (`relay agents`), or `relay register {lead}`",
+            Severity.WARNING,
+            "config.json",
+        )
+    for name in list_dir(target.home.path("agents")):
+        folder = f"agents/{name}/outbox"
+        try:
+            check_agent_name(name)
+        except InvalidName as exc:
+            waiting = [
+                item for item in list_dir(target.home.path(folder)) if item.endswith(MSG_SUFFIX)
+            ]
+            if waiting:
+                found = f"{exc}: {len(waiting)} messages wait in {shown(folder)}, and nobody is it"
+                remedy = f"move them into the outbox of a name that may be: {exc.hint}"
+                yield Finding("files", found, remedy, Severity.WARNING, shown(folder))
+        else:
+            yield from _ignored_files(target, folder)
+
+
+def _ignored_files(target: Target, folder: str) -> Iterator[Finding]:
+    """What the relay leaves, for its name does not end as a message's does."""
+    oldest = time.time() - target.config.detection.orphan_after_s
+    left = []
+    for name in list_dir(target.home.path(folder)):
+        if name.endswith(MSG_SUFFIX) or name.startswith("."):
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            if os.lstat(target.home.path(folder, name)).st_mtime < oldest:
+                left.append(shown(f"{folder}/{name}"))
+    if left:
+        yield Finding(
+            "files",
+            f"no messages, so that the relay leaves them: {summarize(left)}",
+            "if they are to be sent, rename them: {10-20 digits}-{hex}.msg, small letters",
+            Severity.WARNING,
+            left[0],
+        )
+
+
+def check_attachments(target: Target) -> Iterator[Finding]:
+    """Missing for messages that somebody still reads; named by none; not what their name says."""
+    yield from recheck(target, lambda: {f.where: f for f in _references(target)})
+    if target.deep:
+        wrong = [path for path in _stored(target).values() if not _is_whole(target, path)]
+        if wrong:
+            yield Finding(
+                "attachments",
+                f"not what their names say: {summarize(wrong)}",
+                "restore them from a backup, or ask the sender for them again",
+                where=wrong[0],
+            )
+
+
+def _references(target: Target) -> Iterator[Finding]:
+    with contextlib.closing(open_readonly(target.home.path(LEDGER))) as db:
+        if db.execute("PRAGMA user_version").fetchone()[0] < 2:
+            return  # the next start makes the table
+        live: dict[str, bool] = {}
+        for digest, is_live in db.execute(_ATTACHMENT_REFS):
+            live[digest] = live.get(digest, False) or bool(is_live)
+    stored = _stored(target)
+    missing = sorted(digest for digest, is_live in live.items() if is_live and digest not in stored)
+    if missing:
+        yield Finding(
+            "attachments",
+            f"messages that are not read yet name what is not there: {summarize(missing)}",
+            "ask their senders to put them there again",
+            where="attachments missing",
+        )
+    days = target.config.retention.attachments_days
+    oldest_ns = target.clock.now_ns() - 2 * max(days, 1) * DAY_NS
+    nobodys = [
+        path
+        for digest, path in stored.items()
+        if live and digest not in live and _written_ns(target, path) < oldest_ns
+    ]
+    if nobodys:
+        yield Finding(
+            "attachments",
+            f"named by no message: {summarize(nobodys)}",
+            "`relay prune` removes them" if days else "retention.attachments_days keeps them",
+            Severity.NOTE,
+            "attachments unnamed",
+        )
+
+
+def _stored(target: Target) -> dict[str, str]:
+    """digest -> path below the home."""
+    return {
+        name: f"attachments/{folder}/{name}"
+        for folder in list_dir(target.home.path("attachments"))
+        for name in list_dir(target.home.path("attachments", folder))
+        if len(name) == 64 and name.startswith(folder)
+    }
+
+
+def _written_ns(target: Target, path: str) -> int:
+    try:
+        return os.lstat(target.home.path(path)).st_mtime_ns
+    except FileNotFoundError:
+        return target.clock.now_ns()
+
+
+def _is_whole(target: Target, path: str) -> bool:
+    try:
+        with open(target.home.path(path), "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return not os.path.lexists(target.home.path(path))  # collected meanwhile
+    return found == os.path.basename(path)

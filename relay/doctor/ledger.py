@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from relay.base.clock import iso_date
 from relay.base.config import RetentionSettings
 from relay.base.errors import LedgerDamaged, LedgerError, RelayError, UnsafePath
-from relay.base.home import LEDGER
+from relay.base.home import LEDGER, Home
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
 from relay.daemon import prune
 from relay.daemon.opening import open_store_readonly, store_key, stream_dir
@@ -20,40 +20,42 @@ from relay.delivery import mailbox
 from relay.doctor.finding import (
     RESTORE,
     Finding,
-    Place,
     Severity,
-    looked_at_part,
-    names,
-    several,
-    twice,
+    Target,
+    describe_error,
+    list_dir,
+    partial_check,
+    recheck,
+    summarize,
 )
+from relay.doctor.stores import GONE, stream_range
 from relay.engine.event_codec import EventCodec
 from relay.journal.journal import JournalReader
 from relay.ledger import SCHEMA_VERSION, archive_pack, open_readonly, schema_sql
 from relay.ledger import file as ledger_file
 
-MOST_ROWS = 50_000  # of each kind, the newest: some tenths of a second
+MAX_ROWS = 50_000  # of each kind, the newest: some tenths of a second
 
 
-def examine(place: Place, position: int) -> Iterator[Finding]:
+def check_ledger(target: Target, position: int) -> Iterator[Finding]:
     """Pages, rows and version; then rows against files, inboxes and store."""
     try:
-        with contextlib.closing(open_readonly(place.home.path(LEDGER))) as db:
+        with contextlib.closing(open_readonly(target.home.path(LEDGER))) as db:
             yield from _soundness(db)
             yield from _bounds(db)
     except LedgerError as exc:
         yield Finding("ledger", str(exc), exc.hint, where=LEDGER)
         return
-    yield from twice(place, lambda: {f.where: f for f in _files(place)})
+    yield from recheck(target, lambda: {f.where: f for f in _files(target)})
     with contextlib.suppress(LedgerError):  # damaged, as was said
-        yield from twice(place, lambda: _inboxes(place))
-    yield from twice(place, lambda: _store(place, position))
+        yield from recheck(target, lambda: _inboxes(target))
+    yield from recheck(target, lambda: _store(target, position))
 
 
 def _soundness(db: sqlite3.Connection) -> Iterator[Finding]:
     wrong = ledger_file.integrity_problems(db)
     if wrong:
-        yield Finding("ledger", f"damaged: {several(wrong)}", LedgerDamaged.hint, where=LEDGER)
+        yield Finding("ledger", f"damaged: {summarize(wrong)}", LedgerDamaged.hint, where=LEDGER)
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
         found = f"its schema is {version}, this agent-relay knows {SCHEMA_VERSION}"
@@ -67,16 +69,16 @@ def _soundness(db: sqlite3.Connection) -> Iterator[Finding]:
             fresh.executescript(schema_sql())
             lacks = sorted(_parts(fresh) - _parts(db))
         if lacks:
-            found = f"its schema lacks {several(lacks)}: somebody removed it"
+            found = f"its schema lacks {summarize(lacks)}: somebody removed it"
             yield Finding("ledger", found, RESTORE, where=LEDGER)
 
 
 def _bounds(db: sqlite3.Connection) -> Iterator[Finding]:
     """Notes on tables too large to compare whole: only the newest rows are compared."""
-    for table, most in (("messages", MOST_ROWS), ("deliveries", 4 * MOST_ROWS)):
+    for table, most in (("messages", MAX_ROWS), ("deliveries", 4 * MAX_ROWS)):
         (total,) = db.execute(f"SELECT count(*) FROM {table}").fetchone()
         if total > most:
-            yield looked_at_part("ledger", most, total, f"rows of {table}, the newest")
+            yield partial_check("ledger", most, total, f"rows of {table}, the newest")
 
 
 def _parts(db: sqlite3.Connection) -> set[str]:
@@ -88,15 +90,15 @@ def _parts(db: sqlite3.Connection) -> set[str]:
 # -- files -------------------------------------------------------------------------------------
 
 
-def _files(place: Place) -> Iterator[Finding]:
+def _files(target: Target) -> Iterator[Finding]:
     """Archived rows without a file, and files without a row."""
-    with contextlib.closing(open_readonly(place.home.path(LEDGER))) as db:
+    with contextlib.closing(open_readonly(target.home.path(LEDGER))) as db:
         rows = db.execute(
             "SELECT message_id, file_path FROM messages WHERE status = 'archived' "
             "AND agent_name <> ? ORDER BY id DESC LIMIT ?",
-            (ORCHESTRATOR, MOST_ROWS),
+            (ORCHESTRATOR, MAX_ROWS),
         ).fetchall()
-        unknown = _unknown(place, db)
+        unknown = _unknown(target, db)
     by_folder: dict[str, list[str]] = defaultdict(list)
     for _, path in rows:
         folder, _, name = path.rpartition("/")
@@ -104,13 +106,13 @@ def _files(place: Place) -> Iterator[Finding]:
     missing = [
         f"{folder}/{name}"
         for folder, wanted in by_folder.items()
-        if not _is_away(place, folder)
-        for name in sorted(set(wanted) - set(names(place.home.path(folder))))
+        if not _is_away(target, folder)
+        for name in sorted(set(wanted) - set(list_dir(target.home.path(folder))))
     ]
     if missing:
         yield Finding(
             "ledger",
-            f"archived messages whose file is gone: {several(missing)}",
+            f"archived messages whose file is gone: {summarize(missing)}",
             "restore them from a backup; `relay search` has their text, where the store does",
             Severity.WARNING,
             "rows without a file",
@@ -118,50 +120,52 @@ def _files(place: Place) -> Iterator[Finding]:
     if unknown:
         yield Finding(
             "ledger",
-            f"files in the archive that no row knows: {several(unknown)}",
+            f"files in the archive that no row knows: {summarize(unknown)}",
             "nothing, if the ledger was made anew; else " + RESTORE,
             Severity.WARNING,
             "files without a row",
         )
 
 
-def _is_away(place: Place, folder: str) -> bool:
+def _is_away(target: Target, folder: str) -> bool:
     """True where the files of a folder were pruned, or packed: its whole day is."""
     parts = folder.split("/")
     if parts[0] != "archive" or len(parts) < 2:
         return False
-    if os.path.exists(place.home.path("archive", parts[1] + archive_pack.SUFFIX)):
+    if os.path.exists(target.home.path("archive", parts[1] + archive_pack.SUFFIX)):
         return True
-    settings: RetentionSettings = place.config.retention
-    last_days = archive_pack.before_yesterday(place.clock.now_ns())
+    settings: RetentionSettings = target.config.retention
+    last_days = archive_pack.before_yesterday(target.clock.now_ns())
     is_kept = settings.archive_days == settings.archive_mib == 0 or parts[1] >= last_days
-    if is_kept or os.path.isdir(place.home.path("archive", parts[1])):
+    if is_kept or os.path.isdir(target.home.path("archive", parts[1])):
         return False
     is_old = settings.archive_days and parts[1] < iso_date(
-        place.clock.now_ns() - settings.archive_days * archive_pack.DAY_NS
+        target.clock.now_ns() - settings.archive_days * archive_pack.DAY_NS
     )
-    return bool(is_old) or parts[1] < _oldest_kept(place)
+    return bool(is_old) or parts[1] < _oldest_kept(target)
 
 
-def _oldest_kept(place: Place) -> str:
+def _oldest_kept(target: Target) -> str:
     """The oldest day of the archive that retention has left, for it takes the oldest first; what
     somebody still needs was left of older ones, too."""
-    needed = prune.files_in_use(place.home).days
-    days = {name.removesuffix(archive_pack.SUFFIX) for name in names(place.home.path("archive"))}
+    needed = prune.files_in_use(target.home).days
+    days = {
+        name.removesuffix(archive_pack.SUFFIX) for name in list_dir(target.home.path("archive"))
+    }
     return min((day for day in days - needed if archive_pack.is_day(day)), default="9999")
 
 
-def _unknown(place: Place, db: sqlite3.Connection) -> list[str]:
+def _unknown(target: Target, db: sqlite3.Connection) -> list[str]:
     """Originals of the newest days that no row knows."""
     found: list[tuple[str, str]] = []
-    for day in reversed(archive_pack.days(place.home)):
-        for agent in names(place.home.path("archive", day)):
+    for day in reversed(archive_pack.days(target.home)):
+        for agent in list_dir(target.home.path("archive", day)):
             folder = f"archive/{day}/{agent}"
-            for name in names(place.home.path(folder)):
+            for name in list_dir(target.home.path(folder)):
                 message_id = message_id_of(name)
                 if message_id is not None:
                     found.append((message_id, f"{folder}/{name}"))
-        if len(found) >= MOST_ROWS:
+        if len(found) >= MAX_ROWS:
             break
     unknown = []
     for first in range(0, len(found), 500):
@@ -173,14 +177,14 @@ def _unknown(place: Place, db: sqlite3.Connection) -> list[str]:
     return unknown
 
 
-def _inboxes(place: Place) -> dict[str, Finding]:
+def _inboxes(target: Target) -> dict[str, Finding]:
     """What vanished with its mailbox; deliveries whose file has left without being noted as read;
     and files that no delivery speaks of."""
     found = {}
-    with contextlib.closing(open_readonly(place.home.path(LEDGER))) as db:
+    with contextlib.closing(open_readonly(target.home.path(LEDGER))) as db:
         query = "SELECT DISTINCT recipient FROM deliveries WHERE state = 'written'"
         expected = {row[0] for row in db.execute(query)} - {ORCHESTRATOR}
-        for agent in sorted(expected.union(place.home.agent_names())):
+        for agent in sorted(expected.union(target.home.agent_names())):
             query = (
                 "SELECT message_id, coalesce(written_at, 0) FROM deliveries "
                 "WHERE recipient = ? AND state = 'written'"
@@ -188,14 +192,14 @@ def _inboxes(place: Place) -> dict[str, Finding]:
             written = {row[0]: row[1] for row in db.execute(query, (agent,))}
             there = {
                 name.removesuffix(MSG_SUFFIX)
-                for name in names(place.home.path("agents", agent, "inbox"))
+                for name in list_dir(target.home.path("agents", agent, "inbox"))
                 if name.endswith(MSG_SUFFIX)
             }
             missing = {one: at for one, at in written.items() if one not in there}
-            vanished = _vanished(place, db, agent, missing)
+            vanished = _vanished(target, db, agent, missing)
             if vanished:
-                found[f"{agent} vanished"] = _gone(agent, len(vanished))
-            if not place.is_running:  # agents may have read since, and the next start notes it
+                found[f"{agent} vanished"] = _vanished_finding(agent, len(vanished))
+            if not target.is_running:  # agents may have read since, and the next start notes it
                 continue
             for message_id in missing.keys() - vanished:
                 found[f"{agent} {message_id}"] = Finding(
@@ -206,7 +210,7 @@ def _inboxes(place: Place) -> dict[str, Finding]:
                     f"agents/{agent}/inbox",
                 )
             for message_id in there - written.keys():
-                if _was_written(db, message_id, agent):
+                if _was_delivered(db, message_id, agent):
                     continue
                 found[f"{message_id} {agent}"] = Finding(
                     "ledger",
@@ -219,7 +223,7 @@ def _inboxes(place: Place) -> dict[str, Finding]:
 
 
 def _vanished(
-    place: Place, db: sqlite3.Connection, agent: str, missing: dict[str, int]
+    target: Target, db: sqlite3.Connection, agent: str, missing: dict[str, int]
 ) -> set[str]:
     """The missing messages that went with the inbox they were written to."""
     row = db.execute("SELECT * FROM agents WHERE name = ?", (agent,)).fetchone()
@@ -227,7 +231,7 @@ def _vanished(
     if not missing:
         return set()
     try:
-        with place.home.dirs() as dirs:
+        with target.home.dirs() as dirs:
             traces = mailbox.file_fates(dirs, agent, known, missing)
     except FileNotFoundError:
         return set(missing)
@@ -236,7 +240,7 @@ def _vanished(
     return {one for one, trace in traces.items() if trace is mailbox.FileFate.VANISHED}
 
 
-def _gone(agent: str, number: int) -> Finding:
+def _vanished_finding(agent: str, number: int) -> Finding:
     return Finding(
         "ledger",
         mailbox.describe_vanished(agent, number),
@@ -247,7 +251,7 @@ def _gone(agent: str, number: int) -> Finding:
     )
 
 
-def _was_written(db: sqlite3.Connection, message_id: str, agent: str) -> bool:
+def _was_delivered(db: sqlite3.Connection, message_id: str, agent: str) -> bool:
     """True for a file that the relay wrote, and whose delivery has ended without a reader: it was
     acknowledged where it stands, or nobody answered and it is a dead letter."""
     query = "SELECT state FROM deliveries WHERE message_id = ? AND recipient = ?"
@@ -258,29 +262,29 @@ def _was_written(db: sqlite3.Connection, message_id: str, agent: str) -> bool:
 # -- store and journal ---------------------------------------------------------------------------
 
 
-def _store(place: Place, position: int) -> dict[str, Finding]:
+def _store(target: Target, position: int) -> dict[str, Finding]:
     """Deliveries that ledger and store (its checkpoint and the journal behind it) tell apart."""
-    with contextlib.closing(open_readonly(place.home.path(LEDGER))) as db:
+    with contextlib.closing(open_readonly(target.home.path(LEDGER))) as db:
         have = {
             (row[0], row[1]): row[2]
             for row in db.execute(
                 "SELECT message_id, recipient, state FROM deliveries ORDER BY message_id DESC "
                 "LIMIT ?",
-                (4 * MOST_ROWS,),
+                (4 * MAX_ROWS,),
             )
         }
         rows = {
             row[0]
             for row in db.execute(
-                "SELECT message_id FROM messages ORDER BY id DESC LIMIT ?", (4 * MOST_ROWS,)
+                "SELECT message_id FROM messages ORDER BY id DESC LIMIT ?", (4 * MAX_ROWS,)
             )
         }
     try:
-        key = store_key(place.home, place.config, make=False)
-        store = open_store_readonly(place.home, place.clock, place.config, key)
+        key = store_key(target.home, target.config, make=False)
+        store = open_store_readonly(target.home, target.clock, target.config, key)
     except (RelayError, OSError):
         return {}  # the checks of store and journal say so
-    if not place.is_running and _is_behind(place, position, key):
+    if not target.is_running and _is_behind(target, position, key):
         return {}  # the next start tells the ledger
     oldest = min(rows, default="")
     found: dict[str, Finding] = {}
@@ -300,9 +304,9 @@ def _store(place: Place, position: int) -> dict[str, Finding]:
     return found
 
 
-def _is_behind(place: Place, position: int, key: bytes | None) -> bool:
+def _is_behind(target: Target, position: int, key: bytes | None) -> bool:
     """True when the journal has events that the ledger has not heard of."""
-    folder, codec = stream_dir(place.home), EventCodec(key)
+    folder, codec = stream_dir(target.home), EventCodec(key)
     if not os.path.isdir(folder):
         return False
     try:
@@ -315,3 +319,44 @@ def _is_behind(place: Place, position: int, key: bytes | None) -> bool:
 def _differs(relay_id: str, what: str) -> Finding:
     remedy = f"`relay trace {relay_id}` shows what the ledger has; {RESTORE}"
     return Finding("ledger", f"{relay_id}: {what}", remedy, Severity.ERROR, relay_id)
+
+
+def ledger_position(home: Home) -> int | Finding:
+    """Up to where the ledger follows the journal."""
+    try:
+        db = open_readonly(home.path(LEDGER))
+        try:
+            query = "SELECT value FROM orchestrator_state WHERE key = 'journal'"
+            row = db.execute(query).fetchone()
+        finally:
+            db.close()
+    except LedgerError as exc:
+        remedy = exc.hint if exc.hint != LedgerError.hint else f"{exc.hint}; {RESTORE}"
+        return Finding("ledger", describe_error(exc), remedy)
+    return int(row[0]) if row else 0
+
+
+def check_ledger_position(home: Home, position: int | Finding) -> Iterator[Finding]:
+    """Whether what the ledger follows is there."""
+    if isinstance(position, Finding):
+        yield position
+        return
+    folder = stream_dir(home)
+    if not os.path.isdir(folder):
+        if position:
+            found = f"it follows the journal up to {position}, and there is none"
+            yield Finding("ledger", found, GONE)
+        return
+    first, end = stream_range(folder)
+    if end is not None and position > end:
+        yield Finding(
+            "ledger",
+            f"it follows the journal up to {position}, and that ends at {end}: files were removed",
+            "put them back, or go on: the relay begins a new segment behind the gap",
+        )
+    if position < first:
+        yield Finding(
+            "ledger",
+            f"it follows the journal up to {position}, and what came before {first} was pruned",
+            "rows of that time are not made again: restore ledger.db from a backup, or do without",
+        )

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import dead_letters
 from relay.base.clock import NS_PER_S
 from relay.ledger import WrittenDelivery
-from tests.audit.homes import START_NS, HomeBuilder
-from tests.audit.telling import run
+from tests.audit.home_builder import START_NS, HomeBuilder
+from tests.audit.home_journal import run
 from tests.fakes import FakeClock
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 
 def test_repeats_replays_and_what_was_let_go(
@@ -38,7 +41,7 @@ def test_repeats_replays_and_what_was_let_go(
     home.write_store()
     # audit_log has SQLite's clock, so the snapshot is of now
     now = FakeClock(time.time_ns() + NS_PER_S)
-    tables, checks = run(dead_letters.JOB, home.evidence(spark, tmp_path / "now", now))
+    tables, checks = run(dead_letters.JOB, home.inputs(spark, tmp_path / "now", now))
     assert {key for key in checks} == {"repeated", "again"}
     assert checks["again"] == {"1-again"} and checks["repeated"] <= {"1-a", "1-b", "1-c"}
     found = {row["message_id"]: (row["class"], row["times"]) for row in tables["dead_letters"]}
@@ -52,5 +55,5 @@ def test_repeats_replays_and_what_was_let_go(
     assert reasons["no acknowledgment within # s"] == 3
 
     later = FakeClock(time.time_ns() + 8 * 86_400 * NS_PER_S)
-    checks = run(dead_letters.JOB, home.evidence(spark, tmp_path / "later", later)).checks
+    checks = run(dead_letters.JOB, home.inputs(spark, tmp_path / "later", later)).checks
     assert checks["forgotten"] == {"1-a", "1-b", "1-c", "1-alone"}

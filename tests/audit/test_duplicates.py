@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import duplicates
 from relay.base.clock import NS_PER_S
 from relay.ledger import FileFacts, HeldDelivery, WrittenDelivery
-from tests.audit.homes import START_NS, HomeBuilder, stored_message
-from tests.audit.telling import run, tell
+from tests.audit.home_builder import START_NS, HomeBuilder, stored_message
+from tests.audit.home_journal import run, write_journal
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 
 def asked(home: HomeBuilder, message_id: str, text: str, *, after_s: int, kind: str) -> None:
@@ -68,8 +71,8 @@ def test_each_planted_duplicate_is_found_and_nothing_else(
     asked(home, "1-do later", "ab", after_s=300, kind="command")
     asked(home, "1-say", "cd", after_s=100, kind="message")
     asked(home, "1-say again", "cd", after_s=101, kind="message")
-    tell(home, {"1-recorded": lambda said: [said[0], *said]})
-    tables, checks = run(duplicates.JOB, home.evidence(spark, tmp_path / "run"))
+    write_journal(home, {"1-recorded": lambda said: [said[0], *said]})
+    tables, checks = run(duplicates.JOB, home.inputs(spark, tmp_path / "run"))
     assert checks == {
         "archived_twice": {"1-archived"},
         "numbered_twice": {"1-numbered"},

@@ -8,16 +8,19 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.inputs import Inputs
 from relay.audit.jobs import integrity
 from relay.audit.snapshot import snapshot_home
 from relay.base.clock import NS_PER_S
-from tests.audit.homes import START_NS, HomeBuilder
-from tests.audit.journals import JournalBuilder, delivered, sent
-from tests.audit.telling import Outcome, run, tell
+from tests.audit.home_builder import START_NS, HomeBuilder
+from tests.audit.home_journal import Outcome, run, write_journal
+from tests.audit.journal_builder import JournalBuilder, delivered, sent
 from tests.fakes import FakeClock
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 DAY = "archive/2026-01-31/alice"
 
@@ -57,8 +60,8 @@ def looked(
     """A run over the home; ``earlier``: what another one wrote."""
     folder.mkdir()
     gathered = snapshot_home(home.path, str(folder), FakeClock(START_NS + 3600 * NS_PER_S))
-    evidence = Inputs(spark, gathered, shared=True, earlier=str(earlier) if earlier else None)
-    return run(integrity.JOB, evidence)
+    inputs = Inputs(spark, gathered, shared=True, earlier=str(earlier) if earlier else None)
+    return run(integrity.JOB, inputs)
 
 
 def filled(home: HomeBuilder) -> JournalBuilder:
@@ -132,6 +135,7 @@ def test_each_damaged_file_is_named_and_stops_no_other(
     assert all(home.path not in line for lines in said.values() for line in lines)
 
 
+@pytest.mark.shows("audit 2.9")
 def test_a_day_that_is_not_what_it_was_is_found(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
@@ -161,7 +165,7 @@ def test_a_journal_that_ends_before_what_the_ledger_has_heard_of_it(
 ) -> None:
     home.sent("1-a")
     home.write_store()
-    tell(home)
+    write_journal(home)
     assert looked(spark, home, tmp_path / "sound").checks == {}
     with home.ledger.transaction():
         home.ledger.set_position(10**9, START_NS)

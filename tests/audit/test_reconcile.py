@@ -14,16 +14,18 @@ from relay.audit.schemas import results
 from relay.base.checksums import sha256_hex
 from relay.base.clock import NS_PER_S
 from relay.ledger import HeldDelivery, WrittenDelivery
-from tests.audit.homes import START_NS, START_S, HomeBuilder, stored_message
+from tests.audit.home_builder import START_NS, START_S, HomeBuilder, stored_message
 from tests.fakes import FakeClock
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 NOW = datetime(2026, 1, 31, 10, 30, tzinfo=UTC)
 
 
 def classes(spark: SparkSession, home: HomeBuilder, folder: Path, **how: object) -> dict[str, str]:
     """message_id -> class, of a run over the home."""
-    evidence = home.evidence(spark, folder, **how)  # type: ignore[arg-type]
-    table = reconcile.make(evidence)["reconcile"]
+    inputs = home.inputs(spark, folder, **how)  # type: ignore[arg-type]
+    table = reconcile.make(inputs)["reconcile"]
     assert table.columns == results.RECONCILED.names
     return {row["message_id"]: row["class"] for row in table.collect()}
 
@@ -93,7 +95,7 @@ def judged(
     root = tmp_path_factory.mktemp("judged")
     home = HomeBuilder(root / "home")
     plant_every_fault(home)
-    tables = reconcile.make(home.evidence(spark, root / "run"))
+    tables = reconcile.make(home.inputs(spark, root / "run"))
     yield {name: frame.persist() for name, frame in tables.items()}
     home.close()
 
@@ -157,7 +159,7 @@ def test_archives_count_and_a_message_in_two_files_is_one(
     home.write_store()
     home.stored = [stored_message(9, "1-altered", b"another")]
     home.write_store("store/archive/2026-01-31/000001.acomm")
-    table = reconcile.make(home.evidence(spark, tmp_path / "run"))["reconcile"].collect()
+    table = reconcile.make(home.inputs(spark, tmp_path / "run"))["reconcile"].collect()
     assert {row["message_id"]: (row["class"], row["copies"]) for row in table} == {
         "1-old": ("delivered", 1),
         "1-both": ("delivered", 2),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from relay.cli import run
-from relay.cli.common import counted
+from relay.cli.common import plural
 from relay.journal.files import SegmentCheck
 from relay.journal.journal import Append, Journal
 from relay.journal.replay import read_manifest
@@ -18,6 +18,8 @@ from relay.journal.segment import SegmentPolicy, segment_path
 from relay.journal.warm import Dictionaries, compress
 from tests.fakes import FakeClock
 from tests.journal.manifest_support import FIXTURES, STREAM_1, STREAM_2, silent
+
+pytestmark = pytest.mark.shows("journal 1.11")
 
 BAD = FIXTURES / "bad"
 Output = pytest.CaptureFixture[str]
@@ -158,7 +160,7 @@ def test_a_flipped_byte_anywhere_in_a_sealed_segment_is_found(
     path.write_bytes(data)
     lines = lines_of("check", str(stream), capsys=capsys, code=3)
     assert all(str(path) in line for line in lines[:-1]) and len(lines) > 1
-    assert lines[-1] == f"{counted(len(lines) - 1, 'error')} found"
+    assert lines[-1] == f"{plural(len(lines) - 1, 'error')} found"
     (row,) = lines_of("check", str(stream), "--json", capsys=capsys, code=3)
     assert json.loads(row)["problems"] == lines[:-1]
 

@@ -15,7 +15,7 @@ from relay.base.config import Config, JournalSettings, encode
 from relay.base.errors import EXIT_STATE, AlreadyRunning, ConfigError, NotFound, RelayError
 from relay.base.home import BASE, STORE
 from relay.cli import cli
-from relay.cli.init import init
+from relay.cli.daemon import init
 from relay.daemon.journal_commands import covered_offset
 from relay.journal.journal import Append, Journal
 from relay.journal.replay import checkpoint_offsets

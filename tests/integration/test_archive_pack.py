@@ -18,6 +18,8 @@ from relay.ledger import archive_pack
 from relay.ledger.archive_pack import PackedDay
 from tests.box import Box
 
+pytestmark = pytest.mark.shows("ready 2.4")
+
 DAY = "2026-01-02"
 FILES = {
     f"archive/{DAY}/alice/1767312000000000001-01.msg": b"TO: bob\n\none",

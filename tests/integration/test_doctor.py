@@ -15,11 +15,13 @@ from click.testing import CliRunner
 from relay.base.config import Config, JournalSettings
 from relay.base.home import BASE, STORE
 from relay.cli import cli
-from relay.cli.common import counted
+from relay.cli.common import plural
 from relay.journal.format import ManifestType, Reason
 from relay.ledger import Ledger
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
+
+pytestmark = pytest.mark.shows("journal 5.11")
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +56,7 @@ def doctor(box: Box) -> list[str]:
     assert result.exception is None, result.exception
     *said, last = result.stdout.splitlines()
     assert result.return_value == (3 if said else 0)
-    assert last == (f"{counted(len(said), 'problem')} found" if said else "OK")
+    assert last == (f"{plural(len(said), 'problem')} found" if said else "OK")
     result = CliRunner().invoke(
         cli, ["--home", str(box.root), "doctor", "--json"], standalone_mode=False
     )
