@@ -24,7 +24,7 @@ from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
 from relay.base.outbox_file import untouched_since
 from relay.cli.common import echo_json, home_option, json_option, open_home, sanitize, when
 from relay.ledger import wording
-from relay.ledger.values import REMOVED
+from relay.ledger.deliveries import REMOVED
 from relay.ledger.wording import Word
 
 ENDED = ("bounced", "expired", "dead", "held")
@@ -99,7 +99,7 @@ def _file_at(home: Home, facts: dict[str, Any]) -> str | None:
     from relay.ledger import archive_pack
 
     path = facts.get("file") or ""
-    return archive_pack.place(home, path) if path.startswith("archive/") else None
+    return archive_pack.locate(home, path) if path.startswith("archive/") else None
 
 
 def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:

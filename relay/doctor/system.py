@@ -178,10 +178,10 @@ def check_limits(target: Target) -> Iterator[Finding]:
     yield from _read_only(target)
     yield from _disk(target)
     yield from _versions()
-    length = wal.look(target.home.path(LEDGER), target.config.ledger)
-    if length.state is not wal.State.OK:
-        stops = "; no messages are accepted" if length.state is wal.State.FULL else ""
-        readers = wal.others(target.home.path(LEDGER))
+    length = wal.measure_wal(target.home.path(LEDGER), target.config.ledger)
+    if length.state is not wal.WalState.OK:
+        stops = "; no messages are accepted" if length.state is wal.WalState.FULL else ""
+        readers = wal.wal_readers(target.home.path(LEDGER))
         readers.pop(lock_holder(target.home) or 0, None)  # not the relay itself
         found = length.sentence(readers) + stops
         remedy = "end that process" if readers else "as root, `fuser -v ledger.db` names it"

@@ -90,7 +90,7 @@ def _commit(root: Path, batch: int, commits: int) -> None:
 
 
 class _Plain:
-    """The floor: the same bytes, one pwrite and one fdatasync, into a file of zeros."""
+    """Floor: the same bytes, one pwrite and one fdatasync, into a file of zeros."""
 
     def __init__(self, path: Path, total: int, size: int) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)

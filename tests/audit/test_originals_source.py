@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from relay.audit.schemas import formats
 from relay.audit.sources import originals_source
-from relay.audit.sources.originals_source import Original, Unit, read_unit
+from relay.audit.sources.originals_source import ArchiveUnit, Original, read_unit
 from relay.base.checksums import sha256_hex
 from relay.base.config import Config, encode
 from relay.base.home import Home
@@ -124,7 +124,7 @@ def test_a_day_that_is_packed_while_it_is_read_is_seen(tmp_path: Path) -> None:
     for path in paths:
         put(home, path.removeprefix("archive/"))
     units = [unit for part in originals_source.plan(str(home)) for unit in part]
-    assert units == [Unit(DAY, "alice", ""), Unit(DAY, "bob", "")]
+    assert units == [ArchiveUnit(DAY, "alice", ""), ArchiveUnit(DAY, "bob", "")]
     first = list(read_unit(str(home), units[0]))
     pack(home)
     second = list(read_unit(str(home), units[1]))

@@ -12,6 +12,8 @@ import pytest
 from relay.base import fsio
 from relay.base.errors import UnsafePath
 
+pytestmark = pytest.mark.shows("ready 4.4")
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[int]:

@@ -22,6 +22,8 @@ from relay.base.message import (
     render,
 )
 
+pytestmark = pytest.mark.shows("ready 6.4")
+
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "msg"
 FILES = sorted(path.read_bytes() for path in FIXTURES.glob("*/*.msg"))
 RULED = {"TO", "KIND", "ATTACHMENT", "THREAD", "RE", "PRIORITY", "TOPIC", "TTL"}

@@ -20,6 +20,8 @@ from relay.journal.warm import compress
 from tests.fakes import FakeClock
 from tests.journal.manifest_support import FIXTURES, STREAM_1, STREAM_2, silent
 
+pytestmark = pytest.mark.shows("journal 1.11")
+
 BAD = FIXTURES / "bad"
 Output = pytest.CaptureFixture[str]
 

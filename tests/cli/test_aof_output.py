@@ -17,6 +17,8 @@ from relay.journal.segment import segment_path
 from tests.fakes import FakeClock
 from tests.journal.manifest_support import silent
 
+pytestmark = pytest.mark.shows("journal 1.10")
+
 Output = pytest.CaptureFixture[str]
 
 

@@ -14,6 +14,8 @@ from relay.daemon.journal_commands import covered_offset
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 
+pytestmark = pytest.mark.shows("journal 5.8")
+
 SMALL = Config(journal=JournalSettings(segment_bytes=4096, compress_segments=False))
 
 
@@ -126,7 +128,7 @@ def test_an_order_lets_retention_go_no_further_than_a_base(box: Box) -> None:
 def test_prune_without_a_word_of_what_to_keep_deletes_nothing(box: Box) -> None:
     ask(box, "journal.prune")
     assert steps(box) == [
-        "asked for, and not done: nothing says what to keep of the journal;"
+        "asked for, and not done: there is no limit for what to keep of the journal;"
         " journal.keep_age_s or journal.keep_mib in config.json do, or the command"
     ]
 

@@ -13,6 +13,8 @@ from relay.daemon.opening import open_store_readonly
 from relay.journal import commands
 from tests.box import Box
 
+pytestmark = pytest.mark.shows("journal 5.9")
+
 KEEP_LITTLE = Config(
     journal=JournalSettings(segment_bytes=4096, keep_age_s=1, compress_segments=False)
 )
@@ -103,4 +105,4 @@ def test_a_ledger_from_before_is_told_of(pruned: Box) -> None:
     for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm"):
         pruned.path(name).unlink(missing_ok=True)
     pruned.open()
-    assert any("rows of that time are not made again" in line["event"] for line in pruned.log)
+    assert any("rows of that time are not restored" in line["event"] for line in pruned.log)

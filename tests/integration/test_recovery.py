@@ -13,6 +13,8 @@ from relay.delivery.carry import BatchWriter
 from relay.delivery.eventlog import EventLog
 from tests.box import Box
 
+pytestmark = pytest.mark.shows("ready 1.4")
+
 
 def restart(box: Box) -> None:
     """SIGKILL, and the next start."""

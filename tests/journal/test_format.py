@@ -106,6 +106,7 @@ def test_a_flipped_record_header_is_known_by_the_chunks_checksum_alone() -> None
 # -- there and back ------------------------------------------------------------------------
 
 
+@pytest.mark.shows("journal 3.1")
 @given(any_record())
 def test_a_manifest_record_there_and_back(record: ManifestRecord) -> None:
     data = record.encode()

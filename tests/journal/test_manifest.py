@@ -81,6 +81,7 @@ def flip(path: Path, at: int) -> None:
 # -- writing and opening again -------------------------------------------------------------
 
 
+@pytest.mark.shows("journal 2.4")
 def test_what_was_appended_is_there_however_often_it_is_opened(stream: str) -> None:
     lines: list[str] = []
     with_records = begin(stream)
@@ -140,6 +141,7 @@ def test_a_full_chunk_is_sealed_with_the_golden_bytes(
     assert (head.chunk_index, head.base_record, head.flags) == (1, 8, 0)
 
 
+@pytest.mark.shows("journal 3.2")
 def test_chunks_are_contiguous_and_no_longer_than_their_capacity(stream: str) -> None:
     manifest = begin(stream)
     blob = bytes(60_000)
@@ -309,6 +311,7 @@ def test_a_power_cut_between_two_pages_loses_nothing_that_returned(
     assert cuts > 20
 
 
+@pytest.mark.shows("journal 3.3")
 def test_a_torn_tail_is_dropped_and_said(stream: str) -> None:
     lines: list[str] = []
     manifest = begin(stream)

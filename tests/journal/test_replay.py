@@ -110,6 +110,7 @@ def test_a_flipped_record_header_ends_replay_before_its_chunk(stream: str) -> No
     assert view.damaged and view.catalog.entries == entries_of(RECORDS[:before])
 
 
+@pytest.mark.shows("journal 3.2")
 @pytest.mark.parametrize(
     ("at", "fault"),
     [
@@ -263,6 +264,7 @@ def test_killed_at_any_call_of_a_rebuilding_the_damage_is_mended_or_found_again(
 # -- snapshots -----------------------------------------------------------------------------
 
 
+@pytest.mark.shows("journal 3.6")
 def test_replay_starts_at_the_newest_good_snapshot(stream: str) -> None:
     manifest = begin(stream)
     assert manifest.snapshot() == 1
@@ -405,6 +407,7 @@ def test_chunks_before_the_last_two_snapshots_may_go(stream: str) -> None:
 # -- golden streams ------------------------------------------------------------------------
 
 
+@pytest.mark.shows("journal 2.7", "journal 3.5")
 def test_the_golden_stream_and_its_unknown_record() -> None:
     lines: list[str] = []
     view = read_manifest(str(STREAM_1), lines.append)
@@ -456,6 +459,7 @@ def test_a_header_read_while_it_is_written_is_read_again(
     assert torn and not view.damaged and lines == [] and view.records == RECORDS
 
 
+@pytest.mark.shows("journal 3.6")
 def test_the_cost_of_a_replay_is_bounded_however_short_each_run_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

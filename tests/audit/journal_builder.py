@@ -13,7 +13,7 @@ from relay.journal.journal import Append, Journal
 from relay.journal.plan import JobKind, TierJob, TierPolicy
 from relay.journal.segments import SegmentPolicy
 from relay.journal.tiers import Tiers
-from tests.audit.homes import START_NS, START_S
+from tests.audit.home_builder import START_NS, START_S
 from tests.fakes import FakeClock
 
 SMALL = SegmentPolicy(segment_bytes=1 << 20, segment_age_s=3600, slice_bytes=1 << 16)

@@ -24,7 +24,9 @@ from relay.audit.sources import (
 from relay.audit.sources.parquet_cache import ParquetCache
 from relay.base.clock import Clock
 from relay.base.errors import RelayError
-from tests.audit.homes import HomeBuilder
+from tests.audit.home_builder import HomeBuilder
+
+pytestmark = pytest.mark.shows("audit 1.7")
 
 
 def made(folder: Path) -> str:
@@ -105,11 +107,11 @@ def test_only_some_rows_of_a_ledgers_table(
 def test_attachments_that_went_since_they_were_listed_are_no_fault(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    gone = files_source.Unit("attachment", str(tmp_path / "0c"), "attachments/0c")
+    gone = files_source.FileUnit("attachment", str(tmp_path / "0c"), "attachments/0c")
     rows = files_source.load(spark, str(tmp_path), [gone], ["path", "problems"])
     assert rows.collect() == []
     (tmp_path / "0d").write_text("no folder")
-    odd = files_source.Unit("attachment", str(tmp_path / "0d"), "attachments/0d")
+    odd = files_source.FileUnit("attachment", str(tmp_path / "0d"), "attachments/0d")
     rows = files_source.load(spark, str(tmp_path), [odd], ["path", "problems"])
     assert [tuple(row) for row in rows.collect()] == [("attachments/0d", ["Not a directory"])]
 

@@ -6,6 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import msgspec
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.acomm.model import DeliveryState
@@ -14,15 +15,17 @@ from relay.base.clock import NS_PER_S
 from relay.base.config import Config, RetentionSettings, encode
 from relay.engine import events
 from relay.engine.events import Event
-from tests.audit.homes import START_NS, HomeBuilder, stored_message
-from tests.audit.telling import moved, run, tell
+from tests.audit.home_builder import START_NS, HomeBuilder, stored_message
+from tests.audit.home_journal import moved, run, write_journal
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 DAY = "archive/2026-01-31/alice"
 
 
 def make_findings(spark: SparkSession, home: HomeBuilder, folder: Path) -> dict[str, set[str]]:
     """Check -> message ids, of a run over the home."""
-    return run(reconcile.JOB, home.evidence(spark, folder)).checks
+    return run(reconcile.JOB, home.inputs(spark, folder)).checks
 
 
 def say_twice(said: list[Event]) -> list[Event]:
@@ -55,7 +58,7 @@ def test_each_side_that_differs_is_found_and_nothing_else(
     (home.root / DAY / "1-edited.msg").write_bytes(b"TO: bob\n\nforged")
     home.write_store()
     home.stored.append(stored_message(90, "1-extra"))
-    tell(
+    write_journal(
         home,
         {
             "1-unjournaled": lambda said: [],
@@ -67,8 +70,8 @@ def test_each_side_that_differs_is_found_and_nothing_else(
         },
     )
     with home.ledger.transaction():
-        home.ledger.stage([("1-more", "zed", "staged", START_NS, None, None)])
-        home.ledger.end("1-more", "zed", "bounced", "planted")
+        home.ledger.deliveries.stage([("1-more", "zed", "staged", START_NS, None, None)])
+        home.ledger.deliveries.give_up("1-more", "zed", "bounced", "planted")
     assert make_findings(spark, home, tmp_path / "run") == {
         "unjournaled": {"1-unjournaled"},
         "journal_differs": {"1-altered"},
@@ -88,10 +91,10 @@ def test_what_the_ledger_has_not_followed_yet_is_not_judged(
     home.sent("1-a")
     home.write_store()
     home.stored.append(stored_message(90, "1-behind"))
-    tell(home)
+    write_journal(home)
     with home.ledger.transaction():
-        home.ledger.note_position(1, START_NS)
-    tables, checks = run(reconcile.JOB, home.evidence(spark, tmp_path / "run"))
+        home.ledger.set_position(1, START_NS)
+    tables, checks = run(reconcile.JOB, home.inputs(spark, tmp_path / "run"))
     classes = {row["message_id"]: row["class"] for row in tables["reconcile"]}
     assert (classes, checks) == ({"1-a": "delivered", "1-behind": "recent"}, {})
 
@@ -103,12 +106,14 @@ def test_late_answers_to_what_was_rolled_and_dead_letters_let_go_are_as_they_sho
     home.write_store("store/archive/2026-01-31/000001.acomm")
     home.sent("1-dead")
     with home.ledger.transaction():
-        home.ledger.acknowledge("1-rolled", "bob", "received", START_NS)
-        home.ledger.end("1-dead", "bob", "dead", "no acknowledgment")
-    tell(home, {"1-rolled": lambda said: [said[0], moved(1, "bob", DeliveryState.DELIVERED)]})
+        home.ledger.deliveries.acknowledge("1-rolled", "bob", "received", START_NS)
+        home.ledger.deliveries.give_up("1-dead", "bob", "dead", "no acknowledgment")
+    write_journal(
+        home, {"1-rolled": lambda said: [said[0], moved(1, "bob", DeliveryState.DELIVERED)]}
+    )
     home.stored = []
     home.write_store()
-    tables, checks = run(reconcile.JOB, home.evidence(spark, tmp_path / "run"))
+    tables, checks = run(reconcile.JOB, home.inputs(spark, tmp_path / "run"))
     classes = {row["message_id"]: row["class"] for row in tables["reconcile"]}
     assert (classes, checks) == ({"1-rolled": "delivered", "1-dead": "discarded"}, {})
 
@@ -171,7 +176,7 @@ def test_a_ledger_that_somebody_wrote_into_by_hand(
     for name in "good forged rerouted undone refused behind".split():
         home.sent(f"1-{name}", name.encode())
     home.write_store()
-    tell(home)
+    write_journal(home)
     with sqlite3.connect(home.root / "ledger.db") as db:
         for change, name in (
             ("agent_name = 'mallory'", "forged"),
@@ -191,7 +196,7 @@ def test_what_the_ledger_has_still_to_hear_of_is_no_contradiction(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
     home.sent("1-killed")
-    tell(home)
+    write_journal(home)
     with sqlite3.connect(home.root / "ledger.db") as db:  # killed behind the journal's commit
         db.execute("UPDATE messages SET status = 'processing'")
         db.execute("UPDATE orchestrator_state SET value = '0' WHERE key = 'journal'")

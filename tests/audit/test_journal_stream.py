@@ -12,12 +12,14 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from relay.audit.schemas import formats
 from relay.audit.schemas.fields import subset
 from relay.audit.session import explained
-from relay.audit.sources.journal_files import Settings
+from relay.audit.sources.journal_files import ReadSettings
 from relay.audit.sources.journal_source import Aof2StreamReader
 from relay.base import fsio
 from relay.base.errors import JournalError, JournalPruned, RelayError
 from relay.journal.plan import JobKind
-from tests.audit.journals import JournalBuilder, delivered, sent
+from tests.audit.journal_builder import JournalBuilder, delivered, sent
+
+pytestmark = pytest.mark.shows("audit 1.14")
 
 ALL = ReadAllAvailable()
 SCHEMA = subset(formats.JOURNAL, ["offset"], "the journal")
@@ -33,7 +35,7 @@ def journal(tmp_path: Path) -> JournalBuilder:
 
 
 def reader(journal: JournalBuilder, *, start: str = "first", most: int = 0) -> Aof2StreamReader:
-    settings = Settings({}, None, False)
+    settings = ReadSettings({}, None, False)
     return Aof2StreamReader([str(journal.root)], start, most, settings, SCHEMA)
 
 
@@ -106,7 +108,7 @@ def test_damage_where_the_relay_writes_is_a_gap_and_nothing_behind_it_is_missed(
     data = bytearray(active.read_bytes())
     data[52 + first - journal.journal.manifest.catalog.entries[1].base_offset + 40] ^= 1
     active.write_bytes(data)
-    lenient = Settings({}, None, True)
+    lenient = ReadSettings({}, None, True)
     stream = Aof2StreamReader([str(journal.root)], "first", 0, lenient, SCHEMA)
     at = stream.initialOffset()
     end = stream.latestOffset(at, ALL)
@@ -143,7 +145,9 @@ def test_all_that_there_is_now(journal: JournalBuilder) -> None:
 
 def test_a_relay_that_was_never_started(tmp_path: Path) -> None:
     (tmp_path / "home" / "journal").mkdir(parents=True)
-    stream = Aof2StreamReader([str(tmp_path / "home")], "end", 0, Settings({}, None, False), SCHEMA)
+    stream = Aof2StreamReader(
+        [str(tmp_path / "home")], "end", 0, ReadSettings({}, None, False), SCHEMA
+    )
     at = stream.initialOffset()
     assert at == {} == stream.latestOffset(at, ALL)
     journal = JournalBuilder(tmp_path / "home")

@@ -11,13 +11,13 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 
 from relay.audit.jobs.job import AuditJob, Tables
-from tests.audit.homes import FILE_SIZE, START_NS, HomeBuilder
+from tests.audit.home_builder import FILE_SIZE, START_NS, HomeBuilder
 
 NOW = datetime(2026, 1, 31, 10, 30, tzinfo=UTC)
 MS = 1_000_000
 S = 1_000 * MS
 MINUTE, HOUR, DAY = 60 * S, 3600 * S, 86_400 * S
-END_NS = START_NS + HOUR  # when HomeBuilder.evidence takes its snapshot
+END_NS = START_NS + HOUR  # when HomeBuilder.inputs takes its snapshot
 TICK = 123_456_789  # no whole second: what is of whole seconds was made again from the journal
 
 

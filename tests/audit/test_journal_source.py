@@ -30,8 +30,8 @@ from relay.base.errors import RelayError
 from relay.engine import events
 from relay.engine.event_codec import Frame
 from relay.journal.plan import JobKind
-from tests.audit.homes import START_NS, START_S, HomeBuilder
-from tests.audit.journals import JournalBuilder, delivered, sent
+from tests.audit.home_builder import START_NS, START_S, HomeBuilder
+from tests.audit.journal_builder import JournalBuilder, delivered, sent
 from tests.s3_server import BUCKET, s3_server
 
 SENT_AT = datetime(2026, 1, 31, 9, 30)
@@ -189,6 +189,7 @@ def spread(builder: JournalBuilder) -> list[int]:
     return found
 
 
+@pytest.mark.shows("audit 1.12")
 def test_each_tier_is_read_alike(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "objects").mkdir()
     builder = JournalBuilder(tmp_path / "home", objects=str(tmp_path / "objects"))
@@ -207,6 +208,7 @@ def test_each_tier_is_read_alike(spark: SparkSession, tmp_path: Path) -> None:
     assert len(builder.files()) == 3  # nothing was hydrated
 
 
+@pytest.mark.shows("audit 1.12")
 def test_tier_2_in_s3_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with s3_server() as url:
         for name, value in (
@@ -221,7 +223,7 @@ def test_tier_2_in_s3_by_the_environment(tmp_path: Path, monkeypatch: pytest.Mon
         wrote = spread(builder)
         # The workers of the session that tests share have the environment it began with.
         schema = subset(formats.JOURNAL, ["offset"], "the journal")
-        settings = journal_files.Settings({builder.path: where}, None, False)
+        settings = journal_files.ReadSettings({builder.path: where}, None, False)
         reader = journal_source.Aof2Reader([builder.path], {}, settings, schema)
         found = [
             offset
@@ -232,12 +234,13 @@ def test_tier_2_in_s3_by_the_environment(tmp_path: Path, monkeypatch: pytest.Mon
     assert found == wrote
 
 
+@pytest.mark.shows("audit 1.12")
 def test_a_segment_that_moves_before_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "objects").mkdir()
     where = str(tmp_path / "objects")
     builder = JournalBuilder(tmp_path / "home", objects=where)
     wrote = [*builder.segment(sent(1)), *builder.segment(sent(2)), *builder.say(sent(3))]
-    settings = journal_files.Settings({builder.path: where}, None, False)
+    settings = journal_files.ReadSettings({builder.path: where}, None, False)
     schema = subset(formats.JOURNAL, ["offset"], "the journal")
     reader = journal_source.Aof2Reader([builder.path], {}, settings, schema)
     builder.journal.seal()
@@ -259,6 +262,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.shows("audit 1.13")
 def test_damage_fails_the_job_or_is_a_row(spark: SparkSession, journal: JournalBuilder) -> None:
     wrote = offsets(read(spark, journal.path))
     damaged = journal.dir / "segments" / f"{1:020d}.seg"
@@ -375,8 +379,8 @@ def test_an_encrypted_journal(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"mode": "brave"}, "mode 'brave' is none of failfast, permissive"),
-        ({"table": "letters"}, "table 'letters' is none of records, damaged"),
+        ({"mode": "brave"}, "mode: expected one of failfast, permissive, got 'brave'"),
+        ({"table": "letters"}, "table: expected one of records, damaged, got 'letters'"),
         ({"until": "soon"}, "until is no JSON of stream -> offset"),
     ],
 )
@@ -396,12 +400,12 @@ def test_events_of_another_version(spark: SparkSession, journal: JournalBuilder)
 
 def test_the_evidence_of_a_run(spark: SparkSession, home: HomeBuilder, tmp_path: Path) -> None:
     home.write_store()
-    assert home.evidence(spark, tmp_path / "before").journal("event").count() == 0
+    assert home.inputs(spark, tmp_path / "before").journal("event").count() == 0
     builder = JournalBuilder(home.root)
     builder.say(sent(1), delivered(1))
-    evidence = home.evidence(spark, tmp_path / "run")
+    inputs = home.inputs(spark, tmp_path / "run")
     builder.say(sent(2))
-    rows = evidence.journal("stream", "relay_id").collect()
+    rows = inputs.journal("stream", "relay_id").collect()
     assert [tuple(row) for row in rows] == [
         (f"journal/{1:020d}", "1-1"),
         (f"journal/{1:020d}", None),

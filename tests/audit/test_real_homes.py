@@ -16,17 +16,18 @@ from relay.audit.jobs import JOBS
 from relay.audit.run import Report, RunRequest, run_audit
 from relay.base.clock import Clock
 from relay.base.errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_OK, LedgerError
-from tests.audit import kinds
+from tests.audit import real_homes
 from tests.procs import relay
 
-pytestmark = pytest.mark.timeout(500)  # every job there is, where other things go on
+pytestmark = [pytest.mark.timeout(500), pytest.mark.shows("audit 2.10")]
 replace = msgspec.structs.replace
-TALK = 16  # messages of kinds.talk: 14 of agents', and the relay's answers to two of them
+TALK = 16  # messages of real_homes.talk: 14 of agents', and the relay's answers to two of them
 
 
+@pytest.mark.shows("audit 2.11")
 def test_a_ledger_of_the_schema_before_is_one_line(tmp_path: Path) -> None:
     assert relay("init", home=tmp_path / "home").returncode == 0
-    kinds.to_schema_1(tmp_path / "home")
+    real_homes.to_schema_1(tmp_path / "home")
     with pytest.raises(LedgerError, match="user_version is 1, expected 3") as told:
         audited(tmp_path / "home")
     assert "relay up" in str(told.value.hint)
@@ -54,10 +55,10 @@ def test_a_home_that_has_seen_nothing(spark: SparkSession, tmp_path: Path) -> No
 
 
 def test_sealed_signed_tiered_with_attachments(spark: SparkSession, tmp_path: Path) -> None:
-    home = kinds.sealed(tmp_path / "home")
+    home = real_homes.sealed(tmp_path / "home")
     report = audited(home)
     require_clean(report)
-    (sent,) = kinds.rows(home, "SELECT count(*) FROM messages")[0]
+    (sent,) = real_homes.rows(home, "SELECT count(*) FROM messages")[0]
     assert report.jobs["reconcile"].counts == {"unverified": sent}
     kept = report.jobs["integrity"].counts
     assert kept["attachments"] == 6  # three that messages name, three that none does
@@ -103,7 +104,7 @@ def make_findings(report: Report) -> tuple[dict[str, int], set[str]]:
 
 
 def test_days_packed_and_pruned(spark: SparkSession, tmp_path: Path) -> None:
-    home = kinds.packed(tmp_path / "home")
+    home = real_homes.packed(tmp_path / "home")
     report = audited(home)
     require_clean(report)
     assert report.jobs["reconcile"].counts == {"delivered": 7 * 5}
@@ -121,7 +122,7 @@ def test_days_packed_and_pruned(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_migrated_restored_and_its_store_made_again(spark: SparkSession, tmp_path: Path) -> None:
-    home = kinds.mended(tmp_path / "home")
+    home = real_homes.mended(tmp_path / "home")
     report = audited(home)
     require_clean(report)
     assert report.jobs["reconcile"].counts == {"delivered": 4 * TALK}

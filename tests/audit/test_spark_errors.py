@@ -19,9 +19,11 @@ from pyspark.errors import PySparkException
 from relay.audit import spark_errors
 from relay.audit.session import explained
 from relay.base.names import new_message_id
-from tests.audit.homes import START_NS, HomeBuilder
+from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.test_session import PATIENCE_S, relay_audit
 from tests.procs import environment, until
+
+pytestmark = pytest.mark.shows("audit 3.6")
 
 # As Spark 4.3 says it, cut.
 CAUSES = {
@@ -140,9 +142,9 @@ HUNGRY = """
 import dataclasses, sys
 from relay.audit import spark_errors
 from relay.cli import main
-def make(evidence):
+def make(inputs):
     words = "select collect_list(repeat(cast(id as string), 20000)) as word from range(2000000)"
-    return {"traffic": evidence._spark.sql(words)}
+    return {"traffic": inputs._spark.sql(words)}
 hungry = dataclasses.replace(jobs.JOBS["traffic"], name="hungry", make=make)
 jobs.JOBS = {"hungry": hungry, "traffic": jobs.JOBS["traffic"]}
 main(["audit", "run", "--master", "local[1]", *sys.argv[1:]])
@@ -215,6 +217,7 @@ def test_a_table_that_finds_no_room_is_named_and_nothing_is_left(
     assert sorted(os.listdir(out)) == [".lock", "report.html", "summary.json"]
 
 
+@pytest.mark.shows("audit 3.7")
 @pytest.mark.parametrize(
     ("after", "sent", "code"),
     [
@@ -255,7 +258,7 @@ def test_a_run_that_is_interrupted_says_one_line_and_leaves_nothing(
     assert run.exitstatus == code
     assert "Traceback" not in shown
     last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).strip().rpartition("\r")[2].strip()
-    assert last == f"relay: the audit was interrupted; {out} is as it was"
+    assert last == f"relay: the audit was interrupted; {out} is unchanged"
     until(lambda: not any(process.is_running() for process in started))
     assert not out.exists()
     assert os.listdir(temp) == []

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from relay.cli.audit_ending import exit_on_signal
+from relay.cli.audit import exit_on_signal
 
 PATIENCE_S = 10
 

@@ -17,8 +17,10 @@ from relay.audit.session import explained
 from relay.audit.sources import register
 from relay.audit.sources.acomm_query import is_remote, list_objects, read_object
 from relay.base.errors import ArchivesUnreachable, ObjectError, RelayError
-from tests.audit.homes import DIRECT, START_S, stored_message
+from tests.audit.home_builder import DIRECT, START_S, stored_message
 from tests.s3_server import BUCKET, broken_server, s3_server
+
+pytestmark = pytest.mark.shows("audit 1.9")
 
 ROOT = f"s3://{BUCKET}"
 Load = Callable[..., DataFrame]
@@ -86,7 +88,7 @@ def test_a_prefix_stands_for_the_files_below_it(bucket: S3Store) -> None:
 
 @pytest.mark.parametrize("name", ["r/no.acomm", "r/no*.acomm"])
 def test_what_matches_nothing_is_told(bucket: S3Store, name: str) -> None:
-    with pytest.raises(RelayError, match=r"there is no file s3://journal-bucket/r/no"):
+    with pytest.raises(RelayError, match=r"s3://journal-bucket/r/no.*: no such file"):
         list_objects(f"{ROOT}/{name}")
 
 
@@ -100,14 +102,14 @@ def test_an_archive_is_read_from_there(bucket: S3Store, tmp_path: Path) -> None:
     assert codec.decode(data, found).messages == store.messages
     with pytest.raises(RelayError, match=rf"{found} has {len(data)} bytes, the limit is 10"):
         read_object(found, 10)
-    with pytest.raises(RelayError, match="there is no file"):
+    with pytest.raises(RelayError, match="no such file"):
         read_object(f"{ROOT}/year/gone.acomm", MAX_FILE_BYTES)
 
 
 def test_a_bucket_that_is_not_there_is_one_line(bucket: S3Store) -> None:
     with pytest.raises(ObjectError) as caught:
         list_objects("s3://no-such-bucket/a")
-    assert str(caught.value) == "s3://no-such-bucket/a cannot be read: there is no such bucket"
+    assert str(caught.value) == "s3://no-such-bucket/a cannot be read: no such bucket"
     with pytest.raises(RelayError, match="names no bucket"):
         list_objects("s3:///a")
 
@@ -148,9 +150,9 @@ def test_what_cannot_be_read_there_is_one_line(
         assert "\n" not in str(caught.value)
         return f"{caught.value}; {caught.value.hint}"
 
-    assert told(environ, f"{ROOT}/line/2.acomm") == f"there is no file {ROOT}/line/2.acomm; "
+    assert told(environ, f"{ROOT}/line/2.acomm") == f"{ROOT}/line/2.acomm: no such file; "
     assert told(environ, "s3://no-such-bucket/a").startswith(
-        "s3://no-such-bucket/a cannot be read: there is no such bucket; whoever reads needs"
+        "s3://no-such-bucket/a cannot be read: no such bucket; whoever reads needs"
     )
     nobody = {**environ, "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
     for mode in ("failfast", "permissive"):
@@ -158,7 +160,7 @@ def test_what_cannot_be_read_there_is_one_line(
     planned = load(environ, f"{ROOT}/line")
     assert planned.count() == 1  # the list of files is of this plan
     obstore.delete(bucket, "line/1.acomm")
-    with pytest.raises(RelayError, match=f"there is no file {ROOT}/line/1"), explained():
+    with pytest.raises(RelayError, match=f"{ROOT}/line/1.acomm: no such file"), explained():
         planned.collect()
 
 

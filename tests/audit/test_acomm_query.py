@@ -18,10 +18,10 @@ from relay.audit.schemas import formats
 from relay.audit.session import explained
 from relay.audit.sources import acomm_source
 from relay.audit.sources.acomm_query import MESSAGE_SECTIONS, option_conditions
-from relay.audit.sources.acomm_source import Wanted
+from relay.audit.sources.acomm_source import FileQuery
 from relay.base.errors import RelayError
 from tests.acomm.support import patch, reseal
-from tests.audit.homes import START_S, stored_message
+from tests.audit.home_builder import START_S, stored_message
 from tests.audit.test_acomm_source import BARE, FULL, STORE
 
 DAY_S = 86_400
@@ -66,13 +66,14 @@ def arrow(path: Path, store: StoreFile, sections: str = "messages", **options: s
     found = []
     for with_columns in (True, False):
         codec.write(str(path), store, columns=with_columns)
-        wanted = Wanted(tuple(sections.split(",")), option_conditions(options))
+        wanted = FileQuery(tuple(sections.split(",")), option_conditions(options))
         found.append(pa.Table.from_batches(acomm_source.batches(str(path), wanted, SCHEMA), SCHEMA))
         found[-1].validate(full=True)
     assert found[0].equals(found[1])
     return found[0]
 
 
+@pytest.mark.shows("audit 1.6")
 @pytest.mark.parametrize("store", [STORE, ODD, MANY, seal(ODD, bytes(32)), StoreFile(1, 1)])
 def test_a_file_with_columns_gives_the_same_rows(tmp_path: Path, store: StoreFile) -> None:
     table = arrow(tmp_path / "a.acomm", store, ",".join(MESSAGE_SECTIONS))
@@ -163,12 +164,13 @@ CASES = [
 def test_options_choose_messages(
     folder: Path, options: dict[str, str], _: str, expected: list[int]
 ) -> None:
-    wanted = Wanted(("messages",), option_conditions(options))
+    wanted = FileQuery(("messages",), option_conditions(options))
     tables = [acomm_source.batches(str(path), wanted, SCHEMA) for path in folder.iterdir()]
     found = [row["id"] for table in tables for batch in table for row in batch.to_pylist()]
     assert sorted(map(int, found)) == expected
 
 
+@pytest.mark.shows("audit 1.3")
 def test_filters_of_a_query_choose_the_same(spark: SparkSession, folder: Path) -> None:
     columns = "id decimal(20,0) not null, sender string not null, status string not null"
     reader = spark.read.format("acomm").schema(f"{columns}, created_at timestamp, channel string")
@@ -179,6 +181,7 @@ def test_filters_of_a_query_choose_the_same(spark: SparkSession, folder: Path) -
     assert ids(optioned.where("status = 'Acknowledged' or id = 12")) == [11, 12, 13]
 
 
+@pytest.mark.shows("audit 1.3")
 def test_a_file_without_such_messages_is_not_decoded(spark: SparkSession, folder: Path) -> None:
     break_messages(folder / "0.acomm")  # has columns
     break_messages(folder / "1.acomm")  # has indexes
@@ -200,6 +203,7 @@ def test_a_file_without_such_messages_is_not_decoded(spark: SparkSession, folder
     assert ids(numbers.load(str(folder / "0.acomm"))) == [0, 1, 2, 3]
 
 
+@pytest.mark.shows("audit 1.4")
 def test_a_file_without_such_messages_is_verified_all_the_same(
     spark: SparkSession, folder: Path
 ) -> None:
@@ -210,6 +214,7 @@ def test_a_file_without_such_messages_is_verified_all_the_same(
         spark.read.format("acomm").option("sender", "carol").load(str(folder)).collect()
 
 
+@pytest.mark.shows("audit 1.5")
 def test_permissive_reads_what_is_whole_and_the_rest_is_a_table(
     spark: SparkSession, folder: Path
 ) -> None:
@@ -283,7 +288,7 @@ def test_columns_that_do_not_hold_together_are_a_fault_before_the_first_row(
     with_section(path, ODD, change)
     codec.read(str(path))  # its messages are whole
     with pytest.raises(RelayError) as caught:
-        next(acomm_source.batches(str(path), Wanted(("messages",), ()), SCHEMA))
+        next(acomm_source.batches(str(path), FileQuery(("messages",), ()), SCHEMA))
     assert str(caught.value).startswith(f"{path} at ") and line in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -291,10 +296,13 @@ def test_columns_that_do_not_hold_together_are_a_fault_before_the_first_row(
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"since": "yesterday"}, "option since is 'yesterday', not a time such as 2026-01-31"),
-        ({"status": "Gone"}, "status 'Gone' is none of Created, "),
-        ({"sender": " , "}, "option sender names nothing"),
-        ({"mode": "lenient"}, "mode 'lenient' is none of failfast, permissive"),
+        (
+            {"since": "yesterday"},
+            "option since: expected a time such as 2026-01-31T09:30:00Z, got 'yesterday'",
+        ),
+        ({"status": "Gone"}, "status: expected one of Created, "),
+        ({"sender": " , "}, "option sender: expected one or several names"),
+        ({"mode": "lenient"}, "mode: expected one of failfast, permissive, got 'lenient'"),
         ({"section": "channels", "until": AT}, "option until is for messages, not for section ch"),
     ],
 )

@@ -13,14 +13,14 @@ from relay.audit.inputs import Inputs
 from relay.audit.jobs import AuditJob
 from relay.engine import events
 from relay.engine.events import Event
-from tests.audit.homes import START_NS, START_S, HomeBuilder
-from tests.audit.journals import JournalBuilder
+from tests.audit.home_builder import START_NS, START_S, HomeBuilder
+from tests.audit.journal_builder import JournalBuilder
 
 NOW = datetime(2026, 1, 31, 10, 30, tzinfo=UTC)
 Change = Callable[[list[Event]], Iterable[Event]]
 
 
-def told_of(home: HomeBuilder, message: Message) -> list[Event]:
+def events_of(home: HomeBuilder, message: Message) -> list[Event]:
     """The events of one message: accepted for whom the engine knows, and moved as it says."""
     deliveries = home.engine_deliveries(message)
     said: list[Event] = [events.MessageSent(message, tuple(deliveries))]
@@ -36,7 +36,7 @@ def moved(number: int, name: str, state: DeliveryState, attempt: int = 0, due_s:
     return events.DeliveriesMoved(number, (name,), state, START_S, due_ms, attempt)
 
 
-def tell(
+def write_journal(
     home: HomeBuilder,
     changes: dict[str, Change] | None = None,
     later: Iterable[Event] = (),
@@ -48,7 +48,7 @@ def tell(
     """
     journal = JournalBuilder(home.root)
     for message in home.stored:
-        said: Iterable[Event] = told_of(home, message)
+        said: Iterable[Event] = events_of(home, message)
         if message.relay_id is not None:
             if change := (changes or {}).get(message.relay_id):
                 said = change(list(said))
@@ -58,7 +58,7 @@ def tell(
     journal.say(*later)
     journal.close()
     with home.ledger.transaction():
-        home.ledger.note_position(journal.journal.end, START_NS)
+        home.ledger.set_position(journal.journal.end, START_NS)
 
 
 class Outcome(NamedTuple):
@@ -68,9 +68,9 @@ class Outcome(NamedTuple):
     checks: dict[str, set[str]]  # check, without its job -> message ids; of files and days, names
 
 
-def run(job: AuditJob, evidence: Inputs) -> Outcome:
+def run(job: AuditJob, inputs: Inputs) -> Outcome:
     """Run a job as a run does: its tables are computed once, and findings made from them."""
-    tables = {name: frame.persist() for name, frame in job.make(evidence).items()}
+    tables = {name: frame.persist() for name, frame in job.make(inputs).items()}
     rows = {name: frame.collect() for name, frame in tables.items()}
     assert {name: frame.columns for name, frame in tables.items()} == {
         name: schema.names for name, schema in job.tables.items()
