@@ -16,21 +16,21 @@ from relay.ledger import Ledger
 from relay.ledger.processes import Intent
 
 
-class Seen(NamedTuple):
+class LastSeen(NamedTuple):
     """What is known of one agent; Unix nanoseconds."""
 
-    heard_at: int | None  # it wrote or read; None: never
+    seen_at: int | None  # it wrote or read; None: never
     owes_since: int | None  # the oldest thing that it owes; None: nothing
 
 
-class Evidence:
+class Activity:
     """Asks ledger and store. Used from the loop's thread."""
 
     def __init__(self, ledger: Ledger, store: CommStore) -> None:
         self._ledger = ledger
         self._store = store
 
-    def of(self, names: Iterable[str]) -> dict[str, Seen]:
+    def last_seen(self, names: Iterable[str]) -> dict[str, LastSeen]:
         """What is known of these agents; one look at what awaits an answer for all of them."""
         wanted = set(names)
         heard = self._ledger.processes.last_seen(wanted)
@@ -49,9 +49,9 @@ class Evidence:
                 if not known[recipient].said:  # what has begun takes the time that it takes
                     since = known[recipient].since * NS_PER_S
                     owes[recipient] = min(since, owes.get(recipient, since))
-        return {name: Seen(heard.get(name), owes.get(name)) for name in wanted}
+        return {name: LastSeen(heard.get(name), owes.get(name)) for name in wanted}
 
-    def answer_to(self, intent: Intent) -> tuple[Kind, str] | None:
+    def previous_answer(self, intent: Intent) -> tuple[Kind, str] | None:
         """What was said to a request already, before a crash; the same id is never said twice."""
         for kind in (Kind.ACK, Kind.NACK):
             at, agent, message_id = intent.asked_at, intent.requested_by, intent.request_id

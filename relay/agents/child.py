@@ -14,9 +14,9 @@ class Child:
         self.row = row
         self.spec = spec  # None: it was lost, and it cannot be started again
         self.releases: dict[int, Intent] = {}
-        self.unsaid = 0  # notices about it that are not journalled yet
-        self.concluded = False  # its end has been said, and it waits for its next start
-        self.over = False  # nothing more comes of it
+        self.pending_notices = 0  # notices about it that are not journalled yet
+        self.is_finished = False  # its end has been said, and it waits for its next start
+        self.is_over = False  # nothing more comes of it
         self.start_at = 0  # monotonic; of the next start
         self.term_at: int | None = None  # monotonic; SIGTERM was sent
         self.killed = False

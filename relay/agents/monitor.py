@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from relay.agents.activity import Evidence, Seen
+from relay.agents.activity import Activity, LastSeen
 from relay.agents.child import Child
 from relay.agents.log_rotation import Rotations
 from relay.agents.rules import BUSY_PERCENT, next_state
 from relay.agents.spawner import Spawner, Usage
 from relay.base.clock import NS_PER_S, Clock
-from relay.base.config import Spawn
+from relay.base.config import SpawnSettings
 from relay.base.home import Home
 from relay.base.logs import LogCall
 from relay.ledger import Ledger
 from relay.ledger.processes import STUCK
 
 
-class Looks:
+class ProcessMonitor:
     """Takes a look when asked to. Used from the loop's thread."""
 
     def __init__(
         self,
-        settings: Spawn,
+        settings: SpawnSettings,
         home: Home,
         ledger: Ledger,
-        evidence: Evidence,
+        activity: Activity,
         spawner: Spawner,
         clock: Clock,
         log: LogCall,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
-        self._evidence = evidence
+        self._activity = activity
         self._spawner = spawner
         self._clock = clock
         self._rotations = Rotations(
@@ -45,16 +45,16 @@ class Looks:
         self.due_ns = self._rotations.due_ns
         self.close = self._rotations.close
 
-    def look(self, running: Sequence[Child]) -> list[tuple[Child, Seen]]:
+    def measure(self, running: Sequence[Child]) -> list[tuple[Child, LastSeen]]:
         """Note what is so now; returns those that have just become stuck, which are not noted:
         whoever tells their requesters does that with it."""
-        seen = self._evidence.of(child.row.name for child in running)
+        seen = self._activity.last_seen(child.row.name for child in running)
         usage = self._spawner.usage([child.pid for child in running if child.pid])
         stuck = []
         for child in running:
             before = child.row.state
             if child.pid in usage:
-                self._measure(child, seen[child.row.name], usage[child.pid])
+                self._measure_one(child, seen[child.row.name], usage[child.pid])
             if child.row.state == STUCK != before:
                 stuck.append((child, seen[child.row.name]))
         told = {child.row.name for child, _ in stuck}
@@ -62,7 +62,7 @@ class Looks:
             self._ledger.processes.put(c.row for c in running if c.row.name not in told)
         return stuck
 
-    def _measure(self, child: Child, seen: Seen, usage: Usage) -> None:
+    def _measure_one(self, child: Child, seen: LastSeen, usage: Usage) -> None:
         now, mono = self._clock.now_ns(), self._clock.monotonic_ns()
         percent = None
         if child.cpu_s is not None and mono > child.cpu_at:
@@ -71,7 +71,7 @@ class Looks:
             if percent >= BUSY_PERCENT:
                 child.busy_at = now
         child.cpu_s, child.cpu_at = usage.cpu_s, mono
-        active_at = max(child.busy_at, seen.heard_at or 0, child.row.started_at or 0)
+        active_at = max(child.busy_at, seen.seen_at or 0, child.row.started_at or 0)
         child.row = child.row._replace(
             cpu_percent=percent,
             rss_bytes=usage.rss_bytes,
@@ -81,7 +81,7 @@ class Looks:
         if state != child.row.state:
             child.row = child.row.moved(state, now)
 
-    def keep_short(self, children: Iterable[Child]) -> None:
+    def rotate_logs(self, children: Iterable[Child]) -> None:
         """Look after the logs of those that run, and of those that have just ended."""
         running = {child.row.name: child for child in children if child.row.pid is not None}
         for name in self._rotations.step(running):

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from relay.base.config import RESTARTS, Spawn
+from relay.base.config import RESTARTS, SpawnSettings
 from relay.base.message import Kind, MessageFile, control_fields
 from relay.base.names import LEAD, OPERATOR, is_agent_name, shown
 from relay.base.redaction import parse_env
 from relay.ledger.processes import Intent
 
-ANYBODY = "*"
+ANY_AGENT = "*"
 TAKEN_NAMES = frozenset({OPERATOR, "relay"})  # a person's, and logs/relay.log is the relay's own
 TOKEN = re.compile(r"\{(prompt|name|cwd)\}")
 
@@ -42,14 +42,14 @@ class Spec(msgspec.Struct, frozen=True):
         return tuple(self.env.values())
 
 
-class Request(NamedTuple):
+class ProcessRequest(NamedTuple):
     """A spawn or a release that may be carried out once it is accepted."""
 
     intent: Intent
     spec: Spec | None  # None: a release
 
 
-class Asker(NamedTuple):
+class Requester(NamedTuple):
     """Who asks, and by which message."""
 
     name: str
@@ -58,12 +58,16 @@ class Asker(NamedTuple):
     lead: str | None  # the agent that has the role
 
 
-def read_request(message: MessageFile, asker: Asker, settings: Spawn) -> Request | str:
+def read_request(
+    message: MessageFile, requester: Requester, settings: SpawnSettings
+) -> ProcessRequest | str:
     """What a message of KIND spawn or release asks for, or why it is refused."""
     operation = str(message.kind)
-    if not may_ask(asker, settings):
+    if not is_allowed(requester, settings):
         who = ", ".join(settings.allow_from) or "nobody"
-        return f"{operation} is for {who} (spawn.allow_from in config.json), not for {asker.name}"
+        return (
+            f"{operation} is for {who} (spawn.allow_from in config.json), not for {requester.name}"
+        )
     fields = control_fields(message)
     name = fields.get("NAME", "")
     if not name:
@@ -73,23 +77,23 @@ def read_request(message: MessageFile, asker: Asker, settings: Spawn) -> Request
             f"NAME {shown(name)[:70]!r} is no name to {operation}: 1-63 of A-Z a-z 0-9 _ -, a "
             + ("letter first, none that is reserved")
         )
-    intent = Intent(operation, asker.message_id, asker.name, asker.asked_at, name)
+    intent = Intent(operation, requester.message_id, requester.name, requester.asked_at, name)
     if message.kind is Kind.RELEASE:
         reason = " ".join(shown(fields.get("REASON", "")).split())[:200]
-        return Request(msgspec.structs.replace(intent, reason=reason), None)
+        return ProcessRequest(msgspec.structs.replace(intent, reason=reason), None)
     spec = _read_spec(fields, intent, settings)
-    return spec if isinstance(spec, str) else Request(intent, spec)
+    return spec if isinstance(spec, str) else ProcessRequest(intent, spec)
 
 
-def may_ask(asker: Asker, settings: Spawn) -> bool:
+def is_allowed(requester: Requester, settings: SpawnSettings) -> bool:
     """True for those whom the configuration names; ``lead`` there is whoever has the role."""
     allowed = set(settings.allow_from)
-    if ANYBODY in allowed or (LEAD in allowed and asker.name == asker.lead):
+    if ANY_AGENT in allowed or (LEAD in allowed and requester.name == requester.lead):
         return True
-    return asker.name in allowed - {LEAD}
+    return requester.name in allowed - {LEAD}
 
 
-def _read_spec(fields: dict[str, str], intent: Intent, settings: Spawn) -> Spec | str:
+def _read_spec(fields: dict[str, str], intent: Intent, settings: SpawnSettings) -> Spec | str:
     cli = fields.get("CLI", "")
     template = settings.clis.get(cli)
     if template is None:
@@ -125,7 +129,7 @@ def _read_spec(fields: dict[str, str], intent: Intent, settings: Spawn) -> Spec 
     )
 
 
-def default_dir(settings: Spawn) -> str:
+def default_dir(settings: SpawnSettings) -> str:
     """Where a process starts that is not told where: in the first root, else the user's home."""
     return settings.roots[0] if settings.roots else os.path.expanduser("~")
 
@@ -156,7 +160,7 @@ def _lies_under(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 
-def _read_env(text: str, settings: Spawn) -> dict[str, str] | str:
+def _read_env(text: str, settings: SpawnSettings) -> dict[str, str] | str:
     """The settings of ENV, or why one is refused; no value is in what is said."""
     env: dict[str, str] = {}
     for number, (name, value) in enumerate(parse_env(text), 1):

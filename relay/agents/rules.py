@@ -9,18 +9,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from relay.agents.activity import Seen
+from relay.agents.activity import LastSeen
 from relay.agents.requests import Spec
-from relay.base.agent_status import Change
+from relay.base.agent_status import StatusChange
 from relay.base.clock import NS_PER_S
-from relay.base.config import Spawn
+from relay.base.config import SpawnSettings
 from relay.base.message import Kind
 from relay.ledger.processes import IDLE, READY, STARTING, STUCK, WORKING, Process
 
 BUSY_PERCENT = 1.0  # of a CPU, between two looks: less is a program that waits in a loop
 
 
-class Notice(NamedTuple):
+class ProcessNotice(NamedTuple):
     """What somebody is to hear of a process, and what the ledger is to say with it."""
 
     agent: str  # who hears it; empty: nobody
@@ -30,19 +30,19 @@ class Notice(NamedTuple):
     text: str
     key: str = ""  # tells one notification about a message from another
     process: Process | None = None
-    closes: tuple[int, ...] = ()  # intents
-    life: Change | None = None  # the agent's status, with it
+    closed_intents: tuple[int, ...] = ()  # intents
+    status_change: StatusChange | None = None  # the agent's status, with it
     forget: tuple[str, str] | None = None  # name, request: what was kept for it goes, once said
 
 
-class Verdict(NamedTuple):
+class RestartDecision(NamedTuple):
     """What is to follow an end."""
 
     again_in_s: int | None  # None: it is not started again
     gave_up: bool = False  # it would have been, and was too often
 
 
-def first_row(spec: Spec, now_ns: int) -> Process:
+def new_row(spec: Spec, now_ns: int) -> Process:
     """The row of a process that is to be started for the first time."""
     return Process(
         spec.name,
@@ -61,34 +61,38 @@ def first_row(spec: Spec, now_ns: int) -> Process:
     )
 
 
-def judge(row: Process, settings: Spawn, now_ns: int) -> Verdict:
+def decide_restart(row: Process, settings: SpawnSettings, now_ns: int) -> RestartDecision:
     """What the restart policy says of an end whose code is in the row.
 
     A code that nobody knows counts as a failure. Backoff doubles with every restart in the window.
     """
     if row.restart == "never" or (row.restart == "on-failure" and row.exit_code == 0):
-        return Verdict(None)
-    recent = len(in_window(row, settings, now_ns))
+        return RestartDecision(None)
+    recent = len(restarts_in_window(row, settings, now_ns))
     if recent >= settings.restart_times:
-        return Verdict(None, gave_up=True)
-    return Verdict(min(settings.restart_first_s << min(recent, 30), settings.restart_most_s))
+        return RestartDecision(None, gave_up=True)
+    return RestartDecision(
+        min(settings.restart_first_s << min(recent, 30), settings.restart_most_s)
+    )
 
 
-def in_window(row: Process, settings: Spawn, now_ns: int) -> list[int]:
+def restarts_in_window(row: Process, settings: SpawnSettings, now_ns: int) -> list[int]:
     """The restarts that count."""
     since = now_ns - settings.restart_window_s * NS_PER_S
     return [at for at in row.recent_restarts if at > since]
 
 
-def restarted(row: Process, settings: Spawn, now_ns: int) -> Process:
+def restarted(row: Process, settings: SpawnSettings, now_ns: int) -> Process:
     """The row with one restart more."""
-    recent = [*in_window(row, settings, now_ns), now_ns]
+    recent = [*restarts_in_window(row, settings, now_ns), now_ns]
     return row._replace(
         restarts=row.restarts + 1, restarted_at=msgspec.json.encode(recent).decode()
     )
 
 
-def next_state(row: Process, seen: Seen, busy_at: int, settings: Spawn, now_ns: int) -> str:
+def next_state(
+    row: Process, seen: LastSeen, busy_at: int, settings: SpawnSettings, now_ns: int
+) -> str:
     """The state that the evidence gives a process that runs.
 
     ``busy_at``: when it last used CPU. What it owes for too long makes it stuck, whatever else.
@@ -99,7 +103,7 @@ def next_state(row: Process, seen: Seen, busy_at: int, settings: Spawn, now_ns: 
         since = max(owes, started_at)  # what was there before is owed from its start on
         if now_ns - since >= settings.stuck_after_s * NS_PER_S:
             return STUCK
-    heard_at = seen.heard_at if seen.heard_at and seen.heard_at >= started_at else None
+    heard_at = seen.seen_at if seen.seen_at and seen.seen_at >= started_at else None
     if heard_at is None:
         return STARTING
     if row.state == STARTING:

@@ -14,14 +14,14 @@ import re
 from typing import NamedTuple
 
 from relay.base import fsio
-from relay.base.config import Continuity
+from relay.base.config import ContinuitySettings
 from relay.base.home import CONTINUITY, Home
 
 NAME = re.compile(r"([0-9]{8,12})-([0-9]{10,20}-[0-9a-f]{0,32})\.state")
 LEFT_OVER = ".tmp"  # a write that a crash cut short
 
 
-class Save(NamedTuple):
+class SavedState(NamedTuple):
     """One version of one agent."""
 
     version: int  # from 1, growing
@@ -35,19 +35,19 @@ class Save(NamedTuple):
         return f"{self.version:08d}-{self.message_id}.state"
 
 
-class Saves:
+class StateStore:
     """The saves of all agents. Only the loop writes; names of agents are valid ones."""
 
-    def __init__(self, home: Home, settings: Continuity) -> None:
+    def __init__(self, home: Home, settings: ContinuitySettings) -> None:
         self.home = home
         self.settings = settings
 
-    def versions(self, agent: str) -> list[Save]:
+    def versions(self, agent: str) -> list[SavedState]:
         """What there is of an agent, oldest first. Errors: OSError, UnsafePath."""
         try:
             with self.home.dirs() as dirs, os.scandir(dirs.get(CONTINUITY, agent)) as entries:
                 found = [
-                    Save(int(match[1]), match[2], status.st_size, status.st_mtime_ns)
+                    SavedState(int(match[1]), match[2], status.st_size, status.st_mtime_ns)
                     for entry in entries
                     if (match := NAME.fullmatch(entry.name))
                     for status in (entry.stat(follow_symlinks=False),)
@@ -56,7 +56,7 @@ class Saves:
             return []
         return sorted(found)
 
-    def keep(self, agent: str, message_id: str, state: bytes) -> Save:
+    def save(self, agent: str, message_id: str, state: bytes) -> SavedState:
         """Keep a state as the newest version; the same message's again is the same version.
 
         Durable on return. Errors: OSError, UnsafePath; then nothing was kept or removed.
@@ -72,7 +72,7 @@ class Saves:
                 fsio.sync_dir(self.home.root)
                 fsio.sync_dir(self.home.path(CONTINUITY))
             version = known[-1].version + 1 if known else 1
-            save = Save(version, message_id, len(state), 0)
+            save = SavedState(version, message_id, len(state), 0)
             fsio.write_atomic(self.home.path(CONTINUITY, agent, save.file_name), state)
             for old in (*known, save)[: -self.settings.keep_versions]:
                 fsio.remove(old.file_name, folder)
@@ -81,7 +81,7 @@ class Saves:
                     fsio.remove(name, folder)
         return save
 
-    def read(self, agent: str, save: Save) -> bytes:
+    def read(self, agent: str, save: SavedState) -> bytes:
         """The state, byte for byte. Errors: OSError, UnsafePath."""
         with self.home.dirs() as dirs:
             folder = dirs.get(CONTINUITY, agent)

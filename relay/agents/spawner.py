@@ -42,7 +42,7 @@ class Pid(NamedTuple):
     start: str  # boot, and ticks since then
 
 
-class Ended(NamedTuple):
+class ExitStatus(NamedTuple):
     """How a process ended. ``code``: negative for a signal, None where nobody can know it."""
 
     code: int | None
@@ -68,7 +68,7 @@ class Spawner(Protocol):
     def find(self, request_id: str, home: str) -> Pid | None:
         """The process that was started for a request, when it still runs."""
 
-    def ended(self, pid: Pid) -> Ended | None:
+    def exit_status(self, pid: Pid) -> ExitStatus | None:
         """How it ended; None while it runs. Asking changes nothing."""
 
     def is_own(self, pid: Pid) -> bool:
@@ -136,7 +136,7 @@ class SystemSpawner:
                 return Pid(number, start)
         return None
 
-    def ended(self, pid: Pid) -> Ended | None:
+    def exit_status(self, pid: Pid) -> ExitStatus | None:
         """How it ended; of a child that is not ours nobody can know the code."""
         with contextlib.suppress(ChildProcessError):
             options = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -144,8 +144,8 @@ class SystemSpawner:
             if info is None:
                 return None
             is_exit = info.si_code == os.CLD_EXITED
-            return Ended(info.si_status if is_exit else -info.si_status)
-        return None if self._lives(pid) else Ended(None)
+            return ExitStatus(info.si_status if is_exit else -info.si_status)
+        return None if self._lives(pid) else ExitStatus(None)
 
     def is_own(self, pid: Pid) -> bool:
         """True for a child of this process, ended or not."""
@@ -234,7 +234,7 @@ class SystemSpawner:
         return f"{self._boot} {ticks}"
 
 
-def ends(code: int | None) -> str:
+def describe_exit(code: int | None) -> str:
     """An exit code in words."""
     if code is None:
         return "ended, its exit code is not known"

@@ -16,7 +16,7 @@ from relay.agents.child import Child
 from relay.agents.requests import Spec, check_dir, dir_refusal
 from relay.agents.spawner import CannotStart, Pid, Spawner
 from relay.base.clock import Clock, boot_id
-from relay.base.config import Spawn
+from relay.base.config import SpawnSettings
 from relay.base.errors import RelayError
 from relay.base.home import Home
 from relay.base.logs import LogCall
@@ -39,7 +39,7 @@ class Starter:
 
     def __init__(
         self,
-        settings: Spawn,
+        settings: SpawnSettings,
         home: Home,
         spawner: Spawner,
         clock: Clock,
@@ -82,7 +82,7 @@ class Starter:
         """The row of a process that runs from now on."""
         now = self._clock.now_ns()
         child.check_at, child.cpu_s, child.busy_at = 0, None, now
-        child.concluded = False
+        child.is_finished = False
         child.row = child.row.moved(
             STARTING,
             now,
@@ -105,7 +105,7 @@ class Starter:
             raise CannotStart(f"meta.json of {name} cannot be read: {exc.strerror}") from exc
         if said.pid is None or said.pid_start_ticks is None or said.pid <= 0:
             return
-        if self._spawner.ended(Pid(said.pid, f"{boot_id()} {said.pid_start_ticks}")) is None:
+        if self._spawner.exit_status(Pid(said.pid, f"{boot_id()} {said.pid_start_ticks}")) is None:
             raise CannotStart(
                 f"{name} runs already, pid {said.pid}, and the relay did not start it: end it first"
             )
@@ -146,7 +146,7 @@ class Starter:
         """Who holds the lock: ours, whose pid a crash kept from being noted, or somebody."""
         pid = self.find(spec)
         if pid is None and child.row.started_at is None:
-            raise CannotStart(held_text(spec.name))
+            raise CannotStart(lock_held_text(spec.name))
         return pid
 
     def left_over(self, name: str) -> str:
@@ -157,12 +157,12 @@ class Starter:
         except (OSError, RelayError):
             return ""
         if lock_fd is None:
-            return "; " + held_text(name)
+            return "; " + lock_held_text(name)
         os.close(lock_fd)
         return ""
 
 
-def held_text(name: str) -> str:
+def lock_held_text(name: str) -> str:
     """What a person is told of a lock whose holder the relay cannot name."""
     return (
         f"something holds run/{name}.lock, and the relay does not know what: "

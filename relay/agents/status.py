@@ -12,23 +12,30 @@ from typing import NamedTuple
 
 from relay.agents.roster import Roster
 from relay.base import process_info
-from relay.base.agent_status import AWAY, Change, Facts, Status, away_text, judge
+from relay.base.agent_status import (
+    UNAVAILABLE,
+    AgentFacts,
+    AgentStatus,
+    StatusChange,
+    next_status,
+    unavailable_reason,
+)
 from relay.base.clock import NS_PER_S, Clock
-from relay.base.config import Agents
+from relay.base.config import AgentSettings
 from relay.base.home import Dirs
 from relay.ledger import Ledger
 from relay.ledger.processes import Process
 from relay.ledger.registry import Standing
 
 
-class Comeback(NamedTuple):
+class Reactivation(NamedTuple):
     """A process of an agent that was away: it is active once it has been greeted."""
 
     name: str
     key: str  # tells this process from every other one
 
 
-class Lives:
+class AgentStatusTracker:
     """Keeps agents' statuses true. Owned by the loop.
 
     ``away`` and ``silent`` are the same objects for ever: who is given them sees every change.
@@ -38,7 +45,7 @@ class Lives:
         self,
         ledger: Ledger,
         roster: Roster,
-        settings: Agents,
+        settings: AgentSettings,
         clock: Clock,
         log: Callable[..., object],
     ) -> None:
@@ -47,8 +54,10 @@ class Lives:
         self._settings = settings
         self._clock = clock
         self._log = log
-        self.away: dict[str, str] = {}  # terminated, retired: what who writes to them is told
-        self.silent: set[str] = set()  # inactive
+        self.unavailable: dict[
+            str, str
+        ] = {}  # terminated, retired: what who writes to them is told
+        self.inactive: set[str] = set()  # inactive
         self._statuses: dict[str, str] = {}  # of all that are not active
         self._changes = -1
         # pid, when it was first found ended, when it had become its agent's (Unix ns)
@@ -59,24 +68,26 @@ class Lives:
         if self._ledger.registry.changes == self._changes:
             return
         self._changes = self._ledger.registry.changes
-        self.away.clear()
-        self.silent.clear()
+        self.unavailable.clear()
+        self.inactive.clear()
         self._statuses.clear()
         for one in self._ledger.registry.standings():
-            if one.status == Status.ACTIVE:
+            if one.status == AgentStatus.ACTIVE:
                 continue
             self._statuses[one.name] = one.status
-            if one.status in AWAY:
-                self.away[one.name] = away_text(one.name, one.status, one.reason, one.changed_at)
+            if one.status in UNAVAILABLE:
+                self.unavailable[one.name] = unavailable_reason(
+                    one.name, one.status, one.reason, one.changed_at
+                )
             else:
-                self.silent.add(one.name)
+                self.inactive.add(one.name)
 
     @property
     def retired(self) -> list[str]:
         """Names of the agents that were taken out of service."""
-        return [name for name, status in self._statuses.items() if status == Status.RETIRED]
+        return [name for name, status in self._statuses.items() if status == AgentStatus.RETIRED]
 
-    def heard(self, when: Mapping[str, int], *, by_reading: bool = False) -> None:
+    def mark_seen(self, when: Mapping[str, int], *, by_reading: bool = False) -> None:
         """These agents wrote something, or read it, at these times (Unix ns): that makes them
         active again.
 
@@ -86,18 +97,18 @@ class Lives:
         """
         back = sorted(when.keys() & self._statuses.keys() & self._roster.agents)
         if by_reading:
-            back = [name for name in back if self._statuses[name] != Status.RETIRED]
-        back = [name for name in back if not self._is_of_before(name, when[name])]
-        self._move([Change(name, Status.ACTIVE, None) for name in back])
+            back = [name for name in back if self._statuses[name] != AgentStatus.RETIRED]
+        back = [name for name in back if not self._predates_exit(name, when[name])]
+        self._set_statuses([StatusChange(name, AgentStatus.ACTIVE, None) for name in back])
 
-    def _is_of_before(self, name: str, at: int) -> bool:
+    def _predates_exit(self, name: str, at: int) -> bool:
         """True for what the process that ended left; a clock that was set back tells nothing."""
-        if self._statuses[name] != Status.TERMINATED:
+        if self._statuses[name] != AgentStatus.TERMINATED:
             return False
         ended_at = self._ledger.processes.ended_at(name)
         return ended_at is not None and at <= ended_at <= self._clock.now_ns()
 
-    def endings(self) -> Callable[[str, int], str]:
+    def process_endings(self) -> Callable[[str, int], str]:
         """A function that tells how the process ended that an agent had in a given second.
 
         Empty: it has not, or left in good order. One that the relay started has ended, too, when
@@ -117,7 +128,7 @@ class Lives:
             return f"process {pid} of {name} ended"
         return ""
 
-    def review(self, dirs: Dirs, names: Iterable[str] | None = None) -> list[Comeback]:
+    def check(self, dirs: Dirs, names: Iterable[str] | None = None) -> list[Reactivation]:
         """Judge every agent by what is known now, or those of ``names``.
 
         Those whom a process of their own brings back are returned, to be greeted first and then
@@ -126,38 +137,42 @@ class Lives:
         now = self._clock.now_ns()
         wanted = set(self._roster.agents if names is None else names)
         tended = self._ledger.processes.tended()
-        changes: list[Change] = []
-        comebacks: list[Comeback] = []
+        changes: list[StatusChange] = []
+        comebacks: list[Reactivation] = []
         heard_of: list[tuple[str, int]] = []
         pids_now: list[tuple[str, int | None]] = []
         for one in self._ledger.registry.standings():
             if one.name not in wanted or one.name not in self._roster.agents:
                 continue
-            facts = self._facts(dirs, one, now)._replace(is_tended=one.name in tended)
+            facts = self._facts(dirs, one, now)._replace(is_supervised=one.name in tended)
             if facts.runs and facts.started_at > (one.last_seen_at or 0):
                 heard_of.append((one.name, min(facts.started_at, now)))
             running = facts.pid if facts.runs else one.pid if facts.pid is not None else None
             if running != one.pid:
                 pids_now.append((one.name, running))
-            change = judge(facts, now, self._settings)
+            change = next_status(facts, now, self._settings)
             if change is None:
                 continue
-            if one.status in AWAY:
-                comebacks.append(Comeback(one.name, f"process {facts.pid} {facts.started_at}"))
+            if one.status in UNAVAILABLE:
+                comebacks.append(Reactivation(one.name, f"process {facts.pid} {facts.started_at}"))
             else:
                 changes.append(change)
         if heard_of or pids_now:
-            self._note(heard_of, pids_now)
-        self._move(changes)
+            self._record(heard_of, pids_now)
+        self._set_statuses(changes)
         return comebacks
 
-    def come_back(self, comebacks: Iterable[Comeback]) -> None:
+    def reactivate(self, comebacks: Iterable[Reactivation]) -> None:
         """They have been greeted, and are active."""
-        self._move([Change(one.name, Status.ACTIVE, None) for one in comebacks])
+        self._set_statuses([StatusChange(one.name, AgentStatus.ACTIVE, None) for one in comebacks])
 
-    def _facts(self, dirs: Dirs, one: Standing, now: int) -> Facts:
+    def _facts(self, dirs: Dirs, one: Standing, now: int) -> AgentFacts:
         meta = self._roster.meta(dirs, one.name)
-        pid, ticks, started_at = meta.pid, _whole(meta.pid_start_ticks), _whole(meta.started_at)
+        pid, ticks, started_at = (
+            meta.pid,
+            _int_or_none(meta.pid_start_ticks),
+            _int_or_none(meta.started_at),
+        )
         runs = pid is not None and pid > 0 and process_info.runs(pid, ticks)
         ended_at = 0
         if runs or pid is None:
@@ -167,7 +182,7 @@ class Lives:
             if known is None or known[0] != pid:
                 known = self._ended[one.name] = (pid, now, started_at or 0)
             ended_at = known[1]
-        return Facts(
+        return AgentFacts(
             one.name,
             one.status,
             one.changed_at or 0,
@@ -177,17 +192,19 @@ class Lives:
             runs,
             min(started_at or 0, now),
             ended_at,
-            can_leave=meta.unregisters is not False,
+            unregisters=meta.unregisters is not False,
         )
 
-    def _note(self, heard_of: list[tuple[str, int]], running: list[tuple[str, int | None]]) -> None:
+    def _record(
+        self, heard_of: list[tuple[str, int]], running: list[tuple[str, int | None]]
+    ) -> None:
         with self._ledger.transaction():
             for name, at in heard_of:
                 self._ledger.registry.seen([name], at)
             for name, pid in running:
                 self._ledger.registry.set_pid(name, pid)
 
-    def _move(self, changes: list[Change]) -> None:
+    def _set_statuses(self, changes: list[StatusChange]) -> None:
         """Statuses, in the ledger and here; each is logged."""
         if not changes:
             return
@@ -206,7 +223,7 @@ class Lives:
             )
 
 
-def _whole(value: object) -> int | None:
+def _int_or_none(value: object) -> int | None:
     """A whole number of an agent's own file, as far as it is one."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63:
         return value

@@ -17,16 +17,16 @@ import signal
 from collections.abc import Callable, Collection
 
 from relay.agents import runfiles
-from relay.agents.activity import Evidence
+from relay.agents.activity import Activity
 from relay.agents.child import Child
-from relay.agents.monitor import Looks
+from relay.agents.monitor import ProcessMonitor
 from relay.agents.requests import Spec
-from relay.agents.rules import Notice, first_row, judge, restarted
-from relay.agents.spawner import CannotStart, Pid, Spawner, ends
-from relay.agents.starting import Starter, held_text
-from relay.base.agent_status import Change, Status
+from relay.agents.rules import ProcessNotice, decide_restart, new_row, restarted
+from relay.agents.spawner import CannotStart, Pid, Spawner, describe_exit
+from relay.agents.starting import Starter, lock_held_text
+from relay.base.agent_status import AgentStatus, StatusChange
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
-from relay.base.config import Spawn
+from relay.base.config import SpawnSettings
 from relay.base.home import Home
 from relay.base.logs import LogCall
 from relay.base.message import Kind
@@ -46,7 +46,7 @@ class Supervisor:
 
     def __init__(
         self,
-        settings: Spawn,
+        settings: SpawnSettings,
         home: Home,
         ledger: Ledger,
         store: CommStore,
@@ -58,15 +58,15 @@ class Supervisor:
         self._settings = settings
         self._home = home
         self._ledger = ledger
-        self._evidence = Evidence(ledger, store)
+        self._activity = Activity(ledger, store)
         self._spawner = spawner
         self._clock = clock
         self._log = log
         self._starter = Starter(settings, home, spawner, clock, log, before_start)
-        self._looks = Looks(settings, home, ledger, self._evidence, spawner, clock, log)
+        self._monitor = ProcessMonitor(settings, home, ledger, self._activity, spawner, clock, log)
         self._children: dict[str, Child] = {}
         self._in_hand: set[int] = set()  # intents that are being carried out
-        self._out: list[tuple[Child | None, Notice]] = []
+        self._out: list[tuple[Child | None, ProcessNotice]] = []
         self._refused_at: int | None = None  # monotonic; the notices could not be carried
         self._next_look = 0
         self._ask_again = False  # an intent waits for what is being said of its name
@@ -74,49 +74,49 @@ class Supervisor:
 
     # -- the loop's side ---------------------------------------------------------------------
 
-    def poll(self, *, asked: bool) -> None:
+    def poll(self, *, has_requests: bool) -> None:
         """Do what is due. ``asked``: intents were noted since the last time."""
-        if asked or self._ask_again:
+        if has_requests or self._ask_again:
             self._ask_again = False
             self._take_intents()
         for child in list(self._children.values()):
-            if not child.unsaid:
+            if not child.pending_notices:
                 self._step(child)
         if self._clock.monotonic_ns() >= self._next_look:
-            self._look()
-        self._looks.keep_short(self._children.values())
+            self._measure()
+        self._monitor.rotate_logs(self._children.values())
 
-    def notices(self) -> list[Notice]:
+    def notices(self) -> list[ProcessNotice]:
         """What is to be journalled and delivered now; the same again until it is told."""
         return [notice for _, notice in self._out]
 
     @property
-    def may_tell(self) -> bool:
+    def can_notify(self) -> bool:
         """False for a while after notices could not be carried."""
         at = self._refused_at
         return at is None or self._clock.monotonic_ns() >= at + AGAIN_NS
 
-    def told(self, done: Collection[int]) -> None:
+    def mark_sent(self, done: Collection[int]) -> None:
         """Which of ``notices``, by their places, are said and noted; the rest is tried again."""
-        left: list[tuple[Child | None, Notice]] = []
+        left: list[tuple[Child | None, ProcessNotice]] = []
         for place, (child, notice) in enumerate(self._out):
             if place not in done:
                 left.append((child, notice))
                 continue
-            self._in_hand -= set(notice.closes)
+            self._in_hand -= set(notice.closed_intents)
             if notice.forget is not None:
                 with self._home.dirs() as dirs:
                     runfiles.forget(dirs, *notice.forget)
             if child is not None:
-                child.unsaid -= 1
-                if child.over and not child.unsaid:
+                child.pending_notices -= 1
+                if child.is_over and not child.pending_notices:
                     self._forget(child)
         self._out = left
         self._refused_at = self._clock.monotonic_ns() if left else None
 
     def due_ns(self) -> int | None:
         """When ``poll`` has something to do next (monotonic)."""
-        logs_due = self._looks.due_ns()
+        logs_due = self._monitor.due_ns()
         due = [] if logs_due is None else [logs_due]
         if self._out:
             due.append(0 if self._refused_at is None else self._refused_at + AGAIN_NS)
@@ -124,7 +124,7 @@ class Supervisor:
             due.append(0)
         now = self._clock.monotonic_ns()
         for child in self._children.values():
-            if child.unsaid:
+            if child.pending_notices:
                 continue
             due.append(self._next_look)
             if child.row.pid is None:
@@ -137,7 +137,7 @@ class Supervisor:
 
     def close(self) -> None:
         """Let go of the logs that are being copied; processes go on."""
-        self._looks.close()
+        self._monitor.close()
 
     # -- what was asked ----------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class Supervisor:
             if pid is not None:
                 child.row = restarted(row, self._settings, self._clock.now_ns())
                 self._starter.note(child, pid)
-                self._say_restarted(child, row)
+                self._notify_restarted(child, row)
         if pid is not None:
             facts = {"action": "adopt_process", "agent": row.name, "pid": pid.number}
             self._log(f"Looks after {row.name} again, pid {pid.number}", **facts)
@@ -178,7 +178,7 @@ class Supervisor:
             if found is None or spec is None:
                 runfiles.forget(dirs, name, request_id)
                 return
-        child = self._children[name] = Child(first_row(spec, self._clock.now_ns()), spec)
+        child = self._children[name] = Child(new_row(spec, self._clock.now_ns()), spec)
         self._starter.note(child, found)
         with self._ledger.transaction():
             self._ledger.processes.put([child.row])
@@ -200,12 +200,12 @@ class Supervisor:
 
     def _spawn(self, number: int, intent: Intent, *, resumed: bool) -> None:
         known = self._children.get(intent.name)
-        if known is not None and known.over:  # its end is being said: then the name is free
+        if known is not None and known.is_over:  # its end is being said: then the name is free
             self._in_hand.discard(number)
             return
-        said = self._evidence.answer_to(intent) if resumed else None
+        said = self._activity.previous_answer(intent) if resumed else None
         if known is not None and known.row.request_id == intent.request_id:
-            self._say(known, _answer(intent, Kind.ACK, _started(known.row), number))
+            self._enqueue_notice(known, _answer(intent, Kind.ACK, _started(known.row), number))
             return
         with self._home.dirs() as dirs:
             spec = runfiles.read(dirs, intent.name, intent.request_id)
@@ -213,7 +213,7 @@ class Supervisor:
             row = None
             if spec is not None and intent.name not in self._ledger.processes.rows():
                 now = self._clock.now_ns()
-                row = first_row(spec, now).moved(FAILED, now, ended_at=now, last_error=said[1])
+                row = new_row(spec, now).moved(FAILED, now, ended_at=now, last_error=said[1])
             self._refuse(intent, number, said[1], row)
         elif known is not None:
             self._refuse(intent, number, known.busy_text)
@@ -226,7 +226,7 @@ class Supervisor:
         self, number: int, intent: Intent, spec: Spec, *, resumed: bool, is_done: bool
     ) -> None:
         """Start it for the first time; or take over what was started before a crash."""
-        child = Child(first_row(spec, self._clock.now_ns()), spec)
+        child = Child(new_row(spec, self._clock.now_ns()), spec)
         try:
             if not resumed:
                 self._starter.check_free(spec.name)
@@ -240,16 +240,16 @@ class Supervisor:
         if not runs:  # it was started, that was said, and it has ended since
             at = child.row.changed_at
             child.row = child.row._replace(started_at=at, ended_at=self._clock.now_ns())
-        self._look_soon()
+        self._measure_soon()
         notice = _answer(intent, Kind.ACK, _started(child.row), number)
-        active = Change(spec.name, Status.ACTIVE, None)
-        self._say(child, notice._replace(process=child.row, life=active))
+        active = StatusChange(spec.name, AgentStatus.ACTIVE, None)
+        self._enqueue_notice(child, notice._replace(process=child.row, status_change=active))
 
     def _refuse(self, intent: Intent, number: int, reason: str, row: Process | None = None) -> None:
         """Nothing is started: the requester hears why, and what was kept for it goes."""
         notice = _answer(intent, Kind.NACK, reason, number)
         spec = (intent.name, intent.request_id)
-        self._say(None, notice._replace(process=row, forget=spec))
+        self._enqueue_notice(None, notice._replace(process=row, forget=spec))
         self._log(
             f"Did not start {intent.name}: {reason}",
             action="spawn_failed",
@@ -260,16 +260,16 @@ class Supervisor:
 
     def _release(self, number: int, intent: Intent) -> None:
         child = self._children.get(intent.name)
-        if child is not None and not child.over:
+        if child is not None and not child.is_over:
             child.releases[number] = intent
             return
         row = child.row if child else self._ledger.processes.rows().get(intent.name)
         if row is None:
             text = f"the relay started no process {intent.name}: `relay ps` lists those it did"
-            self._say(None, _answer(intent, Kind.NACK, text, number))
+            self._enqueue_notice(None, _answer(intent, Kind.NACK, text, number))
         else:
             text = f"{intent.name} does not run: it is {row.state}"
-            self._say(None, _answer(intent, Kind.ACK, f"completed {text}", number))
+            self._enqueue_notice(None, _answer(intent, Kind.ACK, f"completed {text}", number))
 
     # -- one process -------------------------------------------------------------------------
 
@@ -277,8 +277,8 @@ class Supervisor:
         """Its next step, if there is one now."""
         pid, now = child.pid, self._clock.monotonic_ns()
         if pid is None:
-            if not child.concluded:
-                self._conclude(child)
+            if not child.is_finished:
+                self._finish(child)
             elif child.releases:
                 self._finish_release(child)
             elif now >= child.start_at:
@@ -288,7 +288,7 @@ class Supervisor:
         if now < child.check_at and not is_ending and not self._spawner.is_own(pid):
             return
         child.check_at = now + (LOOK_NS if self._spawner.is_own(pid) else ADOPTED_NS)
-        ended = self._spawner.ended(pid)
+        ended = self._spawner.exit_status(pid)
         if ended is None:
             if child.releases:
                 self._end(child, pid)
@@ -302,7 +302,7 @@ class Supervisor:
             self._ledger.processes.put([child.row])
         self._spawner.reap(pid)
         child.term_at, child.killed = None, False
-        self._conclude(child)
+        self._finish(child)
 
     def _end(self, child: Child, pid: Pid) -> None:
         """SIGTERM to all of it, and after the grace SIGKILL."""
@@ -321,17 +321,17 @@ class Supervisor:
             child.killed = True
             self._spawner.signal(pid, signal.SIGKILL)
 
-    def _conclude(self, child: Child) -> None:
+    def _finish(self, child: Child) -> None:
         """It has ended, and that is noted: say it, and what follows."""
         if child.releases:
             self._finish_release(child)
             return
-        child.concluded = True
+        child.is_finished = True
         row, now = child.row, self._clock.now_ns()
         settings = self._settings
-        verdict = judge(row, settings, now)
+        verdict = decide_restart(row, settings, now)
         again_s, is_lost = verdict.again_in_s, False
-        text = error = f"{row.name} {ends(row.exit_code)}"
+        text = error = f"{row.name} {describe_exit(row.exit_code)}"
         if again_s is not None and child.spec is None:
             again_s, is_lost = None, True
             text += "; what it was started with is lost, so it is not started again"
@@ -340,7 +340,7 @@ class Supervisor:
             child.row = row.moved(STARTING, now, last_error=error)
             text += f"; it is started again in {again_s} s"
         else:
-            child.over = True
+            child.is_over = True
             state = FAILED if verdict.gave_up or is_lost else EXITED
             if verdict.gave_up:
                 error = f"given up after {settings.restart_times} restarts: {error}"
@@ -356,15 +356,17 @@ class Supervisor:
     def _finish_release(self, child: Child) -> None:
         """It has ended because somebody asked for it: they hear it, and who had it started."""
         row, releases = child.row, child.releases
-        child.over, child.releases, child.concluded = True, {}, True
+        child.is_over, child.releases, child.is_finished = True, {}, True
         reasons = [f"{one.requested_by}: {one.reason}".rstrip(": ") for one in releases.values()]
         why = "released by " + ", ".join(reasons)
         child.row = row.moved(RELEASED, self._clock.now_ns(), last_error=None)
-        how = ends(row.exit_code)
+        how = describe_exit(row.exit_code)
         for number, intent in releases.items():
             text = f"completed released {row.name}: it {how}{self._starter.left_over(row.name)}"
             notice = _answer(intent, Kind.ACK, text, number)
-            self._say(child, notice._replace(process=child.row, life=_gone(row, why)))
+            self._enqueue_notice(
+                child, notice._replace(process=child.row, status_change=_gone(row, why))
+            )
         askers = {one.requested_by for one in releases.values()}
         if row.requested_by not in askers:
             text = f"{row.name} {how}: {why}"
@@ -385,8 +387,8 @@ class Supervisor:
             self._wait_for_lock(child, before)
             return
         child.waits_since = None
-        self._look_soon()
-        self._say_restarted(child, before)
+        self._measure_soon()
+        self._notify_restarted(child, before)
 
     def _wait_for_lock(self, child: Child, before: Process) -> None:
         """Something of it has left its session and may end yet: it is given the grace, too."""
@@ -395,30 +397,32 @@ class Supervisor:
             child.waits_since = now
         child.row, child.start_at = before, now + AGAIN_NS
         if now - child.waits_since >= self._settings.grace_s * NS_PER_S:
-            self._give_up(child, held_text(before.name))
+            self._give_up(child, lock_held_text(before.name))
 
     def _give_up(self, child: Child, reason: str) -> None:
         before = child.row
-        child.over = True
+        child.is_over = True
         child.row = before.moved(FAILED, self._clock.now_ns(), last_error=reason)
         text = f"{before.name} is given up: it cannot be started again: {reason}"
         self._notify(child, f"given up {before.started_at}", text, _after(before))
 
-    def _say_restarted(self, child: Child, before: Process) -> None:
+    def _notify_restarted(self, child: Child, before: Process) -> None:
         row = child.row
         text = f"{row.name} was started again, pid {row.pid}"
         self._notify(child, f"restarted {row.restarts}", text, _after(before))
 
     # -- looks -------------------------------------------------------------------------------
 
-    def _look_soon(self) -> None:
+    def _measure_soon(self) -> None:
         self._next_look = min(self._next_look, self._clock.monotonic_ns() + LOOK_NS)
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         """A look at all that run; whoever asked for one that is stuck hears it, once."""
         self._next_look = self._clock.monotonic_ns() + LOOK_NS
-        running = [c for c in self._children.values() if c.row.pid is not None and not c.unsaid]
-        for child, seen in self._looks.look(running) if running else ():
+        running = [
+            c for c in self._children.values() if c.row.pid is not None and not c.pending_notices
+        ]
+        for child, seen in self._monitor.measure(running) if running else ():
             owed_s = (self._clock.now_ns() - (seen.owes_since or 0)) // NS_PER_S
             name = child.row.name
             text = (
@@ -443,8 +447,8 @@ class Supervisor:
         ``at``: what the notice's id is derived from, and sorts by; known again after a crash.
         """
         row = child.row
-        gone = _gone(row, why or text.partition("\n")[0]) if child.over else None
-        notice = Notice(
+        gone = _gone(row, why or text.partition("\n")[0]) if child.is_over else None
+        notice = ProcessNotice(
             row.requested_by,
             row.request_id,
             at or (row.ended_at or 0) + 1,
@@ -455,7 +459,7 @@ class Supervisor:
             (),
             gone,
         )
-        self._say(child, notice)
+        self._enqueue_notice(child, notice)
         self._log(
             text.partition("\n")[0],
             action="process_" + key.partition(" ")[0],
@@ -463,11 +467,11 @@ class Supervisor:
             message_id=row.request_id,
         )
 
-    def _say(self, child: Child | None, notice: Notice) -> None:
+    def _enqueue_notice(self, child: Child | None, notice: ProcessNotice) -> None:
         self._out.append((child, notice))
         self._refused_at = None
         if child is not None:
-            child.unsaid += 1
+            child.pending_notices += 1
 
     def _forget(self, child: Child) -> None:
         """It has ended for good, and everybody knows: its secrets go."""
@@ -478,9 +482,14 @@ class Supervisor:
         self._ask_again = True
 
 
-def _answer(intent: Intent, kind: Kind, text: str, number: int) -> Notice:
-    return Notice(
-        intent.requested_by, intent.request_id, intent.asked_at, kind, text, closes=(number,)
+def _answer(intent: Intent, kind: Kind, text: str, number: int) -> ProcessNotice:
+    return ProcessNotice(
+        intent.requested_by,
+        intent.request_id,
+        intent.asked_at,
+        kind,
+        text,
+        closed_intents=(number,),
     )
 
 
@@ -493,5 +502,5 @@ def _started(row: Process) -> str:
     return f"completed started {row.name}, pid {row.pid or 'gone already'}"
 
 
-def _gone(row: Process, reason: str) -> Change:
-    return Change(row.name, Status.TERMINATED, reason)
+def _gone(row: Process, reason: str) -> StatusChange:
+    return StatusChange(row.name, AgentStatus.TERMINATED, reason)

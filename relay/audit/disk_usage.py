@@ -16,7 +16,7 @@ from datetime import UTC, date, datetime
 from typing import NamedTuple
 
 from relay.base.clock import NS_PER_S
-from relay.base.config import Config, Retention, read_file
+from relay.base.config import Config, RetentionSettings, read_file
 from relay.base.disk import floor_bytes, look
 from relay.base.errors import RelayError
 from relay.base.home import ARCHIVES, CONFIG, JOURNAL, LEDGER
@@ -163,7 +163,7 @@ def _day(at_s: float) -> date:
 
 
 def _limits(config: Config) -> tuple[RetentionLimit, ...]:
-    kept: Retention = config.retention
+    kept: RetentionSettings = config.retention
     journal = config.journal
     # Without an object store a segment has nowhere to go: the compressed copy stays.
     local = journal.local_mib if journal.objects else 0

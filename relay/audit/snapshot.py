@@ -34,7 +34,7 @@ from relay.base.errors import (
     SealedStore,
 )
 from relay.base.home import CONFIG, JOURNAL, LEDGER, LOCK, STORE, Home
-from relay.daemon.opening import look, store_key
+from relay.daemon.opening import open_store_readonly, store_key
 
 ARCHIVES = "store/archive/**/*.acomm"
 DAY_NS = 86_400 * NS_PER_S
@@ -149,7 +149,7 @@ def _take_store(home: str, folder: str, clock: Clock) -> list[str]:
         with Home(home) as opened:
             config = decode(opened.read_config(), opened.path(CONFIG))
             key = store_key(opened, config, make=False)
-            file = look(opened, clock, config, key).snapshot().file()
+            file = open_store_readonly(opened, clock, config, key).snapshot().file()
         os.makedirs(os.path.dirname(target), mode=0o700)
         with open(target, "wb") as copy:  # not synced: it is this run's alone
             copy.write(codec.encode(seal(file, key)))

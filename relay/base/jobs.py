@@ -1,4 +1,4 @@
-"""What is asked of a running relay beside its messages and its journal; done beside the loop."""
+"""Background jobs a running relay can be asked to do: prune, pack."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ MOST_DRAFTED_NS = 86_400 * NS_PER_S  # between naming a file and writing it
 LATEST_NS = 9 * 10**18  # the year 2255
 
 
-class Found(NamedTuple):
+class OutboxFile(NamedTuple):
     """One file in an outbox, and what fstat said of it."""
 
     agent: str
@@ -41,10 +41,10 @@ class Found(NamedTuple):
 
 def found_of(
     agent: str, name: str, status: os.stat_result, place: tuple[str, ...] = OUTBOX
-) -> Found:
+) -> OutboxFile:
     """The facts of a file; its writer may have set any mtime, SQLite takes 63 bits."""
     mtime_ns = min(max(status.st_mtime_ns, 0), LATEST_NS)
-    return Found(
+    return OutboxFile(
         agent,
         name,
         message_id_of(name),
@@ -56,7 +56,7 @@ def found_of(
     )
 
 
-def is_same(found: Found, status: os.stat_result) -> bool:
+def is_same(found: OutboxFile, status: os.stat_result) -> bool:
     """True when that file is still in its place, and unchanged."""
     now = found_of(found.agent, found.file_name, status, found.place)
     if 0 in (found.ctime_ns, now.ctime_ns):
@@ -64,7 +64,7 @@ def is_same(found: Found, status: os.stat_result) -> bool:
     return now == found
 
 
-def sent_at(found: Found, discovered_at: int) -> int:
+def sent_at(found: OutboxFile, discovered_at: int) -> int:
     """When a file was sent (Unix ns): the time in its name or its mtime, whichever is earlier, and
     not later than it was found.
 

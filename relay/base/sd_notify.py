@@ -1,4 +1,4 @@
-"""What systemd is told: ready, reloading, stopping, and that the loop still goes on.
+"""Notifications to systemd: ready, reloading, stopping, and the watchdog's keep-alive.
 
 The protocol is one datagram to the socket that ``NOTIFY_SOCKET`` names; without it nothing is
 sent. Source: sd_notify(3).
@@ -15,7 +15,7 @@ US_PER_S = 1_000_000
 NS_PER_US = 1_000
 
 
-class Notifier:
+class SystemdNotifier:
     """Says what systemd wants to hear. Any thread may."""
 
     def __init__(self, environ: MutableMapping[str, str]) -> None:
@@ -50,7 +50,7 @@ class Watchdog:
     """Tells systemd, twice within its time, that the loop goes on; says nothing while it does not,
     and then systemd ends the process and starts it anew."""
 
-    def __init__(self, notifier: Notifier, is_healthy: Callable[[], bool]) -> None:
+    def __init__(self, notifier: SystemdNotifier, is_healthy: Callable[[], bool]) -> None:
         self._notifier = notifier
         self._is_healthy = is_healthy
         self._ended = threading.Event()

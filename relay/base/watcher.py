@@ -31,7 +31,7 @@ class WatcherUnavailable(RelayError):
     hint = "set detection.watcher to scan, or raise fs.inotify.max_user_instances"
 
 
-class Touched(NamedTuple):
+class OutboxEvent(NamedTuple):
     """A file in an outbox. Renamed into place it is complete; closed after writing perhaps not."""
 
     agent: str
@@ -39,10 +39,10 @@ class Touched(NamedTuple):
     renamed: bool
 
 
-class Wake(NamedTuple):
+class WatchEvents(NamedTuple):
     """What happened since the last wait."""
 
-    touched: tuple[Touched, ...] = ()
+    touched: tuple[OutboxEvent, ...] = ()
     left: tuple[tuple[str, str], ...] = ()  # (agent, file name) that left an inbox
     agents_changed: bool = False  # list agents/ again
     scan: bool = False  # something may have been missed: list everything
@@ -67,7 +67,7 @@ class Watcher(Protocol):
     def watches(self, agent: str) -> bool:
         """True while the agent is watched; its directories may have been replaced."""
 
-    def wait(self, timeout_ns: int) -> Wake:
+    def wait(self, timeout_ns: int) -> WatchEvents:
         """Sleep until something happens, ``wake`` is called or the time is up."""
 
     def wake(self) -> None:
@@ -167,13 +167,13 @@ class InotifyWatcher:
         """True while both directories are watched."""
         return len(self._by_agent.get(agent, ())) == 2
 
-    def wait(self, timeout_ns: int) -> Wake:
+    def wait(self, timeout_ns: int) -> WatchEvents:
         """Everything the kernel has told since the last wait; one read is one batch."""
         ready = self._poll.poll(min(max(0, -(-timeout_ns // NS_PER_MS)), MOST_MS))
         if any(fd == self._bell.fd for fd, _ in ready):
             self._bell.silence()
         if not any(fd == self._fd for fd, _ in ready):
-            return Wake()
+            return WatchEvents()
         return self._sort(self._inotify.read_events())
 
     def wake(self) -> None:
@@ -195,9 +195,9 @@ class InotifyWatcher:
         except OSError:
             return -1
 
-    def _sort(self, events: Sequence[object]) -> Wake:
+    def _sort(self, events: Sequence[object]) -> WatchEvents:
         """Kernel events into hints."""
-        touched: list[Touched] = []
+        touched: list[OutboxEvent] = []
         left: list[tuple[str, str]] = []
         agents_changed = scan = False
         for event in events:
@@ -217,10 +217,10 @@ class InotifyWatcher:
                 file_name = os.fsdecode(event.name)  # type: ignore[attr-defined]
                 if is_outbox:
                     renamed = bool(mask & self._mask.IN_MOVED_TO)
-                    touched.append(Touched(agent, file_name, renamed))
+                    touched.append(OutboxEvent(agent, file_name, renamed))
                 else:
                     left.append((agent, file_name))
-        return Wake(tuple(touched), tuple(left), agents_changed or scan, scan)
+        return WatchEvents(tuple(touched), tuple(left), agents_changed or scan, scan)
 
     def _forget(self, wd: int) -> bool:
         """A watched directory is gone or moved away; True when it was one of ours."""
@@ -269,12 +269,12 @@ class ScanWatcher:
         """Every agent is scanned anyway."""
         return True
 
-    def wait(self, timeout_ns: int) -> Wake:
+    def wait(self, timeout_ns: int) -> WatchEvents:
         """Sleep for the interval at most, then ask for a scan."""
         timeout_ms = min(self._interval_ms, max(0, -(-timeout_ns // NS_PER_MS)))
         if self._poll.poll(timeout_ms):
             self._bell.silence()
-        return Wake(agents_changed=True, scan=True)
+        return WatchEvents(agents_changed=True, scan=True)
 
     def wake(self) -> None:
         """End the wait now."""

@@ -21,7 +21,7 @@ from relay.cli.common import columns, echo_json, open_home, when
 
 if TYPE_CHECKING:
     from relay.base.config import Config
-    from relay.daemon.prune import Gone
+    from relay.daemon.prune import Pruned
 
 
 @click.command(epilog="\b\nExamples:\n  relay prune --dry-run\n  relay prune")
@@ -33,16 +33,16 @@ def prune(ctx: click.Context, /, dry_run: bool, **caller: Any) -> None:
     Archive, what agents have read, refused files, output of agents that are no more, attachments
     that no message names, old rows of audit_log. A relay that runs does so every hour by itself.
     """
-    from relay.daemon.housekeeper import whole_run
+    from relay.daemon.housekeeper import run_retention
 
     with open_home(ctx, caller["home"]) as home:
         config = _config(home)
         if dry_run:
-            _show(whole_run(home, config, Clock(), dry_run=True), caller["as_json"])
+            _show(run_retention(home, config, Clock(), dry_run=True), caller["as_json"])
             return
         if not _is_served(home):
             with _lock(home):
-                _show(whole_run(home, config, Clock()), caller["as_json"])
+                _show(run_retention(home, config, Clock()), caller["as_json"])
             return
     ask.order(ctx, "prune", {}, **caller)
 
@@ -61,7 +61,7 @@ def pack(ctx: click.Context, /, before: str, **caller: Any) -> None:
     Never today's or yesterday's. `relay trace` says where a file is, and `tar --zstd -x` takes it
     out. A relay that runs does so by itself when the disk is low.
     """
-    from relay.daemon.housekeeper import packable, packing_said
+    from relay.daemon.housekeeper import describe_pack, packable
     from relay.ledger import archive_pack
 
     if before and not archive_pack.is_day(before):
@@ -78,7 +78,7 @@ def pack(ctx: click.Context, /, before: str, **caller: Any) -> None:
                     if caller["as_json"]:
                         echo_json(packed._asdict())
                     else:
-                        click.echo(packing_said(packed))
+                        click.echo(describe_pack(packed))
             return
     ask.order(ctx, "archive.pack", {"BEFORE": before or None}, **caller)
 
@@ -91,7 +91,7 @@ def _config(home: Home) -> Config:
 
 def _is_served(home: Home) -> bool:
     """A relay runs; another command that has the lock is none, and cannot answer."""
-    from relay.daemon.process import lock_holder
+    from relay.base.lock_file import lock_holder
 
     holder = lock_holder(home)
     if holder is None:
@@ -112,7 +112,7 @@ def _lock(home: Home) -> Iterator[None]:
         ) from exc
 
 
-def _show(found: list[Gone], as_json: bool) -> None:
+def _show(found: list[Pruned], as_json: bool) -> None:
     if as_json:
         for gone in found:
             echo_json(

@@ -18,12 +18,12 @@ from relay.base.clock import Clock
 from relay.base.config import Config
 from relay.base.errors import AlreadyRunning, LedgerError
 from relay.base.home import LEDGER, LOCK, Home
-from relay.base.metrics import Tally
+from relay.base.metrics import Metrics
 from relay.daemon import recovery
 from relay.daemon.ledger_backup import check_unused, set_aside
 from relay.daemon.opening import open_store, store_key
 from relay.daemon.session import begin_epoch
-from relay.delivery.context import Basis
+from relay.delivery.context import Context
 from relay.ledger import Ledger
 from relay.ledger import file as ledger_file
 from relay.ledger.file import LEFTOVERS, Content
@@ -86,7 +86,7 @@ def _recover(
     key = store_key(home, config, make=False)
     opened = open_store(home, clock, config, key, lost.append, epoch=epoch)
     try:
-        basis = Basis(
+        context = Context(
             config=config,
             home=home,
             ledger=ledger,
@@ -94,9 +94,9 @@ def _recover(
             events=opened.log,
             clock=clock,
             log=log,
-            tally=Tally(clock),
+            tally=Metrics(clock),
         )
-        recovery.recover(basis, opened.told, power_cut=opened.power_cut)
+        recovery.recover(context, opened.projection, power_cut=opened.power_cut)
     finally:
         opened.log.close()
 

@@ -1,4 +1,4 @@
-"""What is kept of what nobody waits for, by age and by size: `retention` in config.json.
+"""Retention of files and rows that are no longer needed, by age and size.
 
     archive      archive/{date}/…, archive/{date}.tar.zst   archive_days, archive_mib
     rejected     …/rejected/ of younger days                rejected_days
@@ -7,9 +7,9 @@
     attachments  that no message names                      attachments_days, attachments_mib
     audit        audit_log, security_events                 audit_days
 
-Whole days go, the oldest first; of the last day nothing, and never what an open row or a delivery
-that is still to be made needs. A file that goes is only removed: killed anywhere, the next run goes
-on. Rows keep their `file_path`: `relay trace` calls such a file pruned.
+Settings: `retention` in config.json. The archive goes in whole days, oldest first, never the last
+day, and never a file that an open row or a pending delivery needs. Files are only removed, so a run
+killed anywhere is continued by the next. Rows keep their `file_path`: `relay trace` says "pruned".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from relay.base import fsio
 from relay.base.clock import iso_date
-from relay.base.config import Retention
+from relay.base.config import RetentionSettings
 from relay.base.errors import UnsafePath
 from relay.base.home import LEDGER, READ, Home
 from relay.base.incidents import IncidentKind
@@ -39,7 +39,7 @@ _MIB = 1 << 20
 
 
 class File(NamedTuple):
-    """One file that may go."""
+    """One candidate for removal."""
 
     folder: tuple[str, ...]
     name: str
@@ -47,8 +47,8 @@ class File(NamedTuple):
     at_ns: int  # what its age is counted from
 
 
-class Gone(NamedTuple):
-    """What went, or would go, of one kind."""
+class Pruned(NamedTuple):
+    """Files or rows removed, or that would be, of one kind."""
 
     kind: str  # of KINDS
     number: int = 0  # of files, or rows
@@ -56,43 +56,43 @@ class Gone(NamedTuple):
     oldest_ns: int | None = None
     newest_ns: int | None = None
 
-    def plus(self, n_bytes: int, at_ns: int) -> Gone:
+    def plus(self, n_bytes: int, at_ns: int) -> Pruned:
         """One more."""
         oldest = at_ns if self.oldest_ns is None else min(self.oldest_ns, at_ns)
         newest = at_ns if self.newest_ns is None else max(self.newest_ns, at_ns)
-        return Gone(self.kind, self.number + 1, self.n_bytes + n_bytes, oldest, newest)
+        return Pruned(self.kind, self.number + 1, self.n_bytes + n_bytes, oldest, newest)
 
 
-class _Kind(NamedTuple):
+class FileKind(NamedTuple):
     name: str
     files: Callable[[], Iterator[File]]
     days: int
     mib: int
 
 
-class Needed(NamedTuple):
-    """What the ledger still needs of the files."""
+class InUse(NamedTuple):
+    """Files that the ledger still needs."""
 
     message_ids: Set[str]
     days: Set[str]  # of the archive
 
 
 def prune_files(
-    home: Home, settings: Retention, now_ns: int, *, dry_run: bool = False
-) -> Iterator[list[Gone] | None]:
-    """Remove the files that may go; None after each slice, so that the caller can pause, and at
-    last what went, a value a kind.
+    home: Home, settings: RetentionSettings, now_ns: int, *, dry_run: bool = False
+) -> Iterator[list[Pruned] | None]:
+    """Remove the files past their retention; yields None after each slice, so that the caller can
+    pause, and finally a summary per kind.
 
-    The caller holds the home's lock, or is the relay; with ``dry_run`` nobody need. Errors:
-    LedgerError, for without a ledger nobody knows what is needed; OSError.
+    The caller holds the home's lock or is the relay, except with ``dry_run``. Errors: LedgerError,
+    because only the ledger knows which files are needed; OSError.
     """
-    needed = still_needed(home)
-    gone: list[Gone] = []
+    needed = files_in_use(home)
+    gone: list[Pruned] = []
     cutoff = 0
     for kind in _kinds(home, settings):
         from_ns = cutoff if kind.name == "rejected" else 0  # older ones went with the archive
         cutoff = yield from _cutoff(kind.files(), now_ns, kind.days, kind.mib)
-        total, cost = Gone(kind.name), 0
+        total, cost = Pruned(kind.name), 0
         with home.dirs() as dirs:
             for file in kind.files():
                 cost += 1
@@ -112,25 +112,25 @@ def prune_files(
     yield gone
 
 
-def _kinds(home: Home, settings: Retention) -> tuple[_Kind, ...]:
-    """Each kind of file, in the order in which they go."""
+def _kinds(home: Home, settings: RetentionSettings) -> tuple[FileKind, ...]:
+    """Each kind of file, in the order of removal."""
 
     def rejected() -> Iterator[File]:
         return (file for file in _archive(home) if file.folder[-1] == REJECTED)
 
     return (
-        _Kind("archive", lambda: _archive(home), settings.archive_days, settings.archive_mib),
-        _Kind("rejected", rejected, settings.rejected_days, 0),
-        _Kind("read", lambda: _read(home), settings.read_days, settings.read_mib),
-        _Kind("output", lambda: _output(home), settings.output_days, 0),
+        FileKind("archive", lambda: _archive(home), settings.archive_days, settings.archive_mib),
+        FileKind("rejected", rejected, settings.rejected_days, 0),
+        FileKind("read", lambda: _read(home), settings.read_days, settings.read_mib),
+        FileKind("output", lambda: _output(home), settings.output_days, 0),
     )
 
 
 def _cutoff(files: Iterable[File], now_ns: int, days: int, mib: int) -> Generator[None, None, int]:
-    """What is older goes: by age, or for the oldest days of more than ``mib``; 0 is for ever.
+    """The time before which files go: by age, or so that at most ``mib`` are left; 0: unlimited.
 
-    A midnight, for a day of the archive goes whole: one that ended less than a day ago stays.
-    None after each slice that was looked at.
+    A midnight, because a day of the archive goes as a whole; one that ended less than a day ago
+    stays. Yields None after each slice.
     """
     today = now_ns // DAY_NS * DAY_NS
     cutoff = today - days * DAY_NS if days else 0
@@ -150,8 +150,8 @@ def _cutoff(files: Iterable[File], now_ns: int, days: int, mib: int) -> Generato
     return min(cutoff, today - DAY_NS)
 
 
-def still_needed(home: Home) -> Needed:
-    """What open rows and deliveries that are still to be made need. Errors: LedgerError."""
+def files_in_use(home: Home) -> InUse:
+    """Files needed by open rows and pending deliveries. Errors: LedgerError."""
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
         rows = db.execute(
             "SELECT message_id, file_path, discovered_at FROM messages "
@@ -163,10 +163,10 @@ def still_needed(home: Home) -> Needed:
     parts = [row[1].split("/") for row in rows]
     days = {part[1] for part in parts if part[0] == "archive" and len(part) > 1}
     days |= {iso_date(row[2]) for row in rows}  # it may lie there already, and not be noted
-    return Needed({row[0] for row in rows}, days)
+    return InUse({row[0] for row in rows}, days)
 
 
-def _is_needed(file: File, needed: Needed) -> bool:
+def _is_needed(file: File, needed: InUse) -> bool:
     if file.name.endswith(SUFFIX):
         return file.name.removesuffix(SUFFIX) in needed.days
     # a refused or a second file may have a number behind its name
@@ -188,7 +188,7 @@ def _is_past(days: int, at_ns: int, now_ns: int) -> bool:
 
 
 def _archive(home: Home) -> Iterator[File]:
-    """Every file of the archive, packs among them; its time is its day's."""
+    """Every file of the archive, packs included, dated by its day."""
     for name in sorted(_names(home.path("archive"))):
         day = name.removesuffix(SUFFIX)
         if not archive_pack.is_day(day):
@@ -201,7 +201,7 @@ def _archive(home: Home) -> Iterator[File]:
 
 
 def _below(home: Home, parts: tuple[str, ...], at_ns: int) -> Iterator[File]:
-    """Every file below a folder; ``at_ns`` 0: its time is when it was written."""
+    """Every file below a folder; with ``at_ns`` 0 dated by its modification time."""
     folders = []
     with home.dirs() as dirs, contextlib.suppress(FileNotFoundError, UnsafePath):
         with os.scandir(dirs.get(*parts)) as entries:
@@ -217,7 +217,7 @@ def _below(home: Home, parts: tuple[str, ...], at_ns: int) -> Iterator[File]:
 
 
 def _read(home: Home) -> Iterator[File]:
-    """What agents have read; its time is when it was moved there."""
+    """Files that agents have read, dated by when they were moved there."""
     for agent in home.agent_names():
         parts = ("agents", agent, "inbox", READ)
         with home.dirs() as dirs, contextlib.suppress(FileNotFoundError, UnsafePath):
@@ -230,7 +230,7 @@ def _read(home: Home) -> Iterator[File]:
 
 
 def _output(home: Home) -> Iterator[File]:
-    """Logs of agents that have no directory any more."""
+    """Logs of agents whose directory is gone."""
     agents = set(home.agent_names()) | {"relay"}
     for name in sorted(_names(home.path("logs"))):
         agent, dot, _ = name.partition(".log")
@@ -258,10 +258,10 @@ def _day_ns(day: str) -> int:
 
 
 def _collect_attachments(
-    home: Home, settings: Retention, now_ns: int, *, dry_run: bool
-) -> Generator[None, None, Gone]:
+    home: Home, settings: RetentionSettings, now_ns: int, *, dry_run: bool
+) -> Generator[None, None, Pruned]:
     """Attachments that no message names any more, and that nobody is still to read."""
-    gone = Gone("attachments")
+    gone = Pruned("attachments")
     days, mib = settings.attachments_days, settings.attachments_mib
     older_than_ns = yield from _cutoff(_attached(home), now_ns, days, mib)
     path = home.path(LEDGER)
@@ -292,23 +292,23 @@ def _attached(home: Home) -> Iterator[File]:
 # -- the ledger's own --------------------------------------------------------------------------
 
 
-def audit_due(db: sqlite3.Connection, settings: Retention, now_ns: int) -> Gone:
-    """What may go of audit_log and security_events; its bytes are not known."""
+def audit_due(db: sqlite3.Connection, settings: RetentionSettings, now_ns: int) -> Pruned:
+    """Rows of audit_log and security_events past their age; their size is unknown."""
     if not settings.audit_days:
-        return Gone("audit")
+        return Pruned("audit")
     before = now_ns - settings.audit_days * DAY_NS
     found = db.execute(
         "SELECT count(*), min(at), max(at) FROM (SELECT at FROM audit_log WHERE at < ? "
         "UNION ALL SELECT at FROM security_events WHERE at < ?)",
         (before, before),
     ).fetchone()
-    return Gone("audit", found[0], 0, found[1], found[2])
+    return Pruned("audit", found[0], 0, found[1], found[2])
 
 
-def prune_audit(ledger: Ledger, settings: Retention, now_ns: int) -> int:
-    """Remove a slice of what is past its age, the oldest first; how many rows went.
+def prune_audit(ledger: Ledger, settings: RetentionSettings, now_ns: int) -> int:
+    """Remove a slice of rows past their age, oldest first; returns how many.
 
-    One transaction with the row in security_events that says so.
+    One transaction with the row in security_events that records it.
     """
     if not settings.audit_days:
         return 0

@@ -1,9 +1,9 @@
-"""One session of the relay: everything opened, recovered, served and closed again.
+"""One session of the relay: open everything, recover, serve, close.
 
     ledger -> store -> recovery -> watcher -> wait(tick()) ... -> drain
 
-The only place where the parts are put together. A session that fails is closed, and what it had
-in hand is found again by the next one's recovery, as after a crash.
+The only place where the parts are connected. A session that fails is closed, and the next one's
+recovery finds its unfinished work, as after a crash.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from types import TracebackType
 from relay.agents.roster import Roster
 from relay.agents.spawner import Spawner, SystemSpawner
 from relay.agents.supervisor import Supervisor
-from relay.base import hardening
+from relay.base import directory_guard
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import Config
 from relay.base.home import LEDGER, STORE, Home
 from relay.base.metrics import START, STOP, WAIT
-from relay.base.watcher import ScanWatcher, Wake, Watcher, make_watcher
+from relay.base.watcher import ScanWatcher, Watcher, WatchEvents, make_watcher
 from relay.daemon import recovery
-from relay.daemon.disk_monitor import make_overseer
+from relay.daemon.disk_monitor import make_disk_monitor
 from relay.daemon.housekeeper import Housekeeper
-from relay.daemon.opening import Opened, open_store, store_key
-from relay.daemon.status import Board, Publisher
-from relay.daemon.upkeep import obey
-from relay.delivery.context import Basis
+from relay.daemon.journal_commands import run_command
+from relay.daemon.opening import OpenedStore, open_store, store_key
+from relay.daemon.status import SharedStatus, StatusPublisher
+from relay.delivery.context import Context
 from relay.delivery.dispatch import Dispatcher
 from relay.engine.commstore import CommStore
 from relay.engine.flush import Flusher, FlushPolicy
 from relay.engine.rolling import Roller, RollPolicy
-from relay.journal.plan import Order
+from relay.journal.plan import JournalCommand
 from relay.journal.tiers import TierWorker, lower_priority
 from relay.ledger import Ledger, wal
 
-# A start looks through a ledger that is no larger, 5 ms a MiB; the keeper through any, once a day.
+# Ledgers up to this size are checked at every start (5 ms a MiB), larger ones once a day only.
 CHECKED_BYTES = 4 << 20
 CHECKED_AFTER_CRASH_BYTES = 32 << 20
-TIER_POLL_NS = NS_PER_S  # a step that runs is looked at so often
+TIER_POLL_NS = NS_PER_S  # interval at which a running tier job is checked
 
 
 class Session:
-    """Opened by ``with``; serves from the thread that opened it.
+    """One session. Opened by ``with``; serves in the thread that opened it.
 
     Errors on entering: LedgerError, FormatError, OSError when a file cannot be used.
     """
@@ -62,16 +62,16 @@ class Session:
         config: Config,
         clock: Clock,
         log: Callable[..., object],
-        board: Board | None = None,
+        board: SharedStatus | None = None,
     ) -> None:
         self._home = home
         self._config = config
         self._clock = clock
         self._log = log
-        self._board = board or Board(home.root, config, clock)
+        self._board = board or SharedStatus(home.root, config, clock)
         self._tally = self._board.tally
         self._stack = contextlib.ExitStack()
-        self.is_ending = False  # True: as soon as no step of the tiers runs
+        self.is_ending = False  # True: end as soon as no tier job runs
 
     def __enter__(self) -> Session:
         self._tally.begin(START)
@@ -95,7 +95,7 @@ class Session:
         self._tally.begin(START)
 
     def serve(self, is_stopping: Callable[[], bool]) -> None:
-        """The loop, until told to stop; then what is in hand is finished."""
+        """Run the loop until told to stop; then finish the current work."""
         self._board.is_serving = True
         while not is_stopping():
             deadline = min(self._deadline, self._poll(), self._overseer.due_ns())
@@ -107,39 +107,39 @@ class Session:
             self._deadline = self._dispatcher.tick(self.watcher.wait(timeout_ns))
             self._carry_out_orders()
             self._tally.begin("processes")
-            tend(self._supervisor, self._dispatcher)
+            poll_supervisor(self._supervisor, self._dispatcher)
             self._overseer.step()
         self._board.is_serving = False
         self._tally.begin(STOP)
         self._dispatcher.drain()
         self._log("Stopped", action="stopped", epoch=self.epoch)
 
-    def ends_within(self, seconds: float) -> bool:
-        """True when nothing beside the loop holds the session's end up for longer.
+    def wait_background(self, seconds: float) -> bool:
+        """Wait for background work; False if a tier job (an upload) still runs after that time.
 
-        Else a step of the tiers goes on: an upload may. What was accepted is durable by then.
+        Everything accepted is durable by then.
         """
-        return self._tiers.ends_within(seconds)
+        return self._tiers.wait(seconds)
 
     def _open(self, stack: contextlib.ExitStack) -> None:
         self._open_ledger(stack)
         key = store_key(self._home, self._config, make=True)
         opened = self._open_store(stack, key)
-        feed = recovery.recover(self._basis, opened.told, power_cut=opened.power_cut)
+        feed = recovery.recover(self._context, opened.projection, power_cut=opened.power_cut)
         self._start_watcher(stack)
         self._start_dispatcher(stack, key)
         self._start_tiers(stack)
-        self._supervisor = make_supervisor(self._basis, self._dispatcher)
+        self._supervisor = make_supervisor(self._context, self._dispatcher)
         stack.callback(self._supervisor.close)
         self._start_keeper(stack)
-        self._dispatcher.feed(feed)
+        self._dispatcher.requeue(feed)
         self._start_overseer()
-        self._deadline = self._dispatcher.tick(Wake(agents_changed=True, scan=True))
+        self._deadline = self._dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
         self._log("Ready", action="ready", epoch=self.epoch, watcher=self.watcher.name)
 
     def _open_ledger(self, stack: contextlib.ExitStack) -> None:
         """The ledger, once the home is nobody else's; what was open to others stands in it."""
-        incidents = hardening.secure(self._home)
+        incidents = directory_guard.secure(self._home)
         for one in incidents:
             self._log(one.detail, action=str(one.kind), file=one.path, level="warning")
         path = self._home.path(LEDGER)
@@ -151,7 +151,7 @@ class Session:
         with self._ledger.transaction():
             self._ledger.registry.note_incidents(incidents, self._clock.now_ns(), again=True)
 
-    def _open_store(self, stack: contextlib.ExitStack, key: bytes | None) -> Opened:
+    def _open_store(self, stack: contextlib.ExitStack, key: bytes | None) -> OpenedStore:
         opened = self._opened = open_store(
             self._home,
             self._clock,
@@ -163,8 +163,8 @@ class Session:
         )
         stack.callback(opened.log.close)
         if opened.power_cut:
-            self._log("The machine was switched off since", action="power_cut")
-        self._basis = Basis(
+            self._log("The machine was restarted since the last run", action="power_cut")
+        self._context = Context(
             config=self._config,
             home=self._home,
             ledger=self._ledger,
@@ -199,12 +199,12 @@ class Session:
         )
         roller = make_roller(opened.store, config, self._clock, executor, wake)
         roster = Roster(self._home, self.watcher, config.lead, self._log)
-        self._dispatcher = Dispatcher(self._basis, flusher, roller, roster)
+        self._dispatcher = Dispatcher(self._context, flusher, roller, roster)
 
     def _start_overseer(self) -> None:
         store = self._opened.store
-        publisher = Publisher(self._dispatcher, store, self.watcher, self._clock)
-        self._overseer = make_overseer(self._board, self._dispatcher, publisher, self._basis)
+        publisher = StatusPublisher(self._dispatcher, store, self.watcher, self._clock)
+        self._overseer = make_disk_monitor(self._board, self._dispatcher, publisher, self._context)
         self._overseer.begin()
 
     def _start_tiers(self, stack: contextlib.ExitStack) -> None:
@@ -225,7 +225,7 @@ class Session:
         stack.callback(self._keeper.stop)  # before the thread is waited for
 
     def _poll(self) -> int:
-        """Let what is done beside the loop go on; when to look at it again (monotonic ns)."""
+        """Poll background work; returns when to poll next (monotonic ns)."""
         disk = self._board.disk
         due_ns = self._keeper.poll(
             idle=self._deadline > self._clock.monotonic_ns(),
@@ -236,9 +236,9 @@ class Session:
         return min(due_ns, self._poll_tiers())
 
     def _carry_out_orders(self) -> None:
-        for order in self._dispatcher.take_orders():
-            if isinstance(order, Order):
-                obey(self._home, self._opened, self._clock, order)
+        for order in self._dispatcher.pop_jobs():
+            if isinstance(order, JournalCommand):
+                run_command(self._home, self._opened, self._clock, order)
             else:
                 self._keeper.ask(order)
 
@@ -256,32 +256,34 @@ class Session:
 
 
 def make_supervisor(
-    basis: Basis, dispatcher: Dispatcher, spawner: Spawner | None = None
+    context: Context, dispatcher: Dispatcher, spawner: Spawner | None = None
 ) -> Supervisor:
-    """What looks after the processes of a home; it has taken over those that run."""
-    greet = dispatcher.teller.greet  # what it left and what waits, before it is started
+    """The supervisor of a home's processes; it has adopted the running ones."""
+    greet = (
+        dispatcher.notifier.send_resume_message
+    )  # what it left and what waits, before it is started
     return Supervisor(
-        basis.config.spawn,
-        basis.home,
-        basis.ledger,
-        basis.store,
+        context.config.spawn,
+        context.home,
+        context.ledger,
+        context.store,
         spawner or SystemSpawner(),
-        basis.clock,
-        basis.log,
+        context.clock,
+        context.log,
         greet,
     )
 
 
-def tend(supervisor: Supervisor, dispatcher: Dispatcher) -> None:
-    """One turn for the processes: what is due is done, and said."""
-    supervisor.poll(asked=dispatcher.take_asked())
+def poll_supervisor(supervisor: Supervisor, dispatcher: Dispatcher) -> None:
+    """One turn of the supervisor: do what is due, deliver its notices."""
+    supervisor.poll(has_requests=dispatcher.pop_process_requests())
     notices = supervisor.notices()
-    if notices and supervisor.may_tell:
-        supervisor.told(dispatcher.teller.tell(notices))
+    if notices and supervisor.can_notify:
+        supervisor.mark_sent(dispatcher.notifier.send(notices))
 
 
 def begin_epoch(ledger: Ledger, clock: Clock) -> int:
-    """Count the start, and say who writes from now on."""
+    """Count the start, and record this process as the writer."""
     now = clock.now_ns()
     with ledger.transaction():
         epoch = int(ledger.get_state("epoch") or 0) + 1
@@ -304,7 +306,7 @@ def make_roller(
     executor: Executor,
     wake: Callable[[], None] = lambda: None,
 ) -> Roller:
-    """What moves final messages of a relay's store into its archives."""
+    """The roller, which moves final messages from a relay's store into its archives."""
     assert store.archives is not None
     settings = config.store
     policy = RollPolicy(

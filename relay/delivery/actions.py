@@ -23,7 +23,7 @@ from relay.acomm.model import (
     Retention,
     RetentionKind,
 )
-from relay.base.agent_status import RETIRE, REVIVE, Change, asked
+from relay.base.agent_status import RETIRE, REVIVE, StatusChange, parse_status_command
 from relay.base.errors import Refused
 from relay.base.jobs import Pack, Prune
 from relay.base.message import DELIVERY_MODES, DIGITS
@@ -36,10 +36,10 @@ from relay.base.names import (
     is_channel_name,
 )
 from relay.delivery.filters import filter_of, where
-from relay.delivery.key_registration import Trust, trust_of
+from relay.delivery.key_registration import KeyRegistration, parse_key_registration
 from relay.engine import topics
 from relay.engine.commstore import CommStore
-from relay.journal.plan import PRUNE, SEAL, VERBS, Order
+from relay.journal.plan import PRUNE, SEAL, VERBS, JournalCommand
 
 TYPES = {
     "group": ChannelType.GROUP,
@@ -59,7 +59,7 @@ RETENTION_WORDS = tuple(kind.name.lower() for kind in RetentionKind)
 
 
 # What is so now; or what is to be done beside the loop; or what the ledger is to say.
-Done = str | Order | Prune | Pack | Trust | Change
+ActionResult = str | JournalCommand | Prune | Pack | KeyRegistration | StatusChange
 
 
 class Command(NamedTuple):
@@ -71,7 +71,7 @@ class Command(NamedTuple):
     lead: str | None
 
     @property
-    def governs(self) -> bool:
+    def is_privileged(self) -> bool:
         """True for those who may change what is not their own."""
         return self.sender in (OPERATOR, self.lead)
 
@@ -85,13 +85,15 @@ class Command(NamedTuple):
 class Action(NamedTuple):
     """What one ACTION needs, may have besides, and does."""
 
-    do: Callable[[Command, CommStore], Done]
+    do: Callable[[Command, CommStore], ActionResult]
     needs: tuple[str, ...] = ("CHANNEL",)
     takes: tuple[str, ...] = ()
     has_settings: bool = False
 
 
-def obey(fields: dict[str, str], sender: str, lead: str | None, store: CommStore) -> Done:
+def execute(
+    fields: dict[str, str], sender: str, lead: str | None, store: CommStore
+) -> ActionResult:
     """Do what a command asks; says in a line what is so now, or gives what others are to do: the
     order that is carried out beside the loop; the key or an agent's new status for the ledger,
     with the answer.
@@ -124,7 +126,7 @@ def _create(command: Command, store: CommStore) -> str:
     if word not in TYPES:
         raise Refused(f"TYPE {word[:60]!r} is not one of {_list(TYPES)}")
     owner = command.fields.get("OWNER") or command.sender
-    if owner != command.sender and not command.governs:
+    if owner != command.sender and not command.is_privileged:
         raise Refused(
             f"only {OPERATOR} and the lead make a channel for somebody else, not {command.sender}"
         )
@@ -245,7 +247,7 @@ def _own_channel(command: Command, store: CommStore) -> Channel:
     if channel.name == EVERYONE_CHANNEL or store.takes_part(channel.id, ORCHESTRATOR):
         raise Refused(f"{channel.name} is the relay's own: it stays as it is")
     is_between_two = channel.name.startswith(DIRECT_PREFIX)  # made by whoever wrote first
-    if not command.governs and (is_between_two or command.sender != channel.owner):
+    if not command.is_privileged and (is_between_two or command.sender != channel.owner):
         who = "" if is_between_two else f"its owner {channel.owner}, "
         raise Refused(
             f"{command.action} of {channel.name} is for {who}{OPERATOR} and the lead, "
@@ -258,7 +260,7 @@ def _agent(command: Command, channel: Channel) -> str:
     """Whom the command speaks of: the sender, or the AGENT that it may speak for."""
     agent = command.fields.get("AGENT") or command.sender
     _check_agent("AGENT", agent)
-    if agent != command.sender and not command.governs and command.sender != channel.owner:
+    if agent != command.sender and not command.is_privileged and command.sender != channel.owner:
         raise Refused(
             f"{command.action} of {agent} is for {agent} itself, {channel.owner} who owns "
             f"{channel.name}, {OPERATOR} and the lead, not for {command.sender}"
@@ -333,7 +335,7 @@ def _discard(command: Command, store: CommStore) -> str:
 
 
 def _purge(command: Command, store: CommStore) -> str:
-    _check_governs(command)
+    _require_privileged(command)
     age = command.fields["OLDER_THAN"]
     if not DIGITS.fullmatch(age):
         raise Refused(f"OLDER_THAN {age[:60]!r} is no number of seconds")
@@ -343,7 +345,7 @@ def _purge(command: Command, store: CommStore) -> str:
 
 def _dead_letter(command: Command, store: CommStore) -> DeadLetter:
     """The dead letter of that relay message id, or number in the store."""
-    _check_governs(command)
+    _require_privileged(command)
     wanted = command.fields["ID"]
     for letter in store.dead_letters():
         message = letter.message
@@ -355,9 +357,9 @@ def _dead_letter(command: Command, store: CommStore) -> DeadLetter:
 # -- the journal -----------------------------------------------------------------------------
 
 
-def _order(command: Command, store: CommStore) -> Order:
+def _order(command: Command, store: CommStore) -> JournalCommand:
     """The order that a command is: carried out by who has the journal."""
-    _check_governs(command)
+    _require_privileged(command)
     verb = command.action.removeprefix(JOURNAL)
     words = command.fields.get("SEGMENTS", "").split()
     numbers = {name: command.fields[name] for name in KEEPS if name in command.fields}
@@ -365,26 +367,26 @@ def _order(command: Command, store: CommStore) -> Order:
         if not DIGITS.fullmatch(text) or len(text) > MOST_DIGITS:
             raise Refused(f"{name} {text[:60]!r} is no whole number")
     age, size = (int(numbers[name]) if name in numbers else None for name in KEEPS)
-    return Order(verb, tuple(map(int, words)), age, size)
+    return JournalCommand(verb, tuple(map(int, words)), age, size)
 
 
-def _trust(command: Command, store: CommStore) -> Trust:
+def _register_key(command: Command, store: CommStore) -> KeyRegistration:
     """The key that is registered for an agent from now on."""
-    _check_governs(command)
-    return trust_of(command.fields["NAME"], command.fields["KEY"])
+    _require_privileged(command)
+    return parse_key_registration(command.fields["NAME"], command.fields["KEY"])
 
 
 # -- agents ----------------------------------------------------------------------------------
 
 
-def _change_life(command: Command, store: CommStore) -> Change:
+def _set_agent_status(command: Command, store: CommStore) -> StatusChange:
     """The new status of an agent; whether there is one of that name the caller knows."""
-    _check_governs(command)
+    _require_privileged(command)
     name = command.fields["NAME"]
     _check_agent("NAME", name)
     if name == OPERATOR:
         raise Refused(f"{OPERATOR} is the person at the keyboard: nobody retires it")
-    change = asked(command.action, command.fields, command.sender)
+    change = parse_status_command(command.action, command.fields, command.sender)
     assert change is not None
     return change
 
@@ -393,20 +395,20 @@ def _change_life(command: Command, store: CommStore) -> Change:
 
 
 def _prune(command: Command, store: CommStore) -> Prune:
-    _check_governs(command)
+    _require_privileged(command)
     return Prune()
 
 
 def _pack(command: Command, store: CommStore) -> Pack:
-    _check_governs(command)
+    _require_privileged(command)
     before = command.fields.get("BEFORE", "")
     if before and not DAY.fullmatch(before):
         raise Refused(f"BEFORE {before[:60]!r} is no day like 2026-01-31")
     return Pack(before)
 
 
-def _check_governs(command: Command) -> None:
-    if not command.governs:
+def _require_privileged(command: Command) -> None:
+    if not command.is_privileged:
         raise Refused(
             f"{command.action} is for {OPERATOR} and the lead alone, not for {command.sender}"
         )
@@ -430,9 +432,9 @@ ACTIONS = {
     "channel.unsubscribe": Action(_unsubscribe, takes=("PATTERN", "AGENT")),
     "channel.config": Action(_configure, has_settings=True),
     **{name: Action(_set_state) for name in STATES},
-    "agent.key": Action(_trust, ("NAME", "KEY")),
-    RETIRE: Action(_change_life, ("NAME",), ("REASON",)),
-    REVIVE: Action(_change_life, ("NAME",)),
+    "agent.key": Action(_register_key, ("NAME", "KEY")),
+    RETIRE: Action(_set_agent_status, ("NAME",), ("REASON",)),
+    REVIVE: Action(_set_agent_status, ("NAME",)),
     "dead.replay": Action(_replay, ("ID",)),
     "dead.discard": Action(_discard, ("ID",)),
     "dead.purge": Action(_purge, ("OLDER_THAN",)),

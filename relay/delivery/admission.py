@@ -21,12 +21,12 @@ from relay.base.incidents import Incident
 from relay.base.names import shown
 from relay.base.outbox_file import OUTBOX
 from relay.delivery import file_ops
-from relay.delivery.intake import Accepted, Look, Malformed
-from relay.delivery.work import Work
+from relay.delivery.intake import Malformed, Parsed, ParseResult
+from relay.delivery.work import WorkItem
 from relay.ledger import FileFacts, Ledger, Row
 
 
-class Admission:
+class Recorder:
     """Records and claims. Owned by the loop."""
 
     def __init__(self, ledger: Ledger, clock: Clock, log: Callable[..., object]) -> None:
@@ -34,24 +34,24 @@ class Admission:
         self._clock = clock
         self._log = log
 
-    def admit(self, dirs: Dirs, looks: list[Look]) -> list[tuple[Work, Look]]:
+    def claim(self, dirs: Dirs, looks: list[ParseResult]) -> list[tuple[WorkItem, ParseResult]]:
         """Rows for what is new, works for what is to be done, in order of discovery.
 
         Every work that has a row is claimed when this returns.
         """
         now = self._clock.now_ns()
-        ids = [look.found.message_id for look in looks if look.found.message_id]
-        admitted: list[tuple[Work, Look]] = []
+        ids = [look.file.message_id for look in looks if look.file.message_id]
+        admitted: list[tuple[WorkItem, ParseResult]] = []
         fresh: dict[str, FileFacts] = {}
         changed: list[FileFacts] = []
         with self._ledger.transaction():
             rows = self._ledger.rows(ids)
             for order, look in enumerate(looks):  # a nanosecond apart: in order of discovery
-                work, facts = self._admit_one(dirs, look, rows, fresh, now + order)
+                work, facts = self._classify(dirs, look, rows, fresh, now + order)
                 if work is None:
                     continue
                 admitted.append((work, look))
-                if facts is not None and work.again:
+                if facts is not None and work.is_repeat:
                     changed.append(facts)
                 elif facts is not None:
                     fresh[facts.message_id] = facts
@@ -64,16 +64,21 @@ class Admission:
             if work.message_id in mine or not work.has_row or work.failure
         ]
 
-    def _admit_one(
-        self, dirs: Dirs, look: Look, rows: dict[str, Row], fresh: dict[str, FileFacts], now: int
-    ) -> tuple[Work | None, FileFacts | None]:
+    def _classify(
+        self,
+        dirs: Dirs,
+        look: ParseResult,
+        rows: dict[str, Row],
+        fresh: dict[str, FileFacts],
+        now: int,
+    ) -> tuple[WorkItem | None, FileFacts | None]:
         """What one look means beside what the ledger knows of its id."""
-        found = look.found
+        found = look.file
         message_id = found.message_id or ""
-        work = Work(found, message_id, now)
+        work = WorkItem(found, message_id, now)
         work.redacted = look.redacted
         if isinstance(look, Malformed):
-            work.failure, work.unsafe = look.reason, look.unsafe
+            work.failure, work.is_unsafe = look.reason, look.unsafe
             if look.incident is not None:
                 one = Incident(look.incident, found.agent, found.path, look.reason)
                 work.incidents.append(one)
@@ -94,35 +99,37 @@ class Admission:
         if row is None:
             return work, facts
         work.discovered_at = row.discovered_at
-        work.again = True
+        work.is_repeat = True
         if row.status == "pending":
             return work, facts
-        return self._admit_known(dirs, look, row, work), None
+        return self._classify_known(dirs, look, row, work), None
 
-    def _admit_known(self, dirs: Dirs, look: Look, row: Row, work: Work) -> Work | None:
+    def _classify_known(
+        self, dirs: Dirs, look: ParseResult, row: Row, work: WorkItem
+    ) -> WorkItem | None:
         """A file whose id the ledger has seen to its end."""
         if row.status == "processing":
             return None  # another file was put in its place meanwhile: seen again once it is done
-        found = look.found
+        found = look.file
         known = (row.file_path, row.file_size, row.file_mtime_ns, row.file_inode)
         is_its_file = known == (found.path, found.size, found.mtime_ns, found.inode)
         if row.status == "failed" and is_its_file:
             work.failure = row.last_error or "it failed before"  # a crash came before the nack
             return work
-        if isinstance(look, Accepted) and row.status != "failed" and _says_the_same(look, row):
-            self._put_away(dirs, look, row)
+        if isinstance(look, Parsed) and row.status != "failed" and _says_the_same(look, row):
+            self._archive_duplicate(dirs, look, row)
             return None
         work.has_row = False
         work.failure = (
             f"its id is taken by a message that is {row.status}: "
             "every message needs a name of its own"
         )
-        work.discovered_at = look.found.mtime_ns
+        work.discovered_at = look.file.mtime_ns
         return work
 
-    def _put_away(self, dirs: Dirs, look: Look, row: Row) -> None:
+    def _archive_duplicate(self, dirs: Dirs, look: ParseResult, row: Row) -> None:
         """The same message again: archived, not delivered again."""
-        found = look.found
+        found = look.file
         # A crash, or a fault, came before its archive; or recovery found the outbox out of reach.
         is_late = row.status == "completed" or row.file_path == found.path
         day_ns = row.discovered_at if is_late else self._clock.now_ns()
@@ -151,7 +158,7 @@ class Admission:
         )
 
 
-def _says_the_same(look: Accepted, row: Row) -> bool:
+def _says_the_same(look: Parsed, row: Row) -> bool:
     """The same content for the same recipient: the message again, not another one."""
     message = look.message
     return (look.checksum, str(message.kind), message.to) == (
@@ -161,9 +168,9 @@ def _says_the_same(look: Accepted, row: Row) -> bool:
     )
 
 
-def _facts(look: Look, message_id: str, now: int) -> FileFacts:
-    found = look.found
-    accepted = look if isinstance(look, Accepted) else None
+def _facts(look: ParseResult, message_id: str, now: int) -> FileFacts:
+    found = look.file
+    accepted = look if isinstance(look, Parsed) else None
     return FileFacts(
         message_id,
         found.agent,

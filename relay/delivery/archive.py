@@ -12,21 +12,21 @@ from collections.abc import Callable, Iterable
 from relay.base.clock import Clock
 from relay.base.errors import UnsafePath
 from relay.base.home import Dirs
-from relay.base.outbox_file import OUTBOX, FileKey, Found
+from relay.base.outbox_file import OUTBOX, FileKey, OutboxFile
 from relay.delivery import file_ops
-from relay.delivery.work import Work
+from relay.delivery.work import WorkItem
 from relay.ledger import Ledger
 
 
-class Finisher:
+class Archiver:
     """The works that are done and not yet archived. Owned by the loop."""
 
     def __init__(self, ledger: Ledger, clock: Clock, log: Callable[..., object]) -> None:
         self._ledger = ledger
         self._clock = clock
         self._log = log
-        self.hand: set[FileKey] = set()  # files that nobody may look at again before they go
-        self._waiting: deque[Work] = deque()
+        self.in_progress: set[FileKey] = set()  # files that nobody may look at again before they go
+        self._waiting: deque[WorkItem] = deque()
         self._archived: list[tuple[str, str | None]] = []  # moved, not yet noted
         self._refused: list[tuple[str, str]] = []
 
@@ -35,19 +35,19 @@ class Finisher:
         """True when nothing waits."""
         return not (self._waiting or self._archived or self._refused)
 
-    def take(self, works: Iterable[Work]) -> None:
+    def add(self, works: Iterable[WorkItem]) -> None:
         """These are delivered, and their rows are at their end."""
         for work in works:
-            if not work.notice:  # it has a file
-                self.hand.add(work.found.key)
+            if not work.notice_key:  # it has a file
+                self.in_progress.add(work.file.key)
                 self._waiting.append(work)
 
-    def finish(self, dirs: Dirs, limit: int) -> list[Found]:
+    def archive(self, dirs: Dirs, limit: int) -> list[OutboxFile]:
         """Archive what is done, ``limit`` at most.
 
         Returns the files in whose place another was put meanwhile: they are to be looked at.
         """
-        replaced: list[Found] = []
+        replaced: list[OutboxFile] = []
         for _ in range(min(limit, len(self._waiting))):
             work = self._waiting.popleft()
             moved, path = self._archive(dirs, work, replaced)
@@ -55,16 +55,16 @@ class Finisher:
                 self._archived.append((work.message_id, path))
             elif path and work.has_row:
                 self._refused.append((work.message_id, path))
-            self.hand.discard(work.found.key)
+            self.in_progress.discard(work.file.key)
         return replaced
 
-    def note(self) -> None:
+    def flush(self) -> None:
         """Tell the ledger where the originals are, where no batch takes it along."""
         if self._archived or self._refused:
             with self._ledger.transaction():
-                self.note_within()
+                self.record()
 
-    def note_within(self) -> None:
+    def record(self) -> None:
         """The same, in the caller's transaction: a batch notes what the one before archived."""
         if self._archived:
             self._ledger.archive(self._archived)
@@ -72,9 +72,11 @@ class Finisher:
             self._ledger.set_path(self._refused)
         self._archived, self._refused = [], []
 
-    def _archive(self, dirs: Dirs, work: Work, replaced: list[Found]) -> tuple[bool, str | None]:
+    def _archive(
+        self, dirs: Dirs, work: WorkItem, replaced: list[OutboxFile]
+    ) -> tuple[bool, str | None]:
         """(is it out of the outbox?, its path in the archive: None when it is gone)."""
-        found = work.found
+        found = work.file
         kind = file_ops.REJECTED if work.failure else ""
         try:
             if file_ops.is_same_file(dirs, found):

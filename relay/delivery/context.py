@@ -8,13 +8,13 @@ from relay.base.clock import Clock
 from relay.base.config import Config
 from relay.base.home import Home
 from relay.base.logs import LogCall
-from relay.base.metrics import Tally
+from relay.base.metrics import Metrics
 from relay.delivery.eventlog import EventLog
 from relay.engine.commstore import CommStore
 from relay.ledger import Ledger
 
 
-class Basis(NamedTuple):
+class Context(NamedTuple):
     """What a session has opened, and what it was given. Each part keeps what it needs of it."""
 
     config: Config
@@ -24,4 +24,4 @@ class Basis(NamedTuple):
     events: EventLog  # of that store: the journal
     clock: Clock
     log: LogCall
-    tally: Tally
+    tally: Metrics

@@ -10,46 +10,48 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from relay.acomm.model import Channel, ChannelType, MessageFilter
-from relay.base.agent_status import Change
+from relay.base.agent_status import StatusChange
 from relay.base.errors import CommError, MessageError, Refused
 from relay.base.jobs import Pack, Prune
 from relay.base.message import CHANNEL_KINDS, Kind, MessageFile, command_fields, control_fields
 from relay.base.names import DIRECT_PREFIX, EVERYONE_CHANNEL, is_channel_name
 from relay.delivery import actions
 from relay.delivery.filters import filter_of, where
-from relay.delivery.key_registration import Trust
+from relay.delivery.key_registration import KeyRegistration
 from relay.engine import topics
 from relay.engine.commstore import CommStore
-from relay.journal.plan import Order
+from relay.journal.plan import JournalCommand
 
 EVERYTHING = "#"  # the pattern of who subscribes to a channel and says no topic
-ASKED = "journal.{} is asked for; `relay journal status` shows what became of it"
-ASKED_OF_FILES = "{} is asked for; logs/relay.log shows what became of it"
+JOURNAL_ACCEPTED = "journal.{} is asked for; `relay journal status` shows what became of it"
+JOB_ACCEPTED = "{} is asked for; logs/relay.log shows what became of it"
 
 
-class Answer(NamedTuple):
+class ControlReply(NamedTuple):
     """What the orchestrator says. ``ok`` None: nothing; it was told, not asked."""
 
     ok: bool | None
     text: str = ""
-    order: Order | Prune | Pack | None = None  # to be carried out beside the loop
-    trust: Trust | None = None  # for the ledger: a key that counts from now on
-    life: Change | None = None  # of an agent: noted with the answer
+    job: JournalCommand | Prune | Pack | None = None  # to be carried out beside the loop
+    key: KeyRegistration | None = None  # for the ledger: a key that counts from now on
+    status_change: StatusChange | None = None  # of an agent: noted with the answer
     attached: bytes = b""  # stands behind the text, byte for byte
 
 
-def handle(message: MessageFile, sender: str, store: CommStore, lead: str | None = None) -> Answer:
+def handle(
+    message: MessageFile, sender: str, store: CommStore, lead: str | None = None
+) -> ControlReply:
     """Do what the message asks, once; doing it again changes nothing.
 
     ``lead``: the agent that has the role, where the caller knows it; it may do what the
     operator may.
     """
     if message.kind is Kind.STATUS:
-        return Answer(None)
+        return ControlReply(None)
     if message.kind is Kind.COMMAND:
         return _command(message, sender, store, lead)
     if message.kind not in CHANNEL_KINDS:
-        return Answer(
+        return ControlReply(
             False,
             f"the orchestrator takes no {message.kind}: "
             "it knows join, leave, subscribe, unsubscribe, spawn, release, continuity, status, "
@@ -60,16 +62,16 @@ def handle(message: MessageFile, sender: str, store: CommStore, lead: str | None
     if message.to.startswith("#"):
         if name not in ("", message.to[1:]):
             said = f"TO says {message.to} and CHANNEL says {name}: name one channel"
-            return Answer(False, said)
+            return ControlReply(False, said)
         name = message.to[1:]
         fields.setdefault("PATTERN", EVERYTHING if message.kind is Kind.SUBSCRIBE else "")
     if not name:
-        return Answer(
+        return ControlReply(
             False,
             f"CHANNEL is missing: {message.kind} needs `TO: #name`, or a body line `CHANNEL: name`",
         )
     if not is_channel_name(name) or name.startswith(DIRECT_PREFIX) or name == EVERYONE_CHANNEL:
-        return Answer(
+        return ControlReply(
             False,
             f"{name!r} is no channel to {message.kind}: letters, digits, _ and -, parts joined "
             f"by /, 128 bytes at most, neither {EVERYONE_CHANNEL} nor {DIRECT_PREFIX}…",
@@ -77,60 +79,62 @@ def handle(message: MessageFile, sender: str, store: CommStore, lead: str | None
     try:
         return _change_channel(message.kind, name, fields, sender, store)
     except (CommError, Refused) as exc:
-        return Answer(False, str(exc))
+        return ControlReply(False, str(exc))
 
 
-def trust_again(message: MessageFile, sender: str, store: CommStore) -> Trust | None:
+def registered_key(message: MessageFile, sender: str, store: CommStore) -> KeyRegistration | None:
     """The key that a message registered when it was obeyed, where it is one that does."""
     if message.kind is not Kind.COMMAND:
         return None
     fields = command_fields(message)
     if fields.get("ACTION", "").lower() != "agent.key":
         return None
-    done = actions.obey(fields, sender, sender, store)  # who it was has been asked
-    return done if isinstance(done, Trust) else None
+    done = actions.execute(fields, sender, sender, store)  # who it was has been asked
+    return done if isinstance(done, KeyRegistration) else None
 
 
-def _command(message: MessageFile, sender: str, store: CommStore, lead: str | None) -> Answer:
+def _command(message: MessageFile, sender: str, store: CommStore, lead: str | None) -> ControlReply:
     try:
         fields = command_fields(message)
-        done = actions.obey(fields, sender, lead, store)
+        done = actions.execute(fields, sender, lead, store)
     except (CommError, MessageError, Refused) as exc:
-        return Answer(False, str(exc))
-    if isinstance(done, Order):
-        return Answer(True, ASKED.format(done.verb), done)
-    if isinstance(done, Trust):
-        return Answer(True, str(done), trust=done)
-    if isinstance(done, Change):
-        return Answer(True, f"{done.name} is {done.status}", life=done)
+        return ControlReply(False, str(exc))
+    if isinstance(done, JournalCommand):
+        return ControlReply(True, JOURNAL_ACCEPTED.format(done.verb), done)
+    if isinstance(done, KeyRegistration):
+        return ControlReply(True, str(done), key=done)
+    if isinstance(done, StatusChange):
+        return ControlReply(True, f"{done.name} is {done.status}", status_change=done)
     if isinstance(done, Prune | Pack):
-        return Answer(True, ASKED_OF_FILES.format(fields["ACTION"].lower()), done)
-    return Answer(True, done)
+        return ControlReply(True, JOB_ACCEPTED.format(fields["ACTION"].lower()), done)
+    return ControlReply(True, done)
 
 
 def _change_channel(
     kind: Kind, name: str, fields: dict[str, str], sender: str, store: CommStore
-) -> Answer:
+) -> ControlReply:
     pattern = fields.get("PATTERN", "")
     channel = store.get_channel_by_name(name)
     if kind is Kind.JOIN:
         if channel is None:
             store.create_channel(name, ChannelType.GROUP, sender)
-            return Answer(True, f"made the group {name}, you are its owner")
+            return ControlReply(True, f"made the group {name}, you are its owner")
         store.join_channel(channel.id, sender)
-        return Answer(True, f"you take part in {name}, a {channel.channel_type.label} channel")
+        return ControlReply(
+            True, f"you take part in {name}, a {channel.channel_type.label} channel"
+        )
     if kind is Kind.SUBSCRIBE:
         wanted = filter_of(fields.get("FILTER", ""))
         return _subscribe(channel, name, pattern, wanted, sender, store)
     if channel is None:
-        return Answer(False, f"there is no channel {name}")
+        return ControlReply(False, f"there is no channel {name}")
     if kind is Kind.LEAVE:
         if not store.takes_part(channel.id, sender):  # it may be obeyed again after a crash
-            return Answer(True, f"you do not take part in {name}")
+            return ControlReply(True, f"you do not take part in {name}")
         store.leave_channel(channel.id, sender)
-        return Answer(True, f"you no longer take part in {name}")
+        return ControlReply(True, f"you no longer take part in {name}")
     ended = store.unsubscribe(channel.id, sender, pattern or None)
-    return Answer(True, f"{ended} subscription{'s' * (ended != 1)} to {name} ended")
+    return ControlReply(True, f"{ended} subscription{'s' * (ended != 1)} to {name} ended")
 
 
 def _subscribe(
@@ -140,13 +144,15 @@ def _subscribe(
     wanted: MessageFilter | None,
     sender: str,
     store: CommStore,
-) -> Answer:
+) -> ControlReply:
     if not pattern:
-        return Answer(False, "PATTERN is missing: subscribe needs a body line `PATTERN: build.#`")
+        return ControlReply(
+            False, "PATTERN is missing: subscribe needs a body line `PATTERN: build.#`"
+        )
     made = channel is None
     if channel is None:
         topics.match_mode(pattern)  # a bad pattern must not leave an empty channel behind
         channel = store.create_channel(name, ChannelType.PUB_SUB, sender)
     store.subscribe(channel.id, sender, pattern, wanted)
     also = f"made the channel {name}; " if made else ""
-    return Answer(True, f"{also}you receive {pattern} from {name}{where(wanted)}")
+    return ControlReply(True, f"{also}you receive {pattern} from {name}{where(wanted)}")

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 
 from relay.acomm.model import Channel, ChannelType, DeliveryState, Message, MessageType, Metadata
-from relay.agents.requests import Asker, read_request
-from relay.agents.saved_state import Saves
-from relay.base.agent_status import Change, Status, asked
+from relay.agents.requests import Requester, read_request
+from relay.agents.saved_state import StateStore
+from relay.base.agent_status import AgentStatus, StatusChange, parse_status_command
 from relay.base.clock import NS_PER_MS, NS_PER_S
-from relay.base.config import Spawn
+from relay.base.config import SpawnSettings
 from relay.base.errors import CommError, StoreCapacity, StoreFull
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import Kind, MessageFile, command_fields
@@ -23,59 +23,61 @@ from relay.base.names import ORCHESTRATOR, answer_id, derived_id, direct_channel
 from relay.base.outbox_file import sent_at
 from relay.delivery import control, resume, router
 from relay.delivery.file_ops import render_delivered
-from relay.delivery.intake import Accepted
-from relay.delivery.key_registration import Trust
+from relay.delivery.intake import Parsed
+from relay.delivery.key_registration import KeyRegistration
 from relay.delivery.router import Bounce, Directory, Route
 from relay.delivery.work import (
     Acknowledged,
-    Duty,
-    Later,
-    Posting,
-    Work,
-    notice_of_message,
-    own_facts,
+    DeferredDelivery,
+    ObligationState,
+    OutgoingFile,
+    WorkItem,
+    system_message_row,
+    system_work_about,
 )
 from relay.engine import ack_rules
 from relay.engine.acks import DEAD_LETTER_TOPIC
 from relay.engine.commstore import CommStore
 from relay.engine.receiving import SYSTEM
 
-HELD_BACK = "held back: the channel has as many pending messages as max_pending allows"
-HELD_BACK_NS = 60 * NS_PER_S  # it is let go as soon as it may, and looked at this often
-CARRIED_OUT_LATER = frozenset({Kind.SPAWN, Kind.RELEASE})
+THROTTLED = "held back: the channel has as many pending messages as max_pending allows"
+THROTTLED_RECHECK_NS = 60 * NS_PER_S  # it is let go as soon as it may, and looked at this often
+PROCESS_KINDS = frozenset({Kind.SPAWN, Kind.RELEASE})
 NOTICES = frozenset({Kind.NOTIFICATION, Kind.REMINDER})  # of the relay's: they answer nothing
 STICKY = "sent before it joined"
 MAX_NOTE = 500  # characters of a status that the agents table keeps
 NO_AGENT = "no longer an agent"
-NOBODY: Mapping[str, str] = {}
-DEFAULT_SPAWN = Spawn()
+ALL_AVAILABLE: Mapping[str, str] = {}
+DEFAULT_SPAWN = SpawnSettings()
 
 
-class Decider:
+class Planner:
     """Turns accepted messages into postings. Owned by the loop."""
 
     def __init__(
         self,
         store: CommStore,
         lead: Callable[[], str | None],
-        away: Mapping[str, str] = NOBODY,
-        silent: Set[str] = frozenset(),
-        saves: Saves | None = None,
-        spawn: Spawn = DEFAULT_SPAWN,
+        unavailable: Mapping[str, str] = ALL_AVAILABLE,
+        inactive: Set[str] = frozenset(),
+        states: StateStore | None = None,
+        spawn: SpawnSettings = DEFAULT_SPAWN,
         trusted_lead: Callable[[], str | None] | None = None,
     ) -> None:
         self._store = store
         self._lead = lead
         self._trusted_lead = trusted_lead or lead  # who may ask for what the lead may
-        self._away = away  # who is terminated or retired, and what is said to who writes to them
-        self._silent = silent  # who gets no broadcasts
-        self._saves = saves
+        self._unavailable = (
+            unavailable  # who is terminated or retired, and what is said to who writes to them
+        )
+        self._inactive = inactive  # who gets no broadcasts
+        self._states = states
         self._spawn = spawn
 
-    def decide(
+    def plan(
         self,
-        work: Work,
-        accepted: Accepted,
+        work: WorkItem,
+        accepted: Parsed,
         agents: Set[str],
         now_ns: int,
     ) -> None:
@@ -84,10 +86,10 @@ class Decider:
         What the store has accepted before goes to those whom it was accepted for.
         """
         message = accepted.message
-        stored = self._known(work)
-        work.known = stored is not None
+        stored = self._find_stored(work)
+        work.is_stored = stored is not None
         ttl_s = message.ttl_s
-        sent = sent_at(work.found, work.discovered_at)
+        sent = sent_at(work.file, work.discovered_at)
         if ttl_s and stored is None and now_ns > sent + ttl_s * NS_PER_S:
             self.refuse(work, f"its TTL of {ttl_s} s passed before it could be delivered")
             return
@@ -107,16 +109,16 @@ class Decider:
         if route.answers is not None:
             work.acknowledged = self._acknowledge(message, work, route.answers)
         if stored.id in self._store.state.deliveries:  # else it is long done, and rolled out
-            self._hand_over(work, accepted, stored, route, agents)
+            self._plan_deliveries(work, accepted, stored, route, agents)
 
-    def refuse(self, work: Work, reason: str) -> None:
+    def refuse(self, work: WorkItem, reason: str) -> None:
         """Refuse a file: its sender is told why, and what to do."""
         work.failure = reason
-        name = shown(work.found.file_name)
+        name = shown(work.file.file_name)
         text = reason if name in reason else f"{name}: {reason}"
         self._answer(work, Kind.NACK, f"not delivered: {text}", None)
 
-    def tell(
+    def reply(
         self,
         agent: str,
         message_id: str,
@@ -124,29 +126,29 @@ class Decider:
         key: str,
         text: str,
         kind: Kind = Kind.NACK,
-    ) -> Work:
+    ) -> WorkItem:
         """Work that tells an agent what became of a message of its own, once for each ``key``.
 
         Without a key it is the answer itself, which its control message did not get at once.
         Nobody is told where ``agent`` is empty.
         """
-        work = notice_of_message(message_id, agent, at_ns, f"{message_id} {key}")
+        work = system_work_about(message_id, agent, at_ns, f"{message_id} {key}")
         reply_id = "" if key else answer_id(at_ns, agent, message_id, kind)
         if agent:
             stored = self._store.by_relay_id(message_id)
             self._answer(work, kind, text, stored, reply_id)
         return work
 
-    def notify(self, agent: str, at_ns: int, key: str, text: str) -> Work:
+    def notify(self, agent: str, at_ns: int, key: str, text: str) -> WorkItem:
         """Work that tells an agent what nobody asked for, once for each ``at_ns`` and ``key``.
 
         Errors: StoreFull, StoreCapacity.
         """
-        work = notice_of_message("", agent, at_ns, key)
+        work = system_work_about("", agent, at_ns, key)
         self._answer(work, Kind.NOTIFICATION, text, None)
         return work
 
-    def announce_dead(self, work: Work, text: str, agents: Set[str]) -> None:
+    def publish_dead_letter(self, work: WorkItem, text: str, agents: Set[str]) -> None:
         """Publish a dead letter on the system's topic, when anybody ever asked for that channel.
 
         Source: message-engine.txt, "Retry Semantics", step 3c.
@@ -154,7 +156,7 @@ class Decider:
         channel = self._store.get_channel_by_name(SYSTEM)
         if channel is None or channel.channel_type is not ChannelType.PUB_SUB:
             return
-        notice_id = derived_id(work.discovered_at, "dead", work.message_id, work.notice)
+        notice_id = derived_id(work.discovered_at, "dead", work.message_id, work.notice_key)
         stored = self._store.by_relay_id(notice_id)
         body = f"{text}\n".encode()
         to = f"#{SYSTEM}"
@@ -181,9 +183,11 @@ class Decider:
         if targets:
             headers = {"TOPIC": DEAD_LETTER_TOPIC, "RE": work.message_id}
             notice = MessageFile(to, Kind.NOTIFICATION, headers, body)
-            self._post_own(work, notice, notice_id, stored, targets, SYSTEM)
+            self._add_system_message(work, notice, notice_id, stored, targets, SYSTEM)
 
-    def say(self, work: Work, to: str, kind: Kind, text: str, key: str, order: int = 0) -> None:
+    def add_message(
+        self, work: WorkItem, to: str, kind: Kind, text: str, key: str, order: int = 0
+    ) -> None:
         """A word of the orchestrator's own to anybody about the work's message, in that work.
 
         Said once for each ``key``: the second time it is the same message, with the same text. What
@@ -193,13 +197,13 @@ class Decider:
         said = self._store.by_relay_id(own_id)
         body = said.content if said else f"{text}\n".encode()
         message = MessageFile(to, kind, {"RE": work.message_id}, body)
-        kept = said or self._keep_answer(work, message, own_id, None)
-        self._post_own(work, message, own_id, kept, (to,))
+        kept = said or self._store_reply(work, message, own_id, None)
+        self._add_system_message(work, message, own_id, kept, (to,))
 
-    def _known(self, work: Work) -> Message | None:
+    def _find_stored(self, work: WorkItem) -> Message | None:
         """The message that the store numbered before a crash, or before a passing error."""
         stored = self._store.by_relay_id(work.message_id)
-        if stored is None and work.again:  # a crash came before its row was completed
+        if stored is None and work.is_repeat:  # a crash came before its row was completed
             stored = self._store.ever_by_relay_id(work.message_id)
         return stored
 
@@ -208,18 +212,20 @@ class Decider:
     ) -> Route | Bounce:
         """Where it goes; what would bounce now and was accepted goes where it went then."""
         is_lead = message.to.lower() == "lead"
-        directory = Directory(agents, self._lead() if is_lead else None, self._away, self._silent)
+        directory = Directory(
+            agents, self._lead() if is_lead else None, self._unavailable, self._inactive
+        )
         route = router.route(message, sender, directory, self._store)
         if isinstance(route, Bounce) and stored is not None:
             return router.route_again(sender, sorted(self._store.recipients(stored.id)))
         return route
 
-    def _send(self, work: Work, message: MessageFile, route: Route) -> Message:
+    def _send(self, work: WorkItem, message: MessageFile, route: Route) -> Message:
         """The engine's message, numbered now."""
         channel = self._channel(route)
         fields = router.engine_fields(message, work.message_id, work.discovered_at, route.answers)
         if fields.ttl:
-            fields.metadata["sent_ns"] = sent_at(work.found, work.discovered_at)
+            fields.metadata["sent_ns"] = sent_at(work.file, work.discovered_at)
         return self._store.accept(
             channel.id,
             work.agent,
@@ -246,21 +252,21 @@ class Decider:
                 self._store.join_channel(channel.id, member)
         return channel
 
-    def _hand_over(
-        self, work: Work, accepted: Accepted, stored: Message, route: Route, agents: Set[str]
+    def _plan_deliveries(
+        self, work: WorkItem, accepted: Parsed, stored: Message, route: Route, agents: Set[str]
     ) -> None:
         """What the engine has accepted, to those who get it: the orchestrator may be one."""
         recipients = self._store.recipients(stored.id)
         if not recipients:
-            nobody = self._nobody(stored, route)
+            nobody = self._no_recipients_reason(stored, route)
             if nobody:
                 self._answer(work, Kind.NACK, nobody, stored)
         if ORCHESTRATOR in recipients:
-            work.control = True
-            self._obey(work, accepted.original or accepted.message, stored, agents)
-        self._post(work, accepted, stored, route, recipients, agents)
+            work.is_control = True
+            self._execute_control(work, accepted.original or accepted.message, stored, agents)
+        self._add_deliveries(work, accepted, stored, route, recipients, agents)
 
-    def _nobody(self, stored: Message, route: Route) -> str:
+    def _no_recipients_reason(self, stored: Message, route: Route) -> str:
         """The nack for a message without recipients; empty where a sticky channel keeps it."""
         if route.channel_type is not ChannelType.PUB_SUB:
             return f"nobody else takes part in {route.channel}"
@@ -271,7 +277,7 @@ class Decider:
             f"`relay channel show {route.channel}` lists subscriptions"
         )
 
-    def _acknowledge(self, message: MessageFile, work: Work, original: Message) -> Acknowledged:
+    def _acknowledge(self, message: MessageFile, work: WorkItem, original: Message) -> Acknowledged:
         """What this answer says of the delivery that it answers."""
         status, text = router.answer_status(message)
         sender, answer = work.agent, (work.message_id, text)
@@ -279,31 +285,35 @@ class Decider:
         store = self._store
         store.hear_answer(original, sender, status, ends=ends, answer=answer)
         owed = store.state.owed.get(original.id, {}).get(sender)
-        duty = Duty("open", owed.due_ms * NS_PER_MS or None) if owed else None
+        duty = ObligationState("open", owed.due_ms * NS_PER_MS or None) if owed else None
         if ends and store.is_owed(original):
-            duty = Duty("answered")
+            duty = ObligationState("answered")
         return Acknowledged(original.relay_id or "", sender, status, *answer, duty)
 
-    def _obey(self, work: Work, message: MessageFile, stored: Message, agents: Set[str]) -> None:
+    def _execute_control(
+        self, work: WorkItem, message: MessageFile, stored: Message, agents: Set[str]
+    ) -> None:
         """The message is for the orchestrator: do it, once, and answer."""
         for kind in (Kind.ACK, Kind.NACK):
             said = self._store.by_relay_id(_answer_id(work, kind))
             if said is not None:  # before a crash: done with it, and this is what came of it
                 if kind is Kind.ACK and message.kind is Kind.COMMAND:
                     # what went with it into the ledger may not have got there
-                    work.life = _life(message, work.agent)
-                    self._trust(work, control.trust_again(message, work.agent, self._store))
+                    work.status_change = _status_change(message, work.agent)
+                    self._register_key(
+                        work, control.registered_key(message, work.agent, self._store)
+                    )
                 self._reply(work, kind, said.content, stored)
                 return
-        answer = self._handle(work, message, agents)
-        if answer.order is not None:
-            work.orders.append(answer.order)
-        self._trust(work, answer.trust)
+        answer = self._control_reply(work, message, agents)
+        if answer.job is not None:
+            work.jobs.append(answer.job)
+        self._register_key(work, answer.key)
         for number, recipient in self._store.take_copies():
             copied = self._store.get_message(number)
             relay_id = copied.relay_id if copied else None
             if relay_id is not None:
-                work.later.append(Later(relay_id, recipient, STICKY, work.seen_at))
+                work.deferred.append(DeferredDelivery(relay_id, recipient, STICKY, work.seen_at))
         self._store.deliver(stored.id, [ORCHESTRATOR])
         if self._store.expects_ack(stored):
             self._store.move_deliveries(stored.id, [ORCHESTRATOR], DeliveryState.ACKNOWLEDGED)
@@ -313,47 +323,54 @@ class Decider:
             work.status_note = message.content.decode()[:MAX_NOTE]
             return
         if answer.ok:
-            work.life = answer.life
+            work.status_change = answer.status_change
             text = f"completed {answer.text}\n".encode()
             self._reply(work, Kind.ACK, text + answer.attached, stored)
         else:
             self._answer(work, Kind.NACK, answer.text, stored)
 
-    def _trust(self, work: Work, trust: Trust | None) -> None:
-        if trust is not None:
-            work.trust = trust
-            path = f"agents/{trust.name}/meta.json"
-            detail = f"{work.agent} says: {trust}"
-            work.incidents.append(Incident(IncidentKind.KEY_CONFIRMED, trust.name, path, detail))
+    def _register_key(self, work: WorkItem, key: KeyRegistration | None) -> None:
+        if key is not None:
+            work.key = key
+            path = f"agents/{key.name}/meta.json"
+            detail = f"{work.agent} says: {key}"
+            work.incidents.append(Incident(IncidentKind.KEY_CONFIRMED, key.name, path, detail))
 
-    def _handle(self, work: Work, message: MessageFile, agents: Set[str]) -> control.Answer:
+    def _control_reply(
+        self, work: WorkItem, message: MessageFile, agents: Set[str]
+    ) -> control.ControlReply:
         lead = self._trusted_lead()
-        if message.kind in CARRIED_OUT_LATER:
-            return self._ask(work, message)
-        if message.kind is Kind.CONTINUITY and self._saves is not None:
-            return resume.handle(message, work.message_id, work.agent, lead, self._saves)
+        if message.kind in PROCESS_KINDS:
+            return self._request_process(work, message)
+        if message.kind is Kind.CONTINUITY and self._states is not None:
+            return resume.handle(message, work.message_id, work.agent, lead, self._states)
         answer = control.handle(message, work.agent, self._store, lead)
-        life = answer.life
-        if life is None or life.name in agents:
+        change = answer.status_change
+        if change is None or change.name in agents:
             return answer
         # whose mailbox is gone may be retired: what vanished with it goes back to its senders
-        if life.status == Status.RETIRED and life.name in self._silent | self._away.keys():
+        if (
+            change.status == AgentStatus.RETIRED
+            and change.name in self._inactive | self._unavailable.keys()
+        ):
             return answer
-        return control.Answer(False, f"there is no agent {life.name}: `relay agents` lists them")
+        return control.ControlReply(
+            False, f"there is no agent {change.name}: `relay agents` lists them"
+        )
 
-    def _ask(self, work: Work, message: MessageFile) -> control.Answer:
+    def _request_process(self, work: WorkItem, message: MessageFile) -> control.ControlReply:
         """A process is to be started or ended: it is, once this is accepted."""
-        asker = Asker(work.agent, work.message_id, work.discovered_at, self._trusted_lead())
-        request = read_request(message, asker, self._spawn)
+        requester = Requester(work.agent, work.message_id, work.discovered_at, self._trusted_lead())
+        request = read_request(message, requester, self._spawn)
         if isinstance(request, str):
-            return control.Answer(False, request)
+            return control.ControlReply(False, request)
         work.requests.append(request)
-        return control.Answer(None)
+        return control.ControlReply(None)
 
-    def _post(
+    def _add_deliveries(
         self,
-        work: Work,
-        accepted: Accepted,
+        work: WorkItem,
+        accepted: Parsed,
         stored: Message,
         route: Route,
         recipients: tuple[str, ...],
@@ -361,7 +378,7 @@ class Decider:
     ) -> None:
         """The message for those who have an inbox; the others bounce, and the sender hears it."""
         states = self._store.state.deliveries[stored.id]
-        away = self._away
+        away = self._unavailable
         targets = tuple([r for r in recipients if r in agents and r not in away])
         gone = {
             r: away.get(r, NO_AGENT)
@@ -372,10 +389,12 @@ class Decider:
         }
         if gone:
             work.bounced = gone
-            self._answer(work, Kind.NACK, _bounced_text(gone, work.found.file_name), stored)
+            self._answer(work, Kind.NACK, _bounced_text(gone, work.file.file_name), stored)
         if self._store.holds(stored.id):
-            due = held_until(stored, work.seen_at)
-            work.later += [Later(work.message_id, name, HELD_BACK, due) for name in targets]
+            due = throttled_until(stored, work.seen_at)
+            work.deferred += [
+                DeferredDelivery(work.message_id, name, THROTTLED, due) for name in targets
+            ]
         elif targets:
             data = render_delivered(
                 accepted.message,
@@ -385,28 +404,28 @@ class Decider:
                 accepted.checksum,
                 route.shown_channel,
             )
-            work.postings.append(Posting(work.message_id, stored.id, data, targets))
+            work.outgoing.append(OutgoingFile(work.message_id, stored.id, data, targets))
 
     def _answer(
-        self, work: Work, kind: Kind, text: str, stored: Message | None, reply_id: str = ""
+        self, work: WorkItem, kind: Kind, text: str, stored: Message | None, reply_id: str = ""
     ) -> None:
         """A message of the orchestrator's to the sender; its id says what it answers."""
         self._reply(work, kind, f"{text}\n".encode(), stored, reply_id)
 
     def _reply(
-        self, work: Work, kind: Kind, body: bytes, stored: Message | None, reply_id: str = ""
+        self, work: WorkItem, kind: Kind, body: bytes, stored: Message | None, reply_id: str = ""
     ) -> None:
         """The same, with this very body."""
         reply_id = reply_id or _answer_id(work, kind)
         to = work.agent
         headers = {"RE": work.message_id} if work.message_id else {}
         reply = MessageFile(to, kind, headers, body)
-        kept = self._store.by_relay_id(reply_id) or self._keep_answer(work, reply, reply_id, stored)
-        self._post_own(work, reply, reply_id, kept, (to,))
+        kept = self._store.by_relay_id(reply_id) or self._store_reply(work, reply, reply_id, stored)
+        self._add_system_message(work, reply, reply_id, kept, (to,))
 
-    def _post_own(
+    def _add_system_message(
         self,
-        work: Work,
+        work: WorkItem,
         message: MessageFile,
         message_id: str,
         kept: Message,
@@ -418,13 +437,13 @@ class Decider:
         Its time is when it was first said, which may be a day after what it speaks of.
         """
         at = int((kept.metadata or {}).get("created_ns") or work.discovered_at)
-        facts = own_facts(message_id, message.body, str(message.kind), message.to, at)
+        facts = system_message_row(message_id, message.body, str(message.kind), message.to, at)
         checksum = facts.checksum or ""
         data = render_delivered(message, message_id, ORCHESTRATOR, at, checksum, channel)
-        work.postings.append(Posting(message_id, kept.id, data, targets, facts))
+        work.outgoing.append(OutgoingFile(message_id, kept.id, data, targets, facts))
 
-    def _keep_answer(
-        self, work: Work, reply: MessageFile, reply_id: str, stored: Message | None
+    def _store_reply(
+        self, work: WorkItem, reply: MessageFile, reply_id: str, stored: Message | None
     ) -> Message:
         """Send the answer through the engine, as an acknowledgment where one is expected."""
         store = self._store
@@ -456,10 +475,10 @@ def _type_of(kind: Kind, *, acknowledges: bool) -> MessageType:
     return MessageType.ACKNOWLEDGMENT if acknowledges else MessageType.ERROR
 
 
-def _life(message: MessageFile, sender: str) -> Change | None:
+def _status_change(message: MessageFile, sender: str) -> StatusChange | None:
     """What a command that was obeyed before did to an agent's status."""
     fields = command_fields(message)
-    return asked(fields.get("ACTION", "").lower(), fields, sender)
+    return parse_status_command(fields.get("ACTION", "").lower(), fields, sender)
 
 
 def _bounced_text(gone: Mapping[str, str], file_name: str) -> str:
@@ -474,14 +493,14 @@ def _bounced_text(gone: Mapping[str, str], file_name: str) -> str:
     return "\n".join(lines)
 
 
-def held_until(stored: Message, now_ns: int) -> int:
+def throttled_until(stored: Message, now_ns: int) -> int:
     """When a message that is held back is looked at again: at its ttl, its sender is told then."""
-    due = now_ns + HELD_BACK_NS
+    due = now_ns + THROTTLED_RECHECK_NS
     if stored.ttl_over_ns is not None:
         due = min(due, max(stored.ttl_over_ns, now_ns) + 1)
     return due
 
 
-def _answer_id(work: Work, kind: Kind) -> str:
-    about = work.message_id if work.has_row else work.found
-    return answer_id(work.discovered_at, work.agent, about, work.notice or kind)
+def _answer_id(work: WorkItem, kind: Kind) -> str:
+    about = work.message_id if work.has_row else work.file
+    return answer_id(work.discovered_at, work.agent, about, work.notice_key or kind)

@@ -11,47 +11,54 @@ import os
 from collections.abc import Iterable
 
 from relay.agents.roster import Roster
-from relay.agents.status import Lives
-from relay.base import hardening
+from relay.agents.status import AgentStatusTracker
+from relay.base import directory_guard
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import FormatError, UnsafePath
 from relay.base.home import READ
-from relay.base.incidents import Incident, IncidentKind, Told
+from relay.base.incidents import Incident, IncidentDedup, IncidentKind
 from relay.base.names import MSG_SUFFIX, message_id_of
-from relay.base.watcher import Wake
+from relay.base.watcher import WatchEvents
 from relay.delivery import lost_time
-from relay.delivery.context import Basis
+from relay.delivery.context import Context
 from relay.delivery.intake import Intake
-from relay.delivery.notifications import Teller
-from relay.delivery.readings import GRACE_NS, Readings
+from relay.delivery.notifications import Notifier
+from relay.delivery.readings import GRACE_NS, ReadDetector
 
 
-class Hearing:
+class EventSource:
     """Owned by the loop."""
 
     def __init__(
-        self, basis: Basis, intake: Intake, roster: Roster, lives: Lives, teller: Teller
+        self,
+        context: Context,
+        intake: Intake,
+        roster: Roster,
+        statuses: AgentStatusTracker,
+        notifier: Notifier,
     ) -> None:
-        self._basis = basis
-        self._detection = basis.config.detection
-        self._home = basis.home
-        self._ledger = basis.ledger
-        self._store = basis.store
-        self._readings = Readings(basis)
+        self._context = context
+        self._detection = context.config.detection
+        self._home = context.home
+        self._ledger = context.ledger
+        self._store = context.store
+        self._reads = ReadDetector(context)
         self._intake = intake
         self._roster = roster
-        self._lives = lives
-        self._teller = teller
-        self._clock = basis.clock
-        self._log = basis.log
-        self._told = Told()
+        self._statuses = statuses
+        self._notifier = notifier
+        self._clock = context.clock
+        self._log = context.log
+        self._told = IncidentDedup()
         self._next_scan_ns = 0
         self._next_poll_ns = 0
         self._recheck_ns: int | None = None
         self._broken: dict[str, int] = {}  # agents without an inbox, since when (monotonic)
-        self._looked_at: dict[str, set[str]] = {}  # in inboxes, and not unread as the ledger has it
+        self._known_strays: dict[
+            str, set[str]
+        ] = {}  # in inboxes, and not unread as the ledger has it
 
-    def hear(self, wake: Wake) -> None:
+    def poll(self, wake: WatchEvents) -> None:
         """Take what the watcher tells, and scan when that is due."""
         now = self._clock.monotonic_ns()
         scan = wake.scan or now >= self._next_scan_ns
@@ -62,23 +69,23 @@ class Hearing:
         for touched in wake.touched:
             if touched.agent in self._roster.agents:
                 self._intake.add(touched.agent, touched.file_name, renamed=touched.renamed)
-        self._readings.left(wake.left)
+        self._reads.on_removed(wake.left)
         if scan:
             self._ledger.check_file()
-            lost_time.note_alive(self._basis)
-            self._intake.limit.sweep()
-            self._note(hardening.stray_agents(self._home))
+            lost_time.record_alive(self._context)
+            self._intake.rate_limit.sweep()
+            self._record_incidents(directory_guard.stray_agents(self._home))
             self._next_scan_ns = now + self._detection.scan_interval_s * NS_PER_S
             self._scan(self._roster.agents)
-            self.review(None)
+            self.check_liveness(None)
         elif self._roster.unwatched and now >= self._next_poll_ns:
             self._scan(self._roster.unwatched | set(appeared))
         elif appeared:
             self._scan(appeared)
-            self.review(appeared)  # before what vanished with a mailbox is delivered again
+            self.check_liveness(appeared)  # before what vanished with a mailbox is delivered again
         if self._roster.unwatched:
             self._next_poll_ns = now + self._detection.poll_interval_ms * NS_PER_MS
-        self._readings.settle()
+        self._reads.check_missing()
 
     def _refresh_agents(self, *, complete: bool) -> list[str]:
         changes = self._roster.refresh(complete=complete)
@@ -92,7 +99,7 @@ class Hearing:
                     self._ledger.registry.register(name, now)
                 for name in changes.gone:
                     self._ledger.registry.deactivate(name, now)
-            self._lives.refresh()
+            self._statuses.refresh()
         return changes.appeared
 
     def due_ns(self) -> int:
@@ -102,28 +109,30 @@ class Hearing:
             due.append(self._recheck_ns)
         if self._roster.unwatched:
             due.append(self._next_poll_ns)
-        missing_ns = self._readings.due_ns()
+        missing_ns = self._reads.due_ns()
         if missing_ns is not None:
             due.append(missing_ns)
         return min(due)
 
-    def review(self, names: Iterable[str] | None) -> None:
+    def check_liveness(self, names: Iterable[str] | None) -> None:
         """Judge who is away; who was and has a process again is greeted, and then active."""
         with self._home.dirs() as dirs:
-            comebacks = self._lives.review(dirs, names)
-        self._lives.come_back([one for one in comebacks if self._teller.greet(one.name, one.key)])
+            comebacks = self._statuses.check(dirs, names)
+        self._statuses.reactivate(
+            [one for one in comebacks if self._notifier.send_resume_message(one.name, one.key)]
+        )
 
     def _scan(self, agents: Iterable[str]) -> None:
         """List outboxes for what inotify missed, and inboxes for what was read unseen."""
         for agent in sorted(agents):
             try:
                 with self._home.dirs() as dirs:  # closed again: a thousand agents are many
-                    self._note(hardening.agent_incidents(dirs, agent))
+                    self._record_incidents(directory_guard.agent_incidents(dirs, agent))
                     self._intake.scan(dirs, agent)
-                    others = self._readings.scan(dirs, agent)
-                self._note(self._strays(agent, others), again=True)
+                    others = self._reads.scan(dirs, agent)
+                self._record_incidents(self._strays(agent, others), again=True)
             except FileNotFoundError:  # it has just gone: the roster's next refresh says so
-                self._mend(agent)
+                self._repair(agent)
                 continue
             except (OSError, UnsafePath) as exc:
                 self._log(
@@ -133,11 +142,11 @@ class Hearing:
                     agent=agent,
                 )
             self._broken.pop(agent, None)
-        for agent in self._lives.retired:
+        for agent in self._statuses.retired:
             if agent not in self._roster.agents:
-                self._readings.give_back(agent)
+                self._reads.return_unread(agent)
 
-    def _mend(self, agent: str) -> None:
+    def _repair(self, agent: str) -> None:
         """Where an inbox alone went, and no watch says so, it is made again after a while."""
         now = self._clock.monotonic_ns()
         if now - self._broken.setdefault(agent, now) >= GRACE_NS and agent in self._roster.agents:
@@ -147,8 +156,8 @@ class Hearing:
 
     def _strays(self, agent: str, others: set[str]) -> list[Incident]:
         """Messages in an inbox that no delivery names: the relay did not put them there."""
-        fresh = others - self._looked_at.get(agent, set())
-        self._looked_at[agent] = others
+        fresh = others - self._known_strays.get(agent, set())
+        self._known_strays[agent] = others
         ids = {one for one in fresh if message_id_of(one + MSG_SUFFIX) is not None}
         strays = sorted(self._ledger.undelivered(agent, ids)) if ids else []
         strays = [one for one in strays if not self._was_sent(one, agent)]
@@ -167,14 +176,14 @@ class Hearing:
             return stored is not None and agent in self._store.recipients(stored.id)
         return False
 
-    def note_taken(self) -> None:
+    def flush_reads(self) -> None:
         """What was read goes into the ledger, once the journal has it."""
         read: dict[str, int] = {}
-        for message_id, agent, *_ in self._readings.note():
-            if agent in self._lives.away or agent in self._lives.silent:
+        for message_id, agent, *_ in self._reads.flush():
+            if agent in self._statuses.unavailable or agent in self._statuses.inactive:
                 read[agent] = max(read.get(agent, 0), self._read_at(agent, message_id))
         if read:
-            self._lives.heard(read, by_reading=True)
+            self._statuses.mark_seen(read, by_reading=True)
 
     def _read_at(self, agent: str, message_id: str) -> int:
         """When a file left the inbox, or a time that is not before it (Unix ns)."""
@@ -186,7 +195,7 @@ class Hearing:
             return os.fstat(inbox).st_mtime_ns
         return self._clock.now_ns()
 
-    def _note(self, found: list[Incident], *, again: bool = False) -> None:
+    def _record_incidents(self, found: list[Incident], *, again: bool = False) -> None:
         """What a look at the home found, said and kept once while it lasts; ``again``: it may be
         there from before a restart."""
         repaired = [one for one in found if one.kind is IncidentKind.MODE_REPAIRED]

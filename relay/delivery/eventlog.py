@@ -26,10 +26,10 @@ from relay.journal.journal import Append, Journal, Record
 
 STREAM_ID = 1  # a home has one store, and one stream
 LINGER_MS = 20  # so long what nobody waits for may wait for a batch to share its sync
-ASIDE = 64 << 10  # bytes kept free for answers, timers and the like beside the messages
+RESERVED_BYTES = 64 << 10  # bytes kept free for answers, timers and the like beside the messages
 
 
-class Checkpoints(Protocol):
+class CheckpointListener(Protocol):
     """Who keeps account of the store's files."""
 
     def written(self, offset: int) -> None:
@@ -46,7 +46,7 @@ class EventLog:
         store: CommStore,
         clock: Clock,
         boot_id: str,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointListener,
     ) -> None:
         self.journal = journal
         self._codec = codec
@@ -55,7 +55,7 @@ class EventLog:
         self._boot_id = boot_id
         self._checkpoints = checkpoints
         self._epoch = 0
-        self._begun_as = boot_id  # what the journal says of the machine
+        self._recorded_boot_id = boot_id  # what the journal says of the machine
         self._since: int | None = None  # monotonic: how long the oldest fresh event waits
         self.commit_s = Histogram(SECONDS)  # its writes and syncs; a session has its own put here
         store.fresh_events = []
@@ -66,14 +66,14 @@ class EventLog:
         ``boot_id``: of the last writer, where the machine was switched off since: until ``settle``
         the next start must find that out, too.
         """
-        self._epoch, self._begun_as = epoch, boot_id or self._boot_id
-        start = Start(self._begun_as, epoch, self._clock.now_ns())
+        self._epoch, self._recorded_boot_id = epoch, boot_id or self._boot_id
+        start = Start(self._recorded_boot_id, epoch, self._clock.now_ns())
         self._append_control(Frame(VERSION, start=start), RecordFlag.CONTROL)
         self.commit()
 
-    def settle(self) -> None:
+    def confirm_boot(self) -> None:
         """What the last writer left is put right, durably: now this boot is the one to compare."""
-        if self._begun_as != self._boot_id:
+        if self._recorded_boot_id != self._boot_id:
             self.begin(self._epoch)
 
     @property
@@ -97,7 +97,7 @@ class EventLog:
             self.commit_s.observe((self._clock.monotonic_ns() - began) / NS_PER_S)
         for event in fresh or ():
             if type(event) is events.Rolled:
-                self.journal.note(ARCHIVE_ROLLED, _note_of(event))
+                self.journal.add_event(ARCHIVE_ROLLED, _note_of(event))
 
     def _append(self, fresh: list[events.Event]) -> None:
         """Encode a batch; the numbers of the events end with the store's own."""
@@ -116,7 +116,7 @@ class EventLog:
         payload = self._codec.encode(frame, self.journal.end)
         self.journal.append([Append(payload, int(flag))])
 
-    def linger(self) -> None:
+    def commit_if_due(self) -> None:
         """Commit what has waited long enough for a batch to take it along; prepare, and roll."""
         now = self._clock.monotonic_ns()
         if self.is_behind and self._since is None:
@@ -125,15 +125,15 @@ class EventLog:
         if due is not None and due <= now:
             self.commit()
         self.journal.roll_if_due()
-        self.journal.prepare()  # in a backlog, too: without zeros ahead commits take far longer
+        self.journal.preallocate()  # in a backlog, too: without zeros ahead commits take far longer
 
     def due_ns(self) -> int | None:
         """When ``linger`` has something to do (monotonic)."""
         return None if self._since is None else self._since + LINGER_MS * NS_PER_MS
 
-    def has_room(self, n_bytes: int) -> None:
+    def reserve(self, n_bytes: int) -> None:
         """Errors: OSError when the disk has none for so many bytes of messages."""
-        self.journal.has_room(n_bytes + ASIDE)
+        self.journal.reserve(n_bytes + RESERVED_BYTES)
 
     # -- checkpoints: what the flusher asks ------------------------------------------
 
@@ -144,7 +144,7 @@ class EventLog:
 
     def cover(self, position: Position) -> None:
         """The store's file was written; it covers everything before ``position``."""
-        self.journal.cover(position.offset)
+        self.journal.note_checkpoint(position.offset)
         self._checkpoints.written(position.offset)
         frame = Frame(VERSION, checkpoint=Checkpoint(position.offset, self._store.sequence))
         self._append_control(frame, RecordFlag.SNAPSHOT_BOUNDARY)

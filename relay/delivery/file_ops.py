@@ -22,7 +22,7 @@ from relay.base.home import PENDING, Dirs
 from relay.base.home import REJECTED as REJECTED
 from relay.base.message import MessageFile, render
 from relay.base.names import MSG_SUFFIX
-from relay.base.outbox_file import OUTBOX, Found, is_same
+from relay.base.outbox_file import OUTBOX, OutboxFile, is_same
 
 DUPLICATES = "duplicates"
 MOST_NAME_BYTES = 240  # a number goes behind, and 255 is the most there can be
@@ -168,7 +168,7 @@ def _keep_redacted(file_name: str, data: bytes, target: int, *, is_numbered: boo
     return name
 
 
-def is_same_file(dirs: Dirs, found: Found) -> bool:
+def is_same_file(dirs: Dirs, found: OutboxFile) -> bool:
     """False when another file was put in the place of the one read, it changed, or it is gone."""
     outbox = dirs.get("agents", found.agent, *found.place)
     try:

@@ -16,7 +16,7 @@ PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")
 NO_KEY = "none"
 
 
-class Trust(NamedTuple):
+class KeyRegistration(NamedTuple):
     """From now on this key is the agent's; empty: none is."""
 
     name: str
@@ -28,11 +28,11 @@ class Trust(NamedTuple):
         return f"the key {self.public_key} is registered for {self.name}"
 
 
-def trust_of(name: str, key: str) -> Trust:
+def parse_key_registration(name: str, key: str) -> KeyRegistration:
     """What a command asks for. Errors: Refused for no name or no key."""
     if not is_agent_name(name):
         raise Refused(f"NAME {name[:60]!r} is no agent's name")
     word = key.lower()
     if word != NO_KEY and not PUBLIC_KEY.fullmatch(word):
         raise Refused(f"KEY {key[:80]!r} is no public key: 64 hex digits, or {NO_KEY}")
-    return Trust(name, "" if word == NO_KEY else word)
+    return KeyRegistration(name, "" if word == NO_KEY else word)

@@ -13,14 +13,14 @@ from typing import NamedTuple
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import MessageFile
-from relay.delivery.work import Work
+from relay.delivery.work import WorkItem
 from relay.engine.commstore import CommStore
 
 WINDOW_NS = 60 * NS_PER_S
 CALM_NS = 5 * WINDOW_NS  # nothing of a loop was held for so long: it is over
 
 
-class Loop(NamedTuple):
+class ReplyLoop(NamedTuple):
     """A loop that begins to be held."""
 
     message_id: str  # of the first that is held
@@ -28,7 +28,7 @@ class Loop(NamedTuple):
     incident: Incident
 
 
-class Loops:
+class ReplyLoops:
     """Finds loops. Owned by the loop of the relay."""
 
     def __init__(self, store: CommStore, most: int, clock: Clock) -> None:
@@ -36,9 +36,9 @@ class Loops:
         self._most = most
         self._clock = clock
         self._held_ns: dict[frozenset[str], int] = {}  # who takes part -> when last (monotonic)
-        self._begun: list[Loop] = []
+        self._begun: list[ReplyLoop] = []
 
-    def holds(self, work: Work, message: MessageFile) -> str:
+    def check(self, work: WorkItem, message: MessageFile) -> str:
         """Why a message waits, or nothing. Begins a loop unless its agents are in one."""
         answers = message.headers.get("RE")
         if answers is None:
@@ -57,16 +57,16 @@ class Loops:
         self._note(work, frozenset(who), why)
         return f"{why} (limits.reply_depth): it waits until they are fewer"
 
-    def take_begun(self) -> list[Loop]:
+    def pop_new(self) -> list[ReplyLoop]:
         """Loops that began since the last time: to be told."""
         begun, self._begun = self._begun, []
         return begun
 
-    def put_back(self, untold: list[Loop]) -> None:
+    def requeue(self, untold: list[ReplyLoop]) -> None:
         """These could not be told now."""
         self._begun = untold + self._begun
 
-    def _note(self, work: Work, who: frozenset[str], why: str) -> None:
+    def _note(self, work: WorkItem, who: frozenset[str], why: str) -> None:
         now = self._clock.monotonic_ns()
         last = self._held_ns.get(who)
         self._held_ns = {one: at for one, at in self._held_ns.items() if now - at < CALM_NS}
@@ -76,4 +76,4 @@ class Loops:
             detail = f"a loop of answers: {why} (limits.reply_depth); {what}, nothing is lost"
             path = f"agents/{work.agent}/outbox"
             incident = Incident(IncidentKind.REPLY_LOOP, work.agent, path, detail)
-            self._begun.append(Loop(work.message_id, work.discovered_at, incident))
+            self._begun.append(ReplyLoop(work.message_id, work.discovered_at, incident))

@@ -15,77 +15,77 @@ from collections.abc import Mapping
 from relay.acomm.model import Obligation
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import LedgerError
-from relay.delivery.context import Basis
+from relay.delivery.context import Context
 from relay.engine.commstore import CommStore
 from relay.ledger import DutyFacts
 
 LEAST_NS = 5 * NS_PER_S  # less is a busy machine, or a clock that is being adjusted
 
 
-class LostTime:
+class DowntimeTracker:
     """Finds what was lost, and moves every deadline by it. Owned by the loop."""
 
-    def __init__(self, basis: Basis) -> None:
-        self._basis = basis
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._last: tuple[int, int] | None = None  # both clocks, when they were last looked at
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Compare both clocks with what they said the last time."""
-        clock = self._basis.clock
+        clock = self._context.clock
         now = clock.now_ns(), clock.monotonic_ns()
         last, self._last = self._last, now
         if last is not None:
             lost_ns = (now[0] - last[0]) - (now[1] - last[1])
             if abs(lost_ns) >= LEAST_NS:
-                self._basis.log(_said(lost_ns), action="clock_skew", level="warning")
-                move_deadlines(self._basis, lost_ns)
+                self._context.log(_describe(lost_ns), action="clock_skew", level="warning")
+                move_deadlines(self._context, lost_ns)
 
-    def note(self) -> None:
+    def record(self) -> None:
         """The relay ran until now."""
-        note_alive(self._basis)
+        record_alive(self._context)
 
 
-def since_last_run(basis: Basis) -> None:
+def extend_deadlines(context: Context) -> None:
     """At a start: how long no relay ran, as far as ledger and store can tell."""
-    store, now = basis.store, basis.clock.now_ns()
-    seen_at = basis.ledger.duties.alive_at() or store.modified_at * NS_PER_S
+    store, now = context.store, context.clock.now_ns()
+    seen_at = context.ledger.duties.alive_at() or store.modified_at * NS_PER_S
     lost = store.state.lost
     if lost and lost[-1].at * NS_PER_S > seen_at:  # a crash came before the ledger heard of it
         seen_at = lost[-1].at * NS_PER_S
     if abs(now - seen_at) >= LEAST_NS:
-        move_deadlines(basis, now - seen_at)
+        move_deadlines(context, now - seen_at)
 
 
-def note_alive(basis: Basis) -> None:
+def record_alive(context: Context) -> None:
     """The relay runs, as the next start will want to know. Where the disk takes no write now, it is
     left: that is no fault of anybody's mail, and deadlines would only be later by it."""
     with contextlib.suppress(LedgerError):
-        with basis.ledger.transaction():
-            basis.ledger.duties.note_alive(basis.clock.now_ns())
+        with context.ledger.transaction():
+            context.ledger.duties.note_alive(context.clock.now_ns())
 
 
-def move_deadlines(basis: Basis, lost_ns: int) -> None:
+def move_deadlines(context: Context, lost_ns: int) -> None:
     """Durable before anything else is: killed behind it, the next start loses no time twice."""
-    store, ledger, now = basis.store, basis.ledger, basis.clock.now_ns()
+    store, ledger, now = context.store, context.ledger, context.clock.now_ns()
     store.lose_time(lost_ns // NS_PER_MS)
-    basis.events.commit()
+    context.events.commit()
     with ledger.transaction():
-        ledger.duties.restore(open_duties(store))
-        ledger.duties.hasten(now + basis.config.retry.most_s * NS_PER_S)
+        ledger.duties.restore(open_obligations(store))
+        ledger.duties.hasten(now + context.config.retry.most_s * NS_PER_S)
         ledger.duties.note_alive(now)
 
 
-def open_duties(store: CommStore) -> list[DutyFacts]:
+def open_obligations(store: CommStore) -> list[DutyFacts]:
     """Every answer that is owed, as the store has it."""
     return [
         duty
         for number, owed in store.state.owed.items()
         if (message := store.get_message(number)) is not None and message.relay_id is not None
-        for duty in duties_of(message.relay_id, owed)
+        for duty in obligations_of(message.relay_id, owed)
     ]
 
 
-def duties_of(relay_id: str, owed: Mapping[str, Obligation]) -> list[DutyFacts]:
+def obligations_of(relay_id: str, owed: Mapping[str, Obligation]) -> list[DutyFacts]:
     """The answers owed for a message, as the store has them."""
     return [
         DutyFacts(
@@ -100,7 +100,7 @@ def duties_of(relay_id: str, owed: Mapping[str, Obligation]) -> list[DutyFacts]:
     ]
 
 
-def _said(lost_ns: int) -> str:
+def _describe(lost_ns: int) -> str:
     seconds = abs(lost_ns) / NS_PER_S
     if lost_ns < 0:
         return f"The clock was set back by {seconds:.1f} s"

@@ -29,7 +29,7 @@ from relay.base.names import MSG_SUFFIX
 COARSE_NS = 50 * NS_PER_MS
 
 
-class Trace(Enum):
+class FileFate(Enum):
     """The fate of a file that was written into an inbox."""
 
     STANDS = auto()  # it is there
@@ -56,9 +56,9 @@ def was_taken(dirs: Dirs, agent: str, message_id: str) -> bool:
         return False
 
 
-def judge(
+def file_fates(
     dirs: Dirs, agent: str, known: str | None, missing: Mapping[str, int]
-) -> dict[str, Trace]:
+) -> dict[str, FileFate]:
     """The fate of each of ``missing``: message id -> when it was written (Unix ns).
 
     ``known``: the identity of the inbox that was delivered to; None: not known.
@@ -69,16 +69,16 @@ def judge(
     is_other = known is not None and _identity(inbox) != known
     changed_at = os.fstat(inbox).st_mtime_ns + COARSE_NS
     is_whole = fsio.exists(PENDING, inbox) or fsio.exists(READ, inbox)
-    found: dict[str, Trace] = {}
+    found: dict[str, FileFate] = {}
     for message_id, written_at in missing.items():
         if was_taken(dirs, agent, message_id):
-            found[message_id] = Trace.TAKEN
+            found[message_id] = FileFate.TAKEN
         elif fsio.exists(message_id + MSG_SUFFIX, inbox):
-            found[message_id] = Trace.STANDS
+            found[message_id] = FileFate.STANDS
         elif is_other or changed_at < written_at:
-            found[message_id] = Trace.VANISHED
+            found[message_id] = FileFate.VANISHED
         elif is_whole:  # else somebody may be removing all of it just now
-            found[message_id] = Trace.REMOVED
+            found[message_id] = FileFate.REMOVED
     return found
 
 
@@ -113,7 +113,7 @@ def _statx() -> Callable[..., int] | None:
     return getattr(ctypes.CDLL(None), "statx", None)
 
 
-def vanished(agent: str, number: int) -> str:
+def describe_vanished(agent: str, number: int) -> str:
     """So many messages that nobody read went with this agent's mailbox."""
     what = "message" if number == 1 else "messages"
     return f"{number} unread {what} vanished with the mailbox of {agent}"

@@ -14,32 +14,44 @@ from relay.acomm.model import DeliveryState
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import MessageError, StoreCapacity, StoreFull
 from relay.base.home import Dirs
-from relay.delivery.carry import Carrier
-from relay.delivery.context import Basis
-from relay.delivery.decide import Decider
+from relay.delivery.carry import BatchWriter
+from relay.delivery.context import Context
+from relay.delivery.decide import Planner
 from relay.delivery.held import GONE
-from relay.delivery.redelivery import render_again
-from relay.delivery.work import Over, Posting, Work, notice_of, notice_of_message
+from relay.delivery.redelivery import render_retry
+from relay.delivery.work import (
+    EndedDelivery,
+    OutgoingFile,
+    WorkItem,
+    system_work,
+    system_work_about,
+)
 from relay.engine.acks import Overdue, Verdict
 from relay.ledger import Row
 
-WHAT_NOW = "`relay dead replay {id}` tries it again, `relay dead discard {id}` lets it go"
+DEAD_LETTER_HINT = "`relay dead replay {id}` tries it again, `relay dead discard {id}` lets it go"
 
 
-class OverdueMail:
+class RetryQueue:
     """Does what is overdue. Owned by the loop."""
 
     def __init__(
-        self, basis: Basis, decider: Decider, carrier: Carrier, away: Mapping[str, str]
+        self,
+        context: Context,
+        planner: Planner,
+        writer: BatchWriter,
+        unavailable: Mapping[str, str],
     ) -> None:
-        self._away = away  # who is terminated or retired, and why nothing is delivered to them
-        self._ledger = basis.ledger
-        self._store = basis.store
-        self._decider = decider
-        self._carrier = carrier
-        self._retry = basis.config.retry
-        self._clock = basis.clock
-        self._log = basis.log
+        self._unavailable = (
+            unavailable  # who is terminated or retired, and why nothing is delivered to them
+        )
+        self._ledger = context.ledger
+        self._store = context.store
+        self._planner = planner
+        self._writer = writer
+        self._retry = context.config.retry
+        self._clock = context.clock
+        self._log = context.log
         self._not_before_ns = 0  # monotonic: the disk, or the store, took nothing
 
     def due_ns(self) -> int | None:
@@ -59,45 +71,47 @@ class OverdueMail:
             return
         rows = self._ledger.rows({_relay_id(one) for one in due})
         again: list[Overdue] = []
-        over: list[Over] = []
+        over: list[EndedDelivery] = []
         for one in due:
             if one.verdict is not Verdict.AGAIN:
-                over.append(_over(one, DeliveryState[one.verdict.name]))
+                over.append(_ended(one, DeliveryState[one.verdict.name]))
             elif (
                 one.recipient in agents
-                and one.recipient not in self._away
+                and one.recipient not in self._unavailable
                 and _relay_id(one) in rows
             ):
                 again.append(one)
             else:
-                reason = self._away.get(one.recipient, GONE)
+                reason = self._unavailable.get(one.recipient, GONE)
                 gone = one._replace(attempt=one.attempt - 1, reason=reason)
-                over.append(_over(gone, DeliveryState.BOUNCED))
+                over.append(_ended(gone, DeliveryState.BOUNCED))
         self._deliver_again(dirs, again, rows)
-        self._end(dirs, over, rows, agents)
+        self._end_deliveries(dirs, over, rows, agents)
 
     def _deliver_again(self, dirs: Dirs, again: list[Overdue], rows: dict[str, Row]) -> None:
         groups: dict[tuple[int, int], list[Overdue]] = {}
         for one in again:
             groups.setdefault((one.message.id, one.attempt), []).append(one)
-        works: list[Work] = []
+        works: list[WorkItem] = []
         for (number, attempt), group in groups.items():
             row = rows[_relay_id(group[0])]
             try:
-                data = render_again(dirs, self._store, row, attempt)
+                data = render_retry(dirs, self._store, row, attempt)
             except MessageError as exc:  # not while the engine knows it
                 self._store.give_up(number, [one.recipient for one in group], str(exc))
                 continue
-            work = notice_of(row, f"attempt {attempt}")
+            work = system_work(row, f"attempt {attempt}")
             recipients = tuple(one.recipient for one in group)
-            work.postings.append(Posting(row.message_id, number, data, recipients, attempt=attempt))
+            work.outgoing.append(
+                OutgoingFile(row.message_id, number, data, recipients, attempt=attempt)
+            )
             works.append(work)
-        for work in self._carry_out(dirs, works):
-            self._log_again(work)
+        for work in self._execute(dirs, works):
+            self._log_retry(work)
 
-    def _log_again(self, work: Work) -> None:
-        (posting,) = work.postings
-        reached = [r for r in posting.recipients if (posting.message_id, r) not in work.held]
+    def _log_retry(self, work: WorkItem) -> None:
+        (posting,) = work.outgoing
+        reached = [r for r in posting.recipients if (posting.message_id, r) not in work.undelivered]
         if reached:
             self._log(
                 f"Delivered again, attempt {posting.attempt}: no acknowledgment",
@@ -106,34 +120,36 @@ class OverdueMail:
                 recipients=reached,
             )
 
-    def _end(self, dirs: Dirs, over: list[Over], rows: dict[str, Row], agents: Set[str]) -> None:
+    def _end_deliveries(
+        self, dirs: Dirs, over: list[EndedDelivery], rows: dict[str, Row], agents: Set[str]
+    ) -> None:
         """Tell the senders, and note it: both with one commit."""
-        works: list[Work] = []
+        works: list[WorkItem] = []
         for one in over:
             row = rows.get(one.message_id)
             try:
-                works.append(self.ending(one, row, agents))
+                works.append(self.failure_notice(one, row, agents))
             except (StoreFull, StoreCapacity) as exc:
                 self._pause(str(exc))
                 break
-        for work in self._carry_out(dirs, works):
-            self._log_end(work.over[0])
+        for work in self._execute(dirs, works):
+            self._log_end(work.ended[0])
 
-    def _carry_out(self, dirs: Dirs, works: list[Work]) -> list[Work]:
+    def _execute(self, dirs: Dirs, works: list[WorkItem]) -> list[WorkItem]:
         """Those that were; the rest is due again after a while."""
-        put_off = self._carrier.carry_out(dirs, works) if works else []
+        put_off = self._writer.execute(dirs, works) if works else []
         if put_off:
             self._pause(put_off[0].reason)
         waits = {id(one.work) for one in put_off}
         return [work for work in works if id(work) not in waits]
 
-    def ending(self, one: Over, row: Row | None, agents: Set[str]) -> Work:
+    def failure_notice(self, one: EndedDelivery, row: Row | None, agents: Set[str]) -> WorkItem:
         """What ends a delivery, and tells who is there to hear it. Errors: as ``tell``."""
-        work = self.tell(one, row, agents) if row else notice_of_message(one.message_id)
-        work.over.append(one)
+        work = self.sender_notice(one, row, agents) if row else system_work_about(one.message_id)
+        work.ended.append(one)
         return work
 
-    def _log_end(self, one: Over) -> None:
+    def _log_end(self, one: EndedDelivery) -> None:
         self._log(
             f"Gave up a delivery to {one.recipient}: {one.reason}",
             action="give_up",
@@ -142,7 +158,7 @@ class OverdueMail:
             recipient=one.recipient,
         )
 
-    def tell(self, one: Over, row: Row, agents: Set[str]) -> Work:
+    def sender_notice(self, one: EndedDelivery, row: Row, agents: Set[str]) -> WorkItem:
         """What the sender hears, and who listens on the system's topic; the same again as before.
 
         Errors: StoreFull, StoreCapacity.
@@ -150,9 +166,9 @@ class OverdueMail:
         verb = "acknowledged by" if self._was_delivered(one) else "delivered to"
         text = f"not {verb} {one.recipient}: {one.reason}"
         if one.state is DeliveryState.DEAD:
-            text += f"; {WHAT_NOW.format(id=row.message_id)}"
+            text += f"; {DEAD_LETTER_HINT.format(id=row.message_id)}"
         key = f"{one.state.name} {one.recipient} {one.attempt}"
-        work = self._decider.tell(
+        work = self._planner.reply(
             row.agent_name if row.agent_name in agents else "",
             row.message_id,
             row.discovered_at,
@@ -161,10 +177,10 @@ class OverdueMail:
         )
         if one.state is DeliveryState.DEAD:
             about = f"message {row.message_id} from {row.agent_name} to {one.recipient} is dead"
-            self._decider.announce_dead(work, f"{about}: {one.reason}", agents)
+            self._planner.publish_dead_letter(work, f"{about}: {one.reason}", agents)
         return work
 
-    def _was_delivered(self, one: Over) -> bool:
+    def _was_delivered(self, one: EndedDelivery) -> bool:
         """True when an acknowledgment is what is missing."""
         message = self._store.get_message(one.number)
         known = self._store.state.deliveries.get(one.number, {}).get(one.recipient)
@@ -182,8 +198,10 @@ class OverdueMail:
         )
 
 
-def _over(one: Overdue, state: DeliveryState) -> Over:
-    return Over(one.message.id, _relay_id(one), one.recipient, state, one.attempt, one.reason)
+def _ended(one: Overdue, state: DeliveryState) -> EndedDelivery:
+    return EndedDelivery(
+        one.message.id, _relay_id(one), one.recipient, state, one.attempt, one.reason
+    )
 
 
 def _relay_id(one: Overdue) -> str:

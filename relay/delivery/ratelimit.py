@@ -64,7 +64,7 @@ class RateLimit:
         wanted = min(max(1, self.rate_per_s // SLICES_PER_S), self._burst)
         return max(1, int((wanted - bucket.tokens) * NS_PER_S / self.rate_per_s) + 1)
 
-    def take_begun(self) -> list[str]:
+    def pop_new_alerts(self) -> list[str]:
         """Agents whose episode began since the last time: to be told."""
         begun, self._begun = self._begun, []
         return begun

@@ -20,8 +20,8 @@ from relay.base.errors import UnsafePath
 from relay.base.home import Dirs
 from relay.base.names import message_id_of
 from relay.delivery import file_ops, mailbox
-from relay.delivery.context import Basis
-from relay.delivery.mailbox import Trace
+from relay.delivery.context import Context
+from relay.delivery.mailbox import FileFate
 from relay.ledger import Read
 from relay.ledger.values import REMOVED, TAKEN
 
@@ -30,35 +30,35 @@ VANISHED = "the mailbox vanished with it, unread"
 _NOT_KNOWN = 1 << 31  # an attempt that none is behind
 
 
-class Readings:
+class ReadDetector:
     """Owned by the loop."""
 
-    def __init__(self, basis: Basis) -> None:
-        self._home = basis.home
-        self._ledger = basis.ledger
-        self._store = basis.store
-        self._events = basis.events
-        self._tally = basis.tally
-        self._clock = basis.clock
-        self._log = basis.log
+    def __init__(self, context: Context) -> None:
+        self._home = context.home
+        self._ledger = context.ledger
+        self._store = context.store
+        self._events = context.events
+        self._tally = context.tally
+        self._clock = context.clock
+        self._log = context.log
         self._mailboxes = self._ledger.registry.mailboxes()
         self._missing: dict[tuple[str, str], int] = {}  # (agent, id) -> judged then (monotonic)
         self._read: dict[tuple[str, str], Read] = {}  # not yet in the ledger,
         self._vanished: dict[tuple[str, str], int] = {}  # nor these: their next attempt,
         self._seen: dict[str, str] = {}  # nor the mailboxes that there are now
 
-    def left(self, files: Iterable[tuple[str, str]]) -> None:
+    def on_removed(self, files: Iterable[tuple[str, str]]) -> None:
         """The kernel saw these leave: (agent, file name)."""
         with self._home.dirs() as dirs:
             for agent, name in files:
                 message_id = message_id_of(name)
                 if message_id is not None:
-                    self._look(dirs, agent, message_id)
+                    self._check(dirs, agent, message_id)
 
-    def _look(self, dirs: Dirs, agent: str, message_id: str) -> None:
+    def _check(self, dirs: Dirs, agent: str, message_id: str) -> None:
         with suppress(OSError, UnsafePath):  # not now: judged with what is missing
             if mailbox.was_taken(dirs, agent, message_id):
-                self._note_read(agent, message_id, TAKEN)
+                self._record_read(agent, message_id, TAKEN)
                 return
         due_ns = self._clock.monotonic_ns() + GRACE_NS
         self._missing.setdefault((agent, message_id), due_ns)
@@ -75,23 +75,23 @@ class Readings:
             others.remove(message_id)
         if known in (None, seen):
             for message_id in missing:
-                self._look(dirs, agent, message_id)
+                self._check(dirs, agent, message_id)
         else:
-            self._judge(dirs, agent, missing)
+            self._classify(dirs, agent, missing)
         if known != seen:
             self._mailboxes[agent] = self._seen[agent] = seen
         return others
 
-    def give_back(self, agent: str) -> None:
+    def return_unread(self, agent: str) -> None:
         """Nobody is to read what vanished with the mailbox of this agent, who is away for good."""
         if missing := self._ledger.unread(agent):
-            self._vanish(agent, missing)
+            self._defer_unread(agent, missing)
 
     def due_ns(self) -> int | None:
         """When something that is missing is judged (monotonic)."""
         return min(self._missing.values(), default=None)
 
-    def settle(self) -> None:
+    def check_missing(self) -> None:
         """Judge what has been missing for long enough."""
         now = self._clock.monotonic_ns()
         due: dict[str, list[str]] = defaultdict(list)
@@ -104,30 +104,32 @@ class Readings:
             # a scan finds again what is not known now, when its mailbox is back
             with suppress(OSError, UnsafePath), self._home.dirs() as dirs:
                 if self._mailboxes.get(agent) in (None, mailbox.identity(dirs, agent)):
-                    self._judge(dirs, agent, {one: unread.get(one, 0) for one in ids})
+                    self._classify(dirs, agent, {one: unread.get(one, 0) for one in ids})
                 else:  # put in the other's place unseen: all that stood there went with it
                     self.scan(dirs, agent)
 
-    def _judge(self, dirs: Dirs, agent: str, missing: Mapping[str, int]) -> None:
+    def _classify(self, dirs: Dirs, agent: str, missing: Mapping[str, int]) -> None:
         known = self._mailboxes.get(agent)
-        found = mailbox.judge(dirs, agent, known, missing)
+        found = mailbox.file_fates(dirs, agent, known, missing)
         born_ns = mailbox.born_ns(known)
         older = [
             one
             for one, trace in found.items()
-            if trace is Trace.REMOVED and 0 < missing[one] < born_ns
+            if trace is FileFate.REMOVED and 0 < missing[one] < born_ns
         ]
         rows = self._ledger.deliveries(older) if older else {}
         for message_id, trace in found.items():
             row = rows.get(message_id, {}).get(agent)
             if row is not None and row.state == "dead":
                 continue  # it vanished with the inbox before, or stood in a copy: nobody knows
-            if trace in (Trace.TAKEN, Trace.REMOVED):
-                how = TAKEN if trace is Trace.TAKEN else REMOVED
-                self._note_read(agent, message_id, how)
-        self._vanish(agent, [one for one, trace in found.items() if trace is Trace.VANISHED])
+            if trace in (FileFate.TAKEN, FileFate.REMOVED):
+                how = TAKEN if trace is FileFate.TAKEN else REMOVED
+                self._record_read(agent, message_id, how)
+        self._defer_unread(
+            agent, [one for one, trace in found.items() if trace is FileFate.VANISHED]
+        )
 
-    def _note_read(self, agent: str, message_id: str, how: str) -> None:
+    def _record_read(self, agent: str, message_id: str, how: str) -> None:
         self._missing.pop((agent, message_id), None)
         if (agent, message_id) in self._read:
             return
@@ -138,7 +140,7 @@ class Readings:
             self._store.receive(stored.id, agent, how)
         self._read[agent, message_id] = Read(message_id, agent, attempt, how)
 
-    def _vanish(self, agent: str, ids: Iterable[str]) -> None:
+    def _defer_unread(self, agent: str, ids: Iterable[str]) -> None:
         """Hold what nobody read, its next attempt due now, like what could not be written.
 
         What was given up, or answered, stays that.
@@ -157,7 +159,7 @@ class Readings:
                 self._store.hold(stored.id, agent, attempt)
             self._vanished[agent, message_id] = attempt
 
-    def note(self) -> list[Read]:
+    def flush(self) -> list[Read]:
         """Tell the ledger, once the journal has it; what was read."""
         if not (self._read or self._vanished or self._seen):
             return []
@@ -176,7 +178,7 @@ class Readings:
             self._ledger.note_position(self._events.journal.durable, now)
         for agent, number in Counter(agent for agent, _ in vanished).items():
             self._log(
-                f"{mailbox.vanished(agent, number)}: "
+                f"{mailbox.describe_vanished(agent, number)}: "
                 "delivered again, or back to their senders where it is retired",
                 action="mailbox_vanished",
                 level="warning",

@@ -30,20 +30,20 @@ from relay.engine.commstore import CommStore
 from relay.ledger import Row, archive_pack
 
 
-def render_again(dirs: Dirs, store: CommStore, row: Row, attempt: int) -> bytes:
+def render_retry(dirs: Dirs, store: CommStore, row: Row, attempt: int) -> bytes:
     """The delivered file of a message, for its ``attempt``.
 
     Errors: MessageError when neither a file nor the store holds it.
     """
     stored = store.by_relay_id(row.message_id)
-    message = original(dirs, row)
+    message = load_original(dirs, row)
     if message is None and stored is None:
         message = _packed(dirs, row)  # last: it is found by reading a whole day
     if message is None and stored is None:
         raise MessageError("neither file nor store holds it", file=row.file_path)
     if message is None:
         assert stored is not None
-        message = rebuild(stored)
+        message = reconstruct(stored)
     return render_delivered(
         message,
         row.message_id,
@@ -55,7 +55,7 @@ def render_again(dirs: Dirs, store: CommStore, row: Row, attempt: int) -> bytes:
     )
 
 
-def original(dirs: Dirs, row: Row) -> MessageFile | None:
+def load_original(dirs: Dirs, row: Row) -> MessageFile | None:
     """The file itself, when it can be read and still says what was accepted."""
     with contextlib.suppress(OSError, UnsafePath):
         return read_original(dirs, row)
@@ -94,7 +94,7 @@ def _accepted(data: bytes, row: Row) -> MessageFile | None:
     return message if sha256_hex(message.content) == row.checksum else None
 
 
-def rebuild(message: Message) -> MessageFile:
+def reconstruct(message: Message) -> MessageFile:
     """A message as a file again, from what the engine keeps of it."""
     metadata = message.metadata or {}
     kept = {

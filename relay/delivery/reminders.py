@@ -18,11 +18,11 @@ from relay.base.clock import NS_PER_MS, NS_PER_S, elapsed
 from relay.base.errors import StoreCapacity, StoreFull
 from relay.base.home import Dirs
 from relay.base.message import Kind
-from relay.delivery.carry import Carrier
-from relay.delivery.context import Basis
-from relay.delivery.decide import Decider
+from relay.delivery.carry import BatchWriter
+from relay.delivery.context import Context
+from relay.delivery.decide import Planner
 from relay.delivery.held import GONE
-from relay.delivery.work import Reminder, Work, notice_of_message
+from relay.delivery.work import Reminder, WorkItem, system_work_about
 from relay.engine.obligations import MOST_REMINDERS, Due
 
 BATCH = 256  # answers in one turn
@@ -40,20 +40,20 @@ class Reminders:
 
     def __init__(
         self,
-        basis: Basis,
-        decider: Decider,
-        carrier: Carrier,
-        away: Mapping[str, str],
+        context: Context,
+        planner: Planner,
+        writer: BatchWriter,
+        unavailable: Mapping[str, str],
         endings: Callable[[], Callable[[str, int], str]],
     ) -> None:
-        self._store = basis.store
-        self._decider = decider
-        self._carrier = carrier
-        self._away = away
+        self._store = context.store
+        self._planner = planner
+        self._writer = writer
+        self._unavailable = unavailable
         self._endings = endings
-        self._retry = basis.config.retry
-        self._clock = basis.clock
-        self._log = basis.log
+        self._retry = context.config.retry
+        self._clock = context.clock
+        self._log = context.log
         self._not_before_ns = 0  # monotonic: the disk, or the store, took nothing
         self._next_look_ns = 0  # monotonic
         self._told: set[tuple[int, str, int]] = set()  # of whose process its sender has heard
@@ -75,7 +75,7 @@ class Reminders:
         now_ns = self._clock.monotonic_ns()
         if now_ns < self._not_before_ns:
             return
-        works: list[Work] = []
+        works: list[WorkItem] = []
         try:
             self._add_overdue(works, agents)
             if now_ns >= self._next_look_ns:
@@ -83,7 +83,7 @@ class Reminders:
                 self._next_look_ns = now_ns + LOOK_NS
         except (StoreFull, StoreCapacity) as exc:
             self._pause(str(exc))
-        put_off = self._carrier.carry_out(dirs, works) if works else []
+        put_off = self._writer.execute(dirs, works) if works else []
         if put_off:
             self._pause(put_off[0].reason)
         waits = {id(one.work) for one in put_off}
@@ -91,21 +91,21 @@ class Reminders:
             if id(work) not in waits:
                 self._log_done(work)
 
-    def _add_overdue(self, works: list[Work], agents: Set[str]) -> None:
+    def _add_overdue(self, works: list[WorkItem], agents: Set[str]) -> None:
         groups: dict[int, list[Due]] = {}
         for one in self._store.overdue_answers(BATCH):
             groups.setdefault(one.message.id, []).append(one)
         for group in groups.values():
             works.append(self._overdue_work(group, agents))
 
-    def _overdue_work(self, group: list[Due], agents: Set[str]) -> Work:
+    def _overdue_work(self, group: list[Due], agents: Set[str]) -> WorkItem:
         """The notices about one message: to those who owe its answer, and to its sender."""
         message = group[0].message
         work = _work_about(message, "overdue")
         told: list[str] = []
         for one in group:
             name, owed = one.recipient, one.obligation
-            gone = self._away.get(name, "" if name in agents else f"{name} is {GONE}")
+            gone = self._unavailable.get(name, "" if name in agents else f"{name} is {GONE}")
             count = owed.reminders + 1
             if gone or one.is_over:
                 due_ms, count = 0, owed.reminders
@@ -114,7 +114,7 @@ class Reminders:
                 due_ms = one.next_due_ms
                 key = f"reminder {count} {owed.since}"
                 text = self._reminder(message, one)
-                self._decider.say(work, name, Kind.REMINDER, text, key, count)
+                self._planner.add_message(work, name, Kind.REMINDER, text, key, count)
                 told.append(self._overdue(message, one))
             mine = Reminder(message.id, work.message_id, name, count, due_ms)
             work.reminders.append(mine)
@@ -124,7 +124,7 @@ class Reminders:
             ]
             count = max(one.obligation.reminders for one in group) + 1
             text, key = "\n".join(told), f"overdue {rounds}"
-            self._decider.say(work, message.sender, Kind.NOTIFICATION, text, key, count)
+            self._planner.add_message(work, message.sender, Kind.NOTIFICATION, text, key, count)
         return work
 
     def _reminder(self, message: Message, one: Due) -> str:
@@ -171,7 +171,7 @@ class Reminders:
             f"{self._ago(message.created_at)}: {known}"
         )
 
-    def _add_ended(self, works: list[Work], agents: Set[str]) -> None:
+    def _add_ended(self, works: list[WorkItem], agents: Set[str]) -> None:
         """Senders whose recipient's process has ended with its work begun hear it, once."""
         begun = {
             (number, name, owed.since)
@@ -195,7 +195,7 @@ class Reminders:
             owed = self._store.state.owed[number][name]
             text = f"{how}; {self._unanswered(message, name, owed)}"
             work = _work_about(message, f"ended {name}")
-            self._decider.say(
+            self._planner.add_message(
                 work, message.sender, Kind.NOTIFICATION, text, f"ended {name} {since}"
             )
             works.append(work)
@@ -203,7 +203,7 @@ class Reminders:
     def _ago(self, at_s: int) -> str:
         return f"{elapsed(self._clock.now_ns() - at_s * NS_PER_S)} ago"
 
-    def _log_done(self, work: Work) -> None:
+    def _log_done(self, work: WorkItem) -> None:
         for one in work.reminders:
             word = (
                 f"Reminded {one.recipient} of" if one.due_ms else f"Gave up on {one.recipient} for"
@@ -226,10 +226,10 @@ class Reminders:
         )
 
 
-def _work_about(message: Message, key: str) -> Work:
+def _work_about(message: Message, key: str) -> WorkItem:
     metadata = message.metadata or {}
     at_ns = int(metadata.get("created_ns") or 0)
-    return notice_of_message(message.relay_id or "", message.sender, at_ns, key)
+    return system_work_about(message.relay_id or "", message.sender, at_ns, key)
 
 
 def _word(message: Message) -> str:

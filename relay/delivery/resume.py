@@ -16,7 +16,7 @@ import os
 from typing import NamedTuple
 
 from relay.acomm.model import ChannelType, Message, MessageType, Metadata, Priority
-from relay.agents.saved_state import Save, Saves
+from relay.agents.saved_state import SavedState, StateStore
 from relay.base import fsio
 from relay.base.clock import iso_time
 from relay.base.errors import MessageError, Refused, UnsafePath
@@ -30,9 +30,9 @@ from relay.base.message import (
     split,
 )
 from relay.base.names import MSG_SUFFIX, OPERATOR, ORCHESTRATOR, direct_channel_name, is_agent_name
-from relay.delivery.control import Answer
+from relay.delivery.control import ControlReply
 from relay.delivery.file_ops import DiskFull, inbox_files, render_delivered
-from relay.delivery.work import Posting, Work, notice_of_message, own_facts
+from relay.delivery.work import OutgoingFile, WorkItem, system_message_row, system_work_about
 from relay.engine.commstore import CommStore
 
 SAVE, LOAD, LIST = ACTIONS = ("save", "load", "list")
@@ -43,7 +43,7 @@ MOST_WORDS = 80  # characters of each
 LINE = "-----"
 
 
-class Asked(NamedTuple):
+class ContinuityRequest(NamedTuple):
     """A continuity message, read."""
 
     action: str
@@ -53,11 +53,11 @@ class Asked(NamedTuple):
 
 
 def handle(
-    message: MessageFile, message_id: str, sender: str, lead: str | None, saves: Saves
-) -> Answer:
+    message: MessageFile, message_id: str, sender: str, lead: str | None, states: StateStore
+) -> ControlReply:
     """Do what a continuity message asks, and the answer to it. Errors: DiskFull, which passes."""
     try:
-        asked = read(message, sender)
+        asked = parse_request(message, sender)
         if asked.name != sender and not (
             asked.action != SAVE and sender in (OPERATOR, lead) and is_agent_name(asked.name)
         ):
@@ -65,18 +65,20 @@ def handle(
                 f"{asked.action} of NAME {asked.name[:70]!r} is not for {sender}: an agent has its "
                 f"own saves alone; {OPERATOR} and the lead may load and list those of others"
             )
-        return _ANSWERS[asked.action](asked, message_id, saves)
+        return _ANSWERS[asked.action](asked, message_id, states)
     except Refused as exc:
-        return Answer(False, str(exc))
+        return ControlReply(False, str(exc))
     except UnsafePath as exc:
-        return Answer(False, f"the saves of {sender} cannot be reached: {exc}")
+        return ControlReply(False, f"the saves of {sender} cannot be reached: {exc}")
     except OSError as exc:
         if exc.errno in fsio.DISK_ERRNOS:
             raise DiskFull(f"continuity of {sender}: {exc.strerror}") from exc
-        return Answer(False, f"the saves of {sender} cannot be reached: {exc.strerror or exc}")
+        return ControlReply(
+            False, f"the saves of {sender} cannot be reached: {exc.strerror or exc}"
+        )
 
 
-def read(message: MessageFile, sender: str) -> Asked:
+def parse_request(message: MessageFile, sender: str) -> ContinuityRequest:
     """What a continuity message says. Errors: Refused, naming the rule."""
     fields = {name: message.headers[name] for name in FIELDS if name in message.headers}
     state = message.body
@@ -96,7 +98,9 @@ def read(message: MessageFile, sender: str) -> Asked:
         raise Refused("list takes no VERSION: it lists them all")
     if version is not None and not (DIGITS.fullmatch(version) and int(version) > 0):
         raise Refused(f"VERSION {version[:60]!r} is no whole number above 0")
-    return Asked(action, fields.get("NAME") or sender, int(version) if version else None, state)
+    return ContinuityRequest(
+        action, fields.get("NAME") or sender, int(version) if version else None, state
+    )
 
 
 def _take_fields(body: bytes, fields: dict[str, str]) -> bytes:
@@ -121,8 +125,8 @@ def _take_fields(body: bytes, fields: dict[str, str]) -> bytes:
     return b""
 
 
-def _save(asked: Asked, message_id: str, saves: Saves) -> Answer:
-    most = saves.settings.most_kib * 1024
+def _save(asked: ContinuityRequest, message_id: str, states: StateStore) -> ControlReply:
+    most = states.settings.most_kib * 1024
     if not asked.state:
         raise Refused("there is no state to save: it is the body, behind the ACTION")
     if len(asked.state) > most:
@@ -130,29 +134,29 @@ def _save(asked: Asked, message_id: str, saves: Saves) -> Answer:
             f"the state has {len(asked.state)} bytes, continuity.most_kib allows {most}: save a "
             "summary, and keep large things in files or attachments"
         )
-    save = saves.keep(asked.name, message_id, asked.state)
-    return Answer(True, f"saved as version {save.version} ({save.size} bytes)")
+    save = states.save(asked.name, message_id, asked.state)
+    return ControlReply(True, f"saved as version {save.version} ({save.size} bytes)")
 
 
-def _load(asked: Asked, message_id: str, saves: Saves) -> Answer:
-    versions = saves.versions(asked.name)
+def _load(asked: ContinuityRequest, message_id: str, states: StateStore) -> ControlReply:
+    versions = states.versions(asked.name)
     if asked.version is None and not versions:
-        return Answer(True, "version 0")  # to begin anew is no error
+        return ControlReply(True, "version 0")  # to begin anew is no error
     found = [save for save in versions if asked.version in (None, save.version)]
     if not found:
         there_are = ", ".join(str(save.version) for save in versions) or "none"
         raise Refused(f"{asked.name} has no version {asked.version}: there are {there_are}")
-    state = saves.read(asked.name, found[-1])
-    return Answer(True, f"version {found[-1].version}", attached=state)
+    state = states.read(asked.name, found[-1])
+    return ControlReply(True, f"version {found[-1].version}", attached=state)
 
 
-def _list(asked: Asked, message_id: str, saves: Saves) -> Answer:
-    versions = saves.versions(asked.name)
+def _list(asked: ContinuityRequest, message_id: str, states: StateStore) -> ControlReply:
+    versions = states.versions(asked.name)
     lines = "".join(
         f"{save.version} {save.size} {iso_time(save.saved_at)} {save.message_id}\n"
         for save in versions
     )
-    return Answer(True, f"{len(versions)} versions", attached=lines.encode())
+    return ControlReply(True, f"{len(versions)} versions", attached=lines.encode())
 
 
 _ANSWERS = {SAVE: _save, LOAD: _load, LIST: _list}
@@ -161,7 +165,9 @@ _ANSWERS = {SAVE: _save, LOAD: _load, LIST: _list}
 # -- the first message of a new life -------------------------------------------------------------
 
 
-def welcome(saves: Saves, store: CommStore, name: str, key: str, now_ns: int) -> Work | None:
+def resume_message(
+    states: StateStore, store: CommStore, name: str, key: str, now_ns: int
+) -> WorkItem | None:
     """The message that an agent finds first when it begins again: its last save, and a list of
     what waits unread. None where there is neither, or where it has this message already.
 
@@ -170,26 +176,26 @@ def welcome(saves: Saves, store: CommStore, name: str, key: str, now_ns: int) ->
     starts, or as soon as it is found; killed before that, the same call gives the same message.
     Errors: StoreFull, StoreCapacity; OSError, UnsafePath when the home cannot be read.
     """
-    versions = saves.versions(name)
+    versions = states.versions(name)
     mark = hashlib.sha256(f"welcome\0{name}\0{key}".encode()).hexdigest()[:32]
-    with saves.home.dirs() as dirs:
+    with states.home.dirs() as dirs:
         unread = sorted(inbox_files(dirs, name))
         was_read = os.listdir(dirs.ensure("agents", name, "inbox", READ))
         if any(mark in file_name for file_name in (*unread, *was_read)):
             return None
         if not (versions or unread):
             return None
-        body = _welcome_body(saves, dirs, name, versions[-1:], unread)
+        body = _resume_body(states, dirs, name, versions[-1:], unread)
     message_id = f"{_before(unread[0]) if unread else now_ns}-{mark}"
     headers = {"PRIORITY": str(int(Priority.CRITICAL))}
     if versions:
         headers["VERSION"] = str(versions[-1].version)
     message = MessageFile(name, Kind.NOTIFICATION, headers, body)
-    stored = store.by_relay_id(message_id) or _keep(store, name, message_id, body, now_ns)
-    facts = own_facts(message_id, body, str(message.kind), name, now_ns)
+    stored = store.by_relay_id(message_id) or _store_message(store, name, message_id, body, now_ns)
+    facts = system_message_row(message_id, body, str(message.kind), name, now_ns)
     data = render_delivered(message, message_id, ORCHESTRATOR, now_ns, facts.checksum or "", None)
-    work = notice_of_message(message_id, "", now_ns, f"welcome {key}")
-    work.postings.append(Posting(message_id, stored.id, data, (name,), facts))
+    work = system_work_about(message_id, "", now_ns, f"welcome {key}")
+    work.outgoing.append(OutgoingFile(message_id, stored.id, data, (name,), facts))
     return work
 
 
@@ -199,13 +205,13 @@ def _before(message_id: str) -> str:
     return f"{max(int(digits) - 1, 0):0{len(digits)}d}"
 
 
-def _welcome_body(
-    saves: Saves, dirs: Dirs, name: str, last: list[Save], unread: list[str]
+def _resume_body(
+    states: StateStore, dirs: Dirs, name: str, last: list[SavedState], unread: list[str]
 ) -> bytes:
     lines = ["You begin again."]
     state = b""
     for save in last:
-        state = saves.read(name, save)
+        state = states.read(name, save)
         at = iso_time(save.saved_at)[:19] + "Z"
         lines.append(
             f"Your last save is version {save.version} ({save.size} bytes, {at}); it stands "
@@ -235,7 +241,9 @@ def _first_words(dirs: Dirs, name: str, message_id: str) -> str:
     return f"- {message_id} {said}"
 
 
-def _keep(store: CommStore, name: str, message_id: str, body: bytes, now_ns: int) -> Message:
+def _store_message(
+    store: CommStore, name: str, message_id: str, body: bytes, now_ns: int
+) -> Message:
     """The engine's message, numbered now."""
     channel_name = direct_channel_name(name, ORCHESTRATOR)
     channel = store.get_channel_by_name(channel_name)

@@ -79,8 +79,8 @@ class Directory(NamedTuple):
 
     agents: Set[str]  # those that have a mailbox, `operator` among them
     lead: str | None = None
-    away: Mapping[str, str] = {}  # terminated or retired: what who writes to them is told
-    silent: Set[str] = frozenset()  # inactive: they get no broadcasts
+    unavailable: Mapping[str, str] = {}  # terminated or retired: what who writes to them is told
+    inactive: Set[str] = frozenset()  # inactive: they get no broadcasts
 
 
 class Route(NamedTuple):
@@ -110,7 +110,7 @@ def route(
     if message.kind in CHANNEL_KINDS | FOR_ORCHESTRATOR and message.to != ORCHESTRATOR:
         return _route_control(message, sender)
     if message.to == EVERYONE:
-        active = directory.agents - directory.away.keys() - directory.silent
+        active = directory.agents - directory.unavailable.keys() - directory.inactive
         everyone = tuple(sorted(active | {sender}))
         others = tuple(name for name in everyone if name != sender)
         return Route(
@@ -148,8 +148,8 @@ def _route_direct(to: str, sender: str, directory: Directory) -> Route | Bounce:
             )
     if name == sender:
         return Bounce(f"{sender} is the sender itself: nobody writes to itself")
-    if name in directory.away:
-        return Bounce(directory.away[name])
+    if name in directory.unavailable:
+        return Bounce(directory.unavailable[name])
     if name not in directory.agents:
         return Bounce(
             f"there is no agent {name}: `relay agents` lists those there are, "
@@ -204,9 +204,10 @@ def _route_answer(
         if (original.metadata or {}).get("kind") == Kind.REMINDER:
             why = "it is a reminder; answer the message that its RE names"
         return Bounce(f"{_relay_id(original)} expects no acknowledgment: {why}")
-    if original.sender in directory.away:
+    if original.sender in directory.unavailable:
         return Bounce(
-            f"{directory.away[original.sender]}; what it asked is noted as answered", original
+            f"{directory.unavailable[original.sender]}; what it asked is noted as answered",
+            original,
         )
     if original.sender != ORCHESTRATOR and original.sender not in directory.agents:
         return Bounce(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from relay.base.clock import Clock
-from relay.base.incidents import Incident, IncidentKind, Told
+from relay.base.incidents import Incident, IncidentDedup, IncidentKind
 from relay.base.message import SIGNATURE_PREFIX, MessageFile
 from relay.base.signatures import key_id, verify
 from relay.delivery.key_registration import PUBLIC_KEY
@@ -23,14 +23,14 @@ from relay.engine.commstore import CommStore
 from relay.ledger import Ledger
 
 
-class Fault(NamedTuple):
+class SignatureFault(NamedTuple):
     """Why a message is refused for its signature."""
 
     kind: IncidentKind
     reason: str
 
 
-class Keys:
+class SigningKeys:
     """The registered keys. Owned by the loop."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Keys:
         self._required = required
         self._clock = clock
         self._log = log
-        self._told = Told()
+        self._told = IncidentDedup()
         self._keys: dict[str, str] = {}
         self.load()
 
@@ -57,7 +57,7 @@ class Keys:
         ids = {name: key_id(bytes.fromhex(key)) for name, key in self._keys.items()}
         self._store.set_identities(ids)
 
-    def learn(self, named: Iterable[tuple[str, str | None]]) -> None:
+    def register_new(self, named: Iterable[tuple[str, str | None]]) -> None:
         """(agent, the key that its meta.json names): register the first, say of another one."""
         fresh: list[tuple[str, str]] = []
         incidents: list[Incident] = []
@@ -89,14 +89,14 @@ class Keys:
             self._log(one.detail, action=str(one.kind), level="warning", agent=one.agent)
         self.load()
 
-    def fault(self, agent: str, message_id: str, message: MessageFile) -> Fault | None:
+    def check(self, agent: str, message_id: str, message: MessageFile) -> SignatureFault | None:
         """Why a message is not taken for its signature, or nothing."""
         signature = message.headers.get("SIGNATURE")
         key = self._keys.get(agent)
         if signature is None:
             if not self._required:
                 return None
-            return Fault(
+            return SignatureFault(
                 IncidentKind.UNSIGNED,
                 "it is not signed, and security.require_signatures asks for that: "
                 f"`relay key make {agent}`, and send with the SDK or `relay send`",
@@ -104,7 +104,7 @@ class Keys:
         if key is None:
             if not self._required:
                 return None
-            return Fault(
+            return SignatureFault(
                 IncidentKind.UNSIGNED,
                 f"no public key of {agent} is registered, and security.require_signatures asks for "
                 f"one: put it into agents/{agent}/meta.json as public_key, 64 hex digits",
@@ -112,7 +112,7 @@ class Keys:
         raw = base64.b64decode(signature.removeprefix(SIGNATURE_PREFIX))
         if verify(bytes.fromhex(key), raw, agent, message_id, message.to, message.body):
             return None
-        return Fault(
+        return SignatureFault(
             IncidentKind.BAD_SIGNATURE,
             f"SIGNATURE is not of the key that is registered for {agent} "
             f"({key_id(bytes.fromhex(key))}), over this sender, id, TO and body",

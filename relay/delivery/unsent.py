@@ -17,19 +17,21 @@ from collections.abc import Callable, Container, Iterator
 
 from relay.base import fsio
 from relay.base.clock import NS_PER_S, Clock, iso_date
-from relay.base.config import Detection
+from relay.base.config import DetectionSettings
 from relay.base.errors import UnsafePath
 from relay.base.home import PENDING, REJECTED, Dirs
 from relay.base.names import MSG_SUFFIX
-from relay.base.outbox_file import IN_PENDING, FileKey, Found, found_of, untouched_since
+from relay.base.outbox_file import IN_PENDING, FileKey, OutboxFile, found_of, untouched_since
 
 MOST_AT_ONCE = 1_000  # of an agent, between two scans: the next one lists the rest
 
 
-class Unsent:
+class PendingFiles:
     """The files that lie in ``.pending`` for long. Owned by the loop."""
 
-    def __init__(self, detection: Detection, clock: Clock, log: Callable[..., object]) -> None:
+    def __init__(
+        self, detection: DetectionSettings, clock: Clock, log: Callable[..., object]
+    ) -> None:
         self._warn_ns = detection.pending_warn_s * NS_PER_S
         self._over_ns = detection.orphan_after_s * NS_PER_S
         self._clock = clock
@@ -42,7 +44,7 @@ class Unsent:
         """True while messages wait to be refused."""
         return bool(self._over)
 
-    def look(self, dirs: Dirs, agent: str) -> None:
+    def scan(self, dirs: Dirs, agent: str) -> None:
         """List an agent's ``.pending``. Errors: OSError, UnsafePath."""
         pending = dirs.ensure("agents", agent, *IN_PENDING)
         now = self._clock.now_ns()
@@ -64,9 +66,9 @@ class Unsent:
         if still:
             self._warned[agent] = still
 
-    def take(
+    def pop_overdue(
         self, dirs: Dirs, limit: int, max_bytes: int, in_hand: Container[FileKey]
-    ) -> Iterator[tuple[Found, bytes]]:
+    ) -> Iterator[tuple[OutboxFile, bytes]]:
         """Up to ``limit`` messages whose time is over, and what is in them (``max_bytes`` at most).
 
         Each is looked at once more: its writer may have gone on with it.

@@ -20,7 +20,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from relay.base.clock import Clock
-from relay.base.config import Security
+from relay.base.config import SecuritySettings
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.names import MSG_SUFFIX
 from relay.base.outbox_file import FileKey
@@ -35,7 +35,7 @@ class Hint(NamedTuple):
     agent: str
     file_name: str
     renamed: bool
-    paid: bool = False  # it counted for its agent's rate before
+    counted: bool = False  # it counted for its agent's rate before
     due_ns: int = 0  # monotonic; 0: now
     seen: tuple[int, int] | None = None  # size and mtime when first seen so
     seen_at_ns: int = 0  # monotonic
@@ -52,10 +52,10 @@ class Hint(NamedTuple):
 _BY_DISCOVERY = attrgetter("number")
 # Each agent in a batch costs the opening of its directories, so there are not all too many of them
 # in one: with a thousand backlogs, 16 files of 16 and not one of 256.
-AGENTS_A_BATCH = 16
+AGENTS_PER_BATCH = 16
 
 
-class Waiting:
+class IntakeQueue:
     """The hints of every agent. Owned by the loop."""
 
     def __init__(self, limit: RateLimit, most_files: int, clock: Clock) -> None:
@@ -63,45 +63,45 @@ class Waiting:
         self._most_files = most_files
         self._clock = clock
         self._ready: dict[str, dict[str, Hint]] = {}  # agents in the order of their turns
-        self._blocked: dict[str, int] = {}  # agent -> when it may send again (monotonic ns)
-        self._held: dict[str, Hint] = {}  # agent -> what it is still writing
+        self._throttled: dict[str, int] = {}  # agent -> when it may send again (monotonic ns)
+        self._settling: dict[str, Hint] = {}  # agent -> what it is still writing
         self._last: dict[str, str] = {}  # agent -> the last name of its ready ones
         self._unsorted: set[str] = set()  # agents whose ready ones are not in that order
-        self._later: dict[FileKey, Hint] = {}
+        self._deferred: dict[FileKey, Hint] = {}
         self._new: set[str] = set()  # of the ready ones: nothing of theirs has been taken yet
-        self._left_out: set[str] = set()  # agents with files that nobody remembers
+        self._incomplete: set[str] = set()  # agents with files that nobody remembers
         self._count = 0  # of ready ones
         self._number = 0
 
     def __len__(self) -> int:
-        return self._count + len(self._later)
+        return self._count + len(self._deferred)
 
     @property
     def is_busy(self) -> bool:
         """True while files wait that may be looked at now."""
         return any(self._is_free(agent) for agent in self._ready)
 
-    def add(self, agent: str, file_name: str, *, renamed: bool, paid: bool) -> None:
+    def add(self, agent: str, file_name: str, *, renamed: bool, counted: bool) -> None:
         """Remember a file; a rename outranks an earlier hint that it is being written."""
         files = self._ready.get(agent)
         known = files.get(file_name) if files else None
         if known is None:
-            known = self._later.pop((agent, file_name), None)
+            known = self._deferred.pop((agent, file_name), None)
             self._count += 1
         elif known.renamed or not renamed:
             return
         if known is None:
             if files is not None and len(files) >= self._most_files:
-                self._left_out.add(agent)
+                self._incomplete.add(agent)
                 self._count -= 1
                 return
             self._number += 1
             now = self._clock.monotonic_ns()
-            hint = Hint(agent, file_name, renamed, paid, number=self._number, found_ns=now)
+            hint = Hint(agent, file_name, renamed, counted, number=self._number, found_ns=now)
         else:
             hint = known._replace(renamed=renamed or known.renamed, due_ns=0)
-            if agent in self._held and self._held[agent].file_name == file_name:
-                del self._held[agent]
+            if agent in self._settling and self._settling[agent].file_name == file_name:
+                del self._settling[agent]
         if files is None:
             self._new.add(agent)
         self._put(hint)
@@ -116,44 +116,44 @@ class Waiting:
             self._last[agent] = name
         files[name] = hint
 
-    def later(self, hint: Hint) -> None:
+    def defer(self, hint: Hint) -> None:
         """Look at it when it is due."""
-        self._later[hint.key] = hint
+        self._deferred[hint.key] = hint
 
-    def hold(self, hint: Hint) -> None:
+    def block_agent(self, hint: Hint) -> None:
         """Look at it when it is due, and at nothing else of its agent before."""
-        self._held[hint.agent] = hint
-        self.later(hint)
+        self._settling[hint.agent] = hint
+        self.defer(hint)
 
-    def put_back(self, hint: Hint) -> None:
+    def requeue(self, hint: Hint) -> None:
         """It was picked, and waits for one before it; it has counted for its rate."""
         if hint.file_name not in self._ready.get(hint.agent, ()):
             self._count += 1
-            self._put(hint._replace(paid=True))
+            self._put(hint._replace(counted=True))
 
-    def give_back(self, hint: Hint) -> None:
+    def unpop(self, hint: Hint) -> None:
         """It was picked for nothing, and counts for no rate."""
-        if not hint.paid:
+        if not hint.counted:
             self._limit.spend(hint.agent, -1)
 
-    def pick(self, most: int) -> list[Hint]:
+    def pop_batch(self, most: int) -> list[Hint]:
         """Up to ``most`` files that are due, as many of each agent: whose turn it is in the order
         of discovery, an agent's own by name."""
         self._wake_due()
-        least = max(1, most // AGENTS_A_BATCH)
-        turns = self._turns()
+        least = max(1, most // AGENTS_PER_BATCH)
+        turns = self._round_robin()
         picked: list[Hint] = []
         while turns and len(picked) < most:
             share = max(least, (most - len(picked)) // len(turns))
             turns = [
                 agent
                 for agent in turns
-                if len(picked) < most and self._pick_of(agent, share, most, picked)
+                if len(picked) < most and self._pop_share(agent, share, most, picked)
             ]
         picked.sort(key=_BY_DISCOVERY)
-        return in_turn(picked, lambda hint: hint.agent, lambda hint: hint.file_name)
+        return sort_within_agents(picked, lambda hint: hint.agent, lambda hint: hint.file_name)
 
-    def _turns(self) -> list[str]:
+    def _round_robin(self) -> list[str]:
         """Agents that may be served: who had nothing waiting and one with a backlog, in turn."""
         free = [agent for agent in self._ready if self._is_free(agent)]
         new = [agent for agent in free if agent in self._new]
@@ -162,32 +162,32 @@ class Waiting:
         return both + new[len(old) :] + old[len(new) :]
 
     def _is_free(self, agent: str) -> bool:
-        return agent not in self._blocked and agent not in self._held
+        return agent not in self._throttled and agent not in self._settling
 
-    def take_roomy(self) -> list[str]:
+    def agents_to_rescan(self) -> list[str]:
         """Agents whose outbox has files that nobody remembers, now that half of them are done."""
         roomy = [
             agent
-            for agent in self._left_out
+            for agent in self._incomplete
             if 2 * len(self._ready.get(agent, ())) <= self._most_files
         ]
-        self._left_out.difference_update(roomy)
+        self._incomplete.difference_update(roomy)
         return roomy
 
     def oldest_ns(self) -> int | None:
         """When the file was heard of that waits longest (monotonic); None when none waits."""
         firsts = [next(iter(files.values())) for files in self._ready.values()]
-        return min((hint.found_ns for hint in (*firsts, *self._later.values())), default=None)
+        return min((hint.found_ns for hint in (*firsts, *self._deferred.values())), default=None)
 
     def due_ns(self) -> int | None:
         """When the next one may be looked at (monotonic); 0: now."""
         if self.is_busy:
             return 0
-        held = [hint.due_ns for agent, hint in self._held.items() if agent in self._ready]
-        later = [hint.due_ns for hint in self._later.values()]
-        return min([*self._blocked.values(), *held, *later], default=None)
+        held = [hint.due_ns for agent, hint in self._settling.items() if agent in self._ready]
+        later = [hint.due_ns for hint in self._deferred.values()]
+        return min([*self._throttled.values(), *held, *later], default=None)
 
-    def _pick_of(self, agent: str, share: int, most: int, picked: list[Hint]) -> bool:
+    def _pop_share(self, agent: str, share: int, most: int, picked: list[Hint]) -> bool:
         """Take an agent's share; True while it has more that may be taken. It goes to the end."""
         files = self._ready.pop(agent)
         if agent in self._unsorted:
@@ -200,7 +200,7 @@ class Waiting:
         free = tokens
         # the front of the dict all at once: taking it key by key is quadratic
         for name in list(islice(files, share)):
-            if not files[name].paid:
+            if not files[name].counted:
                 if not tokens:
                     break
                 tokens -= 1
@@ -212,25 +212,25 @@ class Waiting:
             self._last.pop(agent, None)
             return False
         self._ready[agent] = files
-        if not tokens and not next(iter(files.values())).paid:
-            self._blocked[agent] = self._clock.monotonic_ns() + self._limit.wait_ns(agent)
+        if not tokens and not next(iter(files.values())).counted:
+            self._throttled[agent] = self._clock.monotonic_ns() + self._limit.wait_ns(agent)
             return False
         return True
 
     def _wake_due(self) -> None:
         now = self._clock.monotonic_ns()
-        for agent in [agent for agent, due in self._blocked.items() if due <= now]:
-            del self._blocked[agent]
-        for agent in [agent for agent, hint in self._held.items() if hint.due_ns <= now]:
-            del self._held[agent]
-        for key in [key for key, hint in self._later.items() if hint.due_ns <= now]:
-            hint = self._later.pop(key)._replace(due_ns=0)
+        for agent in [agent for agent, due in self._throttled.items() if due <= now]:
+            del self._throttled[agent]
+        for agent in [agent for agent, hint in self._settling.items() if hint.due_ns <= now]:
+            del self._settling[agent]
+        for key in [key for key, hint in self._deferred.items() if hint.due_ns <= now]:
+            hint = self._deferred.pop(key)._replace(due_ns=0)
             if key[1] not in self._ready.get(key[0], ()):
                 self._put(hint)
                 self._count += 1
 
 
-def in_turn(
+def sort_within_agents(
     items: Sequence[Item], agent_of: Callable[[Item], str], rank: Callable[[Item], Any]
 ) -> list[Item]:
     """Each agent's by ``rank``, in the places that are this agent's."""
@@ -241,7 +241,7 @@ def in_turn(
     return [next(sorted_[agent_of(item)]) for item in items]
 
 
-class Limited(NamedTuple):
+class ThrottleStatus(NamedTuple):
     """Agents over a limit now, and the episodes since the relay started."""
 
     rate: list[str]
@@ -250,10 +250,10 @@ class Limited(NamedTuple):
     quota_total: int
 
 
-class Quota:
+class OutboxQuota:
     """How much may wait in one outbox; looked at with each scan."""
 
-    def __init__(self, security: Security, max_file: int) -> None:
+    def __init__(self, security: SecuritySettings, max_file: int) -> None:
         self._most_files = security.outbox_files
         self._max_file = max_file
         self._most_bytes = security.outbox_mib << 20
@@ -261,7 +261,7 @@ class Quota:
         self._begun: list[Incident] = []
         self.exceeded_total = 0  # episodes, since the relay started
 
-    def look(self, agent: str, outbox: int, names: list[str]) -> None:
+    def check(self, agent: str, outbox: int, names: list[str]) -> None:
         """What waits there now. Told once, until it is half of what may."""
         files = [name for name in names if name.endswith(MSG_SUFFIX)]
         may_be = len(files) * self._max_file > self._most_bytes  # larger ones are not taken
@@ -289,7 +289,7 @@ class Quota:
         """Agents that are over it."""
         return sorted(self._over)
 
-    def take_begun(self) -> list[Incident]:
+    def pop_new_alerts(self) -> list[Incident]:
         """Who came over since the last time: to be told."""
         begun, self._begun = self._begun, []
         return begun

@@ -9,12 +9,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from relay.base.clock import iso_date
-from relay.base.config import Retention
+from relay.base.config import RetentionSettings
 from relay.base.errors import LedgerDamaged, LedgerError, RelayError, UnsafePath
 from relay.base.home import LEDGER
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
 from relay.daemon import prune
-from relay.daemon.opening import look, store_key, stream_dir
+from relay.daemon.opening import open_store_readonly, store_key, stream_dir
 from relay.daemon.projection import deliveries_of
 from relay.delivery import mailbox
 from relay.doctor.finding import (
@@ -132,7 +132,7 @@ def _is_away(place: Place, folder: str) -> bool:
         return False
     if os.path.exists(place.home.path("archive", parts[1] + archive_pack.SUFFIX)):
         return True
-    settings: Retention = place.config.retention
+    settings: RetentionSettings = place.config.retention
     last_days = archive_pack.before_yesterday(place.clock.now_ns())
     is_kept = settings.archive_days == settings.archive_mib == 0 or parts[1] >= last_days
     if is_kept or os.path.isdir(place.home.path("archive", parts[1])):
@@ -146,7 +146,7 @@ def _is_away(place: Place, folder: str) -> bool:
 def _oldest_kept(place: Place) -> str:
     """The oldest day of the archive that retention has left, for it takes the oldest first; what
     somebody still needs was left of older ones, too."""
-    needed = prune.still_needed(place.home).days
+    needed = prune.files_in_use(place.home).days
     days = {name.removesuffix(archive_pack.SUFFIX) for name in names(place.home.path("archive"))}
     return min((day for day in days - needed if archive_pack.is_day(day)), default="9999")
 
@@ -228,18 +228,18 @@ def _vanished(
         return set()
     try:
         with place.home.dirs() as dirs:
-            traces = mailbox.judge(dirs, agent, known, missing)
+            traces = mailbox.file_fates(dirs, agent, known, missing)
     except FileNotFoundError:
         return set(missing)
     except (OSError, UnsafePath):  # the checks of files say so
         return set()
-    return {one for one, trace in traces.items() if trace is mailbox.Trace.VANISHED}
+    return {one for one, trace in traces.items() if trace is mailbox.FileFate.VANISHED}
 
 
 def _gone(agent: str, number: int) -> Finding:
     return Finding(
         "ledger",
-        mailbox.vanished(agent, number),
+        mailbox.describe_vanished(agent, number),
         f"delivered again when it is back (`relay register {agent}`, and a relay that runs); "
         f"or back to their senders: `relay agents retire {agent}`",
         Severity.WARNING,
@@ -277,7 +277,7 @@ def _store(place: Place, position: int) -> dict[str, Finding]:
         }
     try:
         key = store_key(place.home, place.config, make=False)
-        store = look(place.home, place.clock, place.config, key)
+        store = open_store_readonly(place.home, place.clock, place.config, key)
     except (RelayError, OSError):
         return {}  # the checks of store and journal say so
     if not place.is_running and _is_behind(place, position, key):

@@ -90,7 +90,7 @@ def _row(number: int) -> tuple[object, ...]:
 
 
 def _measure_snapshot(ledger: Path, target: Path) -> str:
-    """Take one with a writer at work; its path."""
+    """Take a snapshot while a writer works; returns its path."""
     command = [sys.executable, "-c", _WRITER, str(ledger)]
     writer = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:

@@ -21,6 +21,8 @@ from relay.base.errors import HomeMissing, InvalidName, NotFound, RelayError
 from relay.base.message import parse
 from tests.agent_sdk.support import FIRST_NS, HandRelay, open_fds
 
+pytestmark = pytest.mark.shows("ready 1.1")
+
 ROOT = Path(__file__).parents[2]
 
 

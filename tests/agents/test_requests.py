@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from relay.agents.requests import Asker, Request, Spec, read_request
-from relay.base.config import Spawn, decode
+from relay.agents.requests import ProcessRequest, Requester, Spec, read_request
+from relay.base.config import SpawnSettings, decode
 from relay.base.errors import ConfigError
 from relay.base.message import parse
 
-OPERATOR = Asker("operator", "1769851800000000000-01", 7, "ann")
+OPERATOR = Requester("operator", "1769851800000000000-01", 7, "ann")
 
 
 @pytest.fixture
@@ -21,15 +21,17 @@ def cwd(tmp_path: Path) -> Path:
     return tmp_path / "project"
 
 
-def ask(text: str, settings: Spawn | None = None, asker: Asker = OPERATOR) -> Request | str:
-    found = read_request(parse(text.encode()), asker, settings or Spawn())
+def ask(
+    text: str, settings: SpawnSettings | None = None, asker: Requester = OPERATOR
+) -> ProcessRequest | str:
+    found = read_request(parse(text.encode()), asker, settings or SpawnSettings())
     assert not isinstance(found, str) or "\n" not in found
     return found
 
 
-def spec_of(text: str, settings: Spawn | None = None) -> Spec:
+def spec_of(text: str, settings: SpawnSettings | None = None) -> Spec:
     found = ask(text, settings)
-    assert isinstance(found, Request) and found.spec is not None, found
+    assert isinstance(found, ProcessRequest) and found.spec is not None, found
     return found.spec
 
 
@@ -49,11 +51,13 @@ def test_the_presets_are_given_the_prompt_as_one_word(cwd: Path, cli: str) -> No
     prompt = "say 'hi'; rm -rf $HOME {name} {cwd}"
     argv = spec_of(f"KIND: spawn\nNAME: w\nCLI: {cli}\nCWD: {cwd}\n\n{prompt}").argv
     assert argv[-1] == prompt  # nothing in it is read a second time
-    assert argv[:-1] == Spawn().clis[cli][:-1]
+    assert argv[:-1] == SpawnSettings().clis[cli][:-1]
 
 
 def test_tokens_are_replaced_inside_words_and_nothing_else_is(cwd: Path) -> None:
-    settings = Spawn(clis={"x": ("run", "--as={name}", "{cwd}/bin:{prompt}", "{other}", "$HOME")})
+    settings = SpawnSettings(
+        clis={"x": ("run", "--as={name}", "{cwd}/bin:{prompt}", "{other}", "$HOME")}
+    )
     found = spec_of(f"KIND: spawn\nNAME: w\nCLI: x\nCWD: {cwd}\n\ngo", settings)
     real = os.path.realpath(cwd)
     assert found.argv == ("run", "--as=w", f"{real}/bin:go", "{other}", "$HOME")
@@ -103,17 +107,17 @@ def test_a_directory_lies_under_a_root_for_real(tmp_path: Path) -> None:
         path.mkdir(parents=True)
     (root / "out").symlink_to(other)
     (tmp_path / "in").symlink_to(root / "a")
-    settings = Spawn(roots=(str(root),))
+    settings = SpawnSettings(roots=(str(root),))
 
-    def start_in(path: Path) -> Request | str:
+    def start_in(path: Path) -> ProcessRequest | str:
         return ask(f"KIND: spawn\nNAME: w\nCLI: sh\nCWD: {path}\n\ngo", settings)
 
     for good in (root, root / "a", tmp_path / "in", root / "a" / ".."):
-        assert isinstance(start_in(good), Request), good
+        assert isinstance(start_in(good), ProcessRequest), good
     for bad in (other, root / "out", root / "..", root / "a" / ".." / ".."):
         assert f"lies under none of spawn.roots: {root}" in str(start_in(bad)), bad
     found = ask("KIND: spawn\nNAME: w\nCLI: sh\n\ngo", settings)
-    assert isinstance(found, Request) and found.spec and found.spec.cwd == str(root)
+    assert isinstance(found, ProcessRequest) and found.spec and found.spec.cwd == str(root)
 
 
 @pytest.mark.parametrize(
@@ -134,16 +138,16 @@ def test_a_directory_lies_under_a_root_for_real(tmp_path: Path) -> None:
 def test_who_may(
     tmp_path: Path, kind: str, allow: tuple[str, ...], name: str, lead: str | None, may: bool
 ) -> None:
-    asker = Asker(name, "1769851800000000000-01", 7, lead)
+    asker = Requester(name, "1769851800000000000-01", 7, lead)
     text = f"KIND: {kind}\nNAME: w\nCLI: sh\nCWD: {tmp_path}\n\ngo"
-    found = ask(text, Spawn(allow_from=allow), asker)
-    assert isinstance(found, Request) is may
+    found = ask(text, SpawnSettings(allow_from=allow), asker)
+    assert isinstance(found, ProcessRequest) is may
     assert may or f"(spawn.allow_from in config.json), not for {name}" in str(found)
 
 
 def test_a_release_needs_a_name_alone() -> None:
     found = ask("KIND: release\nNAME: w\nREASON: done \x07 now\n\n".replace("\x07", "-"))
-    assert isinstance(found, Request) and found.spec is None
+    assert isinstance(found, ProcessRequest) and found.spec is None
     assert (found.intent.name, found.intent.reason) == ("w", "done - now")
     assert str(ask("KIND: release\n\nREASON: x")).startswith("NAME is missing: say whom to release")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from relay.agents.requests import Spec
-from relay.agents.spawner import CannotStart, Ended, Pid, SystemSpawner, ends
+from relay.agents.spawner import CannotStart, ExitStatus, Pid, SystemSpawner, describe_exit
 from relay.base import fsio
 from tests.procs import until
 
@@ -47,9 +47,9 @@ class Starts:
     def sh(self, script: str, **env: str) -> Pid:
         return self.start("sh", "-c", script, **env)
 
-    def wait(self, pid: Pid) -> Ended:
-        until(lambda: self.spawner.ended(pid))
-        found = self.spawner.ended(pid)
+    def wait(self, pid: Pid) -> ExitStatus:
+        until(lambda: self.spawner.exit_status(pid))
+        found = self.spawner.exit_status(pid)
         assert found is not None
         return found
 
@@ -73,7 +73,7 @@ def starts(tmp_path: Path) -> Iterator[Starts]:
     yield made
     for pid in made.pids:
         made.spawner.signal(pid, signal.SIGKILL)
-        until(lambda pid=pid: made.spawner.ended(pid) and not made.spawner.others(pid))  # type: ignore[misc]
+        until(lambda pid=pid: made.spawner.exit_status(pid) and not made.spawner.others(pid))  # type: ignore[misc]
         made.spawner.reap(pid)
 
 
@@ -84,7 +84,7 @@ def test_it_knows_who_it_is_and_has_nothing_to_read(starts: Starts, tmp_path: Pa
         "os.getcwd(), sys.argv[1:]); print('to stderr', file=sys.stderr)"
     )
     pid = starts.start(sys.executable, "-c", script, "$HOME; x", cwd=str(tmp_path), A="1")
-    assert starts.wait(pid) == Ended(0)
+    assert starts.wait(pid) == ExitStatus(0)
     said = sorted(starts.output.splitlines())
     assert said == [f"True True w {tmp_path} 1 {tmp_path} ['$HOME; x']", "to stderr"]
 
@@ -101,21 +101,21 @@ def test_its_code_is_known_and_asked_for_again(
     starts: Starts, script: str, code: int, words: str
 ) -> None:
     pid = starts.sh(script)
-    assert starts.wait(pid) == Ended(code)
-    assert starts.spawner.ended(pid) == Ended(code)
+    assert starts.wait(pid) == ExitStatus(code)
+    assert starts.spawner.exit_status(pid) == ExitStatus(code)
     assert starts.spawner.is_own(pid)
     starts.spawner.reap(pid)
     assert not starts.spawner.is_own(pid)
-    assert starts.spawner.ended(pid) == Ended(None)  # nobody knows any more
-    assert ends(code) == words
-    assert ends(None) == "ended, its exit code is not known"
+    assert starts.spawner.exit_status(pid) == ExitStatus(None)  # nobody knows any more
+    assert describe_exit(code) == words
+    assert describe_exit(None) == "ended, its exit code is not known"
 
 
 def test_it_holds_the_lock_as_long_as_it_lives(starts: Starts) -> None:
     pid = starts.sh("sleep 60")
     assert starts.is_locked
     starts.spawner.signal(pid, signal.SIGTERM)
-    assert starts.wait(pid) == Ended(-signal.SIGTERM)
+    assert starts.wait(pid) == ExitStatus(-signal.SIGTERM)
     assert not starts.is_locked
 
 
@@ -144,7 +144,7 @@ def test_a_signal_reaches_all_of_its_session(starts: Starts) -> None:
 
 def test_what_it_leaves_behind_is_found_and_ended(starts: Starts) -> None:
     pid = starts.sh("sleep 60 & exit 0")
-    assert starts.wait(pid) == Ended(0)
+    assert starts.wait(pid) == ExitStatus(0)
     assert len(starts.spawner.others(pid)) == 1
     starts.spawner.signal(pid, signal.SIGTERM)
     until(lambda: not starts.spawner.others(pid))
@@ -206,15 +206,15 @@ def test_D1_who_cannot_be_looked_at_has_not_ended() -> None:
     """One that a relay before this one started: taken for ended, it would be started twice."""
     spawner, parent = SystemSpawner(), os.getppid()
     pid = Pid(parent, spawner._start_of(parent) or "")
-    assert spawner.ended(pid) is None
+    assert spawner.exit_status(pid) is None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     first_free = os.dup(0)
     os.close(first_free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, hard))
     try:
         with pytest.raises(OSError) as caught:
-            spawner.ended(pid)
+            spawner.exit_status(pid)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert caught.value.errno == errno.EMFILE
-    assert spawner.ended(pid) is None
+    assert spawner.exit_status(pid) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.acomm.model import DeliveryState, MessageType
@@ -12,6 +13,8 @@ from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.ledger import Written
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.home_journal import Change, moved, run, write_journal
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 OWED_S = 60
 

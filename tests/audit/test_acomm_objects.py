@@ -20,6 +20,8 @@ from relay.base.errors import ArchivesUnreachable, ObjectError, RelayError
 from tests.audit.home_builder import DIRECT, START_S, stored_message
 from tests.s3_server import BUCKET, broken_server, s3_server
 
+pytestmark = pytest.mark.shows("audit 1.9")
+
 ROOT = f"s3://{BUCKET}"
 Load = Callable[..., DataFrame]
 

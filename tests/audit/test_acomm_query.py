@@ -73,6 +73,7 @@ def arrow(path: Path, store: StoreFile, sections: str = "messages", **options: s
     return found[0]
 
 
+@pytest.mark.shows("audit 1.6")
 @pytest.mark.parametrize("store", [STORE, ODD, MANY, seal(ODD, bytes(32)), StoreFile(1, 1)])
 def test_a_file_with_columns_gives_the_same_rows(tmp_path: Path, store: StoreFile) -> None:
     table = arrow(tmp_path / "a.acomm", store, ",".join(MESSAGE_SECTIONS))
@@ -169,6 +170,7 @@ def test_options_choose_messages(
     assert sorted(map(int, found)) == expected
 
 
+@pytest.mark.shows("audit 1.3")
 def test_filters_of_a_query_choose_the_same(spark: SparkSession, folder: Path) -> None:
     columns = "id decimal(20,0) not null, sender string not null, status string not null"
     reader = spark.read.format("acomm").schema(f"{columns}, created_at timestamp, channel string")
@@ -179,6 +181,7 @@ def test_filters_of_a_query_choose_the_same(spark: SparkSession, folder: Path) -
     assert ids(optioned.where("status = 'Acknowledged' or id = 12")) == [11, 12, 13]
 
 
+@pytest.mark.shows("audit 1.3")
 def test_a_file_without_such_messages_is_not_decoded(spark: SparkSession, folder: Path) -> None:
     break_messages(folder / "0.acomm")  # has columns
     break_messages(folder / "1.acomm")  # has indexes
@@ -200,6 +203,7 @@ def test_a_file_without_such_messages_is_not_decoded(spark: SparkSession, folder
     assert ids(numbers.load(str(folder / "0.acomm"))) == [0, 1, 2, 3]
 
 
+@pytest.mark.shows("audit 1.4")
 def test_a_file_without_such_messages_is_verified_all_the_same(
     spark: SparkSession, folder: Path
 ) -> None:
@@ -210,6 +214,7 @@ def test_a_file_without_such_messages_is_verified_all_the_same(
         spark.read.format("acomm").option("sender", "carol").load(str(folder)).collect()
 
 
+@pytest.mark.shows("audit 1.5")
 def test_permissive_reads_what_is_whole_and_the_rest_is_a_table(
     spark: SparkSession, folder: Path
 ) -> None:

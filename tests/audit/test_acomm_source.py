@@ -184,6 +184,7 @@ def test_what_a_message_lacks_is_null_and_so_is_a_time_without_end(read, path: s
     assert (row["content_size"], row["checksum"]) == (0, sha256_hex(b""))
 
 
+@pytest.mark.shows("audit 1.1")
 def test_the_other_sections(read, path: str) -> None:
     dead = one(read(path, section="dead_letters"))
     assert (dead["section"], dead["relay_id"]) == ("dead_letters", "1-dead")
@@ -210,6 +211,7 @@ def test_the_other_sections(read, path: str) -> None:
     assert (subscription["match_mode"], subscription["active"]) == ("MultiLevel", False)
 
 
+@pytest.mark.shows("audit 1.2")
 def test_a_schema_chooses_columns(spark: SparkSession, path: str) -> None:
     reader = spark.read.format("acomm").schema("to string, id decimal(20,0) not null")
     assert sorted(map(tuple, reader.load(path).collect()), key=str) == [
@@ -218,6 +220,7 @@ def test_a_schema_chooses_columns(spark: SparkSession, path: str) -> None:
     ]
 
 
+@pytest.mark.shows("audit 1.1")
 def test_file_folder_glob_and_list(read, tmp_path: Path, path: str) -> None:
     other = tmp_path / "archive" / "2026-01-31" / "000001.acomm"
     other.parent.mkdir(parents=True)
@@ -279,6 +282,7 @@ def test_a_wrong_option_is_one_line(
     assert str(caught.value).startswith(line)
 
 
+@pytest.mark.shows("audit 1.5")
 def test_a_damaged_file_fails_the_job_with_its_name(read, tmp_path: Path, path: str) -> None:
     data = bytearray(Path(path).read_bytes())
     data[200] ^= 1

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import agents
@@ -27,6 +28,8 @@ from tests.audit.ledger_rows import (
     message,
     process,
 )
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 
 def unread(home: HomeBuilder, name: str, since_ns: int) -> None:

@@ -7,6 +7,8 @@ import pytest
 from relay.audit.summary import Examples, JobReport
 from relay.cli.audit_screen import print_job
 
+pytestmark = pytest.mark.shows("audit 3.5")
+
 MESSAGE_ID = "1795297996497933135-a1b2c3d4e5f60718"
 
 

@@ -6,6 +6,7 @@ import contextlib
 import sqlite3
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.inputs import Inputs
@@ -13,6 +14,8 @@ from relay.audit.snapshot import snapshot_home
 from relay.base.clock import Clock
 from tests.audit import busy_relay
 from tests.procs import until
+
+pytestmark = pytest.mark.shows("audit 1.11")
 
 ENOUGH = 30  # messages before it is looked at
 

@@ -12,11 +12,13 @@ from pyspark.sql import DataFrame, SparkSession
 from relay.audit.disk_usage import DiskUsage, PartUsage, RetentionLimit, TierSavings, measure
 from relay.audit.inputs import Inputs
 from relay.audit.jobs import capacity
-from relay.base.config import Config, Disk, Retention, encode
+from relay.base.config import Config, DiskSettings, RetentionSettings, encode
 from relay.base.errors import ConfigError
 from tests.audit.home_builder import FILE_SIZE, START_NS, HomeBuilder
 from tests.audit.ledger_rows import DAY, checks, counted, details, insert, made, message
 from tests.box import Box
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 UNTIL = date(2026, 1, 31)
 MIB = 1 << 20
@@ -184,8 +186,8 @@ def test_a_home_is_measured_by_part_and_day(box: Box) -> None:
 
 
 def test_limits_and_floor_are_those_of_config_json(tmp_path: Path) -> None:
-    kept = Retention(archive_days=10, archive_mib=0, read_days=0, read_mib=5)
-    config = Config(disk=Disk(floor_mib=3), retention=kept)
+    kept = RetentionSettings(archive_days=10, archive_mib=0, read_days=0, read_mib=5)
+    config = Config(disk=DiskSettings(floor_mib=3), retention=kept)
     (tmp_path / "config.json").write_bytes(encode(config))
     found = measure(str(tmp_path), START_NS)
     limits = {one.part: (one.days, one.n_bytes) for one in found.limits}

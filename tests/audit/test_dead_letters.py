@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import dead_letters
@@ -13,6 +14,8 @@ from relay.ledger import Written
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.home_journal import run
 from tests.fakes import FakeClock
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 
 def test_repeats_replays_and_what_was_let_go(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import duplicates
@@ -11,6 +12,8 @@ from relay.base.clock import NS_PER_S
 from relay.ledger import FileFacts, Held, Written
 from tests.audit.home_builder import START_NS, HomeBuilder, stored_message
 from tests.audit.home_journal import run, write_journal
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 
 def asked(home: HomeBuilder, message_id: str, text: str, *, after_s: int, kind: str) -> None:

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.inputs import Inputs
@@ -18,6 +19,8 @@ from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.home_journal import Outcome, run, write_journal
 from tests.audit.journal_builder import JournalBuilder, delivered, sent
 from tests.fakes import FakeClock
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 DAY = "archive/2026-01-31/alice"
 
@@ -132,6 +135,7 @@ def test_each_damaged_file_is_named_and_stops_no_other(
     assert all(home.path not in line for lines in said.values() for line in lines)
 
 
+@pytest.mark.shows("audit 2.9")
 def test_a_day_that_is_not_what_it_was_is_found(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:

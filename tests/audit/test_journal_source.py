@@ -183,12 +183,13 @@ def spread(builder: JournalBuilder) -> list[int]:
     for number in range(3):
         found += builder.segment(*(sent(number * 10 + n, os.urandom(99)) for n in range(3)))
     found += builder.say(delivered(1))
-    builder.tiers.cover(builder.journal.end)
+    builder.tiers.set_safe_offset(builder.journal.end)
     builder.move(1, COMPRESS, EVICT_TIER0)
     builder.move(2, COMPRESS, UPLOAD, EVICT_TIER0, EVICT_TIER1)
     return found
 
 
+@pytest.mark.shows("audit 1.12")
 def test_each_tier_is_read_alike(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "objects").mkdir()
     builder = JournalBuilder(tmp_path / "home", objects=str(tmp_path / "objects"))
@@ -207,6 +208,7 @@ def test_each_tier_is_read_alike(spark: SparkSession, tmp_path: Path) -> None:
     assert len(builder.files()) == 3  # nothing was hydrated
 
 
+@pytest.mark.shows("audit 1.12")
 def test_tier_2_in_s3_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with s3_server() as url:
         for name, value in (
@@ -232,6 +234,7 @@ def test_tier_2_in_s3_by_the_environment(tmp_path: Path, monkeypatch: pytest.Mon
     assert found == wrote
 
 
+@pytest.mark.shows("audit 1.12")
 def test_a_segment_that_moves_before_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "objects").mkdir()
     where = str(tmp_path / "objects")
@@ -242,7 +245,7 @@ def test_a_segment_that_moves_before_it_is_read(tmp_path: Path) -> None:
     reader = journal_source.Aof2Reader([builder.path], {}, settings, schema)
     builder.journal.seal()
     builder.segment(sent(4))
-    builder.tiers.cover(builder.journal.end)
+    builder.tiers.set_safe_offset(builder.journal.end)
     builder.move(0, COMPRESS, EVICT_TIER0)
     builder.move(2, COMPRESS, UPLOAD, EVICT_TIER0, EVICT_TIER1)
     first, second, third = reader.partitions()
@@ -259,6 +262,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.shows("audit 1.13")
 def test_damage_fails_the_job_or_is_a_row(spark: SparkSession, journal: JournalBuilder) -> None:
     wrote = offsets(read(spark, journal.path))
     damaged = journal.dir / "segments" / f"{1:020d}.seg"

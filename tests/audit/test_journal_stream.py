@@ -19,6 +19,8 @@ from relay.base.errors import JournalError, JournalPruned, RelayError
 from relay.journal.plan import JobKind
 from tests.audit.journal_builder import JournalBuilder, delivered, sent
 
+pytestmark = pytest.mark.shows("audit 1.14")
+
 ALL = ReadAllAvailable()
 SCHEMA = subset(formats.JOURNAL, ["offset"], "the journal")
 
@@ -56,7 +58,7 @@ def test_from_one_offset_to_the_next_over_rolls_and_tiers(journal: JournalBuilde
         wrote += journal.say(sent(number), delivered(number))
         if number % 2:
             journal.journal.seal()
-            journal.tiers.cover(journal.journal.end)
+            journal.tiers.set_safe_offset(journal.journal.end)
             sealed = max(journal.journal.manifest.catalog.entries) - 1
             journal.move(sealed, JobKind.COMPRESS, JobKind.EVICT_TIER0)
         end = stream.latestOffset(at, ALL)
@@ -155,7 +157,7 @@ def test_a_relay_that_was_never_started(tmp_path: Path) -> None:
 
 def test_what_was_pruned_is_not_passed_over(journal: JournalBuilder) -> None:
     journal.segment(sent(4))
-    journal.tiers.cover(journal.journal.end)
+    journal.tiers.set_safe_offset(journal.journal.end)
     journal.move(0, JobKind.PRUNE)
     line = rf"{journal.path}: the records from offset 0 to \d+ were pruned before they were read"
     with pytest.raises(JournalPruned, match=line):

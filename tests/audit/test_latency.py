@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import latency
@@ -23,6 +24,8 @@ from tests.audit.ledger_rows import (
     made,
     message,
 )
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 BEGIN = START_NS - 6 * HOUR + TICK  # 03:30 of that day
 

@@ -54,6 +54,7 @@ def snapshot(home: HomeBuilder, tmp_path: Path) -> str:
     return take_snapshot(str(home.root / "ledger.db"), str(tmp_path / "s.db"), Clock()).path
 
 
+@pytest.mark.shows("audit 1.16")
 def test_schemas_are_those_of_schema_sql() -> None:
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
         db.executescript(schema_sql())
@@ -75,6 +76,7 @@ def test_schemas_are_those_of_schema_sql() -> None:
                 assert isinstance(field.dataType, StringType) is (kind == "TEXT"), name
 
 
+@pytest.mark.shows("audit 1.10")
 def test_every_table_is_read_as_it_is(spark: SparkSession, snapshot: str) -> None:
     counts = {}
     for table, schema in formats.LEDGER.items():
@@ -208,6 +210,7 @@ def test_other_files_are_refused(spark: SparkSession, tmp_path: Path) -> None:
             spark.read.format("relay_ledger").load(path).collect()
 
 
+@pytest.mark.shows("audit 1.10")
 def test_a_ledger_in_use_is_read_at_one_instant(spark: SparkSession, home: HomeBuilder) -> None:
     path = str(home.root / "ledger.db")
 
@@ -226,6 +229,7 @@ def test_a_ledger_in_use_is_read_at_one_instant(spark: SparkSession, home: HomeB
     assert there == ["ledger.db", "ledger.db-shm", "ledger.db-wal"]
 
 
+@pytest.mark.shows("audit 1.10")
 def test_a_backup(spark: SparkSession, tmp_path: Path) -> None:
     with Home(str(home_of(tmp_path / "home", "alice"))) as opened:
         home = HomeBuilder(tmp_path / "home")

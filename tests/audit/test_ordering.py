@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import ordering
@@ -11,6 +12,8 @@ from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.ledger import Held, Written
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.home_journal import run
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 
 def named(after_s: float, tail: str) -> str:

@@ -112,6 +112,7 @@ for step in ("unlink", "rename", "create", "sync"):
 """
 
 
+@pytest.mark.shows("audit 3.1")
 def test_killed_at_any_step_no_report_speaks_of_other_tables(tmp_path: Path) -> None:
     command_line = [sys.executable, "-c", KILLED, str(tmp_path)]
     done = subprocess.run(command_line, env=environment(), capture_output=True, text=True)
@@ -145,6 +146,7 @@ def test_what_a_killed_run_left_goes(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == [".lock", "report.html", "summary.json", "traffic"]
 
 
+@pytest.mark.shows("audit 2.5")
 def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
     with out_folder(str(tmp_path)) as folder:
         with pytest.raises(RelayError, match=f"another run writes into {tmp_path}"):

@@ -26,6 +26,8 @@ from relay.base.clock import Clock
 from relay.base.errors import RelayError
 from tests.audit.home_builder import HomeBuilder
 
+pytestmark = pytest.mark.shows("audit 1.7")
+
 
 def made(folder: Path) -> str:
     folder.mkdir()

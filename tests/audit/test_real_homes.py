@@ -19,11 +19,12 @@ from relay.base.errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_OK, LedgerError
 from tests.audit import real_homes
 from tests.procs import relay
 
-pytestmark = pytest.mark.timeout(500)  # every job there is, where other things go on
+pytestmark = [pytest.mark.timeout(500), pytest.mark.shows("audit 2.10")]
 replace = msgspec.structs.replace
 TALK = 16  # messages of real_homes.talk: 14 of agents', and the relay's answers to two of them
 
 
+@pytest.mark.shows("audit 2.11")
 def test_a_ledger_of_the_schema_before_is_one_line(tmp_path: Path) -> None:
     assert relay("init", home=tmp_path / "home").returncode == 0
     real_homes.to_schema_1(tmp_path / "home")

@@ -17,6 +17,8 @@ from relay.ledger import Held, Written
 from tests.audit.home_builder import START_NS, START_S, HomeBuilder, stored_message
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.shows("audit 2.1")
+
 NOW = datetime(2026, 1, 31, 10, 30, tzinfo=UTC)
 
 

@@ -19,6 +19,8 @@ from tests.audit.home_builder import START_NS, START_S, HomeBuilder, file_of
 from tests.audit.home_journal import moved, run, write_journal
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.shows("audit 2.3")
+
 DAY = "archive/2026-01-31/alice"
 replace = msgspec.structs.replace
 

@@ -6,16 +6,19 @@ import sqlite3
 from pathlib import Path
 
 import msgspec
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.acomm.model import DeliveryState
 from relay.audit.jobs import reconcile
 from relay.base.clock import NS_PER_S
-from relay.base.config import Config, Retention, encode
+from relay.base.config import Config, RetentionSettings, encode
 from relay.engine import events
 from relay.engine.events import Event
 from tests.audit.home_builder import START_NS, HomeBuilder, stored_message
 from tests.audit.home_journal import moved, run, write_journal
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 DAY = "archive/2026-01-31/alice"
 
@@ -128,7 +131,7 @@ def test_days_that_retention_took_are_no_loss(
     assert make_findings(spark, home, tmp_path / "kept 90 days") == {}
     files[3].unlink()
     assert make_findings(spark, home, tmp_path / "yesterday") == {"original_missing": {"1-3"}}
-    settings = Config(retention=Retention(archive_days=0, archive_mib=0))
+    settings = Config(retention=RetentionSettings(archive_days=0, archive_mib=0))
     (home.root / "config.json").write_bytes(encode(settings))
     everything = {"original_missing": {"1-0", "1-1", "1-3"}}
     assert make_findings(spark, home, tmp_path / "kept for ever") == everything

@@ -52,6 +52,7 @@ def report_of(*jobs: JobReport) -> Report:
     return Report("/home/you", "2026-01-31T09:30:00Z", 30.0, 7.0, [], by_name)
 
 
+@pytest.mark.shows("audit 3.2")
 @pytest.mark.parametrize("width", [WIDE, NARROWEST])
 def test_a_browser_asks_for_nothing_but_the_file_and_complains_of_nothing(
     chromium: Page, page_of_a_full_run: Path, width: int
@@ -71,6 +72,7 @@ def test_a_browser_asks_for_nothing_but_the_file_and_complains_of_nothing(
     assert chromium.tells(f"Math.min(...{shown}.flatMap(svg => {texts}))") > 7
 
 
+@pytest.mark.shows("audit 3.2")
 def test_the_browser_would_tell(chromium: Page, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text("<!DOCTYPE html><img src='gone.png'><div style='width:9999px'>x</div>")
@@ -108,6 +110,7 @@ def test_dark_and_light_differ_and_can_be_read(chromium: Page, page_of_a_full_ru
     assert len(papers) == 2
 
 
+@pytest.mark.shows("audit 3.4")
 def test_every_link_leads_to_a_place_in_the_page(page_of_a_full_run: Path) -> None:
     root = parsed(page_of_a_full_run)
     ids = [element.attrib["id"] for element in root.iter() if "id" in element.attrib]
@@ -156,6 +159,7 @@ def test_findings_come_first_errors_before_warnings(page_of_a_full_run: Path) ->
     assert "50 more in <code>findings/job=reconcile/*.parquet</code>" in text
 
 
+@pytest.mark.shows("audit 3.3")
 def test_what_agents_wrote_is_text_wherever_it_stands(page_of_a_full_run: Path) -> None:
     text = page_of_a_full_run.read_text("utf-8")
     assert HOSTILE not in text and QUOTES not in text and "<img" not in text

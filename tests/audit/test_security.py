@@ -18,6 +18,8 @@ from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.ledger_rows import DAY, END_NS, checks, counted, details, insert, made, message
 from tests.box import Box
 
+pytestmark = pytest.mark.shows("audit 2.1")
+
 
 def test_every_kind_of_incident_is_judged(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path

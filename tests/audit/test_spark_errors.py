@@ -23,6 +23,8 @@ from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.test_session import PATIENCE_S, relay_audit
 from tests.procs import environment, until
 
+pytestmark = pytest.mark.shows("audit 3.6")
+
 # As Spark 4.3 says it, cut.
 CAUSES = {
     "memory": (
@@ -215,6 +217,7 @@ def test_a_table_that_finds_no_room_is_named_and_nothing_is_left(
     assert sorted(os.listdir(out)) == [".lock", "report.html", "summary.json"]
 
 
+@pytest.mark.shows("audit 3.7")
 @pytest.mark.parametrize(
     ("after", "sent", "code"),
     [

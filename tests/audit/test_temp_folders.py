@@ -15,6 +15,8 @@ from relay.audit.temp_folders import temporary_folder
 from relay.base import fsio
 from tests.procs import environment
 
+pytestmark = pytest.mark.shows("audit 2.5")
+
 MAKE = """
 import sys
 from relay.audit.private import private_folder

@@ -6,6 +6,7 @@ from pathlib import Path
 from uuid import UUID
 
 import msgspec
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.acomm.model import MessageType
@@ -26,6 +27,8 @@ from tests.audit.ledger_rows import (
     made,
     message,
 )
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 LONG_AGO = START_NS - 2 * HOUR
 

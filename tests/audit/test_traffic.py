@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import traffic
 from relay.audit.schemas import results
 from tests.audit.home_builder import FILE_SIZE, START_NS, HomeBuilder
 from tests.audit.ledger_rows import HOUR, MINUTE, delivery, insert, made, message
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 
 def test_pairs_are_counted_with_their_latencies(

@@ -152,7 +152,7 @@ def test_a_checkpoint_that_the_journal_does_not_go_back_to(watched: Watched) -> 
     watched.look()
     for number in (2, 3):
         watched.journal.segment(sent(number))
-    watched.journal.tiers.cover(watched.journal.journal.end)
+    watched.journal.tiers.set_safe_offset(watched.journal.journal.end)
     for number in (0, 1):
         watched.journal.move(number, JobKind.PRUNE)
     with pytest.raises(RelayError, match="were pruned before they were read; begin with a new"):
@@ -208,6 +208,7 @@ class Process:
         return self.process.returncode, out, err
 
 
+@pytest.mark.shows("audit 1.15")
 @pytest.mark.timeout(3 * PATIENCE_S)
 def test_killed_again_and_again_each_event_is_counted_once(
     spark: SparkSession, tmp_path: Path
@@ -235,6 +236,7 @@ def test_killed_again_and_again_each_event_is_counted_once(
     assert sorted(row["offset"] for row in rows) == [record.offset for record in records]
 
 
+@pytest.mark.shows("audit 3.7")
 def test_ended_while_spark_starts_it_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
     JournalBuilder(tmp_path / "home").say(sent(1))
     temp = tmp_path / "temp"

@@ -10,34 +10,41 @@ import sys
 import pytest
 
 from relay.base import process_info
-from relay.base.agent_status import Change, Facts, Status, asked, away_text, judge
+from relay.base.agent_status import (
+    AgentFacts,
+    AgentStatus,
+    StatusChange,
+    next_status,
+    parse_status_command,
+    unavailable_reason,
+)
 from relay.base.clock import NS_PER_S
-from relay.base.config import Agents
+from relay.base.config import AgentSettings
 from tests.procs import until
 
 NOW = 1_769_851_800 * NS_PER_S
-RULES = Agents(inactive_after_s=1000, dead_after_s=100)
-BOB = Facts("bob", Status.ACTIVE, 0, NOW)
+RULES = AgentSettings(inactive_after_s=1000, dead_after_s=100)
+BOB = AgentFacts("bob", AgentStatus.ACTIVE, 0, NOW)
 
 
-def after(facts: Facts, seconds: int) -> str | None:
+def after(facts: AgentFacts, seconds: int) -> str | None:
     """The status that the rules give that much later; None: as it is."""
-    change = judge(facts, NOW + seconds * NS_PER_S, RULES)
+    change = next_status(facts, NOW + seconds * NS_PER_S, RULES)
     return str(change.status) if change else None
 
 
 def test_who_is_silent_for_long_enough_is_inactive() -> None:
     assert after(BOB, 999) is None
-    assert judge(BOB, NOW + 1000 * NS_PER_S, RULES) == Change(
-        "bob", Status.INACTIVE, "silent since 2026-01-31T09:30:00Z"
+    assert next_status(BOB, NOW + 1000 * NS_PER_S, RULES) == StatusChange(
+        "bob", AgentStatus.INACTIVE, "silent since 2026-01-31T09:30:00Z"
     )
-    assert after(BOB._replace(status=Status.INACTIVE), 5000) is None
+    assert after(BOB._replace(status=AgentStatus.INACTIVE), 5000) is None
     assert after(BOB._replace(name="operator"), 10**9) is None
 
 
 def test_a_live_process_may_be_silent_for_ever() -> None:
     assert after(BOB._replace(pid=7, runs=True), 10**6) is None
-    assert after(BOB._replace(status=Status.INACTIVE, pid=7, runs=True), 10**6) == "active"
+    assert after(BOB._replace(status=AgentStatus.INACTIVE, pid=7, runs=True), 10**6) == "active"
 
 
 def test_who_was_made_active_has_its_whole_time() -> None:
@@ -45,15 +52,15 @@ def test_who_was_made_active_has_its_whole_time() -> None:
     assert after(BOB._replace(changed_at=NOW + 500 * NS_PER_S), 1500) == "inactive"
 
 
-@pytest.mark.parametrize("status", [Status.ACTIVE, Status.INACTIVE])
+@pytest.mark.parametrize("status", [AgentStatus.ACTIVE, AgentStatus.INACTIVE])
 def test_whose_process_ended_is_terminated_once_nothing_was_heard_for_a_while(
-    status: Status,
+    status: AgentStatus,
 ) -> None:
     dead = BOB._replace(status=status, pid=7, seen_pid=7)
     assert after(dead, 99) is None
-    assert judge(dead, NOW + 100 * NS_PER_S, RULES) == Change(
+    assert next_status(dead, NOW + 100 * NS_PER_S, RULES) == StatusChange(
         "bob",
-        Status.TERMINATED,
+        AgentStatus.TERMINATED,
         "its process 7 ended; nothing was heard since 2026-01-31T09:30:00Z",
     )
 
@@ -74,28 +81,32 @@ def test_an_end_that_the_agent_outlived_is_not_held_against_it_again() -> None:
 
 
 def test_who_is_away_comes_back_with_a_process_of_its_own() -> None:
-    ended = BOB._replace(status=Status.TERMINATED, changed_at=NOW, pid=7)
+    ended = BOB._replace(status=AgentStatus.TERMINATED, changed_at=NOW, pid=7)
     assert after(ended, 10**6) is None
     assert after(ended._replace(runs=True), 1) == "active"
-    retired = ended._replace(status=Status.RETIRED, runs=True, started_at=NOW)
+    retired = ended._replace(status=AgentStatus.RETIRED, runs=True, started_at=NOW)
     assert after(retired, 1) is None  # it ran when it was retired
     assert after(retired._replace(started_at=NOW + 1), 1) == "active"
 
 
 def test_what_a_command_asks_for() -> None:
     fields = {"NAME": "bob", "REASON": "x" * 300}
-    assert asked("agent.retire", fields, "operator") == ("bob", "retired", "x" * 200)
-    assert asked("agent.retire", {"NAME": "bob"}, "al") == ("bob", "retired", "al retired it")
-    assert asked("agent.revive", {"NAME": "bob"}, "al") == ("bob", "active", None)
-    assert asked("channel.join", {"CHANNEL": "x"}, "al") is None
+    assert parse_status_command("agent.retire", fields, "operator") == ("bob", "retired", "x" * 200)
+    assert parse_status_command("agent.retire", {"NAME": "bob"}, "al") == (
+        "bob",
+        "retired",
+        "al retired it",
+    )
+    assert parse_status_command("agent.revive", {"NAME": "bob"}, "al") == ("bob", "active", None)
+    assert parse_status_command("channel.join", {"CHANNEL": "x"}, "al") is None
 
 
 def test_what_is_said_to_who_writes_to_them() -> None:
-    assert away_text("bob", "retired", "moved on", NOW) == (
+    assert unavailable_reason("bob", "retired", "moved on", NOW) == (
         "bob is retired since 2026-01-31T09:30:00Z: moved on; "
         "`relay agents revive bob` brings it back"
     )
-    assert away_text("bob", "terminated", None, None) == (
+    assert unavailable_reason("bob", "terminated", None, None) == (
         "bob is terminated; start it again: what it writes, and its process, bring it back"
     )
 

@@ -277,6 +277,7 @@ def test_a_configuration_that_is_a_link_is_not_read(home: Home, root: Path, tmp_
 # -- Dirs ----------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("ready 4.3")
 @pytest.mark.parametrize("name", ["..", ".", "", "/", "/etc", "a/b", "alice/..", "../..", "a\0b"])
 def test_no_name_leads_out_of_the_home(home: Home, name: str) -> None:
     with home.dirs() as dirs:
@@ -290,6 +291,7 @@ def test_no_name_leads_out_of_the_home(home: Home, name: str) -> None:
             dirs.ensure("archive", "x", name, "y")
 
 
+@pytest.mark.shows("ready 4.4")
 @pytest.mark.parametrize("at", range(1, 5))
 def test_a_link_at_any_component_is_refused(
     home: Home, root: Path, tmp_path: Path, at: int

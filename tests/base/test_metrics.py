@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from relay.base.metrics import NEVER_STUCK, SECONDS, STAGES, START, WAIT, Histogram, Tally
+from relay.base.metrics import NEVER_STUCK, SECONDS, STAGES, START, WAIT, Histogram, Metrics
 from tests.box import Box
 from tests.fakes import FakeClock
+
+pytestmark = pytest.mark.shows("ready 3.1")
 
 
 def test_a_value_counts_in_the_first_bucket_that_takes_it() -> None:
@@ -36,7 +38,7 @@ def test_what_was_read_stays_as_it_was() -> None:
 
 def test_a_step_is_timed_when_the_next_begins_and_waiting_is_not() -> None:
     clock = FakeClock()
-    tally = Tally(clock)
+    tally = Metrics(clock)
     for step, seconds in (("stage", 2), ("commit", 0.001), (WAIT, 60), ("stage", 0)):
         tally.begin(step)
         clock.advance(seconds)
@@ -49,7 +51,7 @@ def test_a_step_is_timed_when_the_next_begins_and_waiting_is_not() -> None:
 
 def test_only_work_can_be_stuck() -> None:
     clock = FakeClock()
-    tally = Tally(clock)
+    tally = Metrics(clock)
     clock.advance(1000)
     assert tally.stuck_s() == (START, 0.0)
     for step in NEVER_STUCK:
@@ -65,7 +67,7 @@ def test_a_batch_goes_through_every_stage(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
     passed = {name for name, times in box.dispatcher.tally.stages.items() if times.read().number}
     assert passed == set(STAGES)
-    assert box.dispatcher.tally.at[0] == "upkeep"  # until the session waits again
+    assert box.dispatcher.tally.at[0] == "maintain"  # until the session waits again
 
 
 def test_what_becomes_of_messages_is_counted(box: Box) -> None:

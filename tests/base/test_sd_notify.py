@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.sd_notify import Notifier, Watchdog
+from relay.base.sd_notify import SystemdNotifier, Watchdog
 from tests.procs import until
 
 
@@ -27,7 +27,7 @@ def environ(system: socket.socket, **more: str) -> dict[str, str]:
 
 
 def test_every_line_of_one_word_comes_at_once(system: socket.socket) -> None:
-    notifier = Notifier(environ(system))
+    notifier = SystemdNotifier(environ(system))
     notifier.say("READY=1", "STATUS=serving /home")
     assert system.recv(4096) == b"READY=1\nSTATUS=serving /home"
     notifier.reloading(5_000_001_999)
@@ -36,7 +36,7 @@ def test_every_line_of_one_word_comes_at_once(system: socket.socket) -> None:
 
 def test_no_child_inherits_the_right_to_speak(system: socket.socket) -> None:
     variables = environ(system, WATCHDOG_USEC="1000000", WATCHDOG_PID=str(os.getpid()))
-    Notifier(variables)
+    SystemdNotifier(variables)
     assert variables == {"PATH": "/bin"}
 
 
@@ -45,25 +45,27 @@ def test_an_abstract_socket_is_one_too() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(f"\0agent-relay-test-{os.getpid()}")
         receiver.settimeout(5)
-        Notifier({"NOTIFY_SOCKET": f"@agent-relay-test-{os.getpid()}"}).say("READY=1")
+        SystemdNotifier({"NOTIFY_SOCKET": f"@agent-relay-test-{os.getpid()}"}).say("READY=1")
         assert receiver.recv(4096) == b"READY=1"
 
 
 @pytest.mark.parametrize("address", ["", "relative", "/nobody/there", "vsock:2:1"])
 def test_without_somebody_to_tell_nothing_happens(address: str) -> None:
-    notifier = Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "soon"})
+    notifier = SystemdNotifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "soon"})
     notifier.say("READY=1")
     assert notifier.watchdog_s == 0
 
 
 @pytest.mark.parametrize(
-    ("pid", "seconds"), [("", 0.04), (str(os.getpid()), 0.04), ("1", 0), ("x", 0)]
+    ("pid", "seconds"),
+    [("", 0.04), (str(os.getpid()), 0.04), ("1", 0), ("x", 0)],
+    ids=["none", "ours", "another", "invalid"],
 )
 def test_a_watchdog_of_another_process_is_not_ours(
     system: socket.socket, pid: str, seconds: float
 ) -> None:
     variables = environ(system, WATCHDOG_USEC="40000", WATCHDOG_PID=pid)
-    assert Notifier(variables).watchdog_s == seconds
+    assert SystemdNotifier(variables).watchdog_s == seconds
 
 
 def test_the_watchdog_speaks_while_the_loop_goes_on_and_then_no_more(
@@ -75,7 +77,7 @@ def test_the_watchdog_speaks_while_the_loop_goes_on_and_then_no_more(
         asked.append(len(asked) < 3)
         return asked[-1]
 
-    watchdog = Watchdog(Notifier(environ(system, WATCHDOG_USEC="10000")), is_healthy)
+    watchdog = Watchdog(SystemdNotifier(environ(system, WATCHDOG_USEC="10000")), is_healthy)
     watchdog.begin()
     for _ in range(3):
         assert system.recv(4096) == b"WATCHDOG=1"

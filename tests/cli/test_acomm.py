@@ -64,7 +64,7 @@ def test_a_wrong_index_and_a_missing_file_are_problems(tmp_path: Path) -> None:
     index, gone, folder, last = result.stdout.splitlines()
     assert "lie.acomm: index 1 (channel) entry 0 disagrees with section 2" in index
     assert gone == f"{tmp_path}/gone.acomm: No such file or directory"
-    assert folder == f"{tmp_path} is no regular file"
+    assert folder == f"{tmp_path} is not a regular file"
     assert last == "3 errors found"
 
 
@@ -195,6 +195,7 @@ def test_an_encrypted_file_with_and_without_its_key(tmp_path: Path) -> None:
     assert isinstance(refused("check", path, "--key-file", key), KeyFileError)
 
 
+@pytest.mark.shows("engine 6.15")
 def test_signatures_are_checked_with_a_folder_of_keys(tmp_path: Path) -> None:
     private = bytes(range(32))
     good = signatures.sign(private, "alpha", "17-ab", "bob", b"hello")

@@ -20,6 +20,8 @@ from relay.journal.format import Reason
 from relay.journal.journal import Append
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 
+pytestmark = pytest.mark.shows("journal 4.9")
+
 
 @pytest.mark.timeout(60)  # reader and worker take turns at one lock, and the disk may be slow
 def test_reading_while_segments_move(tmp_path: Path) -> None:
@@ -30,7 +32,7 @@ def test_reading_while_segments_move(tmp_path: Path) -> None:
 
     def work() -> None:
         while not stop.is_set():
-            line = stream.tiers.step()
+            line = stream.tiers.run_next()
             if line:
                 done.append(line)
 
@@ -110,7 +112,7 @@ class TiersMachine(RuleBasedStateMachine):
     def work(self, steps: int) -> None:
         """The worker goes on."""
         for _ in range(steps):
-            self.stream.tiers.step()
+            self.stream.tiers.run_next()
 
     @rule(steps=st.integers(1, 4), calls=st.integers(0, 40))
     def work_and_be_killed(self, steps: int, calls: int) -> None:
@@ -125,7 +127,7 @@ class TiersMachine(RuleBasedStateMachine):
         before, fsio.fault = fsio.fault, kill
         try:
             for _ in range(steps):
-                self.stream.tiers.step()
+                self.stream.tiers.run_next()
         except Killed:
             pass
         finally:

@@ -18,14 +18,13 @@ import msgspec
 import pytest
 
 from relay.base import status_client
-from relay.base.config import Admin as AdminSettings
-from relay.base.config import Config
+from relay.base.config import AdminSettings, Config
 from relay.base.home import Home
 from relay.base.metrics import WAIT
 from relay.base.status_client import SOCKET
 from relay.daemon import admin
 from relay.daemon.admin import Admin
-from relay.daemon.status import Board
+from relay.daemon.status import SharedStatus
 from tests.fakes import FakeClock
 from tests.procs import until
 
@@ -37,7 +36,7 @@ class Asked:
         self.root = root
         self.clock = FakeClock()
         self.log: list[str] = []
-        self.board = Board(str(root), Config(), self.clock)
+        self.board = SharedStatus(str(root), Config(), self.clock)
         self.admin = Admin(self.board, lambda text, **_: self.log.append(text))
 
     def ask(
@@ -79,6 +78,7 @@ def served(asked: Asked) -> Asked:
     return asked
 
 
+@pytest.mark.shows("ready 3.3")
 def test_a_relay_that_serves_is_healthy_and_ready(served: Asked) -> None:
     assert served.ask("/healthz") == (200, "text/plain; charset=utf-8", "healthy\n")
     assert served.ask("/readyz") == (200, "text/plain; charset=utf-8", "ready\n")
@@ -105,7 +105,7 @@ def test_alive_and_not_ready(asked: Asked) -> None:
     assert asked.ask("/healthz")[0] == 200
     assert asked.ask("/readyz")[::2] == (503, "it is starting\n")
     asked.board.trouble = "the disk is full"
-    said = "it serves nobody, and begins again: the disk is full\n"
+    said = "not serving, will retry: the disk is full\n"
     assert asked.ask("/readyz")[::2] == (503, said)
     asked.board.trouble = ""
     asked.serve()
@@ -232,7 +232,7 @@ def test_what_is_no_socket_is_left_alone_and_said(asked: Asked) -> None:
     (asked.root / SOCKET).write_text("mine")
     asked.admin.begin("")
     (line,) = asked.log
-    assert line.endswith("is there, and is no socket")
+    assert line.endswith("exists and is not a socket")
     assert asked.admin.trouble in line
     asked.admin.end()
     assert (asked.root / SOCKET).read_text() == "mine"
@@ -244,7 +244,10 @@ def test_a_path_too_long_for_a_socket_is_said_and_gone_without(tmp_path: Path) -
     long = Asked(root)
     long.admin.begin("")
     (line,) = long.log
-    assert "bytes, a socket's may be 107: set XDG_RUNTIME_DIR to a directory of yours" in line
+    assert (
+        "bytes, and a socket's may have at most 107: set XDG_RUNTIME_DIR to a directory of your own"
+        in line
+    )
     assert list(root.iterdir()) == []
 
 
@@ -323,14 +326,14 @@ def test_a_port_that_is_taken_is_said_and_the_socket_answers(asked: Asked) -> No
         asked.serve()
         asked.admin.begin(address)
     (line,) = asked.log
-    assert f"nothing answers on admin.listen {address}: " in line
+    assert f"no server on admin.listen {address}: " in line
     assert json.loads(asked.ask("/status")[2])["admin_trouble"] in line
 
 
 def test_the_time_of_a_stall_is_the_settings(served: Asked) -> None:
     admin = AdminSettings(stall_after_s=2)
     served.board.config = msgspec.structs.replace(served.board.config, admin=admin)
-    served.board.tally.begin("note")
+    served.board.tally.begin("complete")
     served.clock.advance(3)
     assert served.ask("/healthz")[0] == 503
 

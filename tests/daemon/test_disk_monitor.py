@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.config import Disk
+from relay.base.config import DiskSettings
 from relay.base.disk import MIB, DiskState, DiskWatch, floor_bytes, look
-from relay.daemon.disk_monitor import Overseer
-from relay.daemon.status import Board, Publisher
+from relay.daemon.disk_monitor import DiskMonitor
+from relay.daemon.status import SharedStatus, StatusPublisher
 from relay.ledger import Ledger
 from tests.box import Box
 from tests.fakes import FakeClock
@@ -38,7 +38,7 @@ class Watched:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.disk = FakeDisk()
-        self.watch = DiskWatch("/", Disk(), self.clock, self.disk)
+        self.watch = DiskWatch("/", DiskSettings(), self.clock, self.disk)
 
     def fill(self, used_mib: int) -> DiskState:
         """So much is used; what the next look says."""
@@ -112,12 +112,12 @@ def test_a_disk_that_cannot_be_asked_is_as_it_was() -> None:
     [(64, 100_000, 64), (64, 1280, 64), (64, 100, 5), (0, 100_000, 0)],
 )
 def test_a_small_disk_is_not_all_floor(floor_mib: int, size_mib: int, floor_is_mib: int) -> None:
-    assert floor_bytes(Disk(floor_mib=floor_mib), size_mib * MIB) == floor_is_mib * MIB
+    assert floor_bytes(DiskSettings(floor_mib=floor_mib), size_mib * MIB) == floor_is_mib * MIB
 
 
 def test_no_floor_is_never_reached() -> None:
     watched = Watched()
-    watched.watch = DiskWatch("/", Disk(floor_mib=0), watched.clock, watched.disk)
+    watched.watch = DiskWatch("/", DiskSettings(floor_mib=0), watched.clock, watched.disk)
     assert watched.fill(100_000) is DiskState.LOW
 
 
@@ -135,15 +135,15 @@ class Looked:
     def __init__(self, box: Box) -> None:
         self.box = box
         self.disk = FakeDisk()
-        self.board = Board(box.home.root, box.config, box.clock)
+        self.board = SharedStatus(box.home.root, box.config, box.clock)
         self.open()
 
     def open(self) -> None:
         """As a session does."""
         box = self.box
-        publisher = Publisher(box.dispatcher, box.store, box.watcher, box.clock)
+        publisher = StatusPublisher(box.dispatcher, box.store, box.watcher, box.clock)
         watch = DiskWatch(box.home.root, box.config.disk, box.clock, self.disk)
-        self.overseer = Overseer(
+        self.overseer = DiskMonitor(
             self.board, box.dispatcher, publisher, watch, box.ledger, box.clock, box._log
         )
         self.overseer.begin()
@@ -184,6 +184,7 @@ def test_two_pauses_end_each_by_itself(looked: Looked) -> None:
     assert board.pauses == {} and box.bodies("bob") == ["waits"]
 
 
+@pytest.mark.shows("ready 5.4")
 def test_below_the_floor_files_wait_and_the_rest_goes_on(looked: Looked) -> None:
     box = looked.box
     before = box.send("alice", "TO: bob\n\nbefore")
@@ -203,7 +204,7 @@ def test_below_the_floor_files_wait_and_the_rest_goes_on(looked: Looked) -> None
     box.tick(2)
     assert box.bodies("bob") == ["waits"]
     assert box.nacks("alice") == []
-    assert any("intake goes on" in line["event"] for line in box.log)
+    assert any("intake resumes" in line["event"] for line in box.log)
 
 
 def test_a_disk_below_its_floor_takes_nothing_in_from_the_first_turn(looked: Looked) -> None:
@@ -213,6 +214,7 @@ def test_a_disk_below_its_floor_takes_nothing_in_from_the_first_turn(looked: Loo
     assert looked.box.bodies("bob") == []
 
 
+@pytest.mark.shows("ready 5.4")
 def test_operator_and_lead_are_told_once_an_episode(looked: Looked) -> None:
     box = looked.box
     box.path("agents", "alice", "meta.json").write_text('{"role": "lead"}')
@@ -274,7 +276,7 @@ def test_a_notice_that_has_no_room_is_sent_when_there_is(
 ) -> None:
     refuses: Callable[..., bool] = lambda *_, **__: False  # noqa: E731
     with monkeypatch.context() as patch:
-        patch.setattr(looked.box.dispatcher.teller, "announce", refuses)
+        patch.setattr(looked.box.dispatcher.notifier, "announce", refuses)
         looked.turn(91_000)
     assert looked.notices("operator") == []
     looked.turn(91_000)

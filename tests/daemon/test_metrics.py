@@ -9,35 +9,35 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from relay.base.disk import DiskState, Reading
+from relay.base.disk import DiskState, DiskUsage
 from relay.base.metrics import STAGES
 from relay.daemon import metrics
 from relay.daemon.metrics import COUNTERS
-from relay.daemon.status import TOTALS, Board, Publisher
+from relay.daemon.status import TOTALS, SharedStatus, StatusPublisher
 from tests.box import Box
 from tests.procs import PROJECT
 
 UNITS = ("_seconds", "_bytes", "_ratio")
 
 
-def published(box: Box) -> tuple[Board, Publisher]:
+def published(box: Box) -> tuple[SharedStatus, StatusPublisher]:
     """The box's board, with its tally."""
-    board = Board(box.home.root, box.config, box.clock)
+    board = SharedStatus(box.home.root, box.config, box.clock)
     board.tally = box.dispatcher.tally
-    board.disk = Reading(DiskState.OK, 1000, 300, 70.0, 50)
-    publisher = Publisher(box.dispatcher, box.store, box.watcher, box.clock)
+    board.disk = DiskUsage(DiskState.OK, 1000, 300, 70.0, 50)
+    publisher = StatusPublisher(box.dispatcher, box.store, box.watcher, box.clock)
     board.snapshot = publisher.step(news=True)
     return board, publisher
 
 
-def families(board: Board) -> dict[str, Metric]:
+def families(board: SharedStatus) -> dict[str, Metric]:
     return {
         family.name: family
         for family in text_string_to_metric_families(metrics.page(board).decode())
     }
 
 
-def value(board: Board, name: str, **labels: str) -> float:
+def value(board: SharedStatus, name: str, **labels: str) -> float:
     (sample,) = (
         one
         for family in families(board).values()
@@ -47,6 +47,7 @@ def value(board: Board, name: str, **labels: str) -> float:
     return float(sample.value)
 
 
+@pytest.mark.shows("ready 3.2")
 def test_every_metric_has_a_help_a_type_and_a_name_by_the_rules(box: Box) -> None:
     board, _ = published(box)
     text = metrics.page(board).decode()
@@ -94,6 +95,7 @@ def test_histograms_add_up(box: Box) -> None:
     assert {one.labels["stage"] for one in stages.samples} == set(STAGES)
 
 
+@pytest.mark.shows("ready 3.2")
 def test_the_numbers_are_those_of_the_box(box: Box) -> None:
     box.drop("alice", "TO: bob\n\nhi")
     box.drop("alice", "TO: nobody\n\nhi")
@@ -153,7 +155,7 @@ def test_a_file_that_is_put_off_again_and_again_ages(
 
 
 def test_before_the_first_session_there_is_little_to_say(box: Box) -> None:
-    board = Board(box.home.root, box.config, box.clock)
+    board = SharedStatus(box.home.root, box.config, box.clock)
     assert "relay_queue_files" not in families(board)
     assert value(board, "relay_ready") == 0
 

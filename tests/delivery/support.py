@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from relay.base.clock import NS_PER_S
-from relay.base.config import Config, Detection, Limits, encode
+from relay.base.config import Config, DetectionSettings, LimitSettings, encode
 from relay.base.home import Home
-from relay.delivery.intake import Accepted, Intake, Look, Malformed
+from relay.delivery.intake import Intake, Malformed, Parsed, ParseResult
 from tests.fakes import FakeClock
 
 START_NS = 1_769_851_800 * NS_PER_S
@@ -20,7 +20,7 @@ GOOD = b"TO: bob\n\nhi"
 class Desk:
     """alice's outbox, and the Intake that looks into it. Every mtime is the fake clock's."""
 
-    def __init__(self, root: Path, detection: Detection, limits: Limits) -> None:
+    def __init__(self, root: Path, detection: DetectionSettings, limits: LimitSettings) -> None:
         self.clock = FakeClock(START_NS)
         self.log: list[dict[str, Any]] = []
         self.home = Home.create(str(root), encode(Config()))
@@ -56,9 +56,11 @@ class Desk:
         with self.home.dirs() as dirs:
             self.intake.scan(dirs, "alice")
 
-    def take(self, limit: int = 256, in_hand: tuple[tuple[str, str], ...] = ()) -> list[Look]:
+    def take(
+        self, limit: int = 256, in_hand: tuple[tuple[str, str], ...] = ()
+    ) -> list[ParseResult]:
         with self.home.dirs() as dirs:
-            return self.intake.take(dirs, limit, in_hand)
+            return self.intake.read_batch(dirs, limit, in_hand)
 
     def due_in_s(self) -> float | None:
         """When something is to be looked at, from now; 0 for now, None for never."""
@@ -66,13 +68,13 @@ class Desk:
         return None if due is None else max(0, due - self.clock.monotonic_ns()) / NS_PER_S
 
 
-def bodies(looks: list[Look]) -> list[bytes]:
+def bodies(looks: list[ParseResult]) -> list[bytes]:
     """The bodies of looks that are all accepted."""
-    assert all(isinstance(look, Accepted) for look in looks), looks
-    return [look.message.body for look in looks if isinstance(look, Accepted)]
+    assert all(isinstance(look, Parsed) for look in looks), looks
+    return [look.message.body for look in looks if isinstance(look, Parsed)]
 
 
-def reason(looks: list[Look]) -> str:
+def reason(looks: list[ParseResult]) -> str:
     """Why the one file that was looked at is malformed."""
     (look,) = looks
     assert isinstance(look, Malformed), look

@@ -19,16 +19,18 @@ from relay.acomm.model import (
 from relay.base.message import parse
 from relay.delivery import actions
 from relay.delivery.actions import ACTIONS, SETTINGS
-from relay.delivery.control import Answer, handle
+from relay.delivery.control import ControlReply, handle
 from relay.engine.commstore import CommStore
-from relay.journal.plan import Order
+from relay.journal.plan import JournalCommand
 from tests.engine.support import AT_LEAST_ONCE, channel_of, send, standing
 from tests.fakes import FakeClock
+
+pytestmark = pytest.mark.shows("engine 7.6")
 
 
 def ask(
     store: CommStore, body: str, sender: str = "operator", lead: str | None = None, head: str = ""
-) -> Answer:
+) -> ControlReply:
     text = f"TO: __orchestrator__\nKIND: command\n{head}\n{body}"
     answer = handle(parse(text.encode()), sender, store, lead)
     assert answer.text and "\n" not in answer.text
@@ -443,10 +445,10 @@ def test_dead_letters_are_for_operator_and_lead(dead: CommStore, line: str) -> N
 def test_an_order_for_the_journal_is_handed_out(store: CommStore) -> None:
     before = store.snapshot()
     answer = ask(store, "ACTION: journal.compress\nSEGMENTS: 1 20")
-    assert answer.order == Order("compress", (1, 20))
-    assert ask(store, "ACTION: journal.seal", "lena", "lena").order == Order("seal")
-    pruned = ask(store, "ACTION: journal.prune\nKEEP_AGE: 60\nKEEP_BYTES: 7").order
-    assert pruned == Order("prune", (), 60, 7)
+    assert answer.job == JournalCommand("compress", (1, 20))
+    assert ask(store, "ACTION: journal.seal", "lena", "lena").job == JournalCommand("seal")
+    pruned = ask(store, "ACTION: journal.prune\nKEEP_AGE: 60\nKEEP_BYTES: 7").job
+    assert pruned == JournalCommand("prune", (), 60, 7)
     assert store.snapshot() == before
 
 

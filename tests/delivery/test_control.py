@@ -6,7 +6,7 @@ import pytest
 
 from relay.acomm.model import ChannelType, MessageType, Priority
 from relay.base.message import Kind, control_fields, parse
-from relay.delivery.control import CHANNEL_KINDS, Answer, handle
+from relay.delivery.control import CHANNEL_KINDS, ControlReply, handle
 from relay.engine.commstore import CommStore
 from tests.engine.support import channel_of, new_store, routed
 
@@ -16,7 +16,7 @@ def store() -> CommStore:
     return new_store()
 
 
-def ask(store: CommStore, kind: str, body: str, sender: str = "alice") -> Answer:
+def ask(store: CommStore, kind: str, body: str, sender: str = "alice") -> ControlReply:
     text = f"TO: __orchestrator__\nKIND: {kind}\nRE: 1769851800000000000-\n\n{body}"
     answer = handle(parse(text.encode()), sender, store)
     assert "\n" not in answer.text
@@ -42,12 +42,12 @@ def refused(store: CommStore, kind: str, body: str, sender: str = "alice") -> st
 
 
 def test_who_joins_first_makes_the_group(store: CommStore) -> None:
-    assert ask(store, "join", "CHANNEL: team/b") == Answer(
+    assert ask(store, "join", "CHANNEL: team/b") == ControlReply(
         True, "made the group team/b, you are its owner"
     )
     channel = store.get_channel_by_name("team/b")
     assert channel and (channel.channel_type, channel.owner) == (ChannelType.GROUP, "alice")
-    assert ask(store, "join", "CHANNEL: team/b", "bob") == Answer(
+    assert ask(store, "join", "CHANNEL: team/b", "bob") == ControlReply(
         True, "you take part in team/b, a Group channel"
     )
     assert members(store, "team/b") == ["alice", "bob"]
@@ -80,11 +80,11 @@ def test_a_hash_before_the_name_is_the_same_channel(store: CommStore) -> None:
 def test_leaving_and_leaving_again(store: CommStore) -> None:
     ask(store, "join", "CHANNEL: team")
     ask(store, "join", "CHANNEL: team", "bob")
-    assert ask(store, "leave", "CHANNEL: team", "bob") == Answer(
+    assert ask(store, "leave", "CHANNEL: team", "bob") == ControlReply(
         True, "you no longer take part in team"
     )
     assert members(store, "team") == ["alice"]
-    assert ask(store, "leave", "CHANNEL: team", "bob") == Answer(
+    assert ask(store, "leave", "CHANNEL: team", "bob") == ControlReply(
         True, "you do not take part in team"
     )
 
@@ -112,6 +112,7 @@ MIXED = (
 )
 
 
+@pytest.mark.shows("engine 7.7")
 @pytest.mark.parametrize(
     ("line", "came"),
     [
@@ -178,12 +179,12 @@ def test_a_line_of_that_name_in_a_prompt_is_part_of_it() -> None:
 
 
 def test_who_subscribes_first_makes_the_channel(store: CommStore) -> None:
-    assert ask(store, "subscribe", "CHANNEL: ci\nPATTERN: build.#") == Answer(
+    assert ask(store, "subscribe", "CHANNEL: ci\nPATTERN: build.#") == ControlReply(
         True, "made the channel ci; you receive build.# from ci"
     )
     channel = store.get_channel_by_name("ci")
     assert channel and channel.channel_type is ChannelType.PUB_SUB
-    assert ask(store, "subscribe", "CHANNEL: ci\nPATTERN: *", "bob") == Answer(
+    assert ask(store, "subscribe", "CHANNEL: ci\nPATTERN: *", "bob") == ControlReply(
         True, "you receive * from ci"
     )
     assert routed(store, channel, "carol", "build.ok") == ("alice",)
@@ -216,7 +217,7 @@ def test_a_group_has_no_topics(store: CommStore) -> None:
 def test_ending_one_subscription_or_all(store: CommStore) -> None:
     for pattern in ("build.#", "test.#", "deploy.#"):
         ask(store, "subscribe", f"CHANNEL: ci\nPATTERN: {pattern}")
-    assert ask(store, "unsubscribe", "CHANNEL: ci\nPATTERN: test.#") == Answer(
+    assert ask(store, "unsubscribe", "CHANNEL: ci\nPATTERN: test.#") == ControlReply(
         True, "1 subscription to ci ended"
     )
     assert ask(store, "unsubscribe", "CHANNEL: ci").text == "2 subscriptions to ci ended"
@@ -254,7 +255,7 @@ def test_a_channel_that_is_not_there(store: CommStore, kind: str) -> None:
 
 
 def test_a_status_is_told_not_asked(store: CommStore) -> None:
-    assert ask(store, "status", "compiling") == Answer(None)
+    assert ask(store, "status", "compiling") == ControlReply(None)
 
 
 OTHERS = set(Kind) - CHANNEL_KINDS - {Kind.STATUS, Kind.COMMAND, Kind.REMINDER}

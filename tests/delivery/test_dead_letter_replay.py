@@ -8,10 +8,12 @@ import pytest
 
 from relay.acomm.model import Channel, ChannelState, ChannelType, DeliveryState, MessageStatus
 from relay.base.errors import ChannelUnavailable, Refused
-from relay.delivery.actions import obey
+from relay.delivery.actions import execute
 from relay.engine.commstore import CommStore
 from tests.engine.support import AT_LEAST_ONCE, channel_of, reopened, send, standing
 from tests.fakes import FakeClock
+
+pytestmark = pytest.mark.shows("engine 3.5")
 
 ONCE: dict[str, Any] = {"delivery": AT_LEAST_ONCE, "ack_timeout": 10, "max_retries": 0}
 
@@ -81,7 +83,7 @@ def test_a_draining_or_closed_channel_refuses_a_replay(
 
 def test_the_command_says_that_it_waits_for_the_channel(store: CommStore, channel: Channel) -> None:
     store.set_channel_state(channel.id, ChannelState.PAUSED)
-    said = obey({"ACTION": "dead.replay", "ID": "1"}, "operator", None, store)
+    said = execute({"ACTION": "dead.replay", "ID": "1"}, "operator", None, store)
     assert said == (
         "dead letter 1 is held: channel c is Paused; "
         "it is sent again to worker when the channel is resumed"
@@ -93,5 +95,5 @@ def test_the_command_is_refused_where_the_channel_takes_nothing(
 ) -> None:
     store.set_channel_state(channel.id, ChannelState.CLOSED)
     with pytest.raises((Refused, ChannelUnavailable), match="channel c is Closed"):
-        obey({"ACTION": "dead.replay", "ID": "1"}, "operator", None, store)
+        execute({"ACTION": "dead.replay", "ID": "1"}, "operator", None, store)
     assert len(store.dead_letters()) == 1

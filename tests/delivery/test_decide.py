@@ -11,10 +11,10 @@ from relay.acomm.model import DeliveryState, MessageStatus, MessageType
 from relay.base.checksums import sha256_hex
 from relay.base.message import Kind, parse, parse_delivered
 from relay.base.names import ORCHESTRATOR, message_id_of
-from relay.delivery.decide import MAX_NOTE, Decider
-from relay.delivery.intake import Accepted, Found
-from relay.delivery.redelivery import rebuild
-from relay.delivery.work import Acknowledged, Work
+from relay.delivery.decide import MAX_NOTE, Planner
+from relay.delivery.intake import OutboxFile, Parsed
+from relay.delivery.redelivery import reconstruct
+from relay.delivery.work import Acknowledged, WorkItem
 from relay.engine.commstore import CommStore
 from tests.engine.support import NOW_S, new_store, standing
 
@@ -28,7 +28,7 @@ class Table:
     def __init__(self) -> None:
         self.store: CommStore = new_store()
         self.lead: str | None = None
-        self.decider = Decider(self.store, lambda: self.lead)
+        self.decider = Planner(self.store, lambda: self.lead)
         self._number = 0
 
     def decide(
@@ -38,21 +38,21 @@ class Table:
         agents: Set[str] = AGENTS,
         number: int | None = None,
         late_s: int = 0,
-    ) -> Work:
+    ) -> WorkItem:
         if number is None:
             self._number += 1
         accepted = accept(text, sender, number or self._number)
-        assert accepted.found.message_id
-        work = Work(accepted.found, accepted.found.message_id, AT_NS)
-        self.decider.decide(work, accepted, agents, AT_NS + late_s * 10**9)
+        assert accepted.file.message_id
+        work = WorkItem(accepted.file, accepted.file.message_id, AT_NS)
+        self.decider.plan(work, accepted, agents, AT_NS + late_s * 10**9)
         return work
 
 
-def accept(text: str, sender: str, number: int) -> Accepted:
+def accept(text: str, sender: str, number: int) -> Parsed:
     name = f"{AT_NS + number}-{number:08x}.msg"
-    found = Found(sender, name, message_id_of(name), len(text), AT_NS, number)
+    found = OutboxFile(sender, name, message_id_of(name), len(text), AT_NS, number)
     message = parse(text.encode())
-    return Accepted(found, message, sha256_hex(message.content))
+    return Parsed(found, message, sha256_hex(message.content))
 
 
 @pytest.fixture
@@ -60,9 +60,9 @@ def table() -> Table:
     return Table()
 
 
-def said(work: Work) -> str:
+def said(work: WorkItem) -> str:
     """The body of the one answer of the orchestrator's."""
-    (answer,) = [posting for posting in work.postings if posting.own is not None]
+    (answer,) = [posting for posting in work.outgoing if posting.system is not None]
     return parse_delivered(answer.data).body.decode()
 
 
@@ -71,9 +71,9 @@ def said(work: Work) -> str:
 
 def test_a_message_is_posted_to_its_recipient(table: Table) -> None:
     work = table.decide("TO: bob\nX-Ticket: 42\n\nhi")
-    (posting,) = work.postings
+    (posting,) = work.outgoing
     assert (posting.message_id, posting.recipients) == (work.message_id, ("bob",))
-    assert (posting.own, posting.attempt, work.failure) == (None, 0, "")
+    assert (posting.system, posting.attempt, work.failure) == (None, 0, "")
     delivered = parse_delivered(posting.data)
     assert (delivered.to, delivered.body) == ("bob", b"hi")
     assert delivered.headers == {
@@ -91,7 +91,7 @@ def test_a_message_is_posted_to_its_recipient(table: Table) -> None:
 
 
 def test_a_message_to_everybody_is_one_posting(table: Table) -> None:
-    (posting,) = table.decide("TO: *\n\nhi").postings
+    (posting,) = table.decide("TO: *\n\nhi").outgoing
     assert posting.recipients == ("bob", "carol", "operator")
     assert b"\nCHANNEL: all\n" in posting.data
     assert parse_delivered(posting.data).headers["CHANNEL"] == "all"
@@ -99,7 +99,7 @@ def test_a_message_to_everybody_is_one_posting(table: Table) -> None:
 
 def test_a_message_to_the_lead(table: Table) -> None:
     table.lead = "carol"
-    (posting,) = table.decide("TO: Lead\n\nhi").postings
+    (posting,) = table.decide("TO: Lead\n\nhi").outgoing
     assert posting.recipients == ("carol",)
     assert parse_delivered(posting.data).to == "Lead"
 
@@ -109,7 +109,7 @@ def test_who_is_lead_is_asked_only_where_it_matters() -> None:
         raise AssertionError("it takes reading a file of each agent")
 
     table = Table()
-    table.decider = Decider(table.store, never)
+    table.decider = Planner(table.store, never)
     assert table.decide("TO: bob\n\nhi").failure == ""
 
 
@@ -117,7 +117,7 @@ def test_a_group_without_its_former_members(table: Table) -> None:
     for who in ("alice", "bob", "carol"):
         table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team", who)
     work = table.decide("TO: #team\n\nhi", agents=AGENTS - {"carol"})
-    message, answer = sorted(work.postings, key=lambda posting: posting.own is not None)
+    message, answer = sorted(work.outgoing, key=lambda posting: posting.system is not None)
     assert message.recipients == ("bob",)
     assert tuple(work.bounced) == ("carol",)
     assert answer.recipients == ("alice",)
@@ -141,12 +141,12 @@ def test_what_goes_to_nobody_is_answered(table: Table, text: str, says: str) -> 
     work = table.decide(text)
     assert says in work.failure
     assert table.store.by_relay_id(work.message_id) is None
-    (posting,) = work.postings
+    (posting,) = work.outgoing
     assert posting.recipients == ("alice",)
     answer = parse_delivered(posting.data)
     assert (answer.kind, answer.headers["FROM"]) == (Kind.NACK, ORCHESTRATOR)
     assert answer.headers["RE"] == work.message_id
-    assert answer.body.decode().startswith(f"not delivered: {work.found.file_name}: ")
+    assert answer.body.decode().startswith(f"not delivered: {work.file.file_name}: ")
     assert says in answer.body.decode()
 
 
@@ -154,13 +154,13 @@ def test_what_the_engine_refuses_is_answered(table: Table) -> None:
     table.decide("TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: #", "bob")
     work = table.decide("TO: #ci\nTOPIC: t\n\nhi")
     assert work.failure == "alice does not take part in channel ci"
-    assert len(work.postings) == 1
+    assert len(work.outgoing) == 1
 
 
 def test_an_answer_of_the_orchestrator_is_kept_by_ledger_and_engine(table: Table) -> None:
     work = table.decide("TO: dave\n\nhi")
-    (posting,) = work.postings
-    own = posting.own
+    (posting,) = work.outgoing
+    own = posting.system
     assert own is not None
     body = parse_delivered(posting.data).body
     assert (own.message_id, own.agent_name, own.target) == (
@@ -170,37 +170,37 @@ def test_an_answer_of_the_orchestrator_is_kept_by_ledger_and_engine(table: Table
     )
     assert (own.message_type, own.checksum, own.file_size) == ("nack", sha256_hex(body), len(body))
     assert own.file_path == f"{ORCHESTRATOR}/{posting.message_id}.msg"
-    assert work.own_ids() == [posting.message_id]
+    assert work.system_ids() == [posting.message_id]
     stored = table.store.get_message(posting.engine_id)
     assert stored and stored.metadata
     assert (stored.sender, stored.message_type) == (ORCHESTRATOR, MessageType.ERROR)
-    assert rebuild(stored) == parse_delivered(posting.data)._replace(
+    assert reconstruct(stored) == parse_delivered(posting.data)._replace(
         headers={"RE": work.message_id}
     )
 
 
 def test_the_answers_id_comes_from_the_message_not_from_the_file(table: Table) -> None:
     first = table.decide("TO: dave\n\nhi", number=7)
-    moved = first.found._replace(inode=99, mtime_ns=1, size=5)
-    again = Work(moved, first.message_id, first.discovered_at)
+    moved = first.file._replace(inode=99, mtime_ns=1, size=5)
+    again = WorkItem(moved, first.message_id, first.discovered_at)
     Table().decider.refuse(again, first.failure)
-    assert again.postings[0].message_id == first.postings[0].message_id
+    assert again.outgoing[0].message_id == first.outgoing[0].message_id
 
 
 def test_a_file_without_an_id_is_answered_by_what_the_file_is(table: Table) -> None:
     answers = []
     for inode in (1, 1, 2):
-        found = Found("alice", "hello.msg", None, 5, AT_NS, inode)
-        work = Work(found, "", AT_NS)
+        found = OutboxFile("alice", "hello.msg", None, 5, AT_NS, inode)
+        work = WorkItem(found, "", AT_NS)
         work.has_row = False
         table.decider.refuse(work, "hello.msg is no name of a message")
-        (posting,) = work.postings
+        (posting,) = work.outgoing
         message = parse_delivered(posting.data)
         assert "RE" not in message.headers
         assert message.body == b"not delivered: hello.msg is no name of a message\n"
         stored = table.store.get_message(posting.engine_id)
         assert stored and stored.metadata and "re" not in stored.metadata
-        assert rebuild(stored).headers == {}
+        assert reconstruct(stored).headers == {}
         answers.append(posting.message_id)
     assert answers[0] == answers[1] != answers[2]
     assert len(table.store) == 2
@@ -224,7 +224,7 @@ def test_what_the_engine_keeps_is_the_whole_message(table: Table) -> None:
         work = table.decide(text)
         stored = table.store.by_relay_id(work.message_id)
         assert stored, work.failure
-        assert rebuild(stored) == parse(text.encode())
+        assert reconstruct(stored) == parse(text.encode())
 
 
 def test_too_late_it_is_refused_and_said_so(table: Table) -> None:
@@ -234,7 +234,7 @@ def test_too_late_it_is_refused_and_said_so(table: Table) -> None:
     assert work.failure == "its TTL of 30 s passed before it could be delivered"
     assert work.failure in said(work)
     again = table.decide(text, late_s=31, number=7)
-    assert (again.failure, again.known) == ("", True)  # it was accepted in time
+    assert (again.failure, again.is_stored) == ("", True)  # it was accepted in time
 
 
 def test_a_group_of_one_is_said_so(table: Table) -> None:
@@ -246,20 +246,20 @@ def test_a_group_of_one_is_said_so(table: Table) -> None:
 
 def test_m05_topics_that_nobody_wants_are_said(table: Table) -> None:
     table.decide("TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: test.#")
-    (posting,) = table.decide("TO: #ci\nTOPIC: build.ok\n\nhi").postings
+    (posting,) = table.decide("TO: #ci\nTOPIC: build.ok\n\nhi").outgoing
     assert "nobody else subscribes to topic build.ok of #ci" in posting.data.decode()
 
 
 def test_a_sender_is_told_once_of_what_became_of_its_message(table: Table) -> None:
     sent = table.decide("TO: bob\n\nhi")
     told = [
-        table.decider.tell("alice", sent.message_id, AT_NS, key, "bob: too late")
+        table.decider.reply("alice", sent.message_id, AT_NS, key, "bob: too late")
         for key in ("bob expired", "bob expired", "carol expired")
     ]
-    ids = [work.postings[0].message_id for work in told]
+    ids = [work.outgoing[0].message_id for work in told]
     assert ids[0] == ids[1] != ids[2]
     assert not told[0].has_row
-    answer = parse_delivered(told[0].postings[0].data)
+    answer = parse_delivered(told[0].outgoing[0].data)
     assert (answer.kind, answer.body) == (Kind.NACK, b"bob: too late\n")
     assert answer.headers["RE"] == sent.message_id
 
@@ -270,8 +270,8 @@ def test_a_sender_is_told_once_of_what_became_of_its_message(table: Table) -> No
 def test_decided_again_before_anything_was_written_it_is_the_same(table: Table) -> None:
     first = table.decide("TO: dave\n\nhi", number=7)
     again = Table().decide("TO: dave\n\nhi", number=7)
-    assert [p.message_id for p in again.postings] == [p.message_id for p in first.postings]
-    assert [p.data for p in again.postings] == [p.data for p in first.postings]
+    assert [p.message_id for p in again.outgoing] == [p.message_id for p in first.outgoing]
+    assert [p.data for p in again.outgoing] == [p.data for p in first.outgoing]
 
 
 def test_decided_again_with_the_engine_knowing_it_there_is_no_second_event(table: Table) -> None:
@@ -279,15 +279,15 @@ def test_decided_again_with_the_engine_knowing_it_there_is_no_second_event(table
     sequence = table.store.sequence
     again = table.decide("TO: bob\n\nhi", number=7)
     assert table.store.sequence == sequence
-    assert again.postings == first.postings
+    assert again.outgoing == first.outgoing
 
 
 def test_what_was_accepted_goes_to_those_it_was_accepted_for(table: Table) -> None:
     first = table.decide("TO: *\n\nhi", number=7)
     again = table.decide("TO: *\n\nhi", number=7, agents=AGENTS | {"newcomer"})
-    assert again.postings == first.postings
+    assert again.outgoing == first.outgoing
     stored = table.store.by_relay_id(again.message_id)
-    assert stored and table.store.recipients(stored.id) == first.postings[0].recipients
+    assert stored and table.store.recipients(stored.id) == first.outgoing[0].recipients
 
 
 def test_a_way_that_is_gone_since_bounces_for_those_alone_who_have_not_got_it(
@@ -326,7 +326,7 @@ def test_what_an_ack_says(table: Table, kind: str, body: str, status: str, said:
     work = table.decide(f"TO: alice\nKIND: {kind}\nRE: {asked.message_id}\n\n{body}", "bob")
     assert work.failure == ""
     assert work.acknowledged == Acknowledged(asked.message_id, "bob", status, work.message_id, said)
-    (posting,) = work.postings
+    (posting,) = work.outgoing
     assert posting.recipients == ("alice",)
     stored = table.store.by_relay_id(asked.message_id)
     assert stored and stored.status is MessageStatus.ACKNOWLEDGED
@@ -338,7 +338,7 @@ def test_a_response_completes_its_query(table: Table) -> None:
     assert work.acknowledged == Acknowledged(
         asked.message_id, "bob", "completed", work.message_id, "20"
     )
-    assert work.postings[0].recipients == ("alice",)
+    assert work.outgoing[0].recipients == ("alice",)
 
 
 # -- for the orchestrator ------------------------------------------------------------------
@@ -346,8 +346,8 @@ def test_a_response_completes_its_query(table: Table) -> None:
 
 def test_what_the_orchestrator_did_it_says_with_an_ack(table: Table) -> None:
     work = table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
-    assert work.control
-    (posting,) = work.postings
+    assert work.is_control
+    (posting,) = work.outgoing
     answer = parse_delivered(posting.data)
     assert (answer.kind, answer.headers["RE"]) == (Kind.ACK, work.message_id)
     assert said(work) == "completed made the group team, you are its owner\n"
@@ -363,8 +363,8 @@ def test_what_the_orchestrator_did_it_says_with_an_ack(table: Table) -> None:
 
 def test_what_it_refuses_it_says_with_a_nack(table: Table) -> None:
     work = table.decide("TO: __orchestrator__\nKIND: leave\n\nCHANNEL: team")
-    assert (work.control, work.failure) == (True, "")
-    assert parse_delivered(work.postings[0].data).kind is Kind.NACK
+    assert (work.is_control, work.failure) == (True, "")
+    assert parse_delivered(work.outgoing[0].data).kind is Kind.NACK
     assert said(work) == "there is no channel team\n"
 
 
@@ -375,7 +375,7 @@ def test_obeyed_again_after_a_crash_the_answer_is_the_same_file(table: Table) ->
     first = table.decide(text, number=50)
     sequence = table.store.sequence
     again = table.decide(text, number=50)
-    assert [p.message_id for p in again.postings] == [p.message_id for p in first.postings]
+    assert [p.message_id for p in again.outgoing] == [p.message_id for p in first.outgoing]
     assert table.store.sequence == sequence
 
 
@@ -383,22 +383,22 @@ def test_what_expects_no_ack_is_delivered_and_no_more(table: Table) -> None:
     work = table.decide("TO: __orchestrator__\n\nhello")
     asked = table.store.by_relay_id(work.message_id)
     assert asked and asked.status is MessageStatus.DELIVERED
-    reply = table.store.get_message(work.postings[0].engine_id)
+    reply = table.store.get_message(work.outgoing[0].engine_id)
     assert reply and (reply.message_type, reply.correlation_id) == (MessageType.ERROR, None)
 
 
 def test_a_status_is_noted_and_not_answered(table: Table) -> None:
     work = table.decide("TO: __orchestrator__\nKIND: status\n\n" + "x" * 600)
-    assert work.postings == []
+    assert work.outgoing == []
     assert work.status_note == "x" * MAX_NOTE
-    assert work.control
+    assert work.is_control
 
 
 def test_the_rows_of_a_work(table: Table) -> None:
     work = table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
-    (answer,) = work.own_ids()
+    (answer,) = work.system_ids()
     assert work.undelivered_rows(AT_NS) == []
-    work.held[answer, "alice"] = "no inbox"
+    work.undelivered[answer, "alice"] = "no inbox"
     work.bounced = {"dave": "no longer an agent"}
     assert work.undelivered_rows(AT_NS) == [
         (answer, "alice", "held", AT_NS, "no inbox", None),

@@ -10,8 +10,8 @@ import pytest
 
 from relay.acomm.model import DeliveryState
 from relay.base.clock import NS_PER_S
-from relay.delivery.held import Ended, HeldMail
-from relay.delivery.work import Work
+from relay.delivery.held import DeferredQueue, FailedDeferral
+from relay.delivery.work import WorkItem
 from relay.engine.commstore import CommStore
 from tests.box import Box
 
@@ -28,35 +28,38 @@ def broken_inbox(box: Box, agent: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def held(box: Box) -> HeldMail:
+def held(box: Box) -> DeferredQueue:
     """The same as the dispatcher's, to be called by hand."""
-    return HeldMail(box.ledger, box.store, box.config, box.clock)
+    return DeferredQueue(box.ledger, box.store, box.config, box.clock)
 
 
-def due_in_s(box: Box, held: HeldMail) -> float | None:
+def due_in_s(box: Box, held: DeferredQueue) -> float | None:
     due = held.due_ns()
     return None if due is None else (due - box.clock.monotonic_ns()) / NS_PER_S
 
 
-def retry(box: Box, held: HeldMail, limit: int = 256) -> None:
+def retry(box: Box, held: DeferredQueue, limit: int = 256) -> None:
     with box.home.dirs() as dirs:
         works, ended = held.due(dirs, box.roster.agents, limit)
-        box.dispatcher._carrier.carry_out(dirs, works + endings(box, ended))
+        box.dispatcher._writer.execute(dirs, works + endings(box, ended))
 
 
-def endings(box: Box, ended: list[Ended]) -> list[Work]:
+def endings(box: Box, ended: list[FailedDeferral]) -> list[WorkItem]:
     loop = box.dispatcher
-    return [loop._overdue.ending(loop._over(one), one.row, box.roster.agents) for one in ended]
+    return [
+        loop._retries.failure_notice(loop._ended_delivery(one), one.row, box.roster.agents)
+        for one in ended
+    ]
 
 
-def test_with_nothing_held_nothing_is_due(box: Box, held: HeldMail) -> None:
+def test_with_nothing_held_nothing_is_due(box: Box, held: DeferredQueue) -> None:
     box.send("alice", "TO: bob\n\nhi")
     assert held.due_ns() is None
     retry(box, held)
     assert box.bodies("bob") == ["hi"]
 
 
-def test_pauses_grow_to_a_minute(box: Box, held: HeldMail) -> None:
+def test_pauses_grow_to_a_minute(box: Box, held: DeferredQueue) -> None:
     with broken_inbox(box, "bob"):
         sent = box.send("alice", "TO: bob\n\nhi")
         assert due_in_s(box, held) == 1
@@ -76,7 +79,7 @@ def test_pauses_grow_to_a_minute(box: Box, held: HeldMail) -> None:
     assert held.due_ns() is None
 
 
-def test_from_the_outbox_and_from_the_archive(box: Box, held: HeldMail) -> None:
+def test_from_the_outbox_and_from_the_archive(box: Box, held: DeferredQueue) -> None:
     with broken_inbox(box, "bob"):
         one = box.send("alice", "TO: bob\nX-Ticket: 42\n\none")
         box.flush()
@@ -101,7 +104,7 @@ def test_from_the_outbox_and_from_the_archive(box: Box, held: HeldMail) -> None:
     assert stored and stored.status.label == "Delivered"
 
 
-def test_the_channel_is_shown_as_it_would_have_been(box: Box, held: HeldMail) -> None:
+def test_the_channel_is_shown_as_it_would_have_been(box: Box, held: DeferredQueue) -> None:
     for agent in ("alice", "bob"):
         box.send(agent, "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
     with broken_inbox(box, "bob"):
@@ -114,7 +117,7 @@ def test_the_channel_is_shown_as_it_would_have_been(box: Box, held: HeldMail) ->
     assert "CHANNEL" not in delivered[direct].headers
 
 
-def test_the_orchestrators_own_come_from_the_engine(box: Box, held: HeldMail) -> None:
+def test_the_orchestrators_own_come_from_the_engine(box: Box, held: DeferredQueue) -> None:
     with broken_inbox(box, "alice"):
         sent = box.send("alice", "TO: nobody\n\nhi")
         box.flush()
@@ -128,7 +131,7 @@ def test_the_orchestrators_own_come_from_the_engine(box: Box, held: HeldMail) ->
     assert message.headers["FROM"] == "__orchestrator__"
 
 
-def test_one_bad_inbox_holds_no_other_up(box: Box, held: HeldMail) -> None:
+def test_one_bad_inbox_holds_no_other_up(box: Box, held: DeferredQueue) -> None:
     with broken_inbox(box, "bob"):
         with broken_inbox(box, "carol"):
             sent = box.send("alice", "TO: *\n\nhi")
@@ -137,7 +140,7 @@ def test_one_bad_inbox_holds_no_other_up(box: Box, held: HeldMail) -> None:
         assert box.states(sent) == {"bob": "held", "carol": "written", "operator": "written"}
 
 
-def test_so_many_at_a_time(box: Box, held: HeldMail) -> None:
+def test_so_many_at_a_time(box: Box, held: DeferredQueue) -> None:
     with broken_inbox(box, "bob"):
         for number in range(5):
             box.send("alice", f"TO: bob\n\n{number}")
@@ -149,7 +152,7 @@ def test_so_many_at_a_time(box: Box, held: HeldMail) -> None:
 
 
 @pytest.mark.parametrize(("late_s", "state"), [(29, "written"), (31, "expired")])
-def test_not_past_its_ttl(box: Box, held: HeldMail, late_s: int, state: str) -> None:
+def test_not_past_its_ttl(box: Box, held: DeferredQueue, late_s: int, state: str) -> None:
     with broken_inbox(box, "bob"):
         sent = box.send("alice", "TO: bob\nTTL: 30\n\nquick")
     box.clock.advance(late_s)
@@ -160,7 +163,7 @@ def test_not_past_its_ttl(box: Box, held: HeldMail, late_s: int, state: str) -> 
 
 
 def test_an_original_that_was_removed_or_changed_comes_from_the_engine(
-    box: Box, held: HeldMail
+    box: Box, held: DeferredQueue
 ) -> None:
     with broken_inbox(box, "bob"):
         gone = box.send("alice", "TO: bob\nTHREAD: t\nX-Ticket: 42\nPRIORITY: 0\n\ngone")
@@ -177,7 +180,7 @@ def test_an_original_that_was_removed_or_changed_comes_from_the_engine(
     assert inbox[gone].headers["PRIORITY"] == "0"
 
 
-def test_what_could_not_be_written_is_not_delivered(box: Box, held: HeldMail) -> None:
+def test_what_could_not_be_written_is_not_delivered(box: Box, held: DeferredQueue) -> None:
     with broken_inbox(box, "bob"):
         sent = box.send("alice", "TO: bob\n\nhi")
         box.clock.advance(1)
@@ -190,7 +193,7 @@ def test_what_could_not_be_written_is_not_delivered(box: Box, held: HeldMail) ->
     assert stored and stored.status.label == "Delivered"
 
 
-def test_after_a_day_it_is_given_up(box: Box, held: HeldMail) -> None:
+def test_after_a_day_it_is_given_up(box: Box, held: DeferredQueue) -> None:
     with broken_inbox(box, "bob"):
         sent = box.send("alice", "TO: bob\n\nhi")
         box.clock.advance(86_399)
@@ -205,7 +208,7 @@ def test_after_a_day_it_is_given_up(box: Box, held: HeldMail) -> None:
     assert nack.startswith("not delivered to bob: its inbox could not be written for 86459 s: ")
 
 
-def test_to_one_who_is_gone_it_bounces(box: Box, held: HeldMail) -> None:
+def test_to_one_who_is_gone_it_bounces(box: Box, held: DeferredQueue) -> None:
     with broken_inbox(box, "bob"):
         sent = box.send("alice", "TO: bob\n\nhi")
     box.clock.advance(60)
@@ -218,7 +221,7 @@ def test_to_one_who_is_gone_it_bounces(box: Box, held: HeldMail) -> None:
             "no longer an agent",
         )
         assert box.states(sent) == {"bob": "held"}  # its sender is told with it
-        box.dispatcher._carrier.carry_out(dirs, endings(box, [ended]))
+        box.dispatcher._writer.execute(dirs, endings(box, [ended]))
     assert "no longer an agent" in box.nacks("alice")[0]
     assert box.states(sent) == {"bob": "bounced"}
     stored = box.store.by_relay_id(sent)
@@ -233,7 +236,7 @@ def test_without_the_engine_the_file_is_enough_and_without_both_it_waits(box: Bo
         box.flush()
     os.unlink(box.path(*box.row(two)["file_path"].split("/")))
     box.clock.advance(60)
-    alone = HeldMail(box.ledger, CommStore(box.clock), box.config, box.clock)
+    alone = DeferredQueue(box.ledger, CommStore(box.clock), box.config, box.clock)
     retry(box, alone)
     assert box.bodies("bob") == ["one"]
     assert (box.states(one), box.states(two)) == ({"bob": "written"}, {"bob": "held"})
@@ -241,7 +244,7 @@ def test_without_the_engine_the_file_is_enough_and_without_both_it_waits(box: Bo
     assert "neither file nor store holds it" in error
 
 
-def test_a_delivery_of_no_message_is_over(box: Box, held: HeldMail) -> None:
+def test_a_delivery_of_no_message_is_over(box: Box, held: DeferredQueue) -> None:
     with box.ledger.transaction():
         box.ledger.stage([("1-", "bob", "held", 1, "by hand", 1)])
     retry(box, held)

@@ -10,14 +10,14 @@ import pytest
 
 from relay.base.checksums import sha256_hex
 from relay.base.clock import NS_PER_S
-from relay.base.config import Detection, Limits
-from relay.delivery.intake import Accepted
+from relay.base.config import DetectionSettings, LimitSettings
+from relay.delivery.intake import Parsed
 from tests.delivery.support import GOOD, NAME, START_NS, Desk, bodies, reason
 
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path / "home", Detection(), Limits())
+    made = Desk(tmp_path / "home", DetectionSettings(), LimitSettings())
     yield made
     made.home.close()
 
@@ -30,9 +30,9 @@ def test_a_renamed_file_is_complete_when_seen(desk: Desk) -> None:
     desk.hint(renamed=True)
     assert desk.due_in_s() == 0
     (look,) = desk.take()
-    assert isinstance(look, Accepted)
+    assert isinstance(look, Parsed)
     status = path.stat()
-    assert look.found == (
+    assert look.file == (
         "alice",
         NAME,
         "1769851800000000000-a1b2c3d4",
@@ -42,8 +42,8 @@ def test_a_renamed_file_is_complete_when_seen(desk: Desk) -> None:
         status.st_ctime_ns,
         ("outbox",),
     )
-    assert look.found.path == f"agents/alice/outbox/{NAME}"
-    assert look.found.key == ("alice", NAME)
+    assert look.file.path == f"agents/alice/outbox/{NAME}"
+    assert look.file.key == ("alice", NAME)
     assert (look.message.to, look.message.body) == ("bob", b"hi")
     assert look.checksum == sha256_hex(b"hi")
     assert (desk.take(), desk.due_in_s(), desk.intake.backlog) == ([], None, 0)
@@ -82,7 +82,7 @@ def test_a_checksum_that_was_declared_is_the_one_that_is_kept(desk: Desk) -> Non
     desk.rename(b"TO: bob\nCHECKSUM: sha256:" + declared.encode() + b"\n\nhi")
     desk.hint(renamed=True)
     (look,) = desk.take()
-    assert isinstance(look, Accepted) and look.checksum == declared
+    assert isinstance(look, Parsed) and look.checksum == declared
 
 
 def test_an_empty_body_has_the_checksum_of_its_content(desk: Desk) -> None:
@@ -90,7 +90,7 @@ def test_an_empty_body_has_the_checksum_of_its_content(desk: Desk) -> None:
     desk.rename(b"TO: bob\nKIND: leave\nCHECKSUM: sha256:" + empty + b"\n\n")
     desk.hint(renamed=True)
     (look,) = desk.take()
-    assert isinstance(look, Accepted) and look.checksum == sha256_hex(b"leave")
+    assert isinstance(look, Parsed) and look.checksum == sha256_hex(b"leave")
 
 
 # -- written in place ----------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_every_change_begins_the_wait_again(desk: Desk) -> None:
 
 
 def test_the_settle_time_is_configured(tmp_path: Path) -> None:
-    desk = Desk(tmp_path / "home", Detection(settle_ms=2000), Limits())
+    desk = Desk(tmp_path / "home", DetectionSettings(settle_ms=2000), LimitSettings())
     desk.write(GOOD)
     desk.hint(renamed=False)
     assert desk.take() == []
@@ -143,7 +143,9 @@ def test_the_settle_time_is_configured(tmp_path: Path) -> None:
 
 
 def test_without_a_settle_time_nothing_waits(tmp_path: Path) -> None:
-    desk = Desk(tmp_path / "home", Detection(settle_ms=0, malformed_after_s=0), Limits())
+    desk = Desk(
+        tmp_path / "home", DetectionSettings(settle_ms=0, malformed_after_s=0), LimitSettings()
+    )
     desk.write(GOOD)
     desk.hint(renamed=False)
     assert bodies(desk.take()) == [b"hi"]

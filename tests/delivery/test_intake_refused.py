@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.config import Detection, Limits
+from relay.base.config import DetectionSettings, LimitSettings
 from relay.base.message import MAX_HEADER_BYTES, max_file_bytes
 from relay.base.outbox_file import LATEST_NS, found_of
-from relay.delivery.intake import Accepted, Malformed
+from relay.delivery.intake import Malformed, Parsed
 from tests.box import Box
 from tests.delivery.support import GOOD, NAME, Desk, bodies, reason
 
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path / "home", Detection(), Limits())
+    made = Desk(tmp_path / "home", DetectionSettings(), LimitSettings())
     yield made
     made.home.close()
 
@@ -56,8 +56,8 @@ def test_what_is_no_regular_file_is_refused_at_once(desk: Desk, kind: str, renam
     assert isinstance(look, Malformed)
     assert look.unsafe
     assert "no regular file" in look.reason
-    assert look.found.inode == (desk.outbox / NAME).lstat().st_ino
-    assert look.found.message_id == NAME.removesuffix(".msg")
+    assert look.file.inode == (desk.outbox / NAME).lstat().st_ino
+    assert look.file.message_id == NAME.removesuffix(".msg")
 
 
 def test_a_malformed_file_is_not_unsafe(desk: Desk) -> None:
@@ -100,7 +100,7 @@ def test_one_that_cannot_be_opened_does_not_stop_the_others(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", forbidden)
-        assert [look.found.file_name for look in desk.take()] == [other]
+        assert [look.file.file_name for look in desk.take()] == [other]
     assert desk.due_in_s() == 1
     desk.clock.advance(1)
     assert bodies(desk.take()) == [b"hi"]
@@ -134,7 +134,7 @@ def test_a_name_that_carries_no_id_is_refused(desk: Desk, name: str) -> None:
     desk.hint(name, renamed=True)
     (look,) = desk.take()
     assert isinstance(look, Malformed)
-    assert look.found.message_id is None
+    assert look.file.message_id is None
     assert look.reason.startswith(f"{name} is no name of a message")
 
 
@@ -190,7 +190,7 @@ def test_one_byte_more_is_too_large(desk: Desk) -> None:
 def test_a_body_above_its_limit_is_refused_however_large_the_file_is(
     tmp_path: Path, size: int
 ) -> None:
-    desk = Desk(tmp_path / "home", Detection(), Limits(max_body_bytes=10))
+    desk = Desk(tmp_path / "home", DetectionSettings(), LimitSettings(max_body_bytes=10))
     desk.rename(b"TO: bob\n\n" + b"b" * size)
     desk.hint(renamed=True)
     assert "10" in reason(desk.take())
@@ -248,8 +248,8 @@ def test_a_scan_goes_by_name(desk: Desk) -> None:
         desk.write(name.encode().join([b"TO: bob\n\n", b""]), name, mtime_s=-1)
     desk.scan()
     looks = desk.take()
-    assert all(isinstance(look, Accepted) for look in looks)
-    assert [look.found.file_name for look in looks] == sorted(names)
+    assert all(isinstance(look, Parsed) for look in looks)
+    assert [look.file.file_name for look in looks] == sorted(names)
 
 
 def test_what_its_writer_left_in_pending_is_removed_after_an_hour(desk: Desk) -> None:
@@ -287,7 +287,7 @@ def test_an_orphan_that_its_writer_renames_meanwhile_is_no_fault(desk: Desk) -> 
         for name in os.listdir(pending):
             (pending / name).rename(desk.outbox / name)
 
-    desk.intake._unsent._log = renamed
+    desk.intake._pending_files._log = renamed
     desk.scan()
     assert os.listdir(pending) == []
     assert len(removed) == 1
@@ -304,7 +304,7 @@ def test_an_outbox_without_pending_is_no_fault(desk: Desk) -> None:
 
 
 def test_the_orphans_age_is_configured(tmp_path: Path) -> None:
-    desk = Desk(tmp_path / "home", Detection(orphan_after_s=5), Limits())
+    desk = Desk(tmp_path / "home", DetectionSettings(orphan_after_s=5), LimitSettings())
     desk.write(b"half", ".pending/x", mtime_s=-6)
     desk.scan()
     assert os.listdir(desk.outbox / ".pending") == []

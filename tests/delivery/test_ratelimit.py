@@ -7,6 +7,8 @@ import pytest
 from relay.delivery.ratelimit import CALM_NS, RateLimit
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.shows("ready 4.5")
+
 
 @pytest.fixture
 def clock() -> FakeClock:
@@ -64,15 +66,15 @@ def test_an_episode_is_told_once_until_a_minute_was_calm(
         limit.wait_ns("alice")
         clock.advance(1)
         limit.spend("alice", limit.allowance("alice"))
-    assert limit.take_begun() == ["alice"]
-    assert limit.take_begun() == []
+    assert limit.pop_new_alerts() == ["alice"]
+    assert limit.pop_new_alerts() == []
     assert limit.limited == ["alice"]
 
     clock.advance(CALM_NS / 1e9)
     assert limit.limited == []
     limit.spend("alice", limit.allowance("alice"))
     limit.wait_ns("alice")
-    assert limit.take_begun() == ["alice"]
+    assert limit.pop_new_alerts() == ["alice"]
     assert limit.limited_total == 2
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.delivery.ratelimit import RateLimit
-from relay.delivery.waiting import Hint, Waiting
+from relay.delivery.waiting import Hint, IntakeQueue
 from tests.fakes import FakeClock
 
 
@@ -21,14 +21,14 @@ class Desk:
     ) -> None:
         self.clock = FakeClock()
         self.limit = RateLimit(rate, burst, self.clock)
-        self.waiting = Waiting(self.limit, most, self.clock)
+        self.waiting = IntakeQueue(self.limit, most, self.clock)
 
     def add(self, agent: str, *numbers: int, paid: bool = False) -> None:
         for number in numbers:
-            self.waiting.add(agent, f"{number:04d}.msg", renamed=True, paid=paid)
+            self.waiting.add(agent, f"{number:04d}.msg", renamed=True, counted=paid)
 
     def pick(self, most: int) -> list[str]:
-        return [f"{hint.agent}{int(hint.file_name[:4])}" for hint in self.waiting.pick(most)]
+        return [f"{hint.agent}{int(hint.file_name[:4])}" for hint in self.waiting.pop_batch(most)]
 
 
 def test_what_fits_is_taken_in_the_order_of_discovery() -> None:
@@ -67,7 +67,7 @@ def test_a_batch_does_not_go_through_all_too_many_outboxes() -> None:
     desk = Desk()
     for agent in range(1000):
         desk.add(f"a{agent:04d}-", *range(20))
-    assert len({hint.agent for hint in desk.waiting.pick(256)}) == 16
+    assert len({hint.agent for hint in desk.waiting.pop_batch(256)}) == 16
 
 
 def test_with_more_agents_than_places_everybody_has_a_turn() -> None:
@@ -86,7 +86,7 @@ def test_over_its_rate_an_agent_waits_and_the_others_do_not() -> None:
     desk.add("a", *range(6))
     desk.add("b", 1)
     assert desk.pick(10) == ["a0", "a1", "a2", "b1"]
-    assert desk.limit.take_begun() == ["a"]
+    assert desk.limit.pop_new_alerts() == ["a"]
     assert not desk.waiting.is_busy
     assert desk.pick(10) == []
     due = desk.waiting.due_ns()
@@ -111,8 +111,8 @@ def test_what_was_taken_before_costs_no_token() -> None:
 def test_what_was_picked_for_nothing_costs_no_token() -> None:
     desk = Desk(rate=10, burst=1)
     desk.add("a", 1)
-    (hint,) = desk.waiting.pick(1)
-    desk.waiting.give_back(hint)
+    (hint,) = desk.waiting.pop_batch(1)
+    desk.waiting.unpop(hint)
     desk.add("a", 2)
     assert desk.pick(1) == ["a2"]
 
@@ -121,17 +121,17 @@ def test_over_the_quota_files_are_left_in_the_outbox_until_there_is_room() -> No
     desk = Desk(most=4)
     desk.add("a", *range(10))
     assert len(desk.waiting) == 4
-    assert desk.waiting.take_roomy() == []
+    assert desk.waiting.agents_to_rescan() == []
     assert desk.pick(2) == ["a0", "a1"]
-    assert desk.waiting.take_roomy() == ["a"]
-    assert desk.waiting.take_roomy() == []
+    assert desk.waiting.agents_to_rescan() == ["a"]
+    assert desk.waiting.agents_to_rescan() == []
 
 
 def test_a_later_one_has_its_place_again() -> None:
     desk = Desk()
     desk.add("a", 1, 2)
-    first, _ = desk.waiting.pick(10)
-    desk.waiting.later(first._replace(due_ns=desk.clock.monotonic_ns() + 10**9))
+    first, _ = desk.waiting.pop_batch(10)
+    desk.waiting.defer(first._replace(due_ns=desk.clock.monotonic_ns() + 10**9))
     assert len(desk.waiting) == 1 and desk.pick(10) == []
     desk.add("a", 3)
     desk.clock.advance(1)
@@ -142,11 +142,11 @@ def test_what_is_held_waits_for_the_one_that_is_being_written() -> None:
     desk = Desk()
     desk.add("a", 1, 2)
     desk.add("b", 1)
-    first, other, second = desk.waiting.pick(10)
+    first, other, second = desk.waiting.pop_batch(10)
     assert (first.file_name, other.agent) == ("0001.msg", "a")
-    desk.waiting.hold(first._replace(due_ns=desk.clock.monotonic_ns() + 10**8))
-    desk.waiting.put_back(other)
-    desk.waiting.put_back(second)
+    desk.waiting.block_agent(first._replace(due_ns=desk.clock.monotonic_ns() + 10**8))
+    desk.waiting.requeue(other)
+    desk.waiting.requeue(second)
     assert desk.pick(10) == ["b1"] and not desk.waiting.is_busy
     assert desk.waiting.due_ns() == desk.clock.monotonic_ns() + 10**8
     desk.clock.advance(0.1)
@@ -170,7 +170,7 @@ def test_every_file_is_picked_once_and_each_agents_in_order(
     for _ in range(10_000):
         if not len(desk.waiting):
             break
-        picked += desk.waiting.pick(most)
+        picked += desk.waiting.pop_batch(most)
         desk.clock.advance(0.01)
     assert sorted({hint.key for hint in picked}) == sorted(hint.key for hint in picked)
     assert len(picked) == len(set(added))

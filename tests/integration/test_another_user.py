@@ -46,8 +46,9 @@ def as_somebody(work: Callable[[], object]) -> str:
 def home(tmp_path: Path) -> Iterator[Path]:
     """One of that user's."""
     root = home_of(tmp_path / "home", "alice")
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)  # pytest's are root's alone
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.owner() == "root" and folder.stat().st_mode & 0o777 == 0o700:
+            folder.chmod(0o755)  # pytest's are root's alone
     for path in (root, *root.rglob("*")):
         os.chown(path, SOMEBODY, SOMEBODY)
     yield root

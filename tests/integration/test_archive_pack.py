@@ -13,10 +13,12 @@ from backports import zstd
 from relay.base import fsio
 from relay.base.errors import FormatError
 from relay.base.home import Home
-from relay.delivery.redelivery import render_again
+from relay.delivery.redelivery import render_retry
 from relay.ledger import archive_pack
 from relay.ledger.archive_pack import Packed
 from tests.box import Box
+
+pytestmark = pytest.mark.shows("ready 2.4")
 
 DAY = "2026-01-02"
 FILES = {
@@ -172,9 +174,9 @@ def test_a_message_is_delivered_again_from_its_pack(box: Box) -> None:
     path = str(box.row(sent)["file_path"])
     (row,) = box.ledger.rows([sent]).values()
     with box.home.dirs() as dirs:
-        plain = render_again(dirs, box.store, row, 2)
+        plain = render_retry(dirs, box.store, row, 2)
         pack(box.home, path.split("/")[1])
         assert not box.path(path).exists()
         box.store.by_relay_id = lambda _: None  # type: ignore[method-assign]
-        again = render_again(dirs, box.store, row, 2)
+        again = render_retry(dirs, box.store, row, 2)
     assert b"hi" in again and plain.split(b"\n\n", 1)[1] == again.split(b"\n\n", 1)[1]

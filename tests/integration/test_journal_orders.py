@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from relay.base.config import Config, Journal, encode
+from relay.base.config import Config, JournalSettings, encode
 from relay.base.home import BASE, STORE
-from relay.daemon.upkeep import covers
+from relay.daemon.journal_commands import covered_offset
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 
-SMALL = Config(journal=Journal(segment_bytes=4096, compress_segments=False))
+pytestmark = pytest.mark.shows("journal 5.8")
+
+SMALL = Config(journal=JournalSettings(segment_bytes=4096, compress_segments=False))
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def ask(box: Box, body: str, sender: str = "operator") -> str:
 def steps(box: Box) -> list[str]:
     """Everything that the tiers have to do."""
     done = []
-    while (line := box.tiers.step()) is not None:
+    while (line := box.tiers.run_next()) is not None:
         done.append(line)
     return done
 
@@ -55,7 +57,7 @@ def test_seal_is_done_with_the_turn_that_takes_it(box: Box) -> None:
         "completed journal.seal is asked for; `relay journal status` shows what became of it\n"
     )
     assert journal.manifest.entries()[-1].base_offset == journal.durable == journal.end
-    assert box.tiers.step() is None
+    assert box.tiers.run_next() is None
     box.send("alice", "TO: bob\n\non it goes")
     assert box.bodies("bob")[-1] == "on it goes"
 
@@ -92,9 +94,9 @@ def test_prune_keeps_the_base_first(box: Box) -> None:
     ask(box, "journal.prune\nKEEP_BYTES: 0")
     done = steps(box)
     assert done[:2] == ["asked for: pruned segment 0", "asked for: pruned segment 1"]
-    kept = covers(str(box.path(BASE)))
+    kept = covered_offset(str(box.path(BASE)))
     assert 0 < box.events.journal.first <= kept
-    assert kept == covers(str(box.path(STORE + ".prev")))
+    assert kept == covered_offset(str(box.path(STORE + ".prev")))
 
 
 def test_prune_lets_nothing_go_that_no_base_covers(box: Box) -> None:
@@ -107,7 +109,9 @@ def test_prune_lets_nothing_go_that_no_base_covers(box: Box) -> None:
 
 def test_an_order_lets_retention_go_no_further_than_a_base(box: Box) -> None:
     box.kill()
-    box.config = Config(journal=Journal(segment_bytes=4096, compress_segments=False, keep_age_s=1))
+    box.config = Config(
+        journal=JournalSettings(segment_bytes=4096, compress_segments=False, keep_age_s=1)
+    )
     whole = box.path(STORE + ".prev").read_bytes()
     box.path(STORE + ".prev").write_bytes(whole[:-7])
     box.open()
@@ -117,14 +121,14 @@ def test_an_order_lets_retention_go_no_further_than_a_base(box: Box) -> None:
     box.path(STORE + ".prev").write_bytes(whole)
     ask(box, "journal.compress\nSEGMENTS: 4")
     assert steps(box)[1].startswith("prune segment 0")
-    assert box.events.journal.first <= covers(str(box.path(BASE)))
+    assert box.events.journal.first <= covered_offset(str(box.path(BASE)))
     box.close()
 
 
 def test_prune_without_a_word_of_what_to_keep_deletes_nothing(box: Box) -> None:
     ask(box, "journal.prune")
     assert steps(box) == [
-        "asked for, and not done: nothing says what to keep of the journal;"
+        "asked for, and not done: there is no limit for what to keep of the journal;"
         " journal.keep_age_s or journal.keep_mib in config.json do, or the command"
     ]
 
@@ -173,7 +177,9 @@ def test_the_command_line_asks_the_relay_that_runs(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home", "alice", "bob")
     tier2 = tmp_path / "tier2"
     tier2.mkdir()
-    config = Config(journal=Journal(compress_segments=False, objects=str(tier2), keep_mib=1024))
+    config = Config(
+        journal=JournalSettings(compress_segments=False, objects=str(tier2), keep_mib=1024)
+    )
     (home / "config.json").write_bytes(encode(config))
     process = Relay(home)
     process.start()
@@ -208,7 +214,7 @@ def test_the_command_line_asks_the_relay_that_runs(tmp_path: Path) -> None:
 def test_a_store_that_is_away_is_seen_until_it_is_back(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home", "alice", "bob")
     away = tmp_path / "not-mounted"
-    config = Config(journal=Journal(compress_after_s=0, objects=str(away)))
+    config = Config(journal=JournalSettings(compress_after_s=0, objects=str(away)))
     (home / "config.json").write_bytes(encode(config))
     process = Relay(home)
     process.start()

@@ -27,7 +27,7 @@ from tests.procs import Relay, home_of, meanwhile, relay, until
 RESTORE = """
 import os, signal, sys
 from relay.base import fsio
-from relay.daemon import ledger_backup as backup as ledger_backup
+from relay.daemon import ledger_backup
 from relay.base.home import Home
 steps = int(sys.argv[3])
 def fault(operation, name):
@@ -271,6 +271,7 @@ def test_a_ledger_that_is_no_database_is_set_aside_with_its_wal(tmp_path: Path) 
     assert ids(home / LEDGER) == {sent[0]}
 
 
+@pytest.mark.shows("ready 5.2")
 @pytest.mark.timeout(60)
 def test_killed_at_any_step_of_a_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, kept, sent = stopped(tmp_path)
@@ -296,6 +297,7 @@ def test_killed_at_any_step_of_a_restore(tmp_path: Path, monkeypatch: pytest.Mon
         again.close()
 
 
+@pytest.mark.shows("ready 5.2")
 @pytest.mark.timeout(60)
 def test_backup_more_messages_restore_start_beside_a_real_relay(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home", "alice", "bob")

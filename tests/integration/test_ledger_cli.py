@@ -28,6 +28,7 @@ def fifo(box: Box, agent: str = "alice") -> None:
     box.tick()
 
 
+@pytest.mark.shows("ready 3.5")
 def test_for_people(box: Box) -> None:
     sent = box.send("alice", "TO: bob\n\nhi")
     fifo(box)

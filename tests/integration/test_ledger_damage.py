@@ -21,7 +21,7 @@ from relay.base.home import LEDGER, Home
 from relay.daemon.admin import status_of
 from relay.daemon.housekeeper import Housekeeper
 from relay.daemon.session import CHECKED_BYTES, Session
-from relay.daemon.status import Board
+from relay.daemon.status import SharedStatus
 from relay.engine.flush import Inline
 from relay.ledger import Ledger, open_readonly
 from tests.box import Box
@@ -254,7 +254,7 @@ def test_D2_the_keeper_looks_through_the_ledger_once_a_day(tmp_path: Path) -> No
 
 def test_D2_what_it_found_is_in_status_and_doctor(stopped: Path) -> None:
     with Home(str(stopped)) as home:
-        board = Board(home.root, configuration.decode(home.read_config()), Clock())
+        board = SharedStatus(home.root, configuration.decode(home.read_config()), Clock())
     board.ledger_damage = "ledger.db is damaged (x); do this"
     assert status_of(board)["ledger_damage"] == board.ledger_damage
     running = Relay(stopped)

@@ -32,7 +32,7 @@ import os, signal, sys
 from relay.base import fsio
 from relay.base.clock import Clock
 from relay.base.config import Config
-from relay.daemon import ledger_rebuild as rebuild as ledger_rebuild
+from relay.daemon import ledger_rebuild
 from relay.base.home import Home
 steps = int(sys.argv[2])
 def fault(operation, name):

@@ -14,7 +14,8 @@ import pytest
 
 from agent_sdk import Agent
 from relay.base.message import parse_delivered
-from tests.procs import Relay, environment, home_of, relay, until
+from tests.procs import Relay, environment, home_of, until
+from tests.procs import relay_anew as relay
 
 pytestmark = pytest.mark.timeout(60)
 

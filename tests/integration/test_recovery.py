@@ -9,9 +9,11 @@ import pytest
 from relay.acomm import codec
 from relay.base import fsio
 from relay.base.home import STORE
-from relay.delivery.carry import Carrier
+from relay.delivery.carry import BatchWriter
 from relay.delivery.eventlog import EventLog
 from tests.box import Box
+
+pytestmark = pytest.mark.shows("ready 1.4")
 
 
 def restart(box: Box) -> None:
@@ -158,7 +160,7 @@ def test_a_staged_delivery_without_a_file_was_delivered(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Carrier, "_note", _fail)
+        patch.setattr(BatchWriter, "_record", _fail)
         sent = box.drop("alice", "TO: bob\n\nhi")
         with pytest.raises(KeyboardInterrupt):
             box.tick()

@@ -16,13 +16,14 @@ from relay.journal.format import FOOTER, RECORD, Footer, ManifestType, RecordFla
 from relay.journal.journal import Append
 from relay.journal.manifest import read_manifest
 from relay.journal.reader import JournalReader
-from relay.journal.segment import FIRST, FileSource, segment_ids
+from relay.journal.segment import FIRST_RECORD, FileSource, segment_ids
 from tests.journal.support import Stream, fail, flip, payloads, put
 from tests.power import Cut, Power
 
 # --- appending, committing, reading
 
 
+@pytest.mark.shows("journal 1.3")
 def test_offsets_are_known_at_once_and_records_read_once_committed(stream: Stream) -> None:
     journal = stream.open()
     assert journal.append([Append(b"odd"), Append(b""), Append(b"four")]) == [0, 31, 59]
@@ -35,6 +36,7 @@ def test_offsets_are_known_at_once_and_records_read_once_committed(stream: Strea
     assert payloads(journal, 7) == [b"", b"four"]  # no record begins there
 
 
+@pytest.mark.shows("journal 2.1", "journal 2.2")
 def test_records_of_any_length_are_there_after_reopening(stream: Stream) -> None:
     # Published faults: records of odd length lost, a zero-length record ends the scan.
     journal = stream.open()
@@ -46,6 +48,7 @@ def test_records_of_any_length_are_there_after_reopening(stream: Stream) -> None
     assert stream.warned == []
 
 
+@pytest.mark.shows("journal 2.8")
 def test_a_commit_with_nothing_behind_it_is_durable(
     stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +100,7 @@ def test_times_and_flags_come_back(stream: Stream) -> None:
 # --- rolling and sealing
 
 
+@pytest.mark.shows("journal 1.6")
 def test_a_full_segment_rolls_and_no_record_spans_two(stream: Stream) -> None:
     journal = stream.open()
     given = [bytes([65 + number]) * 1_000 for number in range(10)]
@@ -119,12 +123,13 @@ def test_a_record_that_no_segment_takes_has_one_of_its_own(stream: Stream) -> No
     journal = stream.open()
     given = [b"before", b"x" * 10_000, b"after"]
     put(journal, *given)
-    assert stream.path(1).stat().st_size == FIRST + RECORD.size + 10_000 + FOOTER.size
+    assert stream.path(1).stat().st_size == FIRST_RECORD + RECORD.size + 10_000 + FOOTER.size
     assert payloads(journal) == given
     stream.crash()
     assert payloads(stream.open()) == given
 
 
+@pytest.mark.shows("journal 1.6")
 def test_an_old_segment_rolls_and_an_empty_one_never(stream: Stream) -> None:
     journal = stream.open()
     stream.clock.advance(10 * 86_400)
@@ -144,11 +149,12 @@ def test_an_old_segment_rolls_and_an_empty_one_never(stream: Stream) -> None:
     assert segment_ids(stream.folder) == [0, 1]
 
 
+@pytest.mark.shows("journal 1.7")
 def test_a_seal_says_the_highest_message_id_and_the_watermark(stream: Stream) -> None:
     journal = stream.open(epoch=3)
     journal.append([Append(b"a", ext_id=7), Append(b"b", ext_id=9), Append(b"c", ext_id=8)])
     journal.commit()
-    journal.cover(29)
+    journal.note_checkpoint(29)
     journal.seal()
     records = read_manifest(stream.folder, pytest.fail).records
     opened, note, sealed, following = records
@@ -164,29 +170,32 @@ def test_a_sealed_file_ends_right_behind_its_footer(stream: Stream) -> None:
     put(journal, b"one")
     journal.seal()
     data = stream.path().read_bytes()
-    assert len(data) == FIRST + 31 + FOOTER.size
-    assert Footer(*FOOTER.unpack(data[-FOOTER.size :])).durable_bytes == FIRST + 31
+    assert len(data) == FIRST_RECORD + 31 + FOOTER.size
+    assert Footer(*FOOTER.unpack(data[-FOOTER.size :])).durable_bytes == FIRST_RECORD + 31
 
 
+@pytest.mark.shows("journal 1.4")
 def test_zeros_are_written_ahead_and_off_the_path_of_commits(stream: Stream) -> None:
     journal = stream.open()
     size = stream.path().stat().st_size
-    assert size == FIRST + 1_024
+    assert size == FIRST_RECORD + 1_024
     put(journal, b"x" * 500)
     assert stream.path().stat().st_size == size  # the commit allocated nothing
-    assert journal.prepare() and not journal.prepare()
+    assert journal.preallocate() and not journal.preallocate()
     assert stream.path().stat().st_size == size + 1_024
-    journal.has_room(3_000)
-    assert stream.path().stat().st_size >= FIRST + 528 + 3_000
+    journal.reserve(3_000)
+    assert stream.path().stat().st_size >= FIRST_RECORD + 528 + 3_000
 
 
+@pytest.mark.shows("journal 1.5")
 def test_of_the_room_that_is_asked_for_so_much_is_made_ahead(stream: Stream) -> None:
     stream.policy = stream.policy._replace(ahead_bytes=5_000)
     journal = stream.open()
-    journal.has_room(1 << 40)
-    assert stream.path().stat().st_size == FIRST + 5_000
+    journal.reserve(1 << 40)
+    assert stream.path().stat().st_size == FIRST_RECORD + 5_000
 
 
+@pytest.mark.shows("journal 1.5")
 def test_a_disk_that_is_full_on_the_way_gets_its_room_back(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +210,7 @@ def test_a_disk_that_is_full_on_the_way_gets_its_room_back(
 
     monkeypatch.setattr(fsio, "write_at", filling)
     with pytest.raises(OSError):
-        journal.has_room(3 << 20)
+        journal.reserve(3 << 20)
     assert written and stream.path().stat().st_size == size
     monkeypatch.undo()
     put(journal, b"x" * 2_000)
@@ -211,6 +220,7 @@ def test_a_disk_that_is_full_on_the_way_gets_its_room_back(
 # --- following from elsewhere
 
 
+@pytest.mark.shows("journal 1.8")
 def test_a_reader_follows_the_tail_over_rolls(stream: Stream) -> None:
     journal = stream.open()
     reader = JournalReader(stream.folder, warn=pytest.fail)
@@ -229,6 +239,7 @@ def test_a_reader_follows_the_tail_over_rolls(stream: Stream) -> None:
     assert list(reader.read(journal.end)) == []
 
 
+@pytest.mark.shows("journal 1.8")
 def test_a_reader_takes_whole_records_only(stream: Stream) -> None:
     journal = stream.open()
     put(journal, b"whole")
@@ -236,7 +247,7 @@ def test_a_reader_takes_whole_records_only(stream: Stream) -> None:
     put(journal, b"half of it is there")
     after = stream.path().read_bytes()
     reader = JournalReader(stream.folder)
-    for cut in range(33 + FIRST, 33 + FIRST + 47):
+    for cut in range(33 + FIRST_RECORD, 33 + FIRST_RECORD + 47):
         stream.path().write_bytes(after[:cut] + data[cut:])
         assert payloads(reader) == [b"whole"]
     stream.path().write_bytes(after)
@@ -247,7 +258,7 @@ def test_a_reader_names_damage_in_a_sealed_segment(stream: Stream) -> None:
     journal = stream.open()
     put(journal, b"one", b"two", b"three")
     journal.seal()
-    flip(stream.path(), FIRST + 31 + 30)
+    flip(stream.path(), FIRST_RECORD + 31 + 30)
     with pytest.raises(IntegrityError, match=r"0\.seg at 83: expected crc32 \w+, found \w+"):
         payloads(JournalReader(stream.folder))
     # The writer reads on, and says once what is missing.
@@ -337,5 +348,5 @@ def test_an_eviction_while_reading_is_no_gap(
     put(journal, b"two")
     shutil.move(stream.path(0), tmp_path / "away")  # between the look at it and the listing
     monkeypatch.setattr(JournalReader, "_load", lambda reader: None)
-    monkeypatch.setattr(JournalReader, "_went_elsewhere", lambda reader, last, number: True)
+    monkeypatch.setattr(JournalReader, "_were_evicted", lambda reader, last, number: True)
     assert payloads(reader) == []  # nothing behind it, and nothing said to be lost

@@ -11,12 +11,15 @@ from relay.base import fsio
 from relay.base.errors import FormatError, JournalError, ObjectError
 from relay.journal.catalog import Residency
 from relay.journal.format import ManifestType, Reason
-from relay.journal.plan import Job, JobKind
+from relay.journal.plan import JobKind, TierJob
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
+
+pytestmark = pytest.mark.shows("journal 4.5")
 
 T0, T1, T2 = Residency.TIER0, Residency.TIER1, Residency.TIER2
 
 
+@pytest.mark.shows("journal 4.4")
 def test_other_content_under_the_key_is_never_overwritten(
     make_stream: Callable[..., Stream], tier2: FaultyObjects, tmp_path: Path
 ) -> None:
@@ -36,6 +39,7 @@ def test_other_content_under_the_key_is_never_overwritten(
     assert stream.read() == stream.expected()
 
 
+@pytest.mark.shows("journal 4.6")
 @pytest.mark.parametrize(
     ("reason", "waits_s"),
     [
@@ -77,6 +81,7 @@ def test_a_store_that_fails_is_tried_again_later_and_later(
     assert stream.tiers.waiting()[0].startswith(f"again in {waits_s[0]} s")  # anew
 
 
+@pytest.mark.shows("journal 4.6")
 def test_wrong_credentials_wait_for_the_operator(
     make_stream: Callable[..., Stream], tier2: FaultyObjects
 ) -> None:
@@ -137,6 +142,7 @@ def test_a_full_disk_is_tried_again(
     assert stream.residency(0, 1) == [T0 | T1] * 2
 
 
+@pytest.mark.shows("journal 4.3")
 def test_a_warm_copy_that_rotted_is_no_reason_to_evict(make_stream: Callable[..., Stream]) -> None:
     stream = make_stream(AT_ONCE._replace(local_bytes=0))
     stream.fill(1)
@@ -159,14 +165,15 @@ def test_an_object_that_went_is_no_reason_to_evict(
     stream.fill(1)
     stream.cover()
     stream.run()
-    stream.tiers.do(Job(JobKind.EVICT_TIER0, stream.entry(0), "asked"))
+    stream.tiers.run_job(TierJob(JobKind.EVICT_TIER0, stream.entry(0), "asked"))
     tier2.inner.delete(stream.entry(0).key)
     with pytest.raises(ObjectError, match="no such object"):
-        stream.tiers.do(Job(JobKind.EVICT_TIER1, stream.entry(0), "asked"))
+        stream.tiers.run_job(TierJob(JobKind.EVICT_TIER1, stream.entry(0), "asked"))
     assert stream.files("warm") == [f"{0:020d}.seg.zst"]
     assert stream.read() == stream.expected()
 
 
+@pytest.mark.shows("journal 4.8")
 @pytest.mark.parametrize("fault", ["missing", "truncated", "flipped", "other"])
 def test_an_object_that_is_not_the_segment_is_an_error_with_a_hint(
     fault: str, make_stream: Callable[..., Stream], tier2: FaultyObjects, tmp_path: Path
@@ -202,7 +209,7 @@ def test_a_damaged_warm_file_is_read_from_tier_2(
     stream.fill(1)
     stream.cover()
     stream.run()
-    stream.tiers.do(Job(JobKind.EVICT_TIER0, stream.entry(0), "asked"))
+    stream.tiers.run_job(TierJob(JobKind.EVICT_TIER0, stream.entry(0), "asked"))
     path = stream.dir / "warm" / f"{0:020d}.seg.zst"
     path.write_bytes(path.read_bytes()[:100])
     assert stream.read() == stream.expected()

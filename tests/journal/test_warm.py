@@ -56,6 +56,7 @@ def test_any_range_reads_as_it_does_in_the_segment(pack: Callable[..., Path]) ->
                 assert opened.read_at(at, length) == made.data[at : at + length]
 
 
+@pytest.mark.shows("journal 4.1")
 def test_one_record_inflates_one_frame_or_two(
     pack: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +79,7 @@ def test_one_record_inflates_one_frame_or_two(
             assert sum(inflated) <= 2 * FRAME_BYTES
 
 
+@pytest.mark.shows("journal 4.2")
 def test_a_dictionary_is_kept_where_it_pays_and_used_again(
     pack: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -205,6 +207,7 @@ def test_a_kill_at_any_call_leaves_no_half_file(
     assert not list(tmp_path.glob("*.tmp"))
 
 
+@pytest.mark.shows("journal 4.3")
 def test_what_was_written_wrong_never_gets_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

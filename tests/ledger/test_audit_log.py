@@ -23,6 +23,8 @@ from tests.ledger.support import (
     statements,
 )
 
+pytestmark = pytest.mark.shows("ready 3.5")
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:

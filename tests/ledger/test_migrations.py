@@ -21,6 +21,8 @@ from relay.ledger import file as ledger_file
 from tests.ledger.support import Look
 from tests.procs import environment
 
+pytestmark = pytest.mark.shows("ready 5.2")
+
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "ledger"
 OLD = [1, 2]  # the versions that there were
 MIGRATE = """

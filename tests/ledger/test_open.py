@@ -17,6 +17,8 @@ from relay.ledger import SCHEMA_VERSION, Ledger, open_readonly, schema_sql
 from relay.ledger import ledger as ledger_module
 from tests.ledger.support import Look, facts, record
 
+pytestmark = pytest.mark.shows("ready 1.2")
+
 # The source document's statements, section 2.1; comments and table constraints left out.
 DOCUMENT = """
 CREATE TABLE messages (

@@ -242,13 +242,13 @@ def _store(unit: FileUnit, home: str) -> VerifiedFile:
 
 
 def _journal(unit: FileUnit) -> VerifiedFile:
-    found = check.check_catalog(unit.path)
+    found = check.check_manifest(unit.path)
     return VerifiedFile(unit.shown, unit.kind, problems=found.problems, warnings=found.warnings)
 
 
 def _segment(unit: FileUnit) -> VerifiedFile:
     entry = _entry(unit)
-    found = check.Findings([], [])
+    found = check.StreamFindings([], [])
     check.check_segment(unit.path, entry, found)
     row = VerifiedFile(unit.shown, unit.kind, size=os.path.getsize(unit.path))
     if entry is not None and entry.sealed:

@@ -38,9 +38,9 @@ from relay.journal.dictionaries import Dictionaries, dictionary_name
 from relay.journal.format import RECORD, SEGMENT_HEADER, RecordFlag, decode_segment_header
 from relay.journal.manifest import read_manifest
 from relay.journal.objects import ObjectStore, open_objects
-from relay.journal.records import Starts, fault, scan, wanted
+from relay.journal.records import HeaderCrcs, claimed_length, describe_fault, scan
 from relay.journal.segment import (
-    FIRST,
+    FIRST_RECORD,
     SEGMENTS,
     FileSource,
     SegmentSource,
@@ -214,17 +214,17 @@ def _written(
     path = segment_path(folder, number)
     source = FileSource(path)
     try:
-        head = source.read_at(0, FIRST + RECORD.size)
-        if not head[FIRST:].strip(b"\0") or len(head) < FIRST + RECORD.size:
+        head = source.read_at(0, FIRST_RECORD + RECORD.size)
+        if not head[FIRST_RECORD:].strip(b"\0") or len(head) < FIRST_RECORD + RECORD.size:
             return None
         header = decode_segment_header(head[: SEGMENT_HEADER.size], path)
         if base is None:  # its file alone speaks of it
-            base = int(RECORD.unpack(head[FIRST:])[2])
+            base = int(RECORD.unpack(head[FIRST_RECORD:])[2])
         end, why = _end_of(source, path, base, max(at, base))
         if why is not None and strict:
             raise why
         if why is not None:  # up to the last good record, and not into the zeros behind it
-            span = (base, end, base + source.size() - FIRST)
+            span = (base, end, base + source.size() - FIRST_RECORD)
             for record in read_records(source, *span, lambda *_: None):
                 end = record.end
         return _segment(folder, number, base, at, end, header.creation_ts_ms)
@@ -249,31 +249,31 @@ def _end_of(
     try:
         for _ in range(_TRIES):
             end = end_of_whole_records(source, base, start)
-            position = FIRST + end - base
+            position = FIRST_RECORD + end - base
             rest = os.pread(fd, os.fstat(fd).st_size, position)
             if not rest.strip(b"\0"):
                 return end, None
-            found = tail.inspect(fd, path, base, os.pread(fd, FIRST, 0), 0)
-            if found.walk.position <= position and found.kind is not tail.Kind.DAMAGE:
+            found = tail.inspect_tail(fd, path, base, os.pread(fd, FIRST_RECORD, 0), 0)
+            if found.walk.position <= position and found.kind is not tail.TailKind.DAMAGE:
                 return end, None
             if found.walk.position == position:
                 break
     finally:
         os.close(fd)
-    return end, IntegrityError(path, position, *fault(rest, end, Starts()))
+    return end, IntegrityError(path, position, *describe_fault(rest, end, HeaderCrcs()))
 
 
 def end_of_whole_records(source: SegmentSource, base: int, start: int) -> int:
     """Return the logical offset behind the last whole record, walking from ``start``."""
-    starts, at, length = Starts(), start, _PIECE_BYTES
+    starts, at, length = HeaderCrcs(), start, _PIECE_BYTES
     while True:
-        piece = source.read_at(FIRST + at - base, length)
+        piece = source.read_at(FIRST_RECORD + at - base, length)
         size, _ = scan(piece, len(piece), at, starts)
         at += size
         if size:
             length = _PIECE_BYTES
             continue
-        claimed = wanted(piece, at)
+        claimed = claimed_length(piece, at)
         if claimed <= length or len(piece) < length:
             return at
         length = claimed  # one record that is longer than a piece
@@ -410,7 +410,7 @@ class _PartReader:
         key = keyfile.load(self._settings.key_file) if self._settings.key_file else None
         objects = self._settings.objects.get(segment.folder, "")
         with open_segment(segment, objects) as source:
-            decode_segment_header(source.read_at(0, FIRST), source.path)
+            decode_segment_header(source.read_at(0, FIRST_RECORD), source.path)
             decode = decoder(columns, key, source.path)
             gap = self._lost if permissive else None
             for record in read_records(source, segment.base, segment.start, segment.end, gap):
