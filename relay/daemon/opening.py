@@ -59,6 +59,8 @@ class OpenedStore(NamedTuple):
     store: CommStore
     log: EventLog
     tiers: Tiers
+    projection: Projection  # of the events after the ledger's position
+    power_cut: bool  # the machine was restarted since
 
 
 def store_key(home: Home, config: Config, *, make: bool) -> bytes | None:

@@ -38,7 +38,8 @@ class Projection:
     """Applies events in their order and collects the rows."""
 
     def __init__(self) -> None:
-
+        self.relay_ids: dict[int, str] = {}  # of the messages accepted in these events
+        self.rows: dict[str, FileFacts] = {}  # by message id
         self.failures: list[tuple[str, str]] = []  # message id, reason of the refusal
         self.rejections: list[events.FileRefused] = []  # without a row of their own
         self.references: list[tuple[str, str, int]] = []  # attachment, message id, when
@@ -123,9 +124,9 @@ class Projection:
             self._move(event.message_id, recipient, "dead", event.at, why=event.last_error)
 
     def _timed(self, event: events.DeliveryTimed) -> None:
-
-        attempt = event.delivery.attempt
-        self._move(event.message_id, event.recipient, "held", event.at, attempt)
+        if event.delivery.state is DeliveryState.SENT:  # the attempt could not be made
+            attempt = event.delivery.attempt
+            self._move(event.message_id, event.recipient, "held", event.at, attempt)
 
     def _accepted(self, event: events.MessageSent) -> None:
         message = event.message
