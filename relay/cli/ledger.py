@@ -16,7 +16,7 @@ from relay.cli.common import echo_json, home_option, json_option, open_home, pri
 from relay.cli.history import parse_time
 
 if TYPE_CHECKING:
-    from relay.ledger.file import Content
+    from relay.ledger.file import LedgerContent
 
 
 POLL_S = 0.5
@@ -249,7 +249,7 @@ def _words(row: sqlite3.Row) -> Iterator[str]:
         yield printable(row["detail"]) or ""
 
 
-def _say(facts: dict[str, Any], content: Content, text: str, as_json: bool) -> None:
+def _say(facts: dict[str, Any], content: LedgerContent, text: str, as_json: bool) -> None:
     if as_json:
         echo_json({**facts, "schema": content.version, "rows": content.counts})
     else:

@@ -310,8 +310,8 @@ def _show_health(facts: dict[str, Any]) -> None:
     if facts["ledger_damage"]:
         click.echo(printable(facts["ledger_damage"]))
     if facts["wal_state"] == "alert":  # a full one is among the reasons
-        text = f"ledger.db-wal has {facts['wal_bytes'] >> 20} MiB, for somebody reads the ledger"
-        click.echo(f"{text} and does not end: `relay doctor` says who")
+        text = f"ledger.db-wal has {facts['wal_bytes'] >> 20} MiB, because a reader keeps its"
+        click.echo(f"{text} transaction open: `relay doctor` names it")
     if os.path.dirname(facts["socket"]) != facts["home"]:
         click.echo(f"health and metrics: {facts['socket']}")
     disk, age_s = facts["disk"], facts["snapshot_age_s"]

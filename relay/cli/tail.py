@@ -19,7 +19,7 @@ import click
 from relay.base.home import LEDGER
 from relay.cli.common import echo_json, home_option, json_option, open_home, printable, when
 from relay.ledger import wording
-from relay.ledger.values import REMOVED
+from relay.ledger.deliveries import REMOVED
 
 POLL_S = 0.2
 SHOWN_BEFORE = 10  # events, when --since does not say from when

@@ -16,7 +16,7 @@ from relay.cli import outboxes
 from relay.cli.common import echo_json, home_option, json_option, open_home, printable, when
 from relay.cli.hops import Hop, changes, hops_of, in_order
 from relay.ledger import wording
-from relay.ledger.values import REMOVED
+from relay.ledger.deliveries import REMOVED
 from relay.ledger.wording import Word
 
 
@@ -63,7 +63,7 @@ def _file_at(home: Home, facts: dict[str, Any]) -> str | None:
     from relay.ledger import archive_pack
 
     path = facts.get("file") or ""
-    return archive_pack.place(home, path) if path.startswith("archive/") else None
+    return archive_pack.locate(home, path) if path.startswith("archive/") else None
 
 
 def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:

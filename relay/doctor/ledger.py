@@ -51,7 +51,7 @@ def examine(place: Place, position: int) -> Iterator[Finding]:
 
 
 def _soundness(db: sqlite3.Connection) -> Iterator[Finding]:
-    wrong = ledger_file.problems(db)
+    wrong = ledger_file.integrity_problems(db)
     if wrong:
         yield Finding("ledger", f"damaged: {several(wrong)}", LedgerDamaged.hint, where=LEDGER)
     version = db.execute("PRAGMA user_version").fetchone()[0]

@@ -34,10 +34,10 @@ def examine(place: Place) -> Iterator[Finding]:
     yield from _read_only(place)
     yield from _disk(place)
     yield from _versions()
-    length = wal.look(place.home.path(LEDGER), place.config.ledger)
-    if length.state is not wal.State.OK:
-        stops = "; nothing is taken in" if length.state is wal.State.FULL else ""
-        readers = wal.others(place.home.path(LEDGER))
+    length = wal.measure_wal(place.home.path(LEDGER), place.config.ledger)
+    if length.state is not wal.WalState.OK:
+        stops = "; nothing is taken in" if length.state is wal.WalState.FULL else ""
+        readers = wal.wal_readers(place.home.path(LEDGER))
         readers.pop(lock_holder(place.home) or 0, None)  # the relay itself does end
         found = length.sentence(readers) + stops
         remedy = "end that process" if readers else "as root, `fuser -v ledger.db` says who"

@@ -35,10 +35,10 @@ def snapshot(home: HomeBuilder, tmp_path: Path) -> str:
     home.sent("1-a", at_ns=START_NS + 1_999)
     home.seen("1-b")
     ledger = home.ledger
-    ledger.reject("alice", "x.msg", 1, 2, "its id is taken", "1-nack", START_NS)
-    ledger.registry.register("alice", START_NS, 4711)
+    ledger.add_rejection("alice", "x.msg", 1, 2, "its id is taken", "1-nack", START_NS)
+    ledger.agents.register("alice", START_NS, 4711)
     ledger.set_state("epoch", "3", START_NS)
-    ledger.registry.security_event("not_a_regular_file", "alice", "agents/x", "a link", START_NS)
+    ledger.agents.add_security_event("not_a_regular_file", "alice", "agents/x", "a link", START_NS)
     with contextlib.closing(sqlite3.connect(home.root / "ledger.db")) as db, db:
         db.execute(
             "INSERT INTO pending_operations (operation_type, payload, created_at) "
@@ -117,8 +117,8 @@ def test_nulls_longer_than_what_types_are_guessed_from(
 ) -> None:
     with home.ledger.transaction():
         for number in range(1500):
-            home.ledger.registry.security_event("late", None, None, None, number)  # type: ignore[arg-type]
-        home.ledger.registry.security_event("late", "alice", "p", "d", START_NS)
+            home.ledger.agents.add_security_event("late", None, None, None, number)  # type: ignore[arg-type]
+        home.ledger.agents.add_security_event("late", "alice", "p", "d", START_NS)
     taken = take_snapshot(str(home.root / "ledger.db"), str(tmp_path / "s.db"), Clock())
     frame = ledger_source.load(spark, taken.path, "security_events", ["agent", "at"])
     named = frame.where("agent is not null").collect()

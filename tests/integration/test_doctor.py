@@ -81,7 +81,7 @@ def cut(path: Path) -> None:
 def note_position(box: Box, offset: int) -> None:
     with contextlib.closing(Ledger.open(str(box.path("ledger.db")))) as ledger:
         with ledger.transaction():
-            ledger.note_position(offset, 0)
+            ledger.set_position(offset, 0)
 
 
 def test_a_sound_home_has_no_findings(box: Box) -> None:

@@ -14,8 +14,8 @@ from relay.base.clock import iso_time
 from relay.base.config import Config, encode
 from relay.base.home import LEDGER, Home
 from relay.cli.hops import hops_of
-from relay.ledger import Ledger, Written
-from relay.ledger.values import Held
+from relay.ledger import Ledger, WrittenDelivery
+from relay.ledger.deliveries import HeldDelivery
 from tests.ledger.support import facts
 from tests.procs import relay
 
@@ -30,7 +30,7 @@ class Life:
         one = facts(1, discovered_at=self.now())
         self.id = one.message_id
         with self.ledger.transaction():
-            self.ledger.record([one])
+            self.ledger.add([one])
             self.ledger.claim([self.id])
 
     def now(self) -> int:
@@ -42,21 +42,23 @@ class Life:
         """Accept and write an attempt; both times."""
         staged, written = self.now(), self.now()
         with self.ledger.transaction():
-            self.ledger.written([Written(self.id, "bob", attempt, staged, written)])
+            self.ledger.deliveries.mark_written(
+                [WrittenDelivery(self.id, "bob", attempt, staged, written)]
+            )
         return iso_time(staged), iso_time(written)
 
     def read(self, attempt: int) -> None:
         with self.ledger.transaction():
-            self.ledger.read([(self.id, "bob", attempt)], self.now())
+            self.ledger.deliveries.mark_read([(self.id, "bob", attempt)], self.now())
 
     def hold(self, attempt: int, why: str) -> None:
         with self.ledger.transaction():
-            self.ledger.hold([Held(self.id, "bob", attempt, why, self.now())])
+            self.ledger.deliveries.hold([HeldDelivery(self.id, "bob", attempt, why, self.now())])
 
     def end(self, state: str, why: str) -> None:
         self.now()
         with self.ledger.transaction():
-            self.ledger.end(self.id, "bob", state, why)
+            self.ledger.deliveries.give_up(self.id, "bob", state, why)
 
     def trace(self) -> dict[str, Any]:
         found = json.loads(relay("trace", self.id, "--json", home=self.root).stdout)
@@ -147,10 +149,10 @@ def test_of_two_with_one_beginning_each_has_its_own(life: Life) -> None:
     life.write(1)
     with life.ledger.transaction():
         other = facts(1, message_id=life.id + "0", discovered_at=life.now())
-        life.ledger.record([other])
+        life.ledger.add([other])
         life.ledger.claim([other.message_id])
-        life.ledger.written([Written(other.message_id, "bob", 1, 5, 6)])
-        life.ledger.read([(other.message_id, "bob", 1)], life.now())
+        life.ledger.deliveries.mark_written([WrittenDelivery(other.message_id, "bob", 1, 5, 6)])
+        life.ledger.deliveries.mark_read([(other.message_id, "bob", 1)], life.now())
     assert "read" not in [hop["what"] for hop in life.trace()["hops"]]
 
 
