@@ -1,7 +1,7 @@
 """Traffic between agents: messages, bytes, and the time from discovery to the inbox.
 
 A message to several recipients is counted once for each. Deliveries that were not written do not
-count. There are no findings: a burst is a row of `traffic_bursts`.
+count. It has no findings: a burst is a row of `traffic_bursts`.
 """
 
 from __future__ import annotations
