@@ -51,10 +51,10 @@ _LAST_ACTIVITY = (
 
 
 class FrozenJournal(NamedTuple):
-    """The journal up to where it stood; what lies behind is not read."""
+    """The journal up to its end at that time; later records are not read."""
 
     until: dict[str, int]  # stream -> logical offset; empty without a journal
-    objects: str = ""  # where Tier 2 lies
+    objects: str = ""  # of Tier 2
     key_file: str = ""  # where the store is encrypted
 
 
@@ -72,7 +72,7 @@ class HomeSnapshot(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of ledger and store files: says whether a home is small."""
+        """Bytes of ledger and store files."""
         files = (self.ledger.path, *self.store_files)
         # A file that retention took meanwhile is reported by the job that reads it.
         return sum(os.path.getsize(path) for path in files if os.path.exists(path))

@@ -7,7 +7,7 @@ By agent, hour and kind, from four sources:
 | event | `security_events` | the words of relay/base/incidents.py |
 | rejection | `rejections` | bad_name, id_taken, unsafe_file, and those of `failed` |
 | failed | rows of `messages` that failed | see FAILURES |
-| request | what the orchestrator was asked for and refused | refused_request |
+| request | requests that the orchestrator refused | refused_request |
 
 A kind is an error where it shows tampering, a warning where a person should look, and else only
 counted: the sender of a refused message has the reason and must fix it. There is one finding an
@@ -71,7 +71,9 @@ FAILURES: Mapping[str, str] = {
     r"is not signed|no public key of ": "unsigned",
     r"^SIGNATURE is not of the key": "bad_signature",
     r"ATTACHMENT ": "attachment",
-    r"(?:no|not a) regular file|: a file of other names|hard links: |belongs to user": "unsafe_file",
+    r"(?:no|not a) regular file|: a file of other names|hard links: |belongs to user": (
+        "unsafe_file"
+    ),
     r"is (?:no name of a message|not a valid message name)": "bad_name",
     r"^its id is ": "id_taken",
     r"^found in \.pending": "unsent",

@@ -19,7 +19,7 @@ NAME = "traffic"
 AGENTS, HOURS, BURSTS = f"{NAME}_agents", f"{NAME}_hours", f"{NAME}_bursts"
 SHOWN = 20  # pairs, the busiest first
 BURST_TIMES_MEDIAN = 10  # of the minutes with any message
-BURST_LEAST = 600  # messages in a minute: ten a second, which nobody types
+BURST_LEAST = 600  # messages in a minute: ten a second, too fast for a person
 ENDED = ("dead", "expired", "bounced")
 
 
