@@ -229,7 +229,7 @@ def is_filed() -> Column:
 
 
 def last_archive_report(messages: DataFrame) -> DataFrame:
-    """Make one row, ``noted_at``: the last time when archived originals were recorded in the ledger.
+    """Make one row, ``noted_at``: the last time when the ledger recorded archived originals.
 
     The transaction that completes a batch also records the archived files of the batch before; a
     start does so for every archived file that it finds.
