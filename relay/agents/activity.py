@@ -13,7 +13,7 @@ from relay.base.message import Kind
 from relay.base.names import answer_id
 from relay.engine.commstore import CommStore
 from relay.ledger import Ledger
-from relay.ledger.processes import Intent
+from relay.ledger.processes import PendingOperation
 
 
 class LastSeen(NamedTuple):
@@ -51,7 +51,7 @@ class Activity:
                     owes[recipient] = min(since, owes.get(recipient, since))
         return {name: LastSeen(heard.get(name), owes.get(name)) for name in wanted}
 
-    def previous_answer(self, intent: Intent) -> tuple[Kind, str] | None:
+    def previous_answer(self, intent: PendingOperation) -> tuple[Kind, str] | None:
         """What was said to a request already, before a crash; the same id is never said twice."""
         for kind in (Kind.ACK, Kind.NACK):
             at, agent, message_id = intent.asked_at, intent.requested_by, intent.request_id

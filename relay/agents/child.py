@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from relay.agents.requests import Spec
 from relay.agents.spawner import Pid
-from relay.ledger.processes import Intent, Process
+from relay.ledger.processes import PendingOperation, ProcessRow
 
 
 class Child:
     """One process and what is in hand for it. Only the supervisor touches it."""
 
-    def __init__(self, row: Process, spec: Spec | None) -> None:
+    def __init__(self, row: ProcessRow, spec: Spec | None) -> None:
         self.row = row
         self.spec = spec  # None: it was lost, and it cannot be started again
-        self.releases: dict[int, Intent] = {}
+        self.releases: dict[int, PendingOperation] = {}
         self.pending_notices = 0  # notices about it that are not journalled yet
         self.is_finished = False  # its end has been said, and it waits for its next start
         self.is_over = False  # nothing more comes of it

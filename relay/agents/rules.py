@@ -15,7 +15,7 @@ from relay.base.agent_status import StatusChange
 from relay.base.clock import NS_PER_S
 from relay.base.config import SpawnSettings
 from relay.base.message import Kind
-from relay.ledger.processes import IDLE, READY, STARTING, STUCK, WORKING, Process
+from relay.ledger.processes import IDLE, READY, STARTING, STUCK, WORKING, ProcessRow
 
 BUSY_PERCENT = 1.0  # of a CPU, between two looks: less is a program that waits in a loop
 
@@ -29,7 +29,7 @@ class ProcessNotice(NamedTuple):
     kind: Kind  # ACK or NACK: the answer; NOTIFICATION: what came later
     text: str
     key: str = ""  # tells one notification about a message from another
-    process: Process | None = None
+    process: ProcessRow | None = None
     closed_intents: tuple[int, ...] = ()  # intents
     status_change: StatusChange | None = None  # the agent's status, with it
     forget: tuple[str, str] | None = None  # name, request: what was kept for it goes, once said
@@ -42,9 +42,9 @@ class RestartDecision(NamedTuple):
     gave_up: bool = False  # it would have been, and was too often
 
 
-def new_row(spec: Spec, now_ns: int) -> Process:
+def new_row(spec: Spec, now_ns: int) -> ProcessRow:
     """The row of a process that is to be started for the first time."""
-    return Process(
+    return ProcessRow(
         spec.name,
         STARTING,
         None,
@@ -61,7 +61,7 @@ def new_row(spec: Spec, now_ns: int) -> Process:
     )
 
 
-def decide_restart(row: Process, settings: SpawnSettings, now_ns: int) -> RestartDecision:
+def decide_restart(row: ProcessRow, settings: SpawnSettings, now_ns: int) -> RestartDecision:
     """What the restart policy says of an end whose code is in the row.
 
     A code that nobody knows counts as a failure. Backoff doubles with every restart in the window.
@@ -76,13 +76,13 @@ def decide_restart(row: Process, settings: SpawnSettings, now_ns: int) -> Restar
     )
 
 
-def restarts_in_window(row: Process, settings: SpawnSettings, now_ns: int) -> list[int]:
+def restarts_in_window(row: ProcessRow, settings: SpawnSettings, now_ns: int) -> list[int]:
     """The restarts that count."""
     since = now_ns - settings.restart_window_s * NS_PER_S
     return [at for at in row.recent_restarts if at > since]
 
 
-def restarted(row: Process, settings: SpawnSettings, now_ns: int) -> Process:
+def restarted(row: ProcessRow, settings: SpawnSettings, now_ns: int) -> ProcessRow:
     """The row with one restart more."""
     recent = [*restarts_in_window(row, settings, now_ns), now_ns]
     return row._replace(
@@ -91,7 +91,7 @@ def restarted(row: Process, settings: SpawnSettings, now_ns: int) -> Process:
 
 
 def next_state(
-    row: Process, seen: LastSeen, busy_at: int, settings: SpawnSettings, now_ns: int
+    row: ProcessRow, seen: LastSeen, busy_at: int, settings: SpawnSettings, now_ns: int
 ) -> str:
     """The state that the evidence gives a process that runs.
 

@@ -32,7 +32,15 @@ from relay.base.logs import LogCall
 from relay.base.message import Kind
 from relay.engine.commstore import CommStore
 from relay.ledger import Ledger
-from relay.ledger.processes import ENDS, EXITED, FAILED, RELEASED, STARTING, Intent, Process
+from relay.ledger.processes import (
+    ENDS,
+    EXITED,
+    FAILED,
+    RELEASED,
+    STARTING,
+    PendingOperation,
+    ProcessRow,
+)
 
 LOOK_NS = 5 * NS_PER_S  # between two looks at what it uses, owes and writes
 ADOPTED_NS = NS_PER_S  # the end of somebody else's child is not told by a signal
@@ -150,7 +158,7 @@ class Supervisor:
                     child = Child(row, runfiles.read(dirs, row.name, row.request_id))
                     self._children[row.name] = child
                     self._adopt(child)
-            intents = {i.request_id for i in self._ledger.processes.intents().values()}
+            intents = {i.request_id for i in self._ledger.processes.open_operations().values()}
             for name, request_id in runfiles.specs(dirs):
                 known = self._children.get(name)
                 if request_id not in intents and not (known and known.row.request_id == request_id):
@@ -185,7 +193,7 @@ class Supervisor:
         self._adopt(child)
 
     def _take_intents(self, *, resumed: bool = False) -> None:
-        waiting = self._ledger.processes.intents().items()
+        waiting = self._ledger.processes.open_operations().items()
         for begun, (number, intent) in enumerate(
             (n, i) for n, i in waiting if n not in self._in_hand
         ):
@@ -198,7 +206,7 @@ class Supervisor:
             else:
                 self._release(number, intent)
 
-    def _spawn(self, number: int, intent: Intent, *, resumed: bool) -> None:
+    def _spawn(self, number: int, intent: PendingOperation, *, resumed: bool) -> None:
         known = self._children.get(intent.name)
         if known is not None and known.is_over:  # its end is being said: then the name is free
             self._in_hand.discard(number)
@@ -223,7 +231,7 @@ class Supervisor:
             self._begin(number, intent, spec, resumed=resumed, is_done=said is not None)
 
     def _begin(
-        self, number: int, intent: Intent, spec: Spec, *, resumed: bool, is_done: bool
+        self, number: int, intent: PendingOperation, spec: Spec, *, resumed: bool, is_done: bool
     ) -> None:
         """Start it for the first time; or take over what was started before a crash."""
         child = Child(new_row(spec, self._clock.now_ns()), spec)
@@ -245,7 +253,9 @@ class Supervisor:
         active = StatusChange(spec.name, AgentStatus.ACTIVE, None)
         self._enqueue_notice(child, notice._replace(process=child.row, status_change=active))
 
-    def _refuse(self, intent: Intent, number: int, reason: str, row: Process | None = None) -> None:
+    def _refuse(
+        self, intent: PendingOperation, number: int, reason: str, row: ProcessRow | None = None
+    ) -> None:
         """Nothing is started: the requester hears why, and what was kept for it goes."""
         notice = _answer(intent, Kind.NACK, reason, number)
         spec = (intent.name, intent.request_id)
@@ -258,7 +268,7 @@ class Supervisor:
             message_id=intent.request_id,
         )
 
-    def _release(self, number: int, intent: Intent) -> None:
+    def _release(self, number: int, intent: PendingOperation) -> None:
         child = self._children.get(intent.name)
         if child is not None and not child.is_over:
             child.releases[number] = intent
@@ -390,7 +400,7 @@ class Supervisor:
         self._measure_soon()
         self._notify_restarted(child, before)
 
-    def _wait_for_lock(self, child: Child, before: Process) -> None:
+    def _wait_for_lock(self, child: Child, before: ProcessRow) -> None:
         """Something of it has left its session and may end yet: it is given the grace, too."""
         now = self._clock.monotonic_ns()
         if child.waits_since is None:
@@ -406,7 +416,7 @@ class Supervisor:
         text = f"{before.name} is given up: it cannot be started again: {reason}"
         self._notify(child, f"given up {before.started_at}", text, _after(before))
 
-    def _notify_restarted(self, child: Child, before: Process) -> None:
+    def _notify_restarted(self, child: Child, before: ProcessRow) -> None:
         row = child.row
         text = f"{row.name} was started again, pid {row.pid}"
         self._notify(child, f"restarted {row.restarts}", text, _after(before))
@@ -482,7 +492,7 @@ class Supervisor:
         self._ask_again = True
 
 
-def _answer(intent: Intent, kind: Kind, text: str, number: int) -> ProcessNotice:
+def _answer(intent: PendingOperation, kind: Kind, text: str, number: int) -> ProcessNotice:
     return ProcessNotice(
         intent.requested_by,
         intent.request_id,
@@ -493,14 +503,14 @@ def _answer(intent: Intent, kind: Kind, text: str, number: int) -> ProcessNotice
     )
 
 
-def _after(row: Process) -> int:
+def _after(row: ProcessRow) -> int:
     """A time for what follows an end."""
     return (row.ended_at or row.started_at or 0) + 3
 
 
-def _started(row: Process) -> str:
+def _started(row: ProcessRow) -> str:
     return f"completed started {row.name}, pid {row.pid or 'gone already'}"
 
 
-def _gone(row: Process, reason: str) -> StatusChange:
+def _gone(row: ProcessRow, reason: str) -> StatusChange:
     return StatusChange(row.name, AgentStatus.TERMINATED, reason)

@@ -318,7 +318,9 @@ def status_of(board: SharedStatus) -> dict[str, Any]:
         "ledger_damage": board.ledger_damage,
         "rss_bytes": metrics.resident_bytes(),
         "wal_bytes": metrics.wal_bytes(board.home),
-        "wal_state": wal.look(os.path.join(board.home, LEDGER), board.config.ledger).state.value,
+        "wal_state": wal.measure_wal(
+            os.path.join(board.home, LEDGER), board.config.ledger
+        ).state.value,
         "snapshot_age_s": None if age is None else round(age, 3),
         "disk": None if disk is None else _disk_status(disk),
     }

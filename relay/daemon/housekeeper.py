@@ -23,7 +23,7 @@ from relay.daemon import prune
 from relay.daemon.prune import Pruned
 from relay.ledger import Ledger, archive_pack, open_readonly
 from relay.ledger import file as ledger_file
-from relay.ledger.archive_pack import Packed
+from relay.ledger.archive_pack import PackedDay
 from relay.ledger.wal import WalWatch
 
 PAUSE_S = 0.01  # after each slice, at least: the loop has priority on the disk
@@ -170,7 +170,7 @@ class Housekeeper:
         path = self._home.path(LEDGER)
         try:
             with contextlib.closing(open_readonly(path)) as db:
-                why = ledger_file.damage(db, lambda: not self._stopping.is_set())
+                why = ledger_file.quick_check(db, lambda: not self._stopping.is_set())
             found = LedgerDamaged(path, why) if why else None
         except LedgerDamaged as exc:
             found = exc
@@ -207,7 +207,7 @@ def packable(home: Home, clock: Clock, before: str = "") -> list[str]:
     return [day for day in archive_pack.days(home) if day < last and day not in needed]
 
 
-def describe_pack(packed: Packed) -> str:
+def describe_pack(packed: PackedDay) -> str:
     """One line about a pack."""
     return (
         f"packed {packed.files} files of {packed.day}: {packed.n_bytes} bytes are "

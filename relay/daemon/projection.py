@@ -18,7 +18,7 @@ from relay.delivery import router
 from relay.delivery.work import system_message_row
 from relay.engine import events
 from relay.engine.events import Event
-from relay.ledger import DeliveryFacts, DutyFacts, FileFacts
+from relay.ledger import DeliveryFacts, FileFacts, ObligationFacts
 
 _STATES = {
     DeliveryState.SENT: "held",
@@ -44,7 +44,7 @@ class Projection:
         self.rejections: list[events.FileRefused] = []  # without a row of their own
         self.references: list[tuple[str, str, int]] = []  # attachment, message id, when
         self.moved: dict[Key, DeliveryFacts] = {}  # without their message ids
-        self.owed: dict[Key, DutyFacts] = {}  # likewise
+        self.owed: dict[Key, ObligationFacts] = {}  # likewise
         self._is_recent = True
         self.written: set[Key] = set()  # delivered to an inbox by recent events
 
@@ -67,14 +67,16 @@ class Projection:
                 rows.append(facts._replace(message_id=relay_id, due_at=due_at))
         return rows
 
-    def duties(self, relay_id_of: Callable[[int], str | None]) -> list[DutyFacts]:
+    def duties(self, relay_id_of: Callable[[int], str | None]) -> list[ObligationFacts]:
         """Entries about owed answers in the delivery rows."""
         named = ((self.relay_ids.get(key[0]) or relay_id_of(key[0]), key) for key in self.owed)
         return [self.owed[key]._replace(message_id=name) for name, key in named if name is not None]
 
     def _owed(self, event: events.Owed) -> None:
         for recipient in event.recipients:
-            before = self.owed.get((event.message_id, recipient), DutyFacts("", recipient, "open"))
+            before = self.owed.get(
+                (event.message_id, recipient), ObligationFacts("", recipient, "open")
+            )
             after = before._replace(
                 obligation="open",
                 due_at=event.due_ms * NS_PER_MS or None,
@@ -85,13 +87,15 @@ class Projection:
 
     def _reminded(self, event: events.Reminded) -> None:
         key, due_at = (event.message_id, event.recipient), event.due_ms * NS_PER_MS
-        before = self.owed.get(key, DutyFacts("", event.recipient, "open"))
+        before = self.owed.get(key, ObligationFacts("", event.recipient, "open"))
         count = max(before.reminders, event.reminders)  # it was given up once, and owed again
         self.owed[key] = before._replace(due_at=due_at, reminders=count)
 
     def _owed_no_more(self, event: events.OwedNoMore) -> None:
         for recipient in event.recipients:
-            before = self.owed.get((event.message_id, recipient), DutyFacts("", recipient, "open"))
+            before = self.owed.get(
+                (event.message_id, recipient), ObligationFacts("", recipient, "open")
+            )
             after = before._replace(
                 obligation="answered" if event.said else "given_up",
                 due_at=None,

@@ -270,7 +270,7 @@ def _collect_attachments(
     sizes = {"/".join([*f.folder, f.name]): (f.n_bytes, f.at_ns) for f in _attached(home)}
     # A connection of its own: to list them all would hold the loop up.
     with contextlib.closing(Ledger.open(path)) as ledger:
-        for name in attachments.collecting(home, ledger, older_than_ns, dry_run=dry_run):
+        for name in attachments.remove_unreferenced(home, ledger, older_than_ns, dry_run=dry_run):
             if name is None:
                 yield
             else:
@@ -314,9 +314,9 @@ def prune_audit(ledger: Ledger, settings: RetentionSettings, now_ns: int) -> int
         return 0
     before = now_ns - settings.audit_days * DAY_NS
     with ledger.transaction():
-        gone = ledger.registry.forget(before, SLICE_ROWS)
+        gone = ledger.agents.prune_log(before, SLICE_ROWS)
         if sum(gone.values()):
             said = ", ".join(f"{count} rows of {table}" for table, count in gone.items() if count)
             detail = f"removed {said} from before {iso_date(before)}: retention.audit_days"
-            ledger.registry.security_event(IncidentKind.AUDIT_PRUNED, None, None, detail, now_ns)
+            ledger.agents.add_security_event(IncidentKind.AUDIT_PRUNED, None, None, detail, now_ns)
     return sum(gone.values())

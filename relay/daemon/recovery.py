@@ -44,7 +44,7 @@ from relay.delivery import file_ops, lost_time
 from relay.delivery.context import Context
 from relay.delivery.redelivery import read_original, reconstruct
 from relay.engine.commstore import CommStore
-from relay.ledger import FileFacts, Ledger, Row
+from relay.ledger import FileFacts, Ledger, MessageRow
 
 DISAPPEARED = "file_disappeared"
 ACCEPTED = "accepted before a crash, and not delivered then"
@@ -213,19 +213,19 @@ def _tell_ledger(
             slice_ = ids[first : first + ROWS]
             known = ledger.rows(slice_)
             missing = [told.rows[one] for one in slice_ if one not in known]
-            ledger.record(missing, own=True)
+            ledger.add(missing, system=True)
             remade += len(missing)
-        ledger.restore(told.deliveries(relay_id_of, now))
-        ledger.duties.restore(told.duties(relay_id_of))
+        ledger.deliveries.restore(told.deliveries(relay_id_of, now))
+        ledger.deliveries.restore_obligations(told.duties(relay_id_of))
         ledger.fail(told.failures, now)
-        ledger.registry.refer(told.references)
+        ledger.agents.add_references(told.references)
         for one in told.rejections:
             file, name = one.origin, one.origin.path.rpartition("/")[2]
-            ledger.reject(
+            ledger.add_rejection(
                 file.agent, name, file.inode or 0, file.mtime_ns, one.reason, one.answer_id, now
             )
         _restore_statuses(ledger, store, told.rows.values())
-        ledger.note_position(position, now)
+        ledger.set_position(position, now)
     return remade
 
 
@@ -258,10 +258,10 @@ def _tell_of_unsettled(ledger: Ledger, store: CommStore) -> int:
                 message = store.get_message(open_ones[relay_id])
                 if relay_id in known or message is None:
                     continue
-                ledger.record([facts_of(message, relay_id)], own=True)
+                ledger.add([facts_of(message, relay_id)], system=True)
                 reached = store.state.deliveries.get(message.id, {})
-                ledger.restore(deliveries_of(message, relay_id, reached))
-                ledger.duties.restore(
+                ledger.deliveries.restore(deliveries_of(message, relay_id, reached))
+                ledger.deliveries.restore_obligations(
                     lost_time.obligations_of(relay_id, store.state.owed.get(message.id, {}))
                 )
                 remade += 1
@@ -271,13 +271,13 @@ def _tell_of_unsettled(ledger: Ledger, store: CommStore) -> int:
 def _settle_duties(ledger: Ledger, store: CommStore) -> None:
     """Make ledger and store agree on what is owed; a ledger of an earlier version may have more."""
     with ledger.transaction():
-        for relay_id, recipient, said in ledger.duties.open():
+        for relay_id, recipient, said in ledger.deliveries.open_obligations():
             message = store.find_by_relay_id(relay_id)
             if message is None or message.id not in store.state.messages:
-                ledger.duties.owe(relay_id, recipient, "given_up", None)
+                ledger.deliveries.set_obligation(relay_id, recipient, "given_up", None)
             elif recipient not in store.state.owed.get(message.id, {}):
                 store.restore_obligation(message, recipient, said)
-        ledger.duties.restore(lost_time.open_obligations(store))
+        ledger.deliveries.restore_obligations(lost_time.open_obligations(store))
 
 
 def _hold_the_rest(ledger: Ledger, store: CommStore, now: int) -> None:
@@ -290,9 +290,9 @@ def _hold_the_rest(ledger: Ledger, store: CommStore, now: int) -> None:
                 relay_id = message.relay_id if message else None
                 if relay_id is not None:
                     owed.setdefault(relay_id, []).append(recipient)
-    known, rows = ledger.deliveries(owed), ledger.rows(owed)
+    known, rows = ledger.deliveries.rows(owed), ledger.rows(owed)
     with ledger.transaction():
-        ledger.stage(
+        ledger.deliveries.stage(
             (relay_id, recipient, "held", now, ACCEPTED, now)
             for relay_id, recipients in owed.items()
             for recipient in recipients
@@ -307,15 +307,15 @@ class _Files:
         self.dirs = dirs
         self.faults: dict[str, OSError | UnsafePath] = {}  # by message id
 
-    def in_outbox(self, row: Row) -> bool | None:
+    def in_outbox(self, row: MessageRow) -> bool | None:
         """True or False on evidence; None when the folder cannot be read."""
         return self._has(row, "agents", row.agent_name, "outbox")
 
-    def in_archive(self, row: Row) -> bool | None:
+    def in_archive(self, row: MessageRow) -> bool | None:
         """The same for the archive, in the folder of the day of discovery."""
         return self._has(row, *archive_folder(row))
 
-    def _has(self, row: Row, *folder: str) -> bool | None:
+    def _has(self, row: MessageRow, *folder: str) -> bool | None:
         try:
             return fsio.exists(row.message_id + MSG_SUFFIX, self.dirs.get(*folder))
         except FileNotFoundError:
@@ -325,7 +325,7 @@ class _Files:
             return None
 
 
-def archive_folder(row: Row) -> tuple[str, ...]:
+def archive_folder(row: MessageRow) -> tuple[str, ...]:
     """Archive folder of the original."""
     return ("archive", iso_date(row.discovered_at), row.agent_name)
 
@@ -342,11 +342,11 @@ class _Settled(NamedTuple):
 
 
 def _settle_rows(
-    files: _Files, ledger: Ledger, store: CommStore, rows: list[Row], now: int
+    files: _Files, ledger: Ledger, store: CommStore, rows: list[MessageRow], now: int
 ) -> list[tuple[str, str]]:
     """Settle every open row; returns the files to process again."""
     settled = _Settled([], [], [], [], [], [])
-    reached = ledger.deliveries(row.message_id for row in rows)
+    reached = ledger.deliveries.rows(row.message_id for row in rows)
     for row in rows:
         if row.agent_name != ORCHESTRATOR:
             _settle(files, row, settled, is_reached=bool(reached.get(row.message_id)))
@@ -359,11 +359,11 @@ def _settle_rows(
         ledger.claim(settled.completed)
         ledger.complete(settled.completed + settled.own, now)
         ledger.archive(settled.archived)
-        ledger.archive_own(settled.own)
+        ledger.archive_system(settled.own)
     return settled.feed
 
 
-def _settle(files: _Files, row: Row, settled: _Settled, *, is_reached: bool) -> None:
+def _settle(files: _Files, row: MessageRow, settled: _Settled, *, is_reached: bool) -> None:
     """Settle one row that has a file."""
     name = row.message_id + MSG_SUFFIX
     in_outbox, in_archive = files.in_outbox(row), files.in_archive(row)
@@ -433,8 +433,8 @@ def _restore_statuses(ledger: Ledger, store: CommStore, rows: Iterable[FileFacts
             if change is not None:
                 last[change.name] = (change, facts.discovered_at)
     for change, at in last.values():
-        ledger.registry.register(change.name, at)
-        ledger.registry.set_status(*change, at)
+        ledger.agents.register(change.name, at)
+        ledger.agents.set_status(*change, at)
 
 
 def _status_asked(store: CommStore, facts: FileFacts) -> agent_status.StatusChange | None:

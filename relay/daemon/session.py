@@ -143,13 +143,13 @@ class Session:
         for one in incidents:
             self._log(one.detail, action=str(one.kind), file=one.path, level="warning")
         path = self._home.path(LEDGER)
-        was_closed = not wal.n_bytes(path)  # else whoever wrote it last was killed
+        was_closed = not wal.wal_bytes(path)  # else whoever wrote it last was killed
         self._ledger = Ledger.open(path, busy_timeout_ms=self._config.ledger.busy_timeout_ms)
         stack.callback(self._ledger.close)
         self._ledger.check(most_bytes=CHECKED_BYTES if was_closed else CHECKED_AFTER_CRASH_BYTES)
         self.epoch = self._board.epoch = begin_epoch(self._ledger, self._clock)
         with self._ledger.transaction():
-            self._ledger.registry.note_incidents(incidents, self._clock.now_ns(), again=True)
+            self._ledger.agents.add_incidents(incidents, self._clock.now_ns(), again=True)
 
     def _open_store(self, stack: contextlib.ExitStack, key: bytes | None) -> OpenedStore:
         opened = self._opened = open_store(

@@ -23,7 +23,7 @@ from relay.base.outbox_file import OUTBOX
 from relay.delivery import file_ops
 from relay.delivery.intake import Malformed, Parsed, ParseResult
 from relay.delivery.work import WorkItem
-from relay.ledger import FileFacts, Ledger, Row
+from relay.ledger import FileFacts, Ledger, MessageRow
 
 
 class Recorder:
@@ -55,7 +55,7 @@ class Recorder:
                     changed.append(facts)
                 elif facts is not None:
                     fresh[facts.message_id] = facts
-            self._ledger.record(list(fresh.values()))
+            self._ledger.add(list(fresh.values()))
             self._ledger.update_facts(changed)
             mine = self._ledger.claim(work.message_id for work, _ in admitted if work.has_row)
         return [
@@ -68,7 +68,7 @@ class Recorder:
         self,
         dirs: Dirs,
         look: ParseResult,
-        rows: dict[str, Row],
+        rows: dict[str, MessageRow],
         fresh: dict[str, FileFacts],
         now: int,
     ) -> tuple[WorkItem | None, FileFacts | None]:
@@ -105,7 +105,7 @@ class Recorder:
         return self._classify_known(dirs, look, row, work), None
 
     def _classify_known(
-        self, dirs: Dirs, look: ParseResult, row: Row, work: WorkItem
+        self, dirs: Dirs, look: ParseResult, row: MessageRow, work: WorkItem
     ) -> WorkItem | None:
         """A file whose id the ledger has seen to its end."""
         if row.status == "processing":
@@ -127,7 +127,7 @@ class Recorder:
         work.discovered_at = look.file.mtime_ns
         return work
 
-    def _archive_duplicate(self, dirs: Dirs, look: ParseResult, row: Row) -> None:
+    def _archive_duplicate(self, dirs: Dirs, look: ParseResult, row: MessageRow) -> None:
         """The same message again: archived, not delivered again."""
         found = look.file
         # A crash, or a fault, came before its archive; or recovery found the outbox out of reach.
@@ -158,7 +158,7 @@ class Recorder:
         )
 
 
-def _says_the_same(look: Parsed, row: Row) -> bool:
+def _says_the_same(look: Parsed, row: MessageRow) -> bool:
     """The same content for the same recipient: the message again, not another one."""
     message = look.message
     return (look.checksum, str(message.kind), message.to) == (

@@ -21,7 +21,7 @@ from relay.base.outbox_file import FileKey
 from relay.delivery.intake import Parsed, ParseResult
 from relay.delivery.signing import SigningKeys
 from relay.delivery.work import WorkItem
-from relay.ledger.attachments import Verifier, Wrong, set_aside
+from relay.ledger.attachments import AttachmentProblem, AttachmentVerifier, set_aside
 
 RECHECK_NS = 50 * NS_PER_MS  # while an attachment is read: a gigabyte takes a second or two
 
@@ -48,8 +48,10 @@ class Validator:
         self._roster = roster
         self._clock = clock
         self._log = log
-        self._verifier = Verifier(limits)
-        self._invalid: dict[FileKey, tuple[str, Wrong]] = {}  # of this batch: reference, what it is
+        self._verifier = AttachmentVerifier(limits)
+        self._invalid: dict[
+            FileKey, tuple[str, AttachmentProblem]
+        ] = {}  # of this batch: reference, what it is
         self._to_set_aside: list[str] = []  # what is to be set aside, once its senders are told
 
     def validate(self, dirs: Dirs, looks: list[ParseResult]) -> Screened:
@@ -71,7 +73,7 @@ class Validator:
         try:
             for reference in dict.fromkeys(look.message.attachments):
                 found = self._verifier.check(dirs, reference, look.file.agent)
-                if isinstance(found, Wrong):
+                if isinstance(found, AttachmentProblem):
                     self._invalid[look.file.key] = (reference, found)
                     return True
                 if not found:

@@ -19,7 +19,7 @@ from relay.delivery.decide import ALL_AVAILABLE, NO_AGENT, THROTTLED, throttled_
 from relay.delivery.redelivery import render_retry
 from relay.delivery.work import OutgoingFile, WorkItem, system_work
 from relay.engine.commstore import CommStore
-from relay.ledger import Delivery, Held, Ledger, Row
+from relay.ledger import DeliveryRow, HeldDelivery, Ledger, MessageRow
 
 GONE = NO_AGENT
 
@@ -27,8 +27,8 @@ GONE = NO_AGENT
 class FailedDeferral(NamedTuple):
     """A held delivery that is over before it was made."""
 
-    row: Row
-    delivery: Delivery
+    row: MessageRow
+    delivery: DeliveryRow
     state: DeliveryState  # EXPIRED, BOUNCED or DEAD
     reason: str
 
@@ -60,7 +60,7 @@ class DeferredQueue:
 
     def due_ns(self) -> int | None:
         """When the next one is due (monotonic)."""
-        at = self._ledger.held_until()
+        at = self._ledger.deliveries.next_due()
         if at is None:
             return None
         return self._clock.monotonic_ns() + max(0, at - self._clock.now_ns())
@@ -71,10 +71,10 @@ class DeferredQueue:
         """Those whose time has come, ``limit`` at most: to be carried out, and what is over."""
         now = self._clock.now_ns()
         self._release(now)
-        at = self._ledger.held_until()
+        at = self._ledger.deliveries.next_due()
         if at is None or at > now:
             return [], []
-        due = self._ledger.held_due(now, limit)
+        due = self._ledger.deliveries.due(now, limit)
         rows = self._ledger.rows(held.message_id for held in due)
         works: list[WorkItem] = []
         ended: list[FailedDeferral] = []
@@ -82,13 +82,15 @@ class DeferredQueue:
             row = rows.get(held.message_id)
             if row is None:  # removed by hand: due for ever, it would never let us sleep
                 with self._ledger.transaction():
-                    self._ledger.end(held.message_id, held.recipient, "bounced", "its row is gone")
+                    self._ledger.deliveries.give_up(
+                        held.message_id, held.recipient, "bounced", "its row is gone"
+                    )
             elif over := self._end_of(held, row, agents, now):
                 ended.append(over)
             elif stored := self._throttled(held):
                 with self._ledger.transaction():
                     due_at = throttled_until(stored, now)
-                    self._ledger.hold([_again(held, THROTTLED, due_at)])
+                    self._ledger.deliveries.hold([_again(held, THROTTLED, due_at)])
             elif work := self._work(dirs, held, row, now):
                 works.append(work)
         return works, ended
@@ -102,10 +104,10 @@ class DeferredQueue:
             messages = (self._store.get_message(number) for number in sorted(fresh))
             ids = [m.relay_id for m in messages if m is not None and m.relay_id is not None]
             with self._ledger.transaction():
-                self._ledger.let_go(ids, now)
+                self._ledger.deliveries.release(ids, now)
 
     def _end_of(
-        self, held: Delivery, row: Row, agents: Set[str], now: int
+        self, held: DeliveryRow, row: MessageRow, agents: Set[str], now: int
     ) -> FailedDeferral | None:
         stored = self._store.find_by_relay_id(held.message_id)
         if stored and stored.ttl_over_ns is not None and now > stored.ttl_over_ns:
@@ -130,36 +132,38 @@ class DeferredQueue:
         """Their senders could not be told now: due again in a while."""
         due = self._clock.now_ns() + self._config.retry.first_s * NS_PER_S
         with self._ledger.transaction():
-            self._ledger.hold(_again(one.delivery, one.reason, due) for one in ended)
+            self._ledger.deliveries.hold(_again(one.delivery, one.reason, due) for one in ended)
 
     def retry_later(self, works: list[WorkItem]) -> None:
         """The disk took nothing of these: they are due again in a while."""
         if works:
             now = self._clock.now_ns()
             with self._ledger.transaction():
-                self._ledger.hold(
-                    Held(posting.message_id, recipient, posting.attempt, "the disk is full", due)
+                self._ledger.deliveries.hold(
+                    HeldDelivery(
+                        posting.message_id, recipient, posting.attempt, "the disk is full", due
+                    )
                     for work in works
                     for due in (now + work.pause_s * NS_PER_S,)
                     for posting in work.outgoing
                     for recipient in posting.recipients
                 )
 
-    def _throttled(self, held: Delivery) -> Message | None:
+    def _throttled(self, held: DeliveryRow) -> Message | None:
         """The message, when its channel holds it back."""
         stored = self._store.find_by_relay_id(held.message_id)
         if stored is None or not self._store.is_held(stored.id):
             return None
         return None if stored.id in self._released else stored
 
-    def _work(self, dirs: Dirs, held: Delivery, row: Row, now: int) -> WorkItem | None:
+    def _work(self, dirs: Dirs, held: DeliveryRow, row: MessageRow, now: int) -> WorkItem | None:
         """What delivers it; None when its file cannot be made now: it is due again later."""
         pause_s = self._config.retry.pause_after_s((now - held.staged_at) // NS_PER_S)
         try:
             data = render_retry(dirs, self._store, row, held.attempt)
         except (OSError, UnsafePath, MessageError) as exc:
             with self._ledger.transaction():
-                self._ledger.hold([_again(held, str(exc), now + pause_s * NS_PER_S)])
+                self._ledger.deliveries.hold([_again(held, str(exc), now + pause_s * NS_PER_S)])
             return None
         stored = self._store.find_by_relay_id(held.message_id)
         number = stored.id if stored else 0
@@ -171,5 +175,5 @@ class DeferredQueue:
         return work
 
 
-def _again(held: Delivery, reason: str, due_at: int) -> Held:
-    return Held(held.message_id, held.recipient, held.attempt, reason, due_at)
+def _again(held: DeliveryRow, reason: str, due_at: int) -> HeldDelivery:
+    return HeldDelivery(held.message_id, held.recipient, held.attempt, reason, due_at)

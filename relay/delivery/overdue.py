@@ -27,7 +27,7 @@ from relay.delivery.work import (
     system_work_about,
 )
 from relay.engine.retries import OverdueDelivery, RetryDecision
-from relay.ledger import Row
+from relay.ledger import MessageRow
 
 DEAD_LETTER_HINT = "`relay dead replay {id}` tries it again, `relay dead discard {id}` lets it go"
 
@@ -89,7 +89,7 @@ class RetryQueue:
         self._end_deliveries(dirs, over, rows, agents)
 
     def _deliver_again(
-        self, dirs: Dirs, again: list[OverdueDelivery], rows: dict[str, Row]
+        self, dirs: Dirs, again: list[OverdueDelivery], rows: dict[str, MessageRow]
     ) -> None:
         groups: dict[tuple[int, int], list[OverdueDelivery]] = {}
         for one in again:
@@ -123,7 +123,7 @@ class RetryQueue:
             )
 
     def _end_deliveries(
-        self, dirs: Dirs, over: list[EndedDelivery], rows: dict[str, Row], agents: Set[str]
+        self, dirs: Dirs, over: list[EndedDelivery], rows: dict[str, MessageRow], agents: Set[str]
     ) -> None:
         """Tell the senders, and note it: both with one commit."""
         works: list[WorkItem] = []
@@ -145,7 +145,9 @@ class RetryQueue:
         waits = {id(one.work) for one in put_off}
         return [work for work in works if id(work) not in waits]
 
-    def failure_notice(self, one: EndedDelivery, row: Row | None, agents: Set[str]) -> WorkItem:
+    def failure_notice(
+        self, one: EndedDelivery, row: MessageRow | None, agents: Set[str]
+    ) -> WorkItem:
         """What ends a delivery, and tells who is there to hear it. Errors: as ``tell``."""
         work = self.sender_notice(one, row, agents) if row else system_work_about(one.message_id)
         work.ended.append(one)
@@ -160,7 +162,7 @@ class RetryQueue:
             recipient=one.recipient,
         )
 
-    def sender_notice(self, one: EndedDelivery, row: Row, agents: Set[str]) -> WorkItem:
+    def sender_notice(self, one: EndedDelivery, row: MessageRow, agents: Set[str]) -> WorkItem:
         """What the sender hears, and who listens on the system's topic; the same again as before.
 
         Errors: StoreFull, StoreCapacity.

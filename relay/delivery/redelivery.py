@@ -27,10 +27,10 @@ from relay.base.redaction import redact
 from relay.delivery import router
 from relay.delivery.file_ops import render_delivered
 from relay.engine.commstore import CommStore
-from relay.ledger import Row, archive_pack
+from relay.ledger import MessageRow, archive_pack
 
 
-def render_retry(dirs: Dirs, store: CommStore, row: Row, attempt: int) -> bytes:
+def render_retry(dirs: Dirs, store: CommStore, row: MessageRow, attempt: int) -> bytes:
     """The delivered file of a message, for its ``attempt``.
 
     Errors: MessageError when neither a file nor the store holds it.
@@ -55,14 +55,14 @@ def render_retry(dirs: Dirs, store: CommStore, row: Row, attempt: int) -> bytes:
     )
 
 
-def load_original(dirs: Dirs, row: Row) -> MessageFile | None:
+def load_original(dirs: Dirs, row: MessageRow) -> MessageFile | None:
     """The file itself, when it can be read and still says what was accepted."""
     with contextlib.suppress(OSError, UnsafePath):
         return read_original(dirs, row)
     return None
 
 
-def read_original(dirs: Dirs, row: Row) -> MessageFile | None:
+def read_original(dirs: Dirs, row: MessageRow) -> MessageFile | None:
     """The file itself; None when it is damaged, or says something else.
 
     Errors: FileNotFoundError when it is gone; OSError, UnsafePath when it cannot be read.
@@ -77,7 +77,7 @@ def read_original(dirs: Dirs, row: Row) -> MessageFile | None:
     return None
 
 
-def _packed(dirs: Dirs, row: Row) -> MessageFile | None:
+def _packed(dirs: Dirs, row: MessageRow) -> MessageFile | None:
     """The same, from the pack of its day in the archive."""
     with contextlib.suppress(OSError, UnsafePath, MessageError, FormatError):
         data = archive_pack.read(dirs, row.file_path)
@@ -85,7 +85,7 @@ def _packed(dirs: Dirs, row: Row) -> MessageFile | None:
     return None
 
 
-def _accepted(data: bytes, row: Row) -> MessageFile | None:
+def _accepted(data: bytes, row: MessageRow) -> MessageFile | None:
     name = row.file_path.rpartition("/")[2]
     message = parse(data, file=name)
     clean = redact(data) if message.kind is Kind.SPAWN else None

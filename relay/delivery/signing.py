@@ -53,7 +53,7 @@ class SigningKeys:
     def load(self) -> None:
         """Read what is registered; once more after a change. Who takes part in a channel already
         has its key's id there, too: what a crash left undone, the next start does."""
-        self._keys = self._ledger.registry.public_keys()
+        self._keys = self._ledger.agents.public_keys()
         ids = {name: key_id(bytes.fromhex(key)) for name, key in self._keys.items()}
         self._store.set_identities(ids)
 
@@ -83,8 +83,8 @@ class SigningKeys:
             return
         now = self._clock.now_ns()
         with self._ledger.transaction():
-            self._ledger.registry.set_public_keys(fresh, now)
-            self._ledger.registry.note_incidents(incidents, now)
+            self._ledger.agents.set_public_keys(fresh, now)
+            self._ledger.agents.add_incidents(incidents, now)
         for one in incidents:
             self._log(one.detail, action=str(one.kind), level="warning", agent=one.agent)
         self.load()

@@ -14,8 +14,8 @@ from relay.base.names import ORCHESTRATOR
 from relay.base.outbox_file import OutboxFile
 from relay.delivery.key_registration import KeyRegistration
 from relay.journal.plan import JournalCommand
-from relay.ledger import FileFacts, Row
-from relay.ledger.processes import Process
+from relay.ledger import FileFacts, MessageRow
+from relay.ledger.processes import ProcessRow
 
 
 class OutgoingFile(NamedTuple):
@@ -143,7 +143,7 @@ class WorkItem:
         self.requests: list[
             ProcessRequest
         ] = []  # processes to be started or ended, once this is accepted
-        self.process: Process | None = None  # what the ledger says of one from now on
+        self.process: ProcessRow | None = None  # what the ledger says of one from now on
         self.closed_intents: tuple[int, ...] = ()  # intents that are done with this
         self.pause_s = 0  # until what is held is tried again; 0: as at first
 
@@ -184,7 +184,7 @@ class WorkItem:
         return rows
 
 
-def system_work(row: Row, key: str) -> WorkItem:
+def system_work(row: MessageRow, key: str) -> WorkItem:
     """A work without a file: about a message that has been taken, ``key`` says in what matter."""
     return system_work_about(row.message_id, row.agent_name, row.discovered_at, key)
 

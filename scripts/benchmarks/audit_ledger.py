@@ -31,7 +31,7 @@ from relay.ledger import FileFacts, Ledger
 ledger, number = Ledger.open(sys.argv[1]), 0
 while True:
     with ledger.transaction():
-        ledger.record(
+        ledger.add(
             [FileFacts(f"w-{number}-{n}", "a", "x", 1, 1, None, "c", "text", "b", 1)
              for n in range(10)])
     if not number:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from relay.base.clock import NS_PER_MS
 from relay.ledger import FileFacts, Ledger
-from relay.ledger.processes import Process
+from relay.ledger.processes import ProcessRow
 
 BATCH = 20_000  # rows that wait before they are written
 
@@ -105,7 +105,7 @@ class Books:
         row = (name, registered_at, seen_at, None, "active", None, None, None, None, None)
         self._put("agents", row)
 
-    def process(self, row: Process) -> None:
+    def process(self, row: ProcessRow) -> None:
         """Add a process in its final state."""
         self._put("processes", row)
 

@@ -16,7 +16,7 @@ from relay.base.message import Kind
 from relay.delivery.file_ops import render_delivered
 from relay.delivery.router import engine_fields
 from relay.engine.retries import RetryDecision
-from relay.ledger.processes import STUCK, Process
+from relay.ledger.processes import STUCK, ProcessRow
 from scripts.history.books import Delivered
 from scripts.history.engine import Sent
 from scripts.history.faults import Planted, planted
@@ -315,7 +315,7 @@ class FaultyHistory(History):
             self.planted.append(planted("refused", agent=second))
 
     def _note_stuck(self, agent: str, at_ns: int, end_ns: int) -> None:
-        process = Process(
+        process = ProcessRow(
             agent, STUCK, 4_194_300, "1", "claude", "/srv/work", "never", LEAD,
             self._new_id(at_ns), 0, "[]", at_ns, at_ns + HOUR_NS,
             idle_s=int((end_ns - at_ns) / NS_PER_S),

@@ -21,7 +21,7 @@ from relay.base.message import ANSWERS, MessageFile, render
 from relay.base.names import EVERYONE, OPERATOR
 from relay.delivery.router import answer_status, engine_fields
 from relay.ledger import FileFacts
-from relay.ledger.processes import EXITED, RELEASED, Process
+from relay.ledger.processes import EXITED, RELEASED, ProcessRow
 from scripts.history.books import Books, Delivered
 from scripts.history.clock import HistoryClock
 from scripts.history.engine import ENDS, ROLL_MESSAGES, Engine, Sent
@@ -180,7 +180,7 @@ class History:
             again = sorted(started + self.rng.randrange(1, span) for _ in range(restarts))
             last = again[-1] if again else started
             state, code = (EXITED, 0) if place % 2 else (RELEASED, -15)
-            row = Process(
+            row = ProcessRow(
                 name, state, None, None, "claude", "/srv/work", "on-failure", LEAD,
                 f"{started - NS_PER_S}-{self.rng.getrandbits(64):016x}", restarts,
                 str(again[-1:]), last, end_ns, end_ns, code,

@@ -23,7 +23,7 @@ from relay.audit.inputs import Inputs
 from relay.audit.snapshot import snapshot_home
 from relay.base.checksums import sha256_hex
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, iso_date
-from relay.ledger import FileFacts, Ledger, Written
+from relay.ledger import FileFacts, Ledger, WrittenDelivery
 from tests.fakes import FakeClock
 
 # 2026-01-31T09:30:00Z
@@ -113,7 +113,7 @@ class HomeBuilder:
             message_id, sender, path, size, at_ns, 7, sha256_hex(body), "message", to, at_ns
         )
         with self.ledger.transaction():
-            self.ledger.record([facts])
+            self.ledger.add([facts])
 
     def sent(
         self,
@@ -148,12 +148,14 @@ class HomeBuilder:
         """Deliveries, staged, and written unless ``written_after_ms`` is None."""
         with self.ledger.transaction():
             self.ledger.claim([message_id])
-            self.ledger.stage(
+            self.ledger.deliveries.stage(
                 (message_id, name, "staged", at_ns, None, None) for name in recipients
             )
             if written_after_ms is not None:
                 at = at_ns + int(written_after_ms * NS_PER_MS)
-                self.ledger.written(Written(message_id, name, 1, at_ns, at) for name in recipients)
+                self.ledger.deliveries.mark_written(
+                    WrittenDelivery(message_id, name, 1, at_ns, at) for name in recipients
+                )
 
     def finish(self, message_id: str, *, at_ns: int = START_NS) -> None:
         """The row is archived, and so is its file, under the day of ``at_ns``."""
@@ -184,7 +186,7 @@ class HomeBuilder:
     def engine_deliveries(self, message: Message) -> dict[str, Delivery]:
         """What the engine knows of a message's deliveries: the same as the ledger."""
         relay_id = message.relay_id or ""
-        told = self.ledger.deliveries([relay_id]).get(relay_id, {})
+        told = self.ledger.deliveries.rows([relay_id]).get(relay_id, {})
         known = {name: Delivery(STATE_OF[one.state], one.attempt) for name, one in told.items()}
         return known or {"bob": Delivery(DeliveryState.DELIVERED)}
 

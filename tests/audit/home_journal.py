@@ -58,7 +58,7 @@ def write_journal(
     journal.say(*later)
     journal.close()
     with home.ledger.transaction():
-        home.ledger.note_position(journal.journal.end, START_NS)
+        home.ledger.set_position(journal.journal.end, START_NS)
 
 
 class Outcome(NamedTuple):

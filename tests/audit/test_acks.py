@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from relay.acomm.model import DeliveryState, MessageType
 from relay.audit.jobs import acks
 from relay.base.clock import NS_PER_MS, NS_PER_S
-from relay.ledger import Written
+from relay.ledger import WrittenDelivery
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.home_journal import Change, moved, run, write_journal
 
@@ -38,9 +38,9 @@ def test_owed_late_overdue_and_orphans_with_a_journal(
     home.write_store()
     at = START_NS + 25 * NS_PER_MS
     with home.ledger.transaction():
-        home.ledger.acknowledge("1-done", "bob", "completed", at)
-        home.ledger.acknowledge("1-unrequested", "bob", "received", at)
-        home.ledger.written([Written("1-late", "bob", 2, at, at)])
+        home.ledger.deliveries.acknowledge("1-done", "bob", "completed", at)
+        home.ledger.deliveries.acknowledge("1-unrequested", "bob", "received", at)
+        home.ledger.deliveries.mark_written([WrittenDelivery("1-late", "bob", 2, at, at)])
     write_journal(
         home,
         {
@@ -79,12 +79,12 @@ def test_M03_what_is_begun_is_owed_and_what_was_given_up_is_not(
     home.write_store()
     at, due = START_NS + 25 * NS_PER_MS, START_NS + OWED_S * NS_PER_S
     with home.ledger.transaction():
-        home.ledger.acknowledge("1-begun", "bob", "in_progress", at)
-        home.ledger.duties.owe("1-begun", "bob", "open", due)
-        home.ledger.duties.owe("1-silent", "bob", "open", due + 3600 * NS_PER_S)
-        home.ledger.acknowledge("1-done", "bob", "completed", at)
-        home.ledger.duties.owe("1-done", "bob", "answered", None)
-        home.ledger.duties.owe("1-over", "bob", "given_up", None, 2)
+        home.ledger.deliveries.acknowledge("1-begun", "bob", "in_progress", at)
+        home.ledger.deliveries.set_obligation("1-begun", "bob", "open", due)
+        home.ledger.deliveries.set_obligation("1-silent", "bob", "open", due + 3600 * NS_PER_S)
+        home.ledger.deliveries.acknowledge("1-done", "bob", "completed", at)
+        home.ledger.deliveries.set_obligation("1-done", "bob", "answered", None)
+        home.ledger.deliveries.set_obligation("1-over", "bob", "given_up", None, 2)
     write_journal(home, {f"1-{name}": delivered(n) for n, name in enumerate(names, 1)})
     with home.ledger.transaction():
         home.ledger.set_state("epoch", "1", START_NS + (OWED_S + 40) * NS_PER_S)

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from relay.audit.jobs import dead_letters
 from relay.base.clock import NS_PER_S
-from relay.ledger import Written
+from relay.ledger import WrittenDelivery
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.home_journal import run
 from tests.fakes import FakeClock
@@ -29,10 +29,14 @@ def test_repeats_replays_and_what_was_let_go(
         for number, name in enumerate(names[:-1]):
             to = "bob" if name in "abc" else "carol"
             reason = f"no acknowledgment within {60 + number} s"
-            home.ledger.end(f"1-{name}", to, "dead", reason if name in "abc" else name)
+            home.ledger.deliveries.give_up(
+                f"1-{name}", to, "dead", reason if name in "abc" else name
+            )
         for name in ("replayed", "again"):
-            home.ledger.written([Written(f"1-{name}", "carol", 2, START_NS, START_NS)])
-        home.ledger.end("1-again", "carol", "dead", "again")
+            home.ledger.deliveries.mark_written(
+                [WrittenDelivery(f"1-{name}", "carol", 2, START_NS, START_NS)]
+            )
+        home.ledger.deliveries.give_up("1-again", "carol", "dead", "again")
     home.stored = [m for m in home.stored if m.relay_id != "1-gone"]
     home.write_store()
     # audit_log has SQLite's clock, so the snapshot is of now

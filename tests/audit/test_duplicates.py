@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from relay.audit.jobs import duplicates
 from relay.base.clock import NS_PER_S
-from relay.ledger import FileFacts, Held, Written
+from relay.ledger import FileFacts, HeldDelivery, WrittenDelivery
 from tests.audit.home_builder import START_NS, HomeBuilder, stored_message
 from tests.audit.home_journal import run, write_journal
 
@@ -22,7 +22,7 @@ def asked(home: HomeBuilder, message_id: str, text: str, *, after_s: int, kind: 
     path = f"agents/alice/outbox/{message_id}.msg"
     facts = FileFacts(message_id, "alice", path, 100, at, 7, text, kind, "bob", at)
     with home.ledger.transaction():
-        home.ledger.record([facts])
+        home.ledger.add([facts])
         home.ledger.claim([message_id])
         home.ledger.complete([message_id], at)
 
@@ -40,9 +40,15 @@ def archive_one_twice(home: HomeBuilder) -> None:
 def deliver_more_than_once(home: HomeBuilder) -> None:
     """Two with a second attempt, as it should be; and one that was written again after reading."""
     with home.ledger.transaction():
-        home.ledger.written([Written("1-again", "bob", 2, START_NS, START_NS)])
-        home.ledger.hold([Held("1-held", "bob", 2, "inbox cannot be written", START_NS)])
-        home.ledger.written([Written("1-held", "bob", 2, START_NS, START_NS)])
+        home.ledger.deliveries.mark_written(
+            [WrittenDelivery("1-again", "bob", 2, START_NS, START_NS)]
+        )
+        home.ledger.deliveries.hold(
+            [HeldDelivery("1-held", "bob", 2, "inbox cannot be written", START_NS)]
+        )
+        home.ledger.deliveries.mark_written(
+            [WrittenDelivery("1-held", "bob", 2, START_NS, START_NS)]
+        )
         for state in ("read", "written"):
             home.ledger._db.execute(
                 "UPDATE deliveries SET state = ? WHERE message_id = '1-twice'", (state,)
@@ -76,4 +82,4 @@ def test_each_planted_duplicate_is_found_and_nothing_else(
         "resent": {"1-do again"},
     }
     (resent,) = (row for row in tables["duplicates"] if row["class"] == "resent")
-    assert (resent["what"], resent["apart_ms"]) == ("1-do", 30_000)
+    assert (resent["what"], resent["interval_ms"]) == ("1-do", 30_000)

@@ -40,7 +40,7 @@ def attach(home: HomeBuilder, data: bytes, message_id: str | None = None) -> Pat
     path.write_bytes(data)
     if message_id is not None:
         with home.ledger.transaction():
-            home.ledger.registry.refer([(f"sha256:{digest}", message_id, START_NS)])
+            home.ledger.agents.add_references([(f"sha256:{digest}", message_id, START_NS)])
     return path
 
 
@@ -168,7 +168,7 @@ def test_a_journal_that_ends_before_what_the_ledger_has_heard_of_it(
     write_journal(home)
     assert looked(spark, home, tmp_path / "sound").checks == {}
     with home.ledger.transaction():
-        home.ledger.note_position(10**9, START_NS)
+        home.ledger.set_position(10**9, START_NS)
     assert looked(spark, home, tmp_path / "behind").checks == {"damaged": {"journal"}}
     shutil.rmtree(home.root / "journal")
     assert looked(spark, home, tmp_path / "gone").checks == {"missing": {"journal"}}
@@ -181,10 +181,10 @@ def test_rows_taken_out_of_the_ledgers_own_log(
     for number in range(4):
         home.sent(f"1-{number}")
         with home.ledger.transaction():
-            home.ledger.registry.security_event("unsigned", "alice", None, "", START_NS + number)
+            home.ledger.agents.add_security_event("unsigned", "alice", None, "", START_NS + number)
     home.write_store()
     with home.ledger.transaction():
-        gone = home.ledger.registry.forget(START_NS + 1, 100)
+        gone = home.ledger.agents.prune_log(START_NS + 1, 100)
     assert gone["security_events"] == 1
     assert damage(looked(spark, home, tmp_path / "kept"), "ledger") == []
 
@@ -198,6 +198,6 @@ def test_rows_taken_out_of_the_ledgers_own_log(
     assert damage(outcome, "ledger") == [
         "audit_log lacks 5 of its rows 1 to 20",
         "security_events lacks 1 of its rows 2 to 4",
-        "its trigger audit_log_keeps_rows is gone",
-        "its trigger security_events_keeps_rows is gone",
+        "its trigger audit_log_keeps_rows is missing",
+        "its trigger security_events_keeps_rows is missing",
     ]

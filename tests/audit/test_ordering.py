@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from relay.audit.jobs import ordering
 from relay.base.clock import NS_PER_MS, NS_PER_S
-from relay.ledger import Held, Written
+from relay.ledger import HeldDelivery, WrittenDelivery
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.home_journal import run
 
@@ -36,9 +36,11 @@ def test_inversions_are_found_and_what_had_to_wait_is_none(
     late = sent(4, 1.5, "carol")
     with home.ledger.transaction():  # held, and let go when others were written
         home.ledger._db.execute("UPDATE deliveries SET state = 'staged' WHERE recipient = 'carol'")
-        home.ledger.hold([Held(late, "carol", 1, "inbox cannot be written", START_NS)])
+        home.ledger.deliveries.hold(
+            [HeldDelivery(late, "carol", 1, "inbox cannot be written", START_NS)]
+        )
         at = START_NS + 60 * NS_PER_S + NS_PER_MS
-        home.ledger.written([Written(late, "carol", 1, at, at)])
+        home.ledger.deliveries.mark_written([WrittenDelivery(late, "carol", 1, at, at)])
     sent(5, 1.5, "carol")
     tables, checks = run(ordering.JOB, home.inputs(spark, tmp_path / "run"))
     assert checks == {"inversion": {early}}

@@ -13,7 +13,7 @@ from relay.audit.jobs import reconcile
 from relay.audit.schemas import results
 from relay.base.checksums import sha256_hex
 from relay.base.clock import NS_PER_S
-from relay.ledger import Held, Written
+from relay.ledger import HeldDelivery, WrittenDelivery
 from tests.audit.home_builder import START_NS, START_S, HomeBuilder, stored_message
 from tests.fakes import FakeClock
 
@@ -40,8 +40,10 @@ def plant_every_fault(home: HomeBuilder) -> None:
     home.keep("1-extra", sender="mallory", to="bob")
     home.seen("1-held")
     home.deliver("1-held", ("bob", "carol"), written_after_ms=None)
-    home.ledger.hold([Held("1-held", "carol", 1, "inbox cannot be written", START_NS)])
-    home.ledger.written([Written("1-held", "bob", 1, START_NS, START_NS)])
+    home.ledger.deliveries.hold(
+        [HeldDelivery("1-held", "carol", 1, "inbox cannot be written", START_NS)]
+    )
+    home.ledger.deliveries.mark_written([WrittenDelivery("1-held", "bob", 1, START_NS, START_NS)])
     home.finish("1-held")
     home.keep("1-held")
     home.seen("1-staged")
@@ -56,13 +58,15 @@ def plant_every_fault(home: HomeBuilder) -> None:
     home.ledger.fail([("1-failed", "there is no agent zed")], START_NS)
     home.seen("1-returned", to="#team")
     home.ledger.claim(["1-returned"])
-    home.ledger.stage(
+    home.ledger.deliveries.stage(
         [
             ("1-returned", "bob", "staged", START_NS, None, None),
             ("1-returned", "zed", "bounced", START_NS, "no longer an agent", None),
         ]
     )
-    home.ledger.written([Written("1-returned", "bob", 1, START_NS, START_NS)])
+    home.ledger.deliveries.mark_written(
+        [WrittenDelivery("1-returned", "bob", 1, START_NS, START_NS)]
+    )
     home.finish("1-returned")
     home.keep("1-returned", to="#team")
     home.keep(None)  # sent through the engine alone: nobody's business here

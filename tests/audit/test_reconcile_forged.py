@@ -45,7 +45,9 @@ def test_rows_of_the_ledger(spark: SparkSession, home: HomeBuilder, tmp_path: Pa
     for name in names:
         home.sent(f"1-{name}", name.encode())
     with home.ledger.transaction():
-        home.ledger.acknowledge("1-unacked", "bob", "received", home.stored[0].created_at)
+        home.ledger.deliveries.acknowledge(
+            "1-unacked", "bob", "received", home.stored[0].created_at
+        )
     home.write_store()
     again = moved(names.index("fewer") + 1, "bob", DeliveryState.DELIVERED, 2)
     write_journal(home, {"1-fewer": lambda said: [*said, again]})

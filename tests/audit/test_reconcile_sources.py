@@ -70,8 +70,8 @@ def test_each_side_that_differs_is_found_and_nothing_else(
         },
     )
     with home.ledger.transaction():
-        home.ledger.stage([("1-more", "zed", "staged", START_NS, None, None)])
-        home.ledger.end("1-more", "zed", "bounced", "planted")
+        home.ledger.deliveries.stage([("1-more", "zed", "staged", START_NS, None, None)])
+        home.ledger.deliveries.give_up("1-more", "zed", "bounced", "planted")
     assert make_findings(spark, home, tmp_path / "run") == {
         "unjournaled": {"1-unjournaled"},
         "journal_differs": {"1-altered"},
@@ -93,7 +93,7 @@ def test_what_the_ledger_has_not_followed_yet_is_not_judged(
     home.stored.append(stored_message(90, "1-behind"))
     write_journal(home)
     with home.ledger.transaction():
-        home.ledger.note_position(1, START_NS)
+        home.ledger.set_position(1, START_NS)
     tables, checks = run(reconcile.JOB, home.inputs(spark, tmp_path / "run"))
     classes = {row["message_id"]: row["class"] for row in tables["reconcile"]}
     assert (classes, checks) == ({"1-a": "delivered", "1-behind": "recent"}, {})
@@ -106,8 +106,8 @@ def test_late_answers_to_what_was_rolled_and_dead_letters_let_go_are_as_they_sho
     home.write_store("store/archive/2026-01-31/000001.acomm")
     home.sent("1-dead")
     with home.ledger.transaction():
-        home.ledger.acknowledge("1-rolled", "bob", "received", START_NS)
-        home.ledger.end("1-dead", "bob", "dead", "no acknowledgment")
+        home.ledger.deliveries.acknowledge("1-rolled", "bob", "received", START_NS)
+        home.ledger.deliveries.give_up("1-dead", "bob", "dead", "no acknowledgment")
     write_journal(
         home, {"1-rolled": lambda said: [said[0], moved(1, "bob", DeliveryState.DELIVERED)]}
     )

@@ -28,8 +28,8 @@ def test_every_kind_of_incident_is_judged(
     for kind in IncidentKind:
         incident = Incident(kind, "alice", f"agents/alice/{kind}", "why")
         with home.ledger.transaction():
-            home.ledger.registry.note_incidents([incident], START_NS)
-            home.ledger.registry.note_incidents([incident], START_NS - 8 * DAY)
+            home.ledger.agents.add_incidents([incident], START_NS)
+            home.ledger.agents.add_incidents([incident], START_NS - 8 * DAY)
     event = {"at": START_NS, "kind": "of_a_newer_relay", "agent": "bob", "detail": "?"}
     insert(home, "security_events", [event])
     tables = made(security.JOB, security.make(home.inputs(spark, tmp_path / "run")))

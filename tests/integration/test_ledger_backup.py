@@ -61,7 +61,7 @@ def test_a_backup_is_of_one_instant_checked_and_its_owners_alone(box: Box, tmp_p
 def test_a_file_that_is_there_stays_unless_forced(box: Box, tmp_path: Path) -> None:
     target = tmp_path / "kept.db"
     target.write_bytes(b"mine")
-    with pytest.raises(LedgerError, match="is there already"):
+    with pytest.raises(LedgerError, match="exists already"):
         ledger_backup.backup(box.home, str(target))
     assert target.read_bytes() == b"mine"
     ledger_backup.backup(box.home, str(target), force=True)
@@ -115,8 +115,8 @@ def test_what_a_crash_left_of_a_backup_is_begun_anew(box: Box, tmp_path: Path) -
 
 def test_two_backups_to_one_name_do_not_mix(box: Box, tmp_path: Path) -> None:
     target = str(tmp_path / "kept.db")
-    with ledger_file.copied(box.home.path(LEDGER), target):
-        with pytest.raises(LedgerBusy, match="another process writes it"):
+    with ledger_file.temporary_copy(box.home.path(LEDGER), target):
+        with pytest.raises(LedgerBusy, match="being written by another process"):
             ledger_backup.backup(box.home, target)
     ledger_backup.backup(box.home, target)
 

@@ -408,7 +408,7 @@ def test_a_status_to_others_is_a_message(box: Box) -> None:
 def test_time_that_goes_by_moves_no_status(box: Box, start: Start) -> None:
     start("bob")
     later(box, 31)
-    changes = box.ledger.registry.changes
+    changes = box.ledger.agents.changes
     for _ in range(20):
         later(box, 31)
-    assert box.ledger.registry.changes == changes
+    assert box.ledger.agents.changes == changes

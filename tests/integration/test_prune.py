@@ -308,7 +308,7 @@ def test_a_slice_that_fails_removes_nothing(box: Box, monkeypatch: pytest.Monkey
     def fail(*_: Any) -> None:
         raise Killed
 
-    monkeypatch.setattr(box.ledger.registry, "security_event", fail)
+    monkeypatch.setattr(box.ledger.agents, "add_security_event", fail)
     with pytest.raises(Killed):
         prune.prune_audit(box.ledger, RetentionSettings(audit_days=365), box.clock.now_ns())
     assert box.sql("SELECT * FROM audit_log") == before

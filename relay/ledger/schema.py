@@ -1,18 +1,32 @@
-"""From each version of the ledger's schema to the next; never back.
+"""The ledger's schema: set up in a new file, and migrated from each version to the next.
 
-A ledger that is older is copied first, whole and checked, to ``ledger.db.v{N}.bak``; then all the
-steps are one transaction, the version last in it. Killed anywhere, the ledger is the old one or
-the new one. To change the schema: raise the version in schema.sql and ledger/ledger.py, add the
-step here and the text of the old schema to tests/fixtures/ledger.
+Before a migration the ledger is copied, whole and checked, to ``ledger.db.v{N}.bak``; then all
+steps are one transaction, with the version set last. Killed anywhere, the ledger has the old
+schema or the new one. To change the schema: raise the version in schema.sql and here, add a step
+to ``STEPS`` and the text of the old schema to tests/fixtures/ledger.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from importlib import resources
 
 from relay.base import fsio
+from relay.base.errors import VersionError
 from relay.ledger import file as ledger_file
+
+SCHEMA_VERSION = 3
+WAL_KEPT_BYTES = 4 << 20  # SQLite checkpoints after 1,000 pages: a longer WAL is held by a reader
+
+PRAGMAS = f"""
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = NORMAL;
+PRAGMA foreign_keys = ON;
+PRAGMA cache_size = -2000;
+PRAGMA temp_store = MEMORY;
+PRAGMA journal_size_limit = {WAL_KEPT_BYTES};
+"""
 
 _GUARD = "SELECT RAISE(ABORT, '{table} is append-only');\nEND;\n"
 _KEPT = """(SELECT CAST(value AS INTEGER) FROM orchestrator_state
@@ -20,7 +34,7 @@ _KEPT = """(SELECT CAST(value AS INTEGER) FROM orchestrator_state
 
 
 def _append_only(table: str) -> str:
-    """What was removed by nobody may be removed by retention; what is there is not replaced."""
+    """Triggers that make a table append-only, except for rows older than the retention limit."""
     guard = _GUARD.format(table=table)
     return (
         f"DROP TRIGGER {table}_keeps_rows;\n"
@@ -106,18 +120,36 @@ END;
 STEPS = {1: _TO_2, 2: _TO_3}  # from this version to the next
 
 
+def schema_sql() -> str:
+    """The text of schema.sql."""
+    return resources.files("relay").joinpath("schema.sql").read_text()
+
+
+def set_up(connection: sqlite3.Connection, path: str, busy_timeout_ms: int) -> None:
+    """Apply the settings of appendix B; create or migrate the tables."""
+    connection.execute(f"PRAGMA busy_timeout = {busy_timeout_ms:d}")
+    connection.executescript(PRAGMAS)
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        raise VersionError(path, 60, f"user_version <= {SCHEMA_VERSION}", version)
+    if version == 0:
+        connection.executescript(f"BEGIN IMMEDIATE; {schema_sql()} COMMIT;")
+    else:
+        migrate(connection, path, SCHEMA_VERSION)
+
+
 def migrate(connection: sqlite3.Connection, path: str, newest: int) -> str:
-    """Bring a ledger to the newest schema; the path of the copy that was made first, or "".
+    """Migrate a ledger to the newest schema; the path of the copy that was made first, or "".
 
     Durable when it returns. Errors: LedgerError, FormatError, with the ledger as it was;
     sqlite3.Error.
     """
     if _version(connection) == newest:
         return ""
-    connection.execute("BEGIN IMMEDIATE")  # from here on nobody else writes
+    connection.execute("BEGIN IMMEDIATE")  # from here on no other process writes
     try:
         version = _version(connection)
-        backup = "" if version == newest else _keep(path, version)
+        backup = "" if version == newest else _back_up(path, version)
         for step in range(version, newest):
             for statement in _statements(STEPS[step]):
                 fsio.fault("sql", statement)
@@ -134,14 +166,14 @@ def migrate(connection: sqlite3.Connection, path: str, newest: int) -> str:
     return backup
 
 
-def _keep(path: str, version: int) -> str:
-    """The copy; one that is there already, of a start that was cut short, serves as well."""
+def _back_up(path: str, version: int) -> str:
+    """Make the copy; an equal one, left by an interrupted start, is used as it is."""
     wanted = f"{path}.v{version}.bak"
-    with ledger_file.copied(path, wanted) as (temp, _):
+    with ledger_file.temporary_copy(path, wanted) as (temp, _):
         if ledger_file.same_bytes(temp, wanted):
             return wanted
         wanted = fsio.free_name(wanted)
-        ledger_file.place(temp, wanted, replace=False)
+        ledger_file.install_copy(temp, wanted, replace=False)
     return wanted
 
 
@@ -150,7 +182,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _statements(script: str) -> Iterator[str]:
-    """One after the other: sqlite3's ``executescript`` would commit before the first."""
+    """The statements of a script: sqlite3's ``executescript`` would commit before the first."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line

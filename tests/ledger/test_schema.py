@@ -131,7 +131,7 @@ def test_what_a_row_of_before_does_not_say_is_not_known(path: str) -> None:
     assert ledger._db.execute(f"SELECT {columns} FROM deliveries").fetchall() == [
         (None, None, None, None, 0)
     ]
-    assert ledger.registry.mailboxes() == {}
+    assert ledger.agents.mailboxes() == {}
     ledger.close()
 
 
@@ -229,10 +229,10 @@ def test_killed_at_any_step_it_is_the_old_one_or_the_new_one(
 def test_a_step_that_fails_is_taken_back(
     path: str, old: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relay.ledger import migrations
+    from relay.ledger import schema
 
-    wrong = migrations.STEPS[old] + "CREATE TABLE agents (a);\n"
-    monkeypatch.setitem(migrations.STEPS, old, wrong)
+    wrong = schema.STEPS[old] + "CREATE TABLE agents (a);\n"
+    monkeypatch.setitem(schema.STEPS, old, wrong)
     with pytest.raises(LedgerError, match="agents already exists"):
         Ledger.open(path)
     assert version(path) == old

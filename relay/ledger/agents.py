@@ -1,7 +1,6 @@
-"""Who is there, what was meant, and what should not have been: the ledger's other tables.
+"""The tables of agents and their keys, of references to attachments, and of security events.
 
-Agents and security events. On the ledger's connection, and within its transactions.
-Source: relay-file-system.txt 2.1, FORMATS 4.
+On the ledger's connection, within its transactions. Source: relay-file-system.txt 2.1, FORMATS 4.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from relay.base.incidents import Incident
 from relay.base.names import shown
 
 
-class Standing(NamedTuple):
-    """What the ledger knows of an agent; times are Unix nanoseconds."""
+class AgentRow(NamedTuple):
+    """A row of ``agents``; times are Unix nanoseconds."""
 
     name: str
     status: str
@@ -28,10 +27,10 @@ class Standing(NamedTuple):
     pid: int | None
 
 
-class Registry:
-    """The ledger's tables beside messages and deliveries. Used from the loop's thread alone.
+class AgentTable:
+    """Agents, attachment references and security events. Used from the loop's thread alone.
 
-    ``changes`` counts what may have changed a status: who keeps one in memory asks again then.
+    ``changes`` counts updates that may change a status, so that caches know when to reload.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -41,7 +40,7 @@ class Registry:
     # -- agents ------------------------------------------------------------------------
 
     def register(self, name: str, now_ns: int, pid: int | None = None) -> None:
-        """Add an agent; one whose directory was gone is active again, any other stays as it is."""
+        """Add an agent; reactivate one whose directory was gone, leave any other as it is."""
         self.changes += 1
         was_gone = f"status = 'inactive' AND coalesce(reason, '{GONE}') = '{GONE}'"
         self._db.execute(
@@ -54,7 +53,7 @@ class Registry:
         )
 
     def deactivate(self, name: str, now_ns: int | None = None) -> None:
-        """The agent's directory is gone; who was terminated or retired stays that."""
+        """Mark an agent inactive: its directory is gone. A terminated or retired one stays so."""
         self.changes += 1
         self._db.execute(
             "UPDATE agents SET status = 'inactive', reason = ?, changed_at = ? WHERE name = ? "
@@ -63,9 +62,9 @@ class Registry:
         )
 
     def set_status(self, name: str, status: str, reason: str | None, now_ns: int) -> None:
-        """How an agent stands from now on, and why; the same again changes nothing.
+        """Set an agent's status and its reason; nothing changes if both are the same.
 
-        Who is retired stays that when its process ends: somebody's word says more than an end.
+        A retired agent stays retired when its process ends: it was retired on request.
         """
         self.changes += 1
         self._db.execute(
@@ -77,29 +76,31 @@ class Registry:
         )
 
     def set_pid(self, name: str, pid: int | None) -> None:
-        """The process of this agent that was seen to run; None: it has left."""
+        """Set the pid of the agent's running process; None: it has ended."""
         self._db.execute("UPDATE agents SET pid = ? WHERE name = ?", (pid, name))
 
-    def standings(self) -> list[Standing]:
-        """Every agent that ever was, by name."""
+    def rows(self) -> list[AgentRow]:
+        """All agents, past ones included, by name."""
         return [
-            Standing(*row)
+            AgentRow(*row)
             for row in self._db.execute(
                 "SELECT name, status, reason, changed_at, registered_at, last_seen_at, pid "
                 "FROM agents ORDER BY name"
             ).fetchall()
         ]
 
-    def seen(self, names: Iterable[str], now_ns: int) -> None:
-        """These agents wrote or read something."""
+    def mark_seen(self, names: Iterable[str], now_ns: int) -> None:
+        """Record that these agents wrote or read something."""
         self._db.executemany(
-            f"UPDATE agents SET last_seen_at = {now_ns:d} WHERE name = ?",
-            [(name,) for name in names],
+            "UPDATE agents SET last_seen_at = ? WHERE name = ?",
+            [(now_ns, name) for name in names],
         )
 
-    def note_status(self, name: str, note: str, now_ns: int) -> None:
-        """What an agent says of itself (KIND: status): it is there. Who is away is brought back
-        by having written it, or is not (``Lives.heard``)."""
+    def set_note(self, name: str, note: str, now_ns: int) -> None:
+        """Store an agent's own status message (KIND: status), and reactivate an inactive one.
+
+        Other statuses are left to the tracker of agents' statuses, which saw the message, too.
+        """
         self._db.execute(
             "UPDATE agents SET note = ?, last_seen_at = ? WHERE name = ?", (note, now_ns, name)
         )
@@ -119,7 +120,7 @@ class Registry:
         )
 
     def set_mailboxes(self, mailboxes: Iterable[tuple[str, str | None]]) -> None:
-        """(agent, what tells its inbox from any other one): that one is delivered to now."""
+        """Set (agent, identity of the inbox that it is delivered to)."""
         self._db.executemany(
             "UPDATE agents SET mailbox = ? WHERE name = ?",
             [(mailbox, name) for name, mailbox in mailboxes],
@@ -134,7 +135,7 @@ class Registry:
         )
 
     def set_public_keys(self, keys: Iterable[tuple[str, str]], now_ns: int) -> None:
-        """Register (agent, key); an empty one is none."""
+        """Register (agent, key); an empty key removes the registered one."""
         self._db.executemany(
             "INSERT INTO agents (name, registered_at, public_key) VALUES (?, ?, ?) "
             "ON CONFLICT (name) DO UPDATE SET public_key = excluded.public_key",
@@ -143,20 +144,20 @@ class Registry:
 
     # -- attachments -------------------------------------------------------------------
 
-    def refer(self, references: Iterable[tuple[str, str, int]]) -> None:
-        """Keep (``sha256:…``, message id, Unix ns): that message names that attachment."""
+    def add_references(self, references: Iterable[tuple[str, str, int]]) -> None:
+        """Add (``sha256:…``, message id, Unix ns): a message refers to an attachment."""
         self._db.executemany(
             "INSERT OR IGNORE INTO attachment_refs VALUES (?, ?, ?)",
             [(one.removeprefix(SHA256_PREFIX), *rest) for one, *rest in references],
         )
 
     def last_references(self) -> dict[str, int]:
-        """SHA-256 -> when a message last named it (Unix ns)."""
+        """SHA-256 -> the last time a message referred to it (Unix ns)."""
         return dict(self._db.execute("SELECT sha256, max(at) FROM attachment_refs GROUP BY 1"))
 
     def needs_attachment(self, digest: str, since_ns: int) -> bool:
-        """True where a message named it since, or one that names it is still to be delivered or
-        read."""
+        """True if a message referred to it since then, or one that does is undelivered or
+        unread."""
         found = self._db.execute(
             "SELECT 1 FROM attachment_refs AS r WHERE sha256 = ? AND (at >= ? OR EXISTS (SELECT 1 "
             "FROM deliveries AS d WHERE d.message_id = r.message_id "
@@ -165,24 +166,24 @@ class Registry:
         )
         return found.fetchone() is not None
 
-    def forget_references(self, digests: Iterable[str]) -> None:
-        """These attachments are gone."""
+    def remove_references(self, digests: Iterable[str]) -> None:
+        """Remove the references to these attachments, which are gone."""
         self._db.executemany(
             "DELETE FROM attachment_refs WHERE sha256 = ?", [(one,) for one in digests]
         )
 
     # -- security ----------------------------------------------------------------------
 
-    def note_incidents(
+    def add_incidents(
         self, incidents: Iterable[Incident], now_ns: int, *, again: bool = False
     ) -> None:
-        """Keep incidents. ``again``: some may be there, from before a crash; not twice, then."""
+        """Add incidents. ``again``: skip those already recorded before a crash."""
         for one in incidents:
             if not (again and self._has_incident(one)):
-                self.security_event(str(one.kind), one.agent, one.path, one.detail, now_ns)
+                self.add_security_event(str(one.kind), one.agent, one.path, one.detail, now_ns)
 
     def _has_incident(self, one: Incident) -> bool:
-        """True for one of the newest rows: a table of millions is not searched for it."""
+        """True if it is among the newest rows: a table of millions is not searched."""
         found = self._db.execute(
             "SELECT 1 FROM security_events WHERE id > (SELECT max(id) FROM security_events) - 1000 "
             "AND kind = ? AND agent IS ? AND path IS ? AND detail = ?",
@@ -190,18 +191,18 @@ class Registry:
         ).fetchone()
         return found is not None
 
-    def security_event(
+    def add_security_event(
         self, kind: str, agent: str | None, path: str | None, detail: str, now_ns: int
     ) -> None:
-        """Keep something that should not have been there."""
+        """Add a security event."""
         self._db.execute(
             "INSERT INTO security_events (at, kind, agent, path, detail) VALUES (?, ?, ?, ?, ?)",
             (now_ns, kind, agent, path and shown(path), detail),
         )
 
-    def forget(self, before_ns: int, limit: int) -> dict[str, int]:
-        """Remove up to ``limit`` of the first rows of audit_log and of security_events that are
-        older; how many by table. The caller says so in the same transaction."""
+    def prune_log(self, before_ns: int, limit: int) -> dict[str, int]:
+        """Remove up to ``limit`` of the oldest rows of audit_log and of security_events from
+        before ``before_ns``; the number of rows by table."""
         gone = {}
         for table in ("audit_log", "security_events"):
             oldest = self._db.execute(f"SELECT id, at FROM {table} ORDER BY id LIMIT ?", (limit,))
