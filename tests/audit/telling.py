@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row
 
 from relay.audit.evidence import Evidence
 from relay.audit.jobs import Job
@@ -68,9 +68,14 @@ class Outcome(NamedTuple):
     checks: dict[str, set[str]]  # check, without its job -> message ids; of files and days, names
 
 
+def computed(frame: DataFrame) -> DataFrame:
+    """The same rows, computed once: a table that the driver knows, so asking for it is no job."""
+    return frame.sparkSession.createDataFrame(frame.toArrow())
+
+
 def run(job: Job, evidence: Evidence) -> Outcome:
     """Run a job as a run does: its tables are computed once, and findings made from them."""
-    tables = {name: frame.persist() for name, frame in job.make(evidence).items()}
+    tables = {name: computed(frame) for name, frame in job.make(evidence).items()}
     rows = {name: frame.collect() for name, frame in tables.items()}
     assert {name: frame.columns for name, frame in tables.items()} == {
         name: schema.names for name, schema in job.tables.items()
@@ -81,6 +86,4 @@ def run(job: Job, evidence: Evidence) -> Outcome:
         check = row["check"].removeprefix(f"{job.name}.")
         assert check in job.checks, "what a job finds is among what it says that it finds"
         checks.setdefault(check, set()).add(row["message_id"] or row["route"])
-    for frame in tables.values():
-        frame.unpersist()
     return Outcome(rows, checks)
