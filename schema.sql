@@ -4,7 +4,7 @@
 --     sqlite3 ledger.db "select status, count(*) from messages group by 1"
 -- Readers never block the relay (WAL). The only writer is the daemon.
 -- Schema version: PRAGMA user_version. To change this file: raise it, and add the step from the
--- version before to relay/ledger/migrations.py.
+-- version before to relay/ledger/schema.py.
 
 PRAGMA user_version = 3;
 
@@ -85,7 +85,7 @@ CREATE TABLE agents (
     mailbox TEXT                               -- inode and birth of its inbox: another is a new one
 );
 
--- The processes that the relay started, one a name; relay/processes/supervisor.py.
+-- The processes that the relay started, one a name; relay/agents/supervisor.py.
 CREATE TABLE processes (
     name TEXT PRIMARY KEY,                     -- the agent's
     state TEXT NOT NULL CHECK (state IN ('starting', 'ready', 'working', 'idle', 'stuck',
@@ -149,7 +149,7 @@ CREATE TABLE audit_log (
 CREATE TABLE security_events (
     id INTEGER PRIMARY KEY,
     at INTEGER NOT NULL,
-    kind TEXT NOT NULL,                        -- a word of relay/security/incidents.py
+    kind TEXT NOT NULL,                        -- a word of relay/base/incidents.py
     agent TEXT,
     path TEXT,
     detail TEXT

@@ -13,25 +13,25 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from relay import recovery
+from relay.acomm import codec
 from relay.agents.roster import Roster
-from relay.aof2.plan import Order
-from relay.basis import Basis
-from relay.comm import acomm
-from relay.comm.engine import CommStore
-from relay.comm.flush import Flusher, FlushPolicy, Inline
-from relay.config import Config, encode
-from relay.flow.dispatch import Dispatcher
-from relay.flow.watcher import Wake, Watcher, make_watcher
-from relay.home import LEDGER, STORE, Home
+from relay.agents.spawner import Spawner
+from relay.base.config import Config, encode
+from relay.base.home import LEDGER, STORE, Home
+from relay.base.jobs import Pack, Prune
+from relay.base.message import MessageFile, parse_delivered
+from relay.base.metrics import Metrics
+from relay.base.watcher import Watcher, WatchEvents, make_watcher
+from relay.daemon import recovery
+from relay.daemon.journal_commands import run_command
+from relay.daemon.opening import open_store, store_key
+from relay.daemon.session import make_roller, make_supervisor, poll_supervisor
+from relay.delivery.context import Context
+from relay.delivery.dispatch import Dispatcher
+from relay.engine.commstore import CommStore
+from relay.engine.flush import Flusher, FlushPolicy, Inline
+from relay.journal.plan import JournalCommand
 from relay.ledger import Ledger
-from relay.message import MessageFile, parse_delivered
-from relay.operations.tally import Tally
-from relay.orchestrator.asked import Pack, Prune
-from relay.processes.spawner import Spawner
-from relay.session import make_roller, make_supervisor, tend
-from relay.store.opening import open_store, store_key
-from relay.store.upkeep import obey
 from tests.fakes import FakeClock, FakeSpawner
 
 HOMES: list[Home] = []  # of every box, to be closed after its test: who is killed closes nothing
@@ -66,8 +66,8 @@ class Box:
 
     def open(self) -> None:
         """What the daemon does at its start, up to the first turn."""
-        basis = self._open_store()
-        feed = recovery.recover(basis, self.opened.told, power_cut=self.opened.power_cut)
+        context = self._open_store()
+        feed = recovery.recover(context, self.opened.projection, power_cut=self.opened.power_cut)
         detection = self.config.detection
         self.watcher: Watcher = make_watcher(
             self.home, detection.watcher, detection.poll_interval_ms
@@ -83,12 +83,12 @@ class Box:
             journal=self.events,
         )
         roller = make_roller(self.store, self.config, self.clock, Inline())
-        self.dispatcher = Dispatcher(basis, self.flusher, roller, self.roster)
-        self.supervisor = make_supervisor(basis, self.dispatcher, self.spawner)
-        self.dispatcher.feed(feed)
-        self.deadline = self.dispatcher.tick(Wake(agents_changed=True, scan=True))
+        self.dispatcher = Dispatcher(context, self.flusher, roller, self.roster)
+        self.supervisor = make_supervisor(context, self.dispatcher, self.spawner)
+        self.dispatcher.requeue(feed)
+        self.deadline = self.dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
 
-    def _open_store(self) -> Basis:
+    def _open_store(self) -> Context:
         """The ledger, and the store with its journal: what the parts work on."""
         self.ledger = Ledger.open(self.home.path(LEDGER))
         self.key = store_key(self.home, self.config, make=True)
@@ -104,7 +104,7 @@ class Box:
         self.store: CommStore = self.opened.store
         self.events = self.opened.log
         self.tiers = self.opened.tiers
-        return Basis(
+        return Context(
             config=self.config,
             home=self.home,
             ledger=self.ledger,
@@ -112,7 +112,7 @@ class Box:
             events=self.events,
             clock=self.clock,
             log=self._log,
-            tally=Tally(self.clock),
+            tally=Metrics(self.clock),
         )
 
     def kill(self) -> None:
@@ -132,12 +132,12 @@ class Box:
         """Let the loop run: what inotify has told, and what is due."""
         for _ in range(times):
             self.deadline = self.dispatcher.tick(self.watcher.wait(0))
-            for order in self.dispatcher.take_orders():
-                if isinstance(order, Order):
-                    obey(self.home, self.opened, self.clock, order)
+            for order in self.dispatcher.pop_jobs():
+                if isinstance(order, JournalCommand):
+                    run_command(self.home, self.opened, self.clock, order)
                 else:
                     self.asked.append(order)
-            tend(self.supervisor, self.dispatcher)
+            poll_supervisor(self.supervisor, self.dispatcher)
 
     def flush(self) -> None:
         """Five seconds later the store is written, and the originals go to the archive."""
@@ -220,7 +220,7 @@ class Box:
 
     def stored(self) -> list[str]:
         """Relay ids of the messages in the store's file."""
-        file = acomm.read(self.home.path(STORE))
+        file = codec.read(self.home.path(STORE))
         return [str((m.metadata or {}).get("relay_id")) for m in file.messages]
 
     def _log(self, event: str, **facts: object) -> None:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from relay.home import HOME_VARIABLE
+from relay.base.home import HOME_VARIABLE
+from relay.engine.commstore import CommStore
+from relay.journal.plan import TierPolicy
+from relay.ledger import Ledger
 from tests.box import HOMES, Box
+from tests.engine.support import NOW_S
+from tests.fakes import FakeClock
+from tests.journal import tiers_support
+from tests.journal.support import Stream
+from tests.ledger.support import Look
 
 # The same examples each time, and no clock in the verdict.
 settings.register_profile(
@@ -21,10 +31,20 @@ settings.register_profile(
 )
 settings.load_profile("steady")
 
+# The processes of the tests load what another one has compiled, whatever the environment says.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Under nohup, or in the background of a script, both are ignored, and so they would be by all
 # that the tests start and end.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In several processes the slow tests begin first, so that all of them end together."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(autouse=True)
@@ -51,3 +71,68 @@ def box(tmp_path: Path) -> Iterator[Box]:
     yield made
     assert made.sql("PRAGMA integrity_check") == [("ok",)]
     made.close()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """Stands at NOW_S."""
+    return FakeClock(NOW_S * 10**9)
+
+
+@pytest.fixture
+def store(clock: FakeClock) -> CommStore:
+    """Empty."""
+    return CommStore(clock)
+
+
+@pytest.fixture
+def ledger_path(tmp_path: Path) -> str:
+    """Where ``ledger`` is."""
+    return str(tmp_path / "ledger.db")
+
+
+@pytest.fixture
+def ledger(ledger_path: str) -> Iterator[Ledger]:
+    """Empty; sound at the end."""
+    opened = Ledger.open(ledger_path)
+    yield opened
+    assert opened._db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    opened.close()
+
+
+@pytest.fixture
+def look(ledger: Ledger, ledger_path: str) -> Iterator[Look]:
+    """Somebody who looks into the ledger meanwhile."""
+    reader = Look(ledger_path)
+    yield reader
+    reader.close()
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Iterator[Stream]:
+    """A stream that has no journal yet; those opened are closed."""
+    made = Stream(tmp_path)
+    yield made
+    made.crash()
+
+
+@pytest.fixture
+def make_stream(tmp_path: Path) -> Iterator[Callable[..., tiers_support.Stream]]:
+    """Streams that are closed at the end."""
+    made: list[tiers_support.Stream] = []
+
+    def build(
+        policy: TierPolicy = tiers_support.AT_ONCE, store: object = None
+    ) -> tiers_support.Stream:
+        made.append(tiers_support.Stream(tmp_path, policy, store))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield build
+    for stream in made:
+        stream.close()
+
+
+@pytest.fixture
+def tier2(tmp_path: Path) -> tiers_support.FaultyObjects:
+    """Tier 2 in a directory."""
+    return tiers_support.FaultyObjects(tmp_path / "tier2")

@@ -8,9 +8,9 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from relay.clock import NS_PER_S, Clock
-from relay.processes.requests import Spec
-from relay.processes.spawner import CannotStart, Ended, Pid, Usage
+from relay.agents.requests import Spec
+from relay.agents.spawner import CannotStart, ExitStatus, Pid, Usage
+from relay.base.clock import NS_PER_S, Clock
 
 
 class FakeClock(Clock):
@@ -105,14 +105,14 @@ class FakeSpawner:
         found = [p.pid for p in self.running() if p.spec.request_id == request_id]
         return found[0] if found else None
 
-    def ended(self, pid: Pid) -> Ended | None:
+    def ended(self, pid: Pid) -> ExitStatus | None:
         """How it ended; of one that is not our child, only that it did."""
         process = self._of(pid)
         if process is None:
-            return None if pid.number == os.getpid() else Ended(None)
+            return None if pid.number == os.getpid() else ExitStatus(None)
         if process.code is None:
             return None
-        return Ended(process.code if process.is_own else None)
+        return ExitStatus(process.code if process.is_own else None)
 
     def is_own(self, pid: Pid) -> bool:
         """True for one that this relay started."""

@@ -1,6 +1,6 @@
 """A disk that loses its power: what is synced of each file and directory, and what a cut leaves.
 
-``Power`` listens to every call of ``relay.fsio`` and keeps what was durable at each sync: of a
+``Power`` listens to every call of ``relay.base.fsio`` and keeps what was durable at each sync: of a
 file its bytes, of a directory its names. ``cut`` builds the tree as it may be found afterwards.
 Between two syncs a disk may have written any sector of what was written meanwhile, in any order, so
 sectors are taken from the old content or from the new one, by the dice given.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from relay.config import Config, Spawn
-from relay.processes.table import Process
+from relay.base.config import Config, SpawnSettings
+from relay.ledger.processes import ProcessRow
 from tests.box import Box
 from tests.fakes import FakeProcess, FakeSpawner
 
-QUICK = Spawn(
+QUICK = SpawnSettings(
     restart_first_s=1,
     restart_most_s=4,
     restart_times=3,
@@ -26,7 +26,7 @@ class ProcessBox(Box):
 
     spawner: FakeSpawner
 
-    def __init__(self, root: Path, *agents: str, settings: Spawn = QUICK) -> None:
+    def __init__(self, root: Path, *agents: str, settings: SpawnSettings = QUICK) -> None:
         (root.parent / "work").mkdir(exist_ok=True)
         self.cwd = root.parent / "work"
         super().__init__(root, *agents, config=Config(spawn=settings))
@@ -58,15 +58,15 @@ class ProcessBox(Box):
             if not about or m.headers.get("RE") == about
         ]
 
-    def process(self, name: str = "w") -> Process:
+    def process(self, name: str = "w") -> ProcessRow:
         """Its row."""
         return self.rows()[name]
 
-    def rows(self) -> dict[str, Process]:
+    def rows(self) -> dict[str, ProcessRow]:
         """The table, as another connection sees it."""
-        columns = ", ".join(Process._fields)
+        columns = ", ".join(ProcessRow._fields)
         found = self.sql(f"SELECT {columns} FROM processes")
-        return {row[0]: Process(*row) for row in found}
+        return {row[0]: ProcessRow(*row) for row in found}
 
     @property
     def running(self) -> FakeProcess:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from relay.aof2.s3 import S3Objects
+from relay.journal.objects import S3Objects
 
 BUCKET = "journal-bucket"
 

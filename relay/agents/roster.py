@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from relay import fsio
-from relay.errors import UnsafePath
-from relay.flow.watcher import Watcher
-from relay.home import META, Dirs, Home
-from relay.names import LEAD, lead_by_name
+from relay.base import fsio
+from relay.base.errors import UnsafePath
+from relay.base.home import META, Dirs, Home
+from relay.base.names import LEAD, lead_by_name
+from relay.base.watcher import Watcher
 
 LIMIT_ADVICE = "raise fs.inotify.max_user_watches (two watches an agent)"
 

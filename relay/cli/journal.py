@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from relay.cli import ask
-from relay.cli.common import columns, echo_json, home_option, json_option, open_home, printable
-from relay.clock import Clock
-from relay.errors import EXIT_FAILED, AlreadyRunning, NotFound
-from relay.home import CONFIG, LOCK
+from relay.base.clock import Clock
+from relay.base.errors import EXIT_FAILED, AlreadyRunning, NotFound
+from relay.base.home import CONFIG, LOCK
+from relay.cli.common import echo_json, home_option, json_option, open_home, print_table, sanitize
+from relay.cli.request import control_options, send_command
 
 if TYPE_CHECKING:
-    from relay.aof2.journal import Journal
-    from relay.aof2.plan import Done, Order, TierPolicy
-    from relay.aof2.tiers import Tiers
-    from relay.config import Config
-    from relay.home import Home
+    from relay.base.config import Config
+    from relay.base.home import Home
+    from relay.journal.journal import Journal
+    from relay.journal.plan import JobResult, JournalCommand, TierPolicy
+    from relay.journal.tiers import Tiers
 
 _AGES = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
 _SIZES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "B": 1}
@@ -57,7 +57,7 @@ def _segments(command: Callable[..., Any]) -> Callable[..., Any]:
             default="",
             help="The object store: a directory, or s3://bucket/prefix [journal.objects].",
         ),
-        ask.control_options,
+        control_options,
     ):
         command = option(command)
     return command
@@ -72,7 +72,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
 
     Tier 0 is segments/, Tier 1 warm/ (compressed), Tier 2 the object store.
     """
-    from relay.aof2.manifest import read_manifest
+    from relay.journal.replay import read_manifest
 
     view = read_manifest(_place(ctx, home).stream_dir, _warn)
     rows = [_facts(entry, view.catalog.failures) for entry in view.catalog.entries.values()]
@@ -80,7 +80,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
         for row in rows:
             echo_json(row)
         return
-    columns(
+    print_table(
         ("SEGMENT", "BASE", "END", "BYTES", "COMPRESSED", "TIERS", "FAILED"),
         [
             (
@@ -98,14 +98,14 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
 
 
 @journal.command(epilog="\b\nExample:\n  relay journal seal")
-@ask.control_options
+@control_options
 def seal(ctx: click.Context, /, **caller: Any) -> int:
     """Seal the active segment, so that it can be compressed; an empty one stays as it is."""
-    from relay.aof2.plan import SEAL, Order
+    from relay.journal.plan import SEAL, JournalCommand
 
     place, as_json = _place(ctx, caller["home"]), caller["as_json"]
     if place.is_running:
-        return _ask(ctx, Order(SEAL), caller)
+        return _ask(ctx, JournalCommand(SEAL), caller)
     with _opened(place) as (opened, _):
         entries = opened.manifest.entries()
         opened.seal()
@@ -155,7 +155,7 @@ def hydrate(ctx: click.Context, /, **given: Any) -> int:
 
 
 @journal.command(epilog="\b\nExample:\n  relay journal prune --keep-age 90d --dry-run")
-@ask.control_options
+@control_options
 @click.option("--keep-age", metavar="AGE", help="Keep what is younger: 30s, 10min, 2h, 90d.")
 @click.option("--keep-bytes", metavar="SIZE", help="Keep so much: 500MiB, 10GiB, uncompressed.")
 @click.option("--objects", metavar="URL", default="", help="The object store [journal.objects].")
@@ -175,11 +175,11 @@ def prune(
     Without --keep-age and --keep-bytes it is config.json that says what to keep; with either,
     config.json says nothing.
     """
-    from relay.aof2.plan import PRUNE, Order
-    from relay.store.upkeep import carry_out, retention
+    from relay.daemon.journal_commands import carry_out, retention
+    from relay.journal.plan import PRUNE, JournalCommand
 
     place = _place(ctx, caller["home"], objects)
-    order = Order(
+    order = JournalCommand(
         PRUNE,
         keep_age_s=None if keep_age is None else _number(keep_age, _AGES, "--keep-age"),
         keep_bytes=None if keep_bytes is None else _number(keep_bytes, _SIZES, "--keep-bytes"),
@@ -200,12 +200,14 @@ def prune(
 
 def _plan(place: _Place, policy: TierPolicy, as_json: bool) -> int:
     """What a prune would do, read from the manifest; changes nothing."""
-    from relay.aof2.manifest import read_manifest
-    from relay.store import upkeep
+    from relay.daemon import journal_commands
+    from relay.journal.replay import read_manifest
 
     entries = list(read_manifest(place.stream_dir, _warn).catalog.entries.values())
-    below = min(upkeep.safe_below(place.home), upkeep.prunable_below(place.home))
-    jobs = upkeep.prunes(entries, policy, place.clock, below)
+    below = min(
+        journal_commands.safe_offset(place.home), journal_commands.prunable_below(place.home)
+    )
+    jobs = journal_commands.prunes(entries, policy, place.clock, below)
     for job in jobs:
         if as_json:
             echo_json({"segment": job.entry.segment_id, "would": "prune", "why": job.why})
@@ -224,11 +226,11 @@ def _order(
     objects: str,
     **caller: Any,
 ) -> int:
-    from relay.aof2.plan import Order
-    from relay.store.upkeep import carry_out
+    from relay.daemon.journal_commands import carry_out
+    from relay.journal.plan import JournalCommand
 
     place = _place(ctx, caller["home"], objects)
-    order = Order(verb, segment_ids)
+    order = JournalCommand(verb, segment_ids)
     if verb == "upload" and not (objects or place.config.journal.objects):
         raise click.UsageError(
             "no object store is named: set journal.objects in config.json, or say --objects"
@@ -240,7 +242,9 @@ def _order(
         return _report(carry_out(place.home, tiers, place.clock, order), caller["as_json"])
 
 
-def _ask(ctx: click.Context, order: Order, caller: dict[str, Any], objects: str = "") -> int:
+def _ask(
+    ctx: click.Context, order: JournalCommand, caller: dict[str, Any], objects: str = ""
+) -> int:
     """Have the relay do it, which answers that it was asked."""
     if objects:
         raise click.UsageError("the relay that runs uses journal.objects of config.json")
@@ -249,30 +253,30 @@ def _ask(ctx: click.Context, order: Order, caller: dict[str, Any], objects: str 
         "KEEP_AGE": order.keep_age_s,
         "KEEP_BYTES": order.keep_bytes,
     }
-    ask.order(ctx, f"journal.{order.verb}", fields, **caller)
+    send_command(ctx, f"journal.{order.verb}", fields, **caller)
     return 0
 
 
 def _check_segments(place: _Place, segment_ids: Iterable[int]) -> None:
     """Errors: JournalError for a segment that is not there, or not sealed: the relay would say
     that in its log alone."""
-    from relay.aof2 import orders
-    from relay.aof2.manifest import read_manifest
+    from relay.journal.plan import check_segments
+    from relay.journal.replay import read_manifest
 
-    orders.check_segments(read_manifest(place.stream_dir, _warn).catalog.entries, segment_ids)
+    check_segments(read_manifest(place.stream_dir, _warn).catalog.entries, segment_ids)
 
 
-def _report(found: Iterable[Done], as_json: bool) -> int:
+def _report(found: Iterable[JobResult], as_json: bool) -> int:
     """A line for each segment as it is done; the exit code."""
     failed, is_silent = 0, not as_json
     for done in found:
         is_silent = False
-        error = printable(str(done.error)) if done.error else None
+        error = sanitize(str(done.error)) if done.error else None
         failed += done.error is not None
         if as_json:
             echo_json({"segment": done.segment_id, "done": done.what or None, "error": error})
         else:
-            click.echo(printable(str(done)), err=error is not None)
+            click.echo(sanitize(str(done)), err=error is not None)
     if is_silent:
         click.echo("nothing to do", err=True)
     return EXIT_FAILED if failed else 0
@@ -287,7 +291,7 @@ class _Place(NamedTuple):
 
     @property
     def stream_dir(self) -> str:
-        from relay.store.opening import stream_dir
+        from relay.daemon.opening import stream_dir
 
         return stream_dir(self.home)
 
@@ -297,7 +301,7 @@ class _Place(NamedTuple):
 
     def policy(self) -> TierPolicy:
         """Config.json's, and --objects."""
-        from relay.store.opening import tier_policy
+        from relay.daemon.opening import tier_policy
 
         policy = tier_policy(self.home, self.config)
         return policy._replace(objects=self.objects) if self.objects else policy
@@ -305,7 +309,7 @@ class _Place(NamedTuple):
     @property
     def is_running(self) -> bool:
         """A relay runs; another `relay journal` that has the lock is none, and cannot answer."""
-        from relay.daemon import lock_holder
+        from relay.base.lock_file import lock_holder
 
         holder = lock_holder(self.home)
         if holder is None:
@@ -316,7 +320,7 @@ class _Place(NamedTuple):
 
 def _place(ctx: click.Context, home: str | None, objects: str = "") -> _Place:
     """Errors: HomeMissing, ConfigError, NotFound."""
-    from relay.config import decode
+    from relay.base.config import decode
 
     with open_home(ctx, home) as opened:
         place = _Place(opened, decode(opened.read_config(), opened.path(CONFIG)), objects)
@@ -328,12 +332,12 @@ def _place(ctx: click.Context, home: str | None, objects: str = "") -> _Place:
 @contextmanager
 def _opened(place: _Place) -> Iterator[tuple[Journal, Tiers]]:
     """The journal and its tiers, with the home's lock held. Errors: AlreadyRunning."""
-    from relay import fsio
-    from relay.aof2 import orders
-    from relay.aof2.journal import Journal
-    from relay.aof2.tiers import Tiers
-    from relay.store.eventlog import STREAM_ID
-    from relay.store.opening import journal_policy
+    from relay.base import fsio
+    from relay.daemon.opening import journal_policy
+    from relay.delivery.eventlog import STREAM_ID
+    from relay.journal.journal import Journal
+    from relay.journal.replay import checkpoint_offsets
+    from relay.journal.tiers import Tiers
 
     with ExitStack() as held:
         try:
@@ -343,24 +347,24 @@ def _opened(place: _Place) -> Iterator[tuple[Journal, Tiers]]:
                 "another process has the journal: a relay that starts, or a `relay journal`",
                 hint="try again when it is done; `relay journal status` works meanwhile",
             ) from exc
-        covered = orders.checkpoints(place.stream_dir)
+        covered = checkpoint_offsets(place.stream_dir)
         clock, newest = place.clock, covered[0] if covered else 0
         policy = journal_policy(place.config)
         journal = Journal.open(place.stream_dir, STREAM_ID, clock, policy, _warn, covered=newest)
         held.callback(journal.close)
         tiers = Tiers(journal.manifest, STREAM_ID, place.policy(), clock, _warn)
-        tiers.cover(covered[1] if len(covered) > 1 else 0)
+        tiers.set_safe_offset(covered[1] if len(covered) > 1 else 0)
         journal.fetch = tiers.fetch
         yield journal, tiers
 
 
 def _warn(line: str) -> None:
-    click.echo(f"warning: {printable(line)}", err=True)
+    click.echo(f"warning: {sanitize(line)}", err=True)
 
 
 def _facts(entry: Any, failures: Any) -> dict[str, Any]:
-    from relay.aof2.catalog import Residency
-    from relay.aof2.format import Reason
+    from relay.journal.catalog import Residency
+    from relay.journal.format import Reason
 
     tiers = [number for number, tier in enumerate(Residency) if entry.residency & tier]
     last = max(

@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from relay.clock import elapsed
-from relay.ledger.values import REMOVED
-from relay.names import ORCHESTRATOR
+from relay.base.clock import elapsed
+from relay.base.names import ORCHESTRATOR
+from relay.ledger.deliveries import REMOVED
 
 Fields = Mapping[str, Any]  # a row by the names of its columns
 Row = Fields | sqlite3.Row  # of ``messages``

@@ -11,10 +11,8 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from relay.clock import NS_PER_S
-from relay.comm.archives import Archives
-from relay.comm.engine_state import EngineState, Snapshot
-from relay.comm.model import (
+from relay.acomm.engine_state import EngineState, Snapshot
+from relay.acomm.model import (
     Channel,
     ChannelType,
     Delivery,
@@ -27,6 +25,8 @@ from relay.comm.model import (
     Priority,
     StoreFile,
 )
+from relay.base.clock import NS_PER_S
+from relay.engine.archives import Archives
 from scripts.benchmarks.common import fresh_root, note, report, timed
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ _TOPICS = ("build.done", "build.failed", "deploy.started", "deploy.done", "revie
 
 def run(base: str | None, *, messages: int = MESSAGES) -> dict[str, float]:
     """Run the case and print its lines; the ratio of each set of columns."""
-    from relay.audit import schemas
+    from relay.audit.schemas import formats
+    from relay.audit.schemas.fields import subset
     from relay.audit.session import spark_session
 
     root = fresh_root(base)
@@ -61,7 +62,7 @@ def run(base: str | None, *, messages: int = MESSAGES) -> dict[str, float]:
     every = spark.read.parquet(parquet)
     ratios = {}
     for name, columns in (("four", FOUR), ("full", tuple(every.columns))):
-        schema = schemas.subset(schemas.STORED_MESSAGE, columns, "messages")
+        schema = subset(formats.STORED_MESSAGE, columns, "messages")
         frames = {
             "acomm": spark.read.format("acomm").schema(schema).load(folder),
             "parquet": every.select(*columns),
@@ -83,7 +84,7 @@ def run(base: str | None, *, messages: int = MESSAGES) -> dict[str, float]:
 
 
 def _scanned_in_turn(frames: dict[str, DataFrame]) -> dict[str, float]:
-    """The best time of each, in seconds: what else runs on the machine only ever adds."""
+    """Best time of each, in seconds: other load on the machine can only add to it."""
     seconds: dict[str, list[float]] = {kind: [] for kind in frames}
     for number in range(ROUNDS + WARMING):
         for kind, frame in frames.items():
@@ -94,7 +95,7 @@ def _scanned_in_turn(frames: dict[str, DataFrame]) -> dict[str, float]:
 
 
 def write_archives(folder: str, messages: int) -> None:
-    """Archives of that many messages, a day each."""
+    """Write archives with so many messages, one day each."""
     chance = random.Random(1)
     names = [f"{chance.choice(_SYLLABLES)}{chance.choice(_SYLLABLES)}-{n}" for n in range(AGENTS)]
     channels = _channels(names)
@@ -132,7 +133,7 @@ def _channels(names: list[str]) -> dict[tuple[str, str], Channel]:
 
 
 class _Talk(NamedTuple):
-    """Who talks, where, and in what words."""
+    """Generator of the messages: senders, channels and contents."""
 
     chance: random.Random
     names: list[str]
@@ -140,7 +141,7 @@ class _Talk(NamedTuple):
     pool: list[str]  # of words, in the frequency of a language
 
     def message(self, number: int) -> Message:
-        """One of some length; each third is a query, in a thread, and answered."""
+        """Create a message; every third one is an answered query in a thread."""
         chance = self.chance
         sender, to = chance.sample(self.names, 2)
         created_ns = START_NS + number * 800_000_000 + chance.randrange(700_000_000)

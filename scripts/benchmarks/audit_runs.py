@@ -1,4 +1,4 @@
-"""``audit_runs``: the whole run of all jobs, beside reading what they read once.
+"""``audit_runs``: a run of all jobs, compared with reading its input once.
 
 For each size a history is made (50 agents, ``scripts/make-history``), and one process with one
 session of two threads does, in this order:
@@ -36,7 +36,7 @@ from scripts.history.make import Given, History
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from relay.audit.evidence import Gathered
+    from relay.audit.snapshot import HomeSnapshot
 
 SIZES = (100_000, 300_000, 1_000_000)
 FIVE_MILLION = 5_000_000  # with --large: an hour or so
@@ -51,7 +51,7 @@ SECTIONS = ("messages,dead_letters,archive", "channels", "subscriptions", "deliv
 
 
 def run(base: str | None, *, large: bool = False) -> None:
-    """Run every size and print its line, and one about all of them."""
+    """Run every size and print one line each, and a summary."""
     root = fresh_root(base)
     sizes = (*SIZES, FIVE_MILLION) if large else SIZES
     rates: dict[int, float] = {}
@@ -81,7 +81,7 @@ def run(base: str | None, *, large: bool = False) -> None:
 
 
 def _measure(home: Path, out: Path) -> dict[str, float]:
-    """In a process of its own: seconds, and the megabytes of the largest worker."""
+    """Measure in a separate process: seconds, and megabytes of the largest worker."""
     command = [sys.executable, "-m", "scripts.benchmarks.audit_runs", str(home), str(out)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     facts: dict[str, float] = json.loads(done.stdout)
@@ -90,23 +90,24 @@ def _measure(home: Path, out: Path) -> dict[str, float]:
 
 def measure(home: str, out: str) -> dict[str, float]:
     """Read, then run, in this process."""
-    from relay.audit.evidence import NOT_KEPT, gather
-    from relay.audit.private import private_folder
-    from relay.audit.run import Request, run_audit
+    from relay.audit.inputs import NOT_CACHED
+    from relay.audit.run import RunRequest, run_audit
     from relay.audit.session import settings_for, spark_session
-    from relay.clock import Clock
+    from relay.audit.snapshot import snapshot_home
+    from relay.audit.temp_folders import private_folder
+    from relay.base.clock import Clock
 
-    gathered = gather(home, private_folder("bench"), Clock())
+    gathered = snapshot_home(home, private_folder("bench"), Clock())
     spark = spark_session(MASTER, "benchmark", settings_for(gathered.size))
-    _read(spark, gathered, NOT_KEPT)  # what is compiled and started once is not timed
+    _read(spark, gathered, NOT_CACHED)  # what is compiled and started once is not timed
     _read_rest(spark, gathered)
     with _Watch() as reading:
-        narrow_s = timed(lambda: _read(spark, gathered, NOT_KEPT))
+        narrow_s = timed(lambda: _read(spark, gathered, NOT_CACHED))
         read_s = timed(lambda: _read(spark, gathered, frozenset()))
         rest_s = timed(lambda: _read_rest(spark, gathered))
     with _Watch() as running:
         began = time.perf_counter()
-        summary, _ = run_audit(Request(home, out=out, master=MASTER), Clock())
+        summary, _ = run_audit(RunRequest(home, out=out, master=MASTER), Clock())
         run_s = time.perf_counter() - began
     failed = {name: job.error for name, job in summary.jobs.items() if job.error}
     if failed:
@@ -124,11 +125,11 @@ def measure(home: str, out: str) -> dict[str, float]:
     }
 
 
-def _read(spark: SparkSession, gathered: Gathered, without: frozenset[str]) -> None:
-    """Each section and each table once, all of its rows, to nowhere."""
-    from relay.audit import acomm_source, ledger_source
-    from relay.audit.evidence import store_columns
-    from relay.audit.schemas import LEDGER
+def _read(spark: SparkSession, gathered: HomeSnapshot, without: frozenset[str]) -> None:
+    """Read all rows of each section and table once, and discard them."""
+    from relay.audit.inputs import store_columns
+    from relay.audit.schemas.formats import LEDGER
+    from relay.audit.sources import acomm_source, ledger_source
 
     for section in SECTIONS:
         names = [name for name in store_columns(section) if name not in without]
@@ -137,14 +138,14 @@ def _read(spark: SparkSession, gathered: Gathered, without: frozenset[str]) -> N
         _discard(ledger_source.load(spark, gathered.ledger.path, table, schema.names))
 
 
-def _read_rest(spark: SparkSession, gathered: Gathered) -> None:
-    """The journal, the originals, and whether every file is sound, to nowhere."""
-    from relay.audit import aof2_source, files_source, originals_source
-    from relay.audit.schemas import JOURNAL, KEPT_FILE, ORIGINAL
+def _read_rest(spark: SparkSession, gathered: HomeSnapshot) -> None:
+    """Read journal and originals and verify every file; discard the result."""
+    from relay.audit.schemas.formats import JOURNAL, KEPT_FILE, ORIGINAL
+    from relay.audit.sources import files_source, journal_source, originals_source
 
     home, journal = gathered.home, gathered.journal
     until = json.dumps(journal.until)
-    _discard(aof2_source.load(spark, list(journal.until), JOURNAL.names, until=until))
+    _discard(journal_source.load(spark, list(journal.until), JOURNAL.names, until=until))
     _discard(originals_source.load(spark, home, originals_source.plan(home), ORIGINAL.names))
     units = files_source.plan(home, gathered.store_files, gathered.folder, journal.objects)
     _discard(files_source.load(spark, home, units, KEPT_FILE.names))
@@ -155,7 +156,7 @@ def _discard(frame: DataFrame) -> None:
 
 
 class _Watch:
-    """The most memory that one Python worker below this process has, while the block runs."""
+    """Peak memory of one Python worker of this process during the block."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -182,7 +183,7 @@ class _Watch:
 
 
 def main() -> None:
-    """Measure one home; its line of JSON on stdout."""
+    """Measure one home; print one JSON line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("home")
     parser.add_argument("out")

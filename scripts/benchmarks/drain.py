@@ -12,17 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from relay.agents.roster import Roster
-from relay.basis import Basis
-from relay.clock import Clock, iso_date
-from relay.comm.flush import Flusher, FlushPolicy
-from relay.config import Config
-from relay.flow.dispatch import Dispatcher
-from relay.flow.watcher import InotifyWatcher, Wake
-from relay.home import LEDGER, STORE, Home
+from relay.base.clock import Clock, iso_date
+from relay.base.config import Config
+from relay.base.home import LEDGER, STORE, Home
+from relay.base.metrics import Metrics
+from relay.base.watcher import InotifyWatcher, WatchEvents
+from relay.daemon.opening import open_store
+from relay.daemon.session import make_roller
+from relay.delivery.context import Context
+from relay.delivery.dispatch import Dispatcher
+from relay.engine.flush import Flusher, FlushPolicy
 from relay.ledger import Ledger
-from relay.operations.tally import Tally
-from relay.session import make_roller
-from relay.store.opening import open_store
 from scripts.benchmarks.common import (
     fill,
     fresh_root,
@@ -99,10 +99,10 @@ def _ours(root: Path, agents: int, files: int, ledger_rows: int) -> float:
         wake, path = watcher.wake, home.path(STORE)
         flusher = Flusher(store, path, policy, clock, executor, wake, journal=events)
         roller = make_roller(store, config, clock, executor, wake)
-        basis = Basis(config, home, ledger, store, events, clock, _silent, Tally(clock))
-        dispatcher = Dispatcher(basis, flusher, roller, roster)
+        context = Context(config, home, ledger, store, events, clock, _silent, Metrics(clock))
+        dispatcher = Dispatcher(context, flusher, roller, roster)
         began = time.perf_counter()
-        dispatcher.tick(Wake(agents_changed=True, scan=True))
+        dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
         while dispatcher.backlog:
             dispatcher.tick(watcher.wait(0))
         dispatcher.drain()
@@ -115,7 +115,7 @@ def _ours(root: Path, agents: int, files: int, ledger_rows: int) -> float:
 
 
 def _old_rows(home: Home, rows: int) -> None:
-    """A ledger with a history, in the order in which it would have come."""
+    """Fill a ledger with a history, in order of time."""
     ledger = Ledger.open(home.path(LEDGER))
     db = ledger._db
     for first in range(0, rows, LEDGER_ROWS_BATCH):
@@ -138,7 +138,7 @@ def _old_rows(home: Home, rows: int) -> None:
 
 
 def _check(home: Home, names: list[str], files: int) -> None:
-    """A figure counts only when the work was done."""
+    """Check that the measured work was really done."""
     inboxes = sum(len(os.listdir(home.path("agents", n, "inbox"))) - 2 for n in names)
     outboxes = sum(len(os.listdir(home.path("agents", n, "outbox"))) - 1 for n in names)
     if (inboxes, outboxes) != (files, 0):
@@ -146,4 +146,4 @@ def _check(home: Home, names: list[str], files: int) -> None:
 
 
 def _silent(*_: object, **__: object) -> None:
-    """No log: the floor has none either."""
+    """Discard log lines, as the floor has none."""

@@ -27,12 +27,13 @@ from pathlib import Path
 import deflate
 from isal import igzip
 
-from relay import fsio
-from relay.checksums import uuid4_of
-from relay.clock import NS_PER_MS, NS_PER_S, Clock
-from relay.comm import ChannelType, CommStore, Message, MessageFilter, MessageType, acomm
-from relay.comm.container import SectionType, open_frame
-from relay.comm.sections import split
+from relay.acomm import codec
+from relay.acomm.container import SectionType, open_frame
+from relay.acomm.sections import split
+from relay.base import fsio
+from relay.base.checksums import uuid4_of
+from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.engine import ChannelType, CommStore, Message, MessageFilter, MessageType
 from scripts.benchmarks.common import fresh_root, note, report, timed
 
 CONTENT_BYTES = 200
@@ -52,7 +53,7 @@ WORDS = (
 
 
 class _Steps(Clock):
-    """Time that goes on by a step with each message."""
+    """Clock that advances with each message."""
 
     def __init__(self) -> None:
         self.at_ns = START_NS
@@ -75,7 +76,7 @@ def run(base: str | None, *, messages: int) -> None:
 
 
 def _contents(count: int) -> list[bytes]:
-    """Words as agents write them; the same each time."""
+    """Typical message contents; the same each time."""
     dice = random.Random(1)
     return [" ".join(dice.choices(WORDS, k=60)).encode()[:CONTENT_BYTES] for _ in range(count)]
 
@@ -111,7 +112,7 @@ def _sent(contents: list[bytes]) -> CommStore:
 
 
 def _kept(made: list[Message]) -> int:
-    """The floor of sending: an object for each message, in a list and by its number."""
+    """Floor of sending: one object per message, in a list and a dict."""
     kept, by_number = [], {}
     for one in made:
         message = Message(
@@ -132,8 +133,8 @@ def _kept(made: list[Message]) -> int:
 
 
 def _write(store: CommStore, path: str) -> None:
-    ours_s = _best(lambda: acomm.write(path, store.snapshot().file()))
-    raw = acomm.encode(store.snapshot().file(), compress=False)
+    ours_s = _best(lambda: codec.write(path, store.snapshot().file()))
+    raw = codec.encode(store.snapshot().file(), compress=False)
 
     def floor() -> None:
         packed = deflate.gzip_compress(raw, 6)
@@ -152,7 +153,7 @@ def _read(path: str) -> CommStore:
 
     def ours() -> None:
         stores.clear()
-        stores.append(CommStore.load(Clock(), acomm.read(path)))
+        stores.append(CommStore.load(Clock(), codec.read(path)))
 
     def floor() -> None:
         with open(path, "rb") as file:
@@ -213,7 +214,7 @@ def _publish() -> None:
 
 
 def _publish_to(subscriptions: int) -> float:
-    """Seconds for PUBLISHED messages; each reaches one subscriber, however many there are."""
+    """Seconds for PUBLISHED messages; each reaches one of the subscribers."""
     store = CommStore(_Steps())
     channel = store.create_channel("ci", ChannelType.PUB_SUB, "builder")
     for number in range(subscriptions):
@@ -240,7 +241,7 @@ def _ratio(ours_s: float, floor_s: float) -> dict[str, float]:
 
 
 def _peak_of_opening(path: str) -> int:
-    """Bytes by which the high-water mark of a fresh process rises when it opens the file."""
+    """Rise of the high-water mark, in bytes, when a fresh process opens the file."""
     done = subprocess.run(
         [sys.executable, "-m", "scripts.benchmarks.engine", path],
         stdout=subprocess.PIPE,
@@ -258,5 +259,5 @@ def _high_water_kib() -> int:
 
 if __name__ == "__main__":
     before = _high_water_kib()
-    CommStore.load(Clock(), acomm.read(sys.argv[1]))
+    CommStore.load(Clock(), codec.read(sys.argv[1]))
     print(json.dumps([before, _high_water_kib()]))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from relay.errors import RelayError
+from relay.base.errors import RelayError
 
 
 class Fault(NamedTuple):
@@ -28,13 +28,13 @@ class Fault(NamedTuple):
 KINDS = (
     Fault("lost", "rows", "completed and archived, and in no store", ("reconcile.missing",)),
     Fault("differs", "rows", "the store has another content", ("reconcile.checksum_differs",)),
-    Fault("extra", "rows", "in the store, and no row knows it", ("reconcile.extra",)),
+    Fault("extra", "rows", "in the store, and no row knows it", ("reconcile.orphan",)),
     Fault("undelivered", "rows", "completed, its delivery is staged", ("reconcile.undelivered",)),
     Fault(
         "doubled",
         "rows",
         "one delivery was made twice",
-        ("duplicates.delivered_twice", "reconcile.delivery_doubled"),
+        ("duplicates.delivered_twice", "reconcile.delivery_duplicate"),
     ),
     Fault(
         "twice",
@@ -44,7 +44,7 @@ KINDS = (
         ("duplicates.archived_twice",),
     ),
     Fault("overdue", "rows", "a command that was never acknowledged", ("acks.overdue",)),
-    Fault("orphan", "rows", "an ack of what nobody sent", ("acks.orphan",)),
+    Fault("orphan", "rows", "an ack of what nobody sent", ("acks.unrequested",)),
     Fault(
         "inversion",
         "rows",
@@ -95,9 +95,9 @@ class Planted(NamedTuple):
 
 
 def chosen(text: str) -> set[str]:
-    """The names that ``all``, a group, or names divided by commas stand for.
+    """Names meant by ``all``, a group, or names separated by commas.
 
-    Errors: RelayError for one that is none.
+    Errors: RelayError for an unknown name.
     """
     found: set[str] = set()
     for word in text.split(","):
@@ -110,11 +110,11 @@ def chosen(text: str) -> set[str]:
 
 
 def planted(name: str, **facts: str | None) -> Planted:
-    """A fault of that name, where it is."""
+    """Create a fault of that name with its place."""
     fault = BY_NAME[name]
     return Planted(name, fault.checks, fault.also, fault.explains, **facts)
 
 
 def listed(found: Iterable[Planted]) -> list[dict[str, object]]:
-    """As the list of faults has them."""
+    """Convert to the entries of the list of faults."""
     return [one._asdict() for one in found]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.audit.homes import HomeBuilder
+from tests.audit.home_builder import HomeBuilder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from relay.audit import acomm_source, faults, schemas
-from relay.audit.acomm_columns import SECTIONS
-from relay.checksums import sha256_hex
-from relay.comm import acomm
-from relay.comm.engine_state import EngineState
-from relay.comm.message_record import SEAL_BYTES
-from relay.comm.model import (
+from relay.acomm import codec
+from relay.acomm.encryption import seal
+from relay.acomm.engine_state import EngineState
+from relay.acomm.message_record import SEAL_BYTES
+from relay.acomm.model import (
     Channel,
     ChannelConfig,
     ChannelType,
@@ -32,9 +30,13 @@ from relay.comm.model import (
     StoreFile,
     Subscription,
 )
-from relay.comm.seal import seal
-from relay.errors import RelayError
-from tests.audit.homes import START_NS, START_S, stored_message
+from relay.audit.schemas import formats
+from relay.audit.session import explained
+from relay.audit.sources import acomm_source
+from relay.audit.sources.acomm_query import SECTIONS
+from relay.base.checksums import sha256_hex
+from relay.base.errors import RelayError
+from tests.audit.home_builder import START_NS, START_S, stored_message
 
 U64_MAX = 2**64 - 1
 START = datetime(2026, 1, 31, 9, 30)
@@ -105,7 +107,7 @@ STORE = StoreFile(
 def path(tmp_path: Path) -> str:
     """A store file with something in every section."""
     path = str(tmp_path / "a.acomm")
-    acomm.write(path, STORE)
+    codec.write(path, STORE)
     return path
 
 
@@ -128,7 +130,7 @@ def one(frame: DataFrame, **where: object) -> Row:
 
 def test_messages_with_every_column(read, path: str) -> None:
     frame = read(path)
-    assert frame.schema.names == schemas.STORED_MESSAGE.names
+    assert frame.schema.names == formats.STORED_MESSAGE.names
     row = one(frame, sender="alice").asDict()
     assert row == {
         "file": path,
@@ -169,7 +171,7 @@ def test_messages_with_every_column(read, path: str) -> None:
 
 
 def test_an_encrypted_file_is_read_with_its_contents_sealed(read, path: str) -> None:
-    acomm.write(path, seal(STORE, bytes(32)))
+    codec.write(path, seal(STORE, bytes(32)))
     row = one(read(path), sender="alice")
     assert (row["sealed"], row["content_size"], row["checksum"]) == (True, 6, None)
     assert (len(row["content"]), row["relay_id"]) == (6 + SEAL_BYTES, "1-full")
@@ -182,6 +184,7 @@ def test_what_a_message_lacks_is_null_and_so_is_a_time_without_end(read, path: s
     assert (row["content_size"], row["checksum"]) == (0, sha256_hex(b""))
 
 
+@pytest.mark.shows("audit 1.1")
 def test_the_other_sections(read, path: str) -> None:
     dead = one(read(path, section="dead_letters"))
     assert (dead["section"], dead["relay_id"]) == ("dead_letters", "1-dead")
@@ -208,6 +211,7 @@ def test_the_other_sections(read, path: str) -> None:
     assert (subscription["match_mode"], subscription["active"]) == ("MultiLevel", False)
 
 
+@pytest.mark.shows("audit 1.2")
 def test_a_schema_chooses_columns(spark: SparkSession, path: str) -> None:
     reader = spark.read.format("acomm").schema("to string, id decimal(20,0) not null")
     assert sorted(map(tuple, reader.load(path).collect()), key=str) == [
@@ -216,10 +220,11 @@ def test_a_schema_chooses_columns(spark: SparkSession, path: str) -> None:
     ]
 
 
+@pytest.mark.shows("audit 1.1")
 def test_file_folder_glob_and_list(read, tmp_path: Path, path: str) -> None:
     other = tmp_path / "archive" / "2026-01-31" / "000001.acomm"
     other.parent.mkdir(parents=True)
-    acomm.write(str(other), STORE)
+    codec.write(str(other), STORE)
     (tmp_path / "archive" / "000001.acomm.tmp").write_bytes(b"half written")
     both = {path, str(other)}
     for given in (str(tmp_path), str(tmp_path / "**" / "*.acomm"), [path, str(other), path]):
@@ -233,7 +238,7 @@ def test_file_folder_glob_and_list(read, tmp_path: Path, path: str) -> None:
 
 def test_load_takes_names_as_they_are(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "we[i]rd, *.acomm"
-    acomm.write(str(path), STORE)
+    codec.write(str(path), STORE)
     assert acomm_source.load(spark, [str(path)], "messages", ["id"]).count() == 2
     assert acomm_source.load(spark, [], "messages", ["id"]).collect() == []
 
@@ -241,26 +246,30 @@ def test_load_takes_names_as_they_are(spark: SparkSession, tmp_path: Path) -> No
 def test_more_rows_than_a_batch(read, tmp_path: Path) -> None:
     many = tuple(stored_message(n, f"1-{n}") for n in range(acomm_source.BATCH_ROWS + 1))
     path = str(tmp_path / "many.acomm")
-    acomm.write(path, StoreFile(1, 1, messages=many))
+    codec.write(path, StoreFile(1, 1, messages=many))
     frame = read(path).select("relay_id").distinct()
     assert frame.count() == len(many)
 
 
 def test_every_section_has_a_getter_for_every_column(path: str) -> None:
-    from relay.audit.acomm_columns import MESSAGE_SECTIONS, rows
+    from relay.audit.sources.acomm_query import MESSAGE_SECTIONS, section_rows
 
     for section, schema in SECTIONS.items():
         if section in MESSAGE_SECTIONS:
             continue  # they come as arrays: the test of every column has them all
-        assert set(rows(STORE, section, path).columns) == set(schema.names), section
+        assert set(section_rows(STORE, section, path).columns) == set(schema.names), section
 
 
 @pytest.mark.parametrize(
     ("options", "schema", "line"),
     [
-        ({"section": "letters"}, None, "section 'letters' is none of messages, "),
+        ({"section": "letters"}, None, "section: expected one of messages, "),
         ({"section": "messages,channels"}, None, "sections messages,channels have different"),
-        ({}, "sender string, colour string", "section messages has no column colour: it has file"),
+        (
+            {},
+            "sender string, colour string",
+            "unknown column colour of section messages: expected one of file",
+        ),
         ({}, "sender long", "column sender of section messages is string, not bigint"),
     ],
 )
@@ -268,17 +277,18 @@ def test_a_wrong_option_is_one_line(
     spark: SparkSession, path: str, options: dict[str, str], schema: str | None, line: str
 ) -> None:
     reader = spark.read.format("acomm").options(**options)
-    with pytest.raises(RelayError) as caught, faults.explained():
+    with pytest.raises(RelayError) as caught, explained():
         (reader.schema(schema) if schema else reader).load(path).collect()
     assert str(caught.value).startswith(line)
 
 
+@pytest.mark.shows("audit 1.5")
 def test_a_damaged_file_fails_the_job_with_its_name(read, tmp_path: Path, path: str) -> None:
     data = bytearray(Path(path).read_bytes())
     data[200] ^= 1
     bad = tmp_path / "bad.acomm"
     bad.write_bytes(data)
-    with pytest.raises(RelayError) as caught, faults.explained():
+    with pytest.raises(RelayError) as caught, explained():
         read(str(tmp_path)).count()
     line = str(caught.value)
     assert line.startswith(f"{bad} at ") and "SHA-256" in line
@@ -288,14 +298,14 @@ def test_a_damaged_file_fails_the_job_with_its_name(read, tmp_path: Path, path: 
 
 def test_damaged_engine_state_names_the_file(read, tmp_path: Path) -> None:
     path = str(tmp_path / "b.acomm")
-    acomm.write(path, StoreFile(1, 1, engine_state={2: b"\x01"}))
-    with pytest.raises(RelayError, match=f"^{path}: section 256 at 0"), faults.explained():
+    codec.write(path, StoreFile(1, 1, engine_state={2: b"\x01"}))
+    with pytest.raises(RelayError, match=f"^{path}: section 256 at 0"), explained():
         read(path, section="deliveries").collect()
 
 
 def test_missing_files_are_one_line(read, spark: SparkSession, tmp_path: Path) -> None:
     gone = str(tmp_path / "gone.acomm")
-    with pytest.raises(RelayError, match=f"^there is no file {gone}$"), faults.explained():
+    with pytest.raises(RelayError, match=f"^{gone}: no such file$"), explained():
         read(gone).collect()
-    with pytest.raises(RelayError, match="needs a path"), faults.explained():
+    with pytest.raises(RelayError, match="needs a path"), explained():
         spark.read.format("acomm").load().collect()

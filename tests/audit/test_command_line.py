@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from relay.base.errors import EXIT_FAILED, EXIT_USAGE
 from relay.cli import run
-from relay.errors import EXIT_FAILED, EXIT_USAGE
-from tests.audit.homes import HomeBuilder
+from tests.audit.home_builder import HomeBuilder
 
 
 def said(capsys: pytest.CaptureFixture[str], home: HomeBuilder, *arguments: str) -> tuple[int, str]:
@@ -61,13 +61,13 @@ def test_a_comparison_with_nothing(
     assert stderr.startswith(f"relay: there is no {nothing}/integrity_days to compare with; ")
     code, stderr = said(capsys, home, "traffic", "--compare", nothing)
     assert code == EXIT_FAILED
-    assert stderr.startswith("relay: none of the jobs traffic compares anything; ")
+    assert stderr.startswith("relay: --compare needs the job integrity; ")
 
 
 def test_a_disk_that_has_no_room_for_the_snapshot(
     home: HomeBuilder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from relay.audit import ledger_source
+    from relay.audit.sources import ledger_source
 
     class Full:
         """A connection whose disk is full when it copies."""

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from relay.aof2.plan import JobKind
-from relay.audit import files_source
-from relay.audit.files_source import Verified, verify
-from relay.comm import acomm
-from relay.comm.engine_state import EngineState
-from relay.comm.model import ArchiveNote, StoreFile
-from tests.audit.homes import START_S
-from tests.audit.journals import JournalBuilder, delivered, sent
+from relay.acomm import codec
+from relay.acomm.engine_state import EngineState
+from relay.acomm.model import ArchiveNote, StoreFile
+from relay.audit.sources import files_source
+from relay.audit.sources.files_source import VerifiedFile, verify
+from relay.journal.plan import JobKind
+from tests.audit.home_builder import START_S
+from tests.audit.journal_builder import JournalBuilder, delivered, sent
 
 COMPRESS, UPLOAD = JobKind.COMPRESS, JobKind.UPLOAD
 EVICT_TIER0, EVICT_TIER1 = JobKind.EVICT_TIER0, JobKind.EVICT_TIER1
 STREAM = f"{1:020d}"
 
 
-def rows(home: Path, *store_files: Path, objects: str = "") -> dict[str, Verified]:
+def rows(home: Path, *store_files: Path, objects: str = "") -> dict[str, VerifiedFile]:
     """Every row of a home, by its path."""
     units = files_source.plan(str(home), [str(file) for file in store_files], "/copies", objects)
     return {row.path: row for unit in units for row in verify(str(home), unit)}
 
 
-def wrong(found: dict[str, Verified]) -> dict[str, list[str]]:
+def wrong(found: dict[str, VerifiedFile]) -> dict[str, list[str]]:
     """Path -> problems, of those that have some."""
     return {path: row.problems for path, row in found.items() if row.problems}
 
@@ -86,7 +86,7 @@ def test_the_store_lists_its_archives(tmp_path: Path) -> None:
     (folder / "000002.acomm").write_bytes(b"1234")
     state = EngineState(archives=tuple(notes)).encode()
     store = tmp_path / "store" / "relay.acomm"
-    acomm.write(str(store), StoreFile(START_S, START_S, engine_state=state))
+    codec.write(str(store), StoreFile(START_S, START_S, engine_state=state))
     assert wrong(rows(tmp_path, store)) == {
         "store/relay.acomm": [
             "store/archive/2026-01-30/000002.acomm: 4 bytes, and the store lists it with 5",

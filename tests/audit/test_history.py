@@ -19,13 +19,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import JOBS
-from relay.audit.run import Request, run_audit
-from relay.clock import NS_PER_S, Clock
-from relay.errors import EXIT_FINDINGS, EXIT_OK
+from relay.audit.run import RunRequest, run_audit
+from relay.base.clock import NS_PER_S, Clock
+from relay.base.errors import EXIT_FINDINGS, EXIT_OK
 from scripts.history.__main__ import make_faulty
 from scripts.history.faults import BY_NAME, Planted, chosen
 from scripts.history.make import Given, History
 from tests.procs import environment
+
+pytestmark = pytest.mark.shows("audit 2.2")
 
 MESSAGES, AGENTS, DAYS = 800, 8, 2
 IN_FAULTY = 3_000  # hours with enough in them to be judged
@@ -68,7 +70,7 @@ def looked(
 ) -> Looked:
     """A history with these faults, and what one run finds in it."""
     planted = make_faulty(root / "home", given(seed, messages), chosen(faults))
-    request = Request(str(root / "home"), jobs, out=str(root / "out"), permissive=permissive)
+    request = RunRequest(str(root / "home"), jobs, out=str(root / "out"), permissive=permissive)
     report, _ = run_audit(request, Clock())
     assert {name: job.error for name, job in report.jobs.items() if job.error} == {}
     assert report.exit_code == EXIT_FINDINGS
@@ -87,10 +89,11 @@ def damaged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lo
     root = tmp_path_factory.mktemp("damaged")
     history = looked(root, 4, MESSAGES, UNREADABLE, *NEED_FILES, permissive=True)
     classes = Counter(ds.dataset(root / "out/reconcile").to_table()["class"].to_pylist())
-    assert classes["unread"] > 0 and classes["unread"] + classes["delivered"] == MESSAGES
+    assert classes["not_checked"] > 0 and classes["not_checked"] + classes["delivered"] == MESSAGES
     return history
 
 
+@pytest.mark.shows("audit 3.5")
 @PATIENT
 def test_a_sound_history_gives_no_findings_and_verdicts_come_one_by_one(tmp_path: Path) -> None:
     """In a process of its own, as somebody sees it on a terminal: Spark as it is, and compiled."""
@@ -131,6 +134,7 @@ def test_each_damaged_file_is_found(damaged: Looked, name: str) -> None:
     require_found(damaged, name)
 
 
+@pytest.mark.shows("audit 2.4")
 @PATIENT
 @pytest.mark.parametrize("of", ["faulty", "damaged"])
 def test_nothing_but_the_planted_faults_is_found(of: str, request: pytest.FixtureRequest) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from relay.home import Home
+from relay.base.home import Home
 from scripts.history.originals import Originals
 
 

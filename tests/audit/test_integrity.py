@@ -8,15 +8,19 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
-from relay.audit.evidence import Evidence, gather
+from relay.audit.inputs import Inputs
 from relay.audit.jobs import integrity
-from relay.clock import NS_PER_S
-from tests.audit.homes import START_NS, HomeBuilder
-from tests.audit.journals import JournalBuilder, delivered, sent
-from tests.audit.telling import Outcome, run, tell
+from relay.audit.snapshot import snapshot_home
+from relay.base.clock import NS_PER_S
+from tests.audit.home_builder import START_NS, HomeBuilder
+from tests.audit.home_journal import Outcome, run, write_journal
+from tests.audit.journal_builder import JournalBuilder, delivered, sent
 from tests.fakes import FakeClock
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 DAY = "archive/2026-01-31/alice"
 
@@ -36,7 +40,7 @@ def attach(home: HomeBuilder, data: bytes, message_id: str | None = None) -> Pat
     path.write_bytes(data)
     if message_id is not None:
         with home.ledger.transaction():
-            home.ledger.registry.refer([(f"sha256:{digest}", message_id, START_NS)])
+            home.ledger.agents.add_references([(f"sha256:{digest}", message_id, START_NS)])
     return path
 
 
@@ -55,9 +59,9 @@ def looked(
 ) -> Outcome:
     """A run over the home; ``earlier``: what another one wrote."""
     folder.mkdir()
-    gathered = gather(home.path, str(folder), FakeClock(START_NS + 3600 * NS_PER_S))
-    evidence = Evidence(spark, gathered, shared=True, earlier=str(earlier) if earlier else None)
-    return run(integrity.JOB, evidence)
+    gathered = snapshot_home(home.path, str(folder), FakeClock(START_NS + 3600 * NS_PER_S))
+    inputs = Inputs(spark, gathered, shared=True, earlier=str(earlier) if earlier else None)
+    return run(integrity.JOB, inputs)
 
 
 def filled(home: HomeBuilder) -> JournalBuilder:
@@ -125,12 +129,13 @@ def test_each_damaged_file_is_named_and_stops_no_other(
             f"attachments/{altered[:2]}/{altered}",
         },
         "missing": {f"attachments/{wanted.parent.name}/{wanted.name}"},
-        "unread": {f"{DAY}/1-a.msg", "archive/2026-01-29.tar.zst"},
+        "unreadable": {f"{DAY}/1-a.msg", "archive/2026-01-29.tar.zst"},
     }
     said = {row["path"]: row["problems"] for row in tables["integrity"]}
     assert all(home.path not in line for lines in said.values() for line in lines)
 
 
+@pytest.mark.shows("audit 2.9")
 def test_a_day_that_is_not_what_it_was_is_found(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
@@ -160,10 +165,10 @@ def test_a_journal_that_ends_before_what_the_ledger_has_heard_of_it(
 ) -> None:
     home.sent("1-a")
     home.write_store()
-    tell(home)
+    write_journal(home)
     assert looked(spark, home, tmp_path / "sound").checks == {}
     with home.ledger.transaction():
-        home.ledger.note_position(10**9, START_NS)
+        home.ledger.set_position(10**9, START_NS)
     assert looked(spark, home, tmp_path / "behind").checks == {"damaged": {"journal"}}
     shutil.rmtree(home.root / "journal")
     assert looked(spark, home, tmp_path / "gone").checks == {"missing": {"journal"}}
@@ -176,10 +181,10 @@ def test_rows_taken_out_of_the_ledgers_own_log(
     for number in range(4):
         home.sent(f"1-{number}")
         with home.ledger.transaction():
-            home.ledger.registry.security_event("unsigned", "alice", None, "", START_NS + number)
+            home.ledger.agents.add_security_event("unsigned", "alice", None, "", START_NS + number)
     home.write_store()
     with home.ledger.transaction():
-        gone = home.ledger.registry.forget(START_NS + 1, 100)
+        gone = home.ledger.agents.prune_log(START_NS + 1, 100)
     assert gone["security_events"] == 1
     assert damage(looked(spark, home, tmp_path / "kept"), "ledger") == []
 

@@ -14,15 +14,17 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType
 
-from relay.audit import faults, ledger_source, schemas
-from relay.audit.ledger_source import take_snapshot
-from relay.clock import Clock
-from relay.errors import LedgerError, RelayError, VersionError
-from relay.home import Home
+from relay.audit.schemas import formats
+from relay.audit.session import explained
+from relay.audit.sources import ledger_source
+from relay.audit.sources.ledger_source import take_snapshot
+from relay.base.clock import Clock
+from relay.base.errors import LedgerError, RelayError, VersionError
+from relay.base.home import Home
+from relay.daemon.ledger_backup import backup
 from relay.ledger import schema_sql
-from relay.ledger.backup import backup
 from tests.audit import ledger_writer
-from tests.audit.homes import START_NS, HomeBuilder
+from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.fakes import FakeClock
 from tests.procs import home_of
 
@@ -33,10 +35,10 @@ def snapshot(home: HomeBuilder, tmp_path: Path) -> str:
     home.sent("1-a", at_ns=START_NS + 1_999)
     home.seen("1-b")
     ledger = home.ledger
-    ledger.reject("alice", "x.msg", 1, 2, "its id is taken", "1-nack", START_NS)
-    ledger.registry.register("alice", START_NS, 4711)
+    ledger.add_rejection("alice", "x.msg", 1, 2, "its id is taken", "1-nack", START_NS)
+    ledger.agents.register("alice", START_NS, 4711)
     ledger.set_state("epoch", "3", START_NS)
-    ledger.registry.security_event("not_a_regular_file", "alice", "agents/x", "a link", START_NS)
+    ledger.agents.add_security_event("not_a_regular_file", "alice", "agents/x", "a link", START_NS)
     with contextlib.closing(sqlite3.connect(home.root / "ledger.db")) as db, db:
         db.execute(
             "INSERT INTO pending_operations (operation_type, payload, created_at) "
@@ -52,6 +54,7 @@ def snapshot(home: HomeBuilder, tmp_path: Path) -> str:
     return take_snapshot(str(home.root / "ledger.db"), str(tmp_path / "s.db"), Clock()).path
 
 
+@pytest.mark.shows("audit 1.16")
 def test_schemas_are_those_of_schema_sql() -> None:
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
         db.executescript(schema_sql())
@@ -62,9 +65,9 @@ def test_schemas_are_those_of_schema_sql() -> None:
             )
             if kind == "table" and not name.startswith("sqlite_")
         }
-        assert set(schemas.LEDGER) == set(tables)
-        assert {t for t, wr in tables.items() if wr} == schemas.LEDGER_WITHOUT_ROWID
-        for table, schema in schemas.LEDGER.items():
+        assert set(formats.LEDGER) == set(tables)
+        assert {t for t, wr in tables.items() if wr} == formats.LEDGER_WITHOUT_ROWID
+        for table, schema in formats.LEDGER.items():
             columns = db.execute(f"PRAGMA table_info({table})").fetchall()
             assert schema.names == [column[1] for column in columns], table
             for field, (_, name, kind, not_null, _, key) in zip(schema, columns, strict=True):
@@ -73,9 +76,10 @@ def test_schemas_are_those_of_schema_sql() -> None:
                 assert isinstance(field.dataType, StringType) is (kind == "TEXT"), name
 
 
+@pytest.mark.shows("audit 1.10")
 def test_every_table_is_read_as_it_is(spark: SparkSession, snapshot: str) -> None:
     counts = {}
-    for table, schema in schemas.LEDGER.items():
+    for table, schema in formats.LEDGER.items():
         frame = spark.read.format("relay_ledger").option("table", table).load(snapshot)
         assert frame.schema.names == schema.names
         with contextlib.closing(sqlite3.connect(snapshot)) as db:
@@ -113,8 +117,8 @@ def test_nulls_longer_than_what_types_are_guessed_from(
 ) -> None:
     with home.ledger.transaction():
         for number in range(1500):
-            home.ledger.registry.security_event("late", None, None, None, number)  # type: ignore[arg-type]
-        home.ledger.registry.security_event("late", "alice", "p", "d", START_NS)
+            home.ledger.agents.add_security_event("late", None, None, None, number)  # type: ignore[arg-type]
+        home.ledger.agents.add_security_event("late", "alice", "p", "d", START_NS)
     taken = take_snapshot(str(home.root / "ledger.db"), str(tmp_path / "s.db"), Clock())
     frame = ledger_source.load(spark, taken.path, "security_events", ["agent", "at"])
     named = frame.where("agent is not null").collect()
@@ -184,7 +188,7 @@ def test_what_cannot_be_taken(home: HomeBuilder, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"table": "letters"}, "table 'letters' is none of messages, "),
+        ({"table": "letters"}, "table: expected one of messages, "),
         ({"rows": "0"}, "rows '0' is no number"),
         ({"rows": "many"}, "rows 'many' is no number"),
     ],
@@ -192,7 +196,7 @@ def test_what_cannot_be_taken(home: HomeBuilder, tmp_path: Path) -> None:
 def test_a_wrong_option_is_one_line(
     spark: SparkSession, snapshot: str, options: dict[str, str], line: str
 ) -> None:
-    with pytest.raises(RelayError, match=f"^{line}"), faults.explained():
+    with pytest.raises(RelayError, match=f"^{line}"), explained():
         spark.read.format("relay_ledger").options(**options).load(snapshot).collect()
 
 
@@ -202,10 +206,11 @@ def test_other_files_are_refused(spark: SparkSession, tmp_path: Path) -> None:
         (str(tmp_path / "text"), "is no SQLite file"),
         (str(tmp_path / "none"), "No such file or directory"),
     ):
-        with pytest.raises(RelayError, match=line), faults.explained():
+        with pytest.raises(RelayError, match=line), explained():
             spark.read.format("relay_ledger").load(path).collect()
 
 
+@pytest.mark.shows("audit 1.10")
 def test_a_ledger_in_use_is_read_at_one_instant(spark: SparkSession, home: HomeBuilder) -> None:
     path = str(home.root / "ledger.db")
 
@@ -224,6 +229,7 @@ def test_a_ledger_in_use_is_read_at_one_instant(spark: SparkSession, home: HomeB
     assert there == ["ledger.db", "ledger.db-shm", "ledger.db-wal"]
 
 
+@pytest.mark.shows("audit 1.10")
 def test_a_backup(spark: SparkSession, tmp_path: Path) -> None:
     with Home(str(home_of(tmp_path / "home", "alice"))) as opened:
         home = HomeBuilder(tmp_path / "home")
@@ -243,6 +249,6 @@ def test_text_in_a_column_of_numbers_is_one_line(
     with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE messages SET file_size = 'large'")
     taken = take_snapshot(path, str(tmp_path / "s.db"), Clock())
-    with pytest.raises(RelayError) as caught, faults.explained():
+    with pytest.raises(RelayError) as caught, explained():
         spark.read.format("relay_ledger").load(taken.path).collect()
     assert str(caught.value).startswith(f"{taken.path}, table messages: ")

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from relay.audit import originals_source, schemas
-from relay.audit.originals_source import Original, Unit, read_unit
-from relay.checksums import sha256_hex
-from relay.config import Config, encode
-from relay.home import Home
-from relay.housekeeping import archive_pack
+from relay.audit.schemas import formats
+from relay.audit.sources import originals_source
+from relay.audit.sources.originals_source import ArchiveUnit, Original, read_unit
+from relay.base.checksums import sha256_hex
+from relay.base.config import Config, encode
+from relay.base.home import Home
+from relay.ledger import archive_pack
 
 DAY = "2026-01-31"
 TEXT = b"TO: bob\n\nhello\n"
@@ -75,7 +76,7 @@ def test_folders_and_packs_give_the_same_rows(spark: SparkSession, tmp_path: Pat
         for path, row in before.items()
     }
     table = spark.read.format("relay_originals").load(str(home))
-    assert table.schema == schemas.ORIGINAL
+    assert table.schema == formats.ORIGINAL
     assert {(row["path"], row["sha256"]) for row in table.collect()} == {
         (row.path, row.sha256) for row in after.values()
     }
@@ -109,9 +110,9 @@ def test_what_is_no_regular_file_is_a_row_and_stops_no_other(tmp_path: Path) -> 
     problems = {path.rpartition("/")[2]: row.problem for path, row in found.items()}
     assert problems == {
         f"{ID}.msg": None,
-        "link.msg": "no regular file",
-        "folder.msg": "no regular file",
-        "fifo.msg": "no regular file",
+        "link.msg": "not a regular file",
+        "folder.msg": "not a regular file",
+        "fifo.msg": "not a regular file",
         "no\\xfftext\\n.msg": None,
     }
     assert found[f"archive/{DAY}/alice/{ID}.msg"].checksum == sha256_hex(b"hello\n")
@@ -123,7 +124,7 @@ def test_a_day_that_is_packed_while_it_is_read_is_seen(tmp_path: Path) -> None:
     for path in paths:
         put(home, path.removeprefix("archive/"))
     units = [unit for part in originals_source.plan(str(home)) for unit in part]
-    assert units == [Unit(DAY, "alice", ""), Unit(DAY, "bob", "")]
+    assert units == [ArchiveUnit(DAY, "alice", ""), ArchiveUnit(DAY, "bob", "")]
     first = list(read_unit(str(home), units[0]))
     pack(home)
     second = list(read_unit(str(home), units[1]))

@@ -9,22 +9,24 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from relay.audit import schemas
 from relay.audit.jobs import reconcile
-from relay.checksums import sha256_hex
-from relay.clock import NS_PER_S
-from relay.ledger import Held, Written
-from tests.audit.homes import START_NS, START_S, HomeBuilder, stored_message
+from relay.audit.schemas import results
+from relay.base.checksums import sha256_hex
+from relay.base.clock import NS_PER_S
+from relay.ledger import HeldDelivery, WrittenDelivery
+from tests.audit.home_builder import START_NS, START_S, HomeBuilder, stored_message
 from tests.fakes import FakeClock
+
+pytestmark = pytest.mark.shows("audit 2.1")
 
 NOW = datetime(2026, 1, 31, 10, 30, tzinfo=UTC)
 
 
 def classes(spark: SparkSession, home: HomeBuilder, folder: Path, **how: object) -> dict[str, str]:
     """message_id -> class, of a run over the home."""
-    evidence = home.evidence(spark, folder, **how)  # type: ignore[arg-type]
-    table = reconcile.make(evidence)["reconcile"]
-    assert table.columns == schemas.RECONCILED.names
+    inputs = home.inputs(spark, folder, **how)  # type: ignore[arg-type]
+    table = reconcile.make(inputs)["reconcile"]
+    assert table.columns == results.RECONCILED.names
     return {row["message_id"]: row["class"] for row in table.collect()}
 
 
@@ -38,8 +40,10 @@ def plant_every_fault(home: HomeBuilder) -> None:
     home.keep("1-extra", sender="mallory", to="bob")
     home.seen("1-held")
     home.deliver("1-held", ("bob", "carol"), written_after_ms=None)
-    home.ledger.hold([Held("1-held", "carol", 1, "inbox cannot be written", START_NS)])
-    home.ledger.written([Written("1-held", "bob", 1, START_NS, START_NS)])
+    home.ledger.deliveries.hold(
+        [HeldDelivery("1-held", "carol", 1, "inbox cannot be written", START_NS)]
+    )
+    home.ledger.deliveries.mark_written([WrittenDelivery("1-held", "bob", 1, START_NS, START_NS)])
     home.finish("1-held")
     home.keep("1-held")
     home.seen("1-staged")
@@ -54,13 +58,15 @@ def plant_every_fault(home: HomeBuilder) -> None:
     home.ledger.fail([("1-failed", "there is no agent zed")], START_NS)
     home.seen("1-returned", to="#team")
     home.ledger.claim(["1-returned"])
-    home.ledger.stage(
+    home.ledger.deliveries.stage(
         [
             ("1-returned", "bob", "staged", START_NS, None, None),
             ("1-returned", "zed", "bounced", START_NS, "no longer an agent", None),
         ]
     )
-    home.ledger.written([Written("1-returned", "bob", 1, START_NS, START_NS)])
+    home.ledger.deliveries.mark_written(
+        [WrittenDelivery("1-returned", "bob", 1, START_NS, START_NS)]
+    )
     home.finish("1-returned")
     home.keep("1-returned", to="#team")
     home.keep(None)  # sent through the engine alone: nobody's business here
@@ -71,7 +77,7 @@ EXPECTED = {
     "1-good": "delivered",
     "1-different": "checksum_differs",
     "1-missing": "missing",
-    "1-extra": "extra",
+    "1-extra": "orphan",
     "1-held": "undelivered",
     "1-staged": "undelivered",
     "1-pending": "in_flight",
@@ -89,24 +95,24 @@ def judged(
     root = tmp_path_factory.mktemp("judged")
     home = HomeBuilder(root / "home")
     plant_every_fault(home)
-    tables = reconcile.make(home.evidence(spark, root / "run"))
+    tables = reconcile.make(home.inputs(spark, root / "run"))
     yield {name: frame.persist() for name, frame in tables.items()}
     home.close()
 
 
 def test_each_planted_fault_is_found_and_nothing_else(judged: dict[str, DataFrame]) -> None:
-    assert judged["reconcile"].columns == schemas.RECONCILED.names
+    assert judged["reconcile"].columns == results.RECONCILED.names
     assert {row["message_id"]: row["class"] for row in judged["reconcile"].collect()} == EXPECTED
 
 
 def test_findings_name_what_is_wrong_and_what_is_known(judged: dict[str, DataFrame]) -> None:
     found = reconcile.findings(judged, NOW)
-    assert found.schema.names == schemas.FINDING.names
+    assert found.schema.names == results.FINDING.names
     rows = {row["message_id"]: row for row in found.collect()}
     assert {name: (row["check"], row["severity"]) for name, row in rows.items()} == {
         "1-different": ("reconcile.checksum_differs", "error"),
         "1-missing": ("reconcile.missing", "error"),
-        "1-extra": ("reconcile.extra", "error"),
+        "1-extra": ("reconcile.orphan", "error"),
         "1-held": ("reconcile.undelivered", "warning"),
         "1-staged": ("reconcile.undelivered", "warning"),
     }
@@ -153,7 +159,7 @@ def test_archives_count_and_a_message_in_two_files_is_one(
     home.write_store()
     home.stored = [stored_message(9, "1-altered", b"another")]
     home.write_store("store/archive/2026-01-31/000001.acomm")
-    table = reconcile.make(home.evidence(spark, tmp_path / "run"))["reconcile"].collect()
+    table = reconcile.make(home.inputs(spark, tmp_path / "run"))["reconcile"].collect()
     assert {row["message_id"]: (row["class"], row["copies"]) for row in table} == {
         "1-old": ("delivered", 1),
         "1-both": ("delivered", 2),
@@ -176,11 +182,11 @@ def test_every_section_of_the_file_counts(
 
 # id: created_ns, created_at, class
 AGES = {
-    "1-old": (START_NS, START_S, "extra"),
+    "1-old": (START_NS, START_S, "orphan"),
     "1-new": (START_NS + 80 * NS_PER_S, START_S + 80, "recent"),
     # found long ago, and taken in by the engine just now
     "1-answer": (START_NS - 10**6 * NS_PER_S, START_S + 80, "recent"),
-    "1-before": (START_NS + 69 * NS_PER_S, START_S + 69, "extra"),
+    "1-before": (START_NS + 69 * NS_PER_S, START_S + 69, "orphan"),
     "1-at": (START_NS + 70 * NS_PER_S, START_S + 70, "recent"),
 }
 

@@ -16,16 +16,16 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from relay import fsio
-from relay.aof2.plan import JobKind
-from relay.audit.watch import Tick, WatchRequest, default_checkpoint, line_of, watch
-from relay.comm import events
-from relay.comm.event_codec import EventCodec
-from relay.comm.model import DeliveryState, Origin
-from relay.errors import HomeMissing, RelayError
-from tests.audit import live
-from tests.audit.homes import START_NS, START_S
-from tests.audit.journals import JournalBuilder, delivered, sent
+from relay.acomm.model import DeliveryState, Origin
+from relay.audit.watch import WatchedBatch, WatchRequest, default_checkpoint, format_batch, watch
+from relay.base import fsio
+from relay.base.errors import HomeMissing, RelayError
+from relay.engine import events
+from relay.engine.event_codec import EventCodec
+from relay.journal.plan import JobKind
+from tests.audit import busy_relay
+from tests.audit.home_builder import START_NS, START_S
+from tests.audit.journal_builder import JournalBuilder, delivered, sent
 from tests.procs import environment, until
 
 KILLS = 2
@@ -49,7 +49,7 @@ class Watched:
         self.home = str(tmp_path / "home")
         self.checkpoint = str(tmp_path / "checkpoint")
         self.out = str(tmp_path / "out")
-        self.ticks: list[Tick] = []
+        self.ticks: list[WatchedBatch] = []
 
     def look(self, **other: str) -> dict[str, int]:
         """Once; the totals."""
@@ -79,7 +79,7 @@ def test_what_happened_and_what_is_wrong(watched: Watched) -> None:
         "expired 1-2 > bob, eve",
         "dead message 7 > bob: no answer",
     ]
-    assert line_of(tick).startswith("2026-01-31T09:30:00Z  events 7, accepted 2, delivered 1")
+    assert format_batch(tick).startswith("2026-01-31T09:30:00Z  events 7, accepted 2, delivered 1")
     assert watched.look() == totals and len(watched.ticks) == 1  # nothing is new
 
 
@@ -152,7 +152,7 @@ def test_a_checkpoint_that_the_journal_does_not_go_back_to(watched: Watched) -> 
     watched.look()
     for number in (2, 3):
         watched.journal.segment(sent(number))
-    watched.journal.tiers.cover(watched.journal.journal.end)
+    watched.journal.tiers.set_safe_offset(watched.journal.journal.end)
     for number in (0, 1):
         watched.journal.move(number, JobKind.PRUNE)
     with pytest.raises(RelayError, match="were pruned before they were read; begin with a new"):
@@ -209,19 +209,20 @@ class Process:
         return self.process.returncode, out, err
 
 
+@pytest.mark.shows("audit 1.15")
 @pytest.mark.timeout(3 * PATIENCE_S)
 def test_killed_again_and_again_each_event_is_counted_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     chance, pause = random.Random(), threading.Event()
-    with live.busy_relay(tmp_path / "home") as home:
+    with busy_relay.busy_relay(tmp_path / "home") as home:
         for _ in range(KILLS):
             following = Process(home, tmp_path)
             before = following.batch()
             until(lambda f=following, b=before: f.batch() > b, patience_s=PATIENCE_S)
             pause.wait(chance.random())  # anywhere in a batch, or between two
             assert following.end(signal.SIGKILL)[0] == -signal.SIGKILL
-    records = live.records(home)
+    records = busy_relay.records(home)
     frames = [EventCodec().decode(record.payload, record.offset) for record in records]
     wanted = [type(frame.event).__name__ for frame in frames if frame.event is not None]
     following = Process(home, tmp_path)
@@ -236,6 +237,7 @@ def test_killed_again_and_again_each_event_is_counted_once(
     assert sorted(row["offset"] for row in rows) == [record.offset for record in records]
 
 
+@pytest.mark.shows("audit 3.7")
 def test_ended_while_spark_starts_it_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
     JournalBuilder(tmp_path / "home").say(sent(1))
     temp = tmp_path / "temp"

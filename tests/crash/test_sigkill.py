@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from relay.comm import acomm
-from relay.config import Config, encode
-from relay.home import Home
-from relay.message import parse_delivered
+from relay.acomm import codec
+from relay.base.config import Config, encode
+from relay.base.home import Home
+from relay.base.message import parse_delivered
 from tests.procs import Relay, environment, until
+
+pytestmark = pytest.mark.shows("ready 1.2")
 
 WRITERS = ("alice", "bob", "carol", "dave")
 MESSAGES_EACH = 500
@@ -23,6 +25,7 @@ KILLS = 20
 WRITER = Path(__file__).with_name("writer.py")
 
 
+@pytest.mark.shows("ready 6.2")
 @pytest.mark.timeout(180)
 def test_two_thousand_messages_and_twenty_kills(tmp_path: Path) -> None:
     home = tmp_path / "a home"
@@ -85,7 +88,7 @@ def check(home: Path, sent: dict[str, tuple[str, str]]) -> None:
     assert in_inboxes(home) == (good, bad)
     statuses, answers = in_ledger(home)
     assert statuses == {m: "archived" for m in good} | {m: "failed" for m in bad}
-    file = acomm.read(str(home / "store" / "relay.acomm"))
+    file = codec.read(str(home / "store" / "relay.acomm"))
     stored = [str((message.metadata or {})["relay_id"]) for message in file.messages]
     assert len(stored) == len(set(stored))
     assert set(stored) == set(good) | answers

@@ -25,6 +25,7 @@ def region(line: str) -> tuple[int, int]:
     return (int(found[2]), int(found[2]) + int(found[3])) if found else (0, 0)
 
 
+@pytest.mark.shows("journal 1.16")
 def test_D5_what_a_failed_sync_left_is_written_again_before_it_is_trusted(
     relay: Relay, tmp_path: Path
 ) -> None:

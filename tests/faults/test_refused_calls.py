@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from relay.home import Home
-from relay.operations.asking import ask_status
+from relay.base.home import Home
+from relay.base.status_client import ask_status
 from tests.faults.test_failed_looks import NAMES, drop, inbox
 from tests.faults.tracing import Tracing
 from tests.procs import Relay, until
@@ -49,7 +49,7 @@ def test_D8_the_admin_thread_outlives_an_error_of_its_selector(
         until(lambda: refusing.text().count("(INJECTED)") == 3, "three errors", 20)
         until(lambda: answers(home), "an answer", 20)
     (said,) = logged(home, "admin")
-    assert "admin.sock could not be served, and goes on" in said["event"]
+    assert "error on admin.sock, still serving" in said["event"]
     assert "Cannot allocate memory" in said["event"] and "exception" not in said
     begin = time.monotonic()
     assert relay.stop() == 0

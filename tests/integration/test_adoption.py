@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.config import Spawn
+from relay.base import fsio
+from relay.base.config import SpawnSettings
 from tests.process_support import ProcessBox
 
 
@@ -28,6 +28,7 @@ def reopen(box: ProcessBox) -> None:
     box.tick(2)
 
 
+@pytest.mark.shows("ready 5.5")
 def test_what_runs_is_taken_over_not_doubled(box: ProcessBox) -> None:
     box.spawn("w", "RESTART: always")
     process = box.running
@@ -139,7 +140,7 @@ def test_started_again_and_killed_before_it_was_noted_it_is_found(box: ProcessBo
     box.spawner.end(1)
     box.go_on(0)
     box.clock.advance(1.1)
-    box.supervisor.poll(asked=False)  # started; nothing is said or noted
+    box.supervisor.poll(has_requests=False)  # started; nothing is said or noted
     process = box.running
     reopen(box)
     box.go_on(10)
@@ -181,4 +182,4 @@ def test_a_spec_that_nobody_needs_is_removed_at_the_start(box: ProcessBox) -> No
 
 
 def test_nothing_is_started_again_unless_somebody_says_so() -> None:
-    assert Spawn().restart == "never"
+    assert SpawnSettings().restart == "never"

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from relay import fsio
-from relay.home import STORE
+from relay.base import fsio
+from relay.base.home import STORE
 from tests.box import Box
 
 pytestmark = pytest.mark.timeout(60)  # some take seven seconds on a quiet machine

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.comm.model import MessageStatus
+from relay.acomm.model import MessageStatus
 from tests.box import Box
 
 COMMAND = "TO: bob\nKIND: command\nAWAIT: 5s\n\ndeploy"

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from agent_sdk import Agent
-from relay.comm import acomm
-from relay.comm.model import Channel, ChannelType, StoreFile
-from relay.home import STORE
+from relay.acomm import codec
+from relay.acomm.model import Channel, ChannelType, StoreFile
+from relay.base.home import STORE
 from tests.procs import Relay, home_of, relay, until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("engine 7.6")]
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +103,7 @@ def test_join_subscribe_publish_unsubscribe_leave(home: Path) -> None:
     assert shown(home, "news")["participants"] == {"operator": "Owner", "alice": "Member"}
 
 
+@pytest.mark.shows("engine 7.7")
 def test_a_subscription_with_a_filter(home: Path) -> None:
     done(home, "create", "alerts", "--type", "pubsub")
     done(home, "join", "alerts", "--as", "alice")
@@ -237,7 +238,7 @@ def test_words_about_a_channel_are_shown(tmp_path: Path) -> None:
     about = {"description": "what CI\x1b says", "tags": ("ci", "build")}
     channel = Channel(1, "ci", ChannelType.GROUP, "alice", **about)  # type: ignore[arg-type]
     home = home_of(tmp_path / "home")
-    acomm.write(str(home / STORE), StoreFile(1, 1, (channel,)))
+    codec.write(str(home / STORE), StoreFile(1, 1, (channel,)))
     facts = shown(home, "ci")
     assert (facts["description"], facts["tags"]) == ("what CI\x1b says", ["ci", "build"])
     text = relay("channel", "show", "ci", home=home).stdout

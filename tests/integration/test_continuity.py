@@ -11,17 +11,18 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent
-from relay import fsio
 from relay.agents.roster import META
-from relay.config import Agents, Config, Continuity
-from relay.message import MessageFile
+from relay.base import fsio
+from relay.base.config import AgentSettings, Config, ContinuitySettings
+from relay.base.message import MessageFile
 from tests.box import Box
 
 SAVE = "KIND: continuity\nACTION: save\n\n"
 LOAD = "KIND: continuity\nACTION: load\n\n"
 LIST = "KIND: continuity\nACTION: list\n\n"
 SETTINGS = Config(
-    continuity=Continuity(most_kib=1, keep_versions=3), agents=Agents(dead_after_s=60)
+    continuity=ContinuitySettings(most_kib=1, keep_versions=3),
+    agents=AgentSettings(dead_after_s=60),
 )
 
 
@@ -181,7 +182,7 @@ def test_who_begins_again_finds_its_save_and_what_is_unread_first(box: Box) -> N
     box.take("bob", next(iter(box.inbox("bob"))))
     query = box.send("alice", "TO: bob\nKIND: query\n\nhow many   tests\nare red?")
     text = box.send("carol", f"TO: bob\n\n{'long ' * 40}")
-    assert box.dispatcher.teller.greet("bob", "start 1")
+    assert box.dispatcher.notifier.send_resume_message("bob", "start 1")
     first, *rest = box.inbox("bob").items()
     assert [message_id for message_id, _ in rest] == [query, text]
     message_id, message = first
@@ -202,26 +203,26 @@ def test_who_begins_again_finds_its_save_and_what_is_unread_first(box: Box) -> N
 def test_it_is_greeted_once_for_each_beginning(box: Box) -> None:
     sent = box.send("alice", "TO: bob\n\nhi")
     for key in ("start 1", "start 1", "start 2"):
-        assert box.dispatcher.teller.greet("bob", key)
+        assert box.dispatcher.notifier.send_resume_message("bob", key)
     assert len(box.inbox("bob")) == 3
     assert list(box.inbox("bob"))[-1] == sent
     welcome = next(iter(box.inbox("bob")))
     box.take("bob", welcome)
-    assert box.dispatcher.teller.greet("bob", "start 2") and box.dispatcher.teller.greet(
-        "bob", "start 1"
-    )
+    assert box.dispatcher.notifier.send_resume_message(
+        "bob", "start 2"
+    ) and box.dispatcher.notifier.send_resume_message("bob", "start 1")
     assert len(box.inbox("bob")) == 2
 
 
 def test_who_has_nothing_is_told_nothing(box: Box) -> None:
-    assert box.dispatcher.teller.greet("bob", "start 1")
+    assert box.dispatcher.notifier.send_resume_message("bob", "start 1")
     assert box.inbox("bob") == {}
 
 
 def test_many_unread_ones_are_counted(box: Box) -> None:
     ids = [box.drop("alice", f"TO: bob\n\n{number}") for number in range(25)]
     box.tick()
-    box.dispatcher.teller.greet("bob", "start 1")
+    box.dispatcher.notifier.send_resume_message("bob", "start 1")
     body = next(iter(box.inbox("bob").values())).body.decode()
     assert "Unread in your inbox: 25.\n" in body and body.endswith("… and 5 more\n")
     assert ids[19] in body and ids[20] not in body
@@ -230,13 +231,13 @@ def test_many_unread_ones_are_counted(box: Box) -> None:
 @pytest.mark.parametrize("oldest", ["0000000001-.msg", "1000000000-.msg", "9" * 20 + "-ab.msg"])
 def test_its_name_sorts_before_whatever_waits(box: Box, oldest: str) -> None:
     box.send("alice", "TO: bob\n\nhi", oldest)
-    box.dispatcher.teller.greet("bob", "start 1")
+    box.dispatcher.notifier.send_resume_message("bob", "start 1")
     assert list(box.inbox("bob"))[1] == oldest.removesuffix(".msg")
 
 
 def test_it_is_taken_before_what_is_urgent(box: Box) -> None:
     urgent = box.send("alice", "TO: bob\nPRIORITY: 0\n\nnow")
-    box.dispatcher.teller.greet("bob", "start 1")
+    box.dispatcher.notifier.send_resume_message("bob", "start 1")
     with Agent("bob", box.root, registers=False) as bob:
         taken = [message.body.split("\n")[0] for message in bob.messages(timeout_s=0)]
     assert taken == ["You begin again.", "now"]
@@ -246,7 +247,7 @@ def test_it_is_taken_before_what_is_urgent(box: Box) -> None:
 
 def test_a_damaged_file_in_the_inbox_is_named_as_it_is(box: Box) -> None:
     box.path("agents", "bob", "inbox", "1000000001-aa.msg").write_bytes(b"\xff\xff")
-    assert box.dispatcher.teller.greet("bob", "start 1")
+    assert box.dispatcher.notifier.send_resume_message("bob", "start 1")
     welcome = min(box.path("agents", "bob", "inbox").glob("*.msg"))
     assert welcome.read_text().endswith("inbox: 1.\n- 1000000001-aa ?\n")
 
@@ -259,10 +260,10 @@ def test_a_disk_that_takes_nothing_greets_later(box: Box, monkeypatch: pytest.Mo
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(fsio, "fault", full)
-    assert not box.dispatcher.teller.greet("bob", "start 1")
+    assert not box.dispatcher.notifier.send_resume_message("bob", "start 1")
     assert len(box.inbox("bob")) == 1
     monkeypatch.setattr(fsio, "fault", lambda operation, name: None)
-    assert box.dispatcher.teller.greet("bob", "start 1")
+    assert box.dispatcher.notifier.send_resume_message("bob", "start 1")
     assert len(box.inbox("bob")) == 2
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from relay.clock import Clock
-from relay.config import Config
-from relay.home import LEDGER, Home
-from relay.housekeeping import backup as home_backup
-from relay.housekeeping.restore import restore
-from relay.ledger import rebuild as ledger_rebuild
+from relay.base.clock import Clock
+from relay.base.config import Config
+from relay.base.home import LEDGER, Home
+from relay.daemon import home_backup, ledger_rebuild
+from relay.daemon.restore import restore
 from tests.box import Box
-from tests.unit.ledger_support import Look
+from tests.ledger.support import Look
 
 AGENTS = ("alice", "bob", "carol")
 # Times as far as the journal tells them; what is due is later by the time that no relay ran.

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from relay.clock import iso_time
-from relay.comm import ChannelConfig, ChannelType, CommStore, DeliveryMode, MessageType
-from relay.home import STORE
+from relay.base.clock import iso_time
+from relay.base.home import STORE
+from relay.engine import ChannelConfig, ChannelType, CommStore, DeliveryMode, MessageType
 from tests.fakes import FakeClock
 from tests.procs import home_of, relay
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("engine 7.8")]
 FIRST, SECOND, FRESH = (f"170000000000000000{n}-aa" for n in range(3))
 
 

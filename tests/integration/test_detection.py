@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.config import Config, Detection
-from relay.flow.watcher import InotifyWatcher, Wake
+from relay.base.config import Config, DetectionSettings
+from relay.base.watcher import InotifyWatcher, WatchEvents
 from tests.box import Box
 
 PENDING_ACTIONS = ("left_in_pending", "remove_orphan")
@@ -17,7 +17,7 @@ PENDING_ACTIONS = ("left_in_pending", "remove_orphan")
 @pytest.fixture(params=["inotify", "scan"])
 def any_box(request: pytest.FixtureRequest, tmp_path: Path) -> Box:
     """The same rules hold whether the kernel tells or a scan finds."""
-    config = Config(detection=Detection(watcher=request.param))
+    config = Config(detection=DetectionSettings(watcher=request.param))
     return Box(tmp_path / "home", "alice", "bob", config=config)
 
 
@@ -27,6 +27,7 @@ def settle(box: Box, seconds: float = 0.2) -> None:
     box.tick(2)
 
 
+@pytest.mark.shows("ready 2.1")
 def test_a_message_is_delivered_read_and_archived(any_box: Box) -> None:
     sent = any_box.drop("alice", "TO: bob\n\nhi")
     any_box.tick()
@@ -209,7 +210,9 @@ def test_after_an_overflow_everything_is_listed(box: Box) -> None:
     sent = box.drop("alice", "TO: bob\n\nmissed")
     box.watcher.wait(0)
     box.clock.advance(0.2)
-    box.dispatcher.tick(Wake(agents_changed=True, scan=True))  # what wait says of an overflow
+    box.dispatcher.tick(
+        WatchEvents(agents_changed=True, scan=True)
+    )  # what wait says of an overflow
     assert box.states(sent) == {"bob": "written"}
 
 
@@ -258,6 +261,7 @@ def test_an_agent_whose_directory_is_a_link_is_none(box: Box, tmp_path: Path) ->
     assert sorted(p.name for p in elsewhere.iterdir()) == ["outbox"]
 
 
+@pytest.mark.shows("ready 2.2")
 def test_the_backlog_goes_in_batches_in_order_of_discovery(tmp_path: Path) -> None:
     box = Box(tmp_path / "home", "alice", "bob")
     sent = [box.drop("alice", f"TO: bob\n\n{number}") for number in range(600)]

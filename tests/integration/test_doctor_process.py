@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from relay.base.home import Home
+from relay.base.status_client import socket_path
 from relay.doctor import examine
-from relay.home import Home
-from relay.operations.asking import socket_path
 from tests.procs import Relay, relay
 
 pytestmark = pytest.mark.timeout(60)

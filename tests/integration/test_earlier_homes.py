@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from relay.base.home import LEDGER
 from relay.cli import cli
-from relay.home import LEDGER
+from tests.ledger.support import Look
 from tests.procs import Relay, earlier_home, relay, until
-from tests.unit.ledger_support import Look
 
 pytestmark = pytest.mark.timeout(60)  # a real relay, on a busy machine
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from relay.comm import acomm
-from relay.security import keyfile
+from relay.acomm import codec
+from relay.base import keyfile
 from tests.procs import Relay, relay, until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("engine 6.14")]
 SECRET = "the password is swordfish"
 
 
@@ -52,7 +52,7 @@ def test_the_first_start_makes_a_key_and_the_store_is_sealed(home: Path) -> None
     run_and_send(home)
     key = keyfile.load(str(home / "store.key"))
     path = home / "store" / "relay.acomm"
-    file = acomm.read(str(path))
+    file = codec.read(str(path))
     assert file.encrypted
     assert SECRET.encode() not in [message.content for message in file.messages]
     assert json.loads(found(home).splitlines()[0])["content"] == SECRET
@@ -112,10 +112,10 @@ def test_an_encrypted_store_with_encryption_off_is_refused(home: Path) -> None:
 def test_a_plain_store_is_sealed_when_encryption_is_turned_on(home: Path) -> None:
     configure(home, encrypt=False)
     run_and_send(home)
-    assert not acomm.read(str(home / "store" / "relay.acomm")).encrypted
+    assert not codec.read(str(home / "store" / "relay.acomm")).encrypted
     configure(home, encrypt=True, key_file=str(home.parent / "elsewhere.key"))
     run_and_send(home, "another")
-    assert acomm.read(str(home / "store" / "relay.acomm")).encrypted
+    assert codec.read(str(home / "store" / "relay.acomm")).encrypted
     assert (home.parent / "elsewhere.key").exists()
     assert SECRET in found(home)
 

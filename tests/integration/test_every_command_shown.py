@@ -24,10 +24,10 @@ import pexpect
 import pytest
 
 from agent_sdk import Agent
+from relay.acomm.model import ChannelConfig, ChannelType, DeliveryMode, MessageType
+from relay.base.home import STORE, tag_of
 from relay.cli import cli
-from relay.comm.engine import CommStore
-from relay.comm.model import ChannelConfig, ChannelType, DeliveryMode, MessageType
-from relay.home import STORE, tag_of
+from relay.engine.commstore import CommStore
 from tests.fakes import FakeClock
 from tests.procs import Relay, environment, home_of, relay, until
 
@@ -117,7 +117,7 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "restore": (["--force", "{home}.copy"],),
 }
 SHOWN_ELSEWHERE = {  # these begin Spark
-    "audit run": "tests/audit/test_private.py and test_report.py",
+    "audit run": "tests/audit/test_temp_folders.py and test_report.py",
     "audit watch": "tests/audit/test_watch.py",
 }
 # What is hostile is in their output, so that it was looked at.

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from relay.errors import ForeignOwner, UnsafePath
-from relay.home import Home
-from relay.security import hardening
+from relay.base import directory_guard
+from relay.base.errors import ForeignOwner, UnsafePath
+from relay.base.home import Home
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 
@@ -32,6 +32,7 @@ def is_private(path: Path) -> bool:
     return path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600)
 
 
+@pytest.mark.shows("ready 4.1")
 def test_at_a_start_everything_is_narrowed_and_said(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
     box.flush()
@@ -40,7 +41,7 @@ def test_at_a_start_everything_is_narrowed_and_said(box: Box) -> None:
     box.path("attachments", "aa").mkdir()
     open_to_all(box.root)
     box.root.chmod(0o755)
-    said = hardening.secure(box.home)
+    said = directory_guard.secure(box.home)
     assert {one.kind for one in said} == {"mode_repaired"}
     assert is_private(box.root)
     assert ("mode_repaired", ".", "the home itself was open to others") in [
@@ -65,7 +66,7 @@ def test_at_a_start_everything_is_narrowed_and_said(box: Box) -> None:
         assert is_private(path), path
     (text,) = (one.detail for one in said if one.path == "store/relay.acomm")
     assert text == "store/relay.acomm was open to others, its mode is 600 now"
-    assert hardening.secure(box.home) == []
+    assert directory_guard.secure(box.home) == []
 
 
 @pytest.mark.parametrize("name", ["store", "journal"])
@@ -76,7 +77,7 @@ def test_a_link_in_the_place_of_the_store_refuses_a_start(
     box.path(name).symlink_to(tmp_path / "elsewhere")
     before = sorted((p, p.stat().st_mode) for p in (tmp_path / "elsewhere").rglob("*"))
     with pytest.raises(UnsafePath, match=rf"^{name} is a link$"):
-        hardening.secure(box.home)
+        directory_guard.secure(box.home)
     assert sorted((p, p.stat().st_mode) for p in (tmp_path / "elsewhere").rglob("*")) == before
     box.path(name).unlink()
     os.rename(tmp_path / "elsewhere", box.path(name))
@@ -85,7 +86,7 @@ def test_a_link_in_the_place_of_the_store_refuses_a_start(
 def test_a_link_within_the_journal_refuses_a_start(box: Box, tmp_path: Path) -> None:
     box.path("journal", "x").symlink_to(tmp_path)
     with pytest.raises(UnsafePath, match=r"^journal/x is a link$"):
-        hardening.secure(box.home)
+        directory_guard.secure(box.home)
 
 
 def test_a_store_of_somebody_else_refuses_a_start(
@@ -94,7 +95,7 @@ def test_a_store_of_somebody_else_refuses_a_start(
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with pytest.raises(ForeignOwner, match=f"belongs to user {owner}, not to {owner + 1}"):
-        hardening.secure(box.home)
+        directory_guard.secure(box.home)
 
 
 def test_a_hard_link_in_the_store_is_left_alone_and_said(box: Box, tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_a_hard_link_in_the_store_is_left_alone_and_said(box: Box, tmp_path: Pat
     other.write_text("x")
     other.chmod(0o644)
     box.path("store", "copy").hardlink_to(other)
-    (one,) = hardening.secure(box.home)
+    (one,) = directory_guard.secure(box.home)
     assert (one.kind, one.path) == ("hard_link", "store/copy")
     assert other.stat().st_mode & 0o777 == 0o644
 
@@ -248,15 +249,16 @@ def test_a_hard_link_is_refused_and_its_other_name_stays_as_it_is(box: Box, tmp_
     assert secret.read_text() == "TO: bob\n\nthe secret"
 
 
+@pytest.mark.shows("ready 3.5")
 def test_killed_before_a_refusal_is_archived_it_is_one_incident(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relay.flow.finish import Finisher
+    from relay.delivery.archive import Archiver
 
     name = box.name()
     path = box.path("agents", "alice", "outbox", name)
     with monkeypatch.context() as patched:
-        patched.setattr(Finisher, "finish", lambda *_: [])
+        patched.setattr(Archiver, "archive", lambda *_: [])
         os.mkfifo(path.with_suffix(".tmp"))
         os.rename(path.with_suffix(".tmp"), path)
         box.tick()
@@ -272,4 +274,4 @@ def test_killed_before_a_refusal_is_archived_it_is_one_incident(
 def test_a_home_that_is_fine_has_nothing_said(tmp_path: Path) -> None:
     with Home.create(str(tmp_path / "home"), b"{}") as home:
         home.make_agent("alice")
-        assert hardening.secure(home) == []
+        assert directory_guard.secure(home) == []

@@ -6,11 +6,13 @@ import json
 
 import pytest
 
-from relay.comm import acomm
-from relay.comm.model import Channel, ChannelType, Message, MessageStatus, MessageType, StoreFile
-from relay.home import STORE
+from relay.acomm import codec
+from relay.acomm.model import Channel, ChannelType, Message, MessageStatus, MessageType, StoreFile
+from relay.base.home import STORE
 from tests.box import Box
 from tests.procs import relay
+
+pytestmark = pytest.mark.shows("engine 7.5")
 
 
 @pytest.fixture
@@ -129,6 +131,6 @@ def test_archived_messages_may_be_left_out(box: Box) -> None:
     old = Message(
         2, MessageType.TEXT, "alice", 1, b"old", created_at=2, status=MessageStatus.ARCHIVED
     )
-    acomm.write(box.home.path(STORE), StoreFile(1, 1, (channel,), (live, old)))
+    codec.write(box.home.path(STORE), StoreFile(1, 1, (channel,), (live, old)))
     assert [row["content"] for row in lines(box, "history")] == ["old", "live"]
     assert [row["content"] for row in lines(box, "history", "--no-archived")] == ["live"]

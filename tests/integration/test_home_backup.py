@@ -15,24 +15,24 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent
-from relay import fsio
-from relay.clock import Clock
-from relay.config import Config, Store, encode
-from relay.errors import AlreadyRunning, FormatError, IntegrityError, RelayError, UnsafePath
-from relay.home import LEDGER, LOCK
-from relay.housekeeping import backup as home_backup
-from relay.housekeeping.restore import restore
+from relay.base import fsio
+from relay.base.clock import Clock
+from relay.base.config import Config, StoreSettings, encode
+from relay.base.errors import AlreadyRunning, FormatError, IntegrityError, RelayError, UnsafePath
+from relay.base.home import LEDGER, LOCK
+from relay.daemon import home_backup
+from relay.daemon.restore import restore
 from tests.box import Box
+from tests.ledger.support import Look
 from tests.procs import Relay, meanwhile, relay, until
-from tests.unit.ledger_support import Look
 
 STEP = """
 import os, signal, sys
-from relay import fsio
-from relay.clock import Clock
-from relay.config import Config
-from relay.home import Home
-from relay.housekeeping import backup, restore
+from relay.base import fsio
+from relay.base.clock import Clock
+from relay.base.config import Config
+from relay.base.home import Home
+from relay.daemon import home_backup, restore
 steps = int(sys.argv[1])
 def fault(operation, name):
     global steps
@@ -41,7 +41,7 @@ def fault(operation, name):
         os.kill(os.getpid(), signal.SIGKILL)
 fsio.fault = fault
 if sys.argv[2] == "backup":
-    backup.backup(Home(sys.argv[3]), Config(), Clock(), sys.argv[4])
+    home_backup.backup(Home(sys.argv[3]), Config(), Clock(), sys.argv[4])
 else:
     restore.restore(sys.argv[3], sys.argv[4], force=True)
 """
@@ -126,7 +126,7 @@ def test_D2_what_is_no_regular_file_is_left_out_and_said(tmp_path: Path) -> None
 
 
 def test_D2_an_encrypted_home_opens_again_with_its_key(tmp_path: Path) -> None:
-    box = Box(tmp_path / "home", "alice", "bob", config=Config(store=Store(encrypt=True)))
+    box = Box(tmp_path / "home", "alice", "bob", config=Config(store=StoreSettings(encrypt=True)))
     box.send("alice", "TO: bob\n\nsecret")
     box.flush()
     backup(box, tmp_path / "kept")
@@ -195,7 +195,7 @@ def test_D2_what_was_delivered_and_rolled_meanwhile_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A message leaves the live store while the home is copied; its reader has not taken it yet."""
-    config = Config(store=Store(roll_after_s=1, roll_messages=1))
+    config = Config(store=StoreSettings(roll_after_s=1, roll_messages=1))
     box = Box(tmp_path / "home", "alice", "bob", config=config)
     sent: list[str] = []
 

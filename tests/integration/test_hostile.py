@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from relay.errors import UnsafePath
-from relay.flow.decide import Decider
-from relay.home import Home
+from relay.base.errors import UnsafePath
+from relay.base.home import Home
+from relay.delivery.decide import Planner
 from tests.box import Box
+
+pytestmark = pytest.mark.shows("ready 1.5")
 
 
 def test_an_mtime_beyond_the_ledgers_numbers(box: Box) -> None:
@@ -80,14 +82,14 @@ def test_without_pending_files_are_found_all_the_same(box: Box) -> None:
 def test_a_fault_of_ours_refuses_one_file_and_stops_no_other(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decide = Decider.decide
+    decide = Planner.plan
 
-    def faulty(self: Decider, work, accepted, *rest) -> None:  # type: ignore[no-untyped-def]
+    def faulty(self: Planner, work, accepted, *rest) -> None:  # type: ignore[no-untyped-def]
         if accepted.message.body == b"poison":
             raise ZeroDivisionError("division by zero")
         decide(self, work, accepted, *rest)
 
-    monkeypatch.setattr(Decider, "decide", faulty)
+    monkeypatch.setattr(Planner, "plan", faulty)
     sent = box.drop("alice", "TO: bob\n\npoison")
     box.drop("carol", "TO: bob\n\nwater")
     box.tick()
@@ -141,7 +143,7 @@ def test_a_clock_set_back_is_logged(box: Box) -> None:
 
 
 def test_a_ledger_removed_while_the_relay_runs_is_noticed(tmp_path: Path) -> None:
-    from relay.errors import LedgerError
+    from relay.base.errors import LedgerError
 
     box = Box(tmp_path / "home", "alice", "bob")
     box.path("ledger.db").unlink()

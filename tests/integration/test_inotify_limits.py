@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.home import Home
-from relay.operations.asking import ask_status
+from relay.base.home import Home
+from relay.base.status_client import ask_status
 from tests.procs import PATIENCE_S, environment, home_of, relay, until
 
 pytestmark = pytest.mark.timeout(60)

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from relay.config import Config, Journal, encode
-from relay.home import BASE, STORE
-from relay.store.upkeep import covers
+from relay.base.config import Config, JournalSettings, encode
+from relay.base.home import BASE, STORE
+from relay.daemon.journal_commands import covered_offset
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 
-SMALL = Config(journal=Journal(segment_bytes=4096, compress_segments=False))
+pytestmark = pytest.mark.shows("journal 5.8")
+
+SMALL = Config(journal=JournalSettings(segment_bytes=4096, compress_segments=False))
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def ask(box: Box, body: str, sender: str = "operator") -> str:
 def steps(box: Box) -> list[str]:
     """Everything that the tiers have to do."""
     done = []
-    while (line := box.tiers.step()) is not None:
+    while (line := box.tiers.run_next()) is not None:
         done.append(line)
     return done
 
@@ -55,7 +57,7 @@ def test_seal_is_done_with_the_turn_that_takes_it(box: Box) -> None:
         "completed journal.seal is asked for; `relay journal status` shows what became of it\n"
     )
     assert journal.manifest.entries()[-1].base_offset == journal.durable == journal.end
-    assert box.tiers.step() is None
+    assert box.tiers.run_next() is None
     box.send("alice", "TO: bob\n\non it goes")
     assert box.bodies("bob")[-1] == "on it goes"
 
@@ -65,15 +67,15 @@ def test_the_others_wait_for_the_tiers_thread(box: Box) -> None:
     assert "is asked for" in ask(box, "journal.compress\nSEGMENTS: 1 2")
     assert set(residency(box)) == {1}  # the loop has moved nothing
     assert box.tiers.due_ns() == 0
-    assert steps(box) == ["asked for: compressed segment 1", "asked for: compressed segment 2"]
+    assert steps(box) == ["command: compressed segment 1", "command: compressed segment 2"]
     ask(box, "journal.compress")
     ask(box, "journal.evict\nSEGMENTS: 0")
     done = steps(box)
-    assert done[0] == "asked for: compressed segment 0"
-    assert done[-1] == "asked for: evicted segment 0"
+    assert done[0] == "command: compressed segment 0"
+    assert done[-1] == "command: evicted segment 0"
     assert residency(box)[:2] == [2, 3]
     ask(box, "journal.hydrate\nSEGMENTS: 0")
-    assert steps(box) == ["asked for: hydrated segment 0"]
+    assert steps(box) == ["command: hydrated segment 0"]
 
 
 def test_what_fails_is_said_in_the_log_and_the_next_is_done(box: Box) -> None:
@@ -81,9 +83,9 @@ def test_what_fails_is_said_in_the_log_and_the_next_is_done(box: Box) -> None:
     ask(box, "journal.upload\nSEGMENTS: 0")
     ask(box, "journal.compress\nSEGMENTS: 0")
     steps(box)
-    said = [line["event"] for line in box.log if "asked for" in line["event"]]
-    assert said[0].startswith("asked for, and not done: segment 99: the stream has none; `relay")
-    assert said[1].startswith("asked for: segment 0: a segment is in Tier 2, and no object store")
+    said = [line["event"] for line in box.log if line["event"].startswith("command")]
+    assert said[0].startswith("command failed: segment 99 is not in the stream; `relay")
+    assert said[1].startswith("command: segment 0: a segment is in Tier 2, and no object store")
     assert residency(box)[0] == 3
 
 
@@ -91,10 +93,10 @@ def test_prune_keeps_the_base_first(box: Box) -> None:
     assert not box.path(BASE).exists()
     ask(box, "journal.prune\nKEEP_BYTES: 0")
     done = steps(box)
-    assert done[:2] == ["asked for: pruned segment 0", "asked for: pruned segment 1"]
-    kept = covers(str(box.path(BASE)))
+    assert done[:2] == ["command: pruned segment 0", "command: pruned segment 1"]
+    kept = covered_offset(str(box.path(BASE)))
     assert 0 < box.events.journal.first <= kept
-    assert kept == covers(str(box.path(STORE + ".prev")))
+    assert kept == covered_offset(str(box.path(STORE + ".prev")))
 
 
 def test_prune_lets_nothing_go_that_no_base_covers(box: Box) -> None:
@@ -107,24 +109,26 @@ def test_prune_lets_nothing_go_that_no_base_covers(box: Box) -> None:
 
 def test_an_order_lets_retention_go_no_further_than_a_base(box: Box) -> None:
     box.kill()
-    box.config = Config(journal=Journal(segment_bytes=4096, compress_segments=False, keep_age_s=1))
+    box.config = Config(
+        journal=JournalSettings(segment_bytes=4096, compress_segments=False, keep_age_s=1)
+    )
     whole = box.path(STORE + ".prev").read_bytes()
     box.path(STORE + ".prev").write_bytes(whole[:-7])
     box.open()
     ask(box, "journal.compress\nSEGMENTS: 3")
-    assert steps(box) == ["asked for: compressed segment 3"]
+    assert steps(box) == ["command: compressed segment 3"]
     assert box.events.journal.first == 0 and not box.path(BASE).exists()
     box.path(STORE + ".prev").write_bytes(whole)
     ask(box, "journal.compress\nSEGMENTS: 4")
     assert steps(box)[1].startswith("prune segment 0")
-    assert box.events.journal.first <= covers(str(box.path(BASE)))
+    assert box.events.journal.first <= covered_offset(str(box.path(BASE)))
     box.close()
 
 
 def test_prune_without_a_word_of_what_to_keep_deletes_nothing(box: Box) -> None:
     ask(box, "journal.prune")
     assert steps(box) == [
-        "asked for, and not done: nothing says what to keep of the journal;"
+        "command failed: there is no limit for what to keep of the journal;"
         " journal.keep_age_s or journal.keep_mib in config.json do, or the command"
     ]
 
@@ -141,14 +145,14 @@ def test_only_operator_and_lead_may(box: Box) -> None:
 def test_a_command_that_is_decided_twice_is_one_order(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relay.flow.delivery import DiskFull
+    from relay.delivery.file_ops import DiskFull
 
     with monkeypatch.context() as patch:
 
         def full(*_: object) -> dict[str, str]:
             raise DiskFull("no space left")
 
-        patch.setattr("relay.flow.delivery.stage", full)
+        patch.setattr("relay.delivery.file_ops.stage", full)
         sent = box.send("operator", "TO: __orchestrator__\nKIND: command\n\nACTION: journal.seal")
     box.clock.advance(2)
     box.tick(3)
@@ -173,7 +177,9 @@ def test_the_command_line_asks_the_relay_that_runs(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home", "alice", "bob")
     tier2 = tmp_path / "tier2"
     tier2.mkdir()
-    config = Config(journal=Journal(compress_segments=False, objects=str(tier2), keep_mib=1024))
+    config = Config(
+        journal=JournalSettings(compress_segments=False, objects=str(tier2), keep_mib=1024)
+    )
     (home / "config.json").write_bytes(encode(config))
     process = Relay(home)
     process.start()
@@ -190,7 +196,7 @@ def test_the_command_line_asks_the_relay_that_runs(tmp_path: Path) -> None:
         assert list(tier2.rglob("*.seg.zst"))
 
         missing = relay("journal", "compress", "9", home=home)
-        assert missing.returncode == 1 and "segment 9: the stream has none" in missing.stderr
+        assert missing.returncode == 1 and "segment 9 is not in the stream" in missing.stderr
         other = relay("journal", "compress", "--as", "bob", home=home)
         assert other.returncode == 6 and "is for operator and the lead alone" in other.stderr
         named = relay("journal", "upload", "--objects", "/elsewhere", home=home)
@@ -208,7 +214,7 @@ def test_the_command_line_asks_the_relay_that_runs(tmp_path: Path) -> None:
 def test_a_store_that_is_away_is_seen_until_it_is_back(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home", "alice", "bob")
     away = tmp_path / "not-mounted"
-    config = Config(journal=Journal(compress_after_s=0, objects=str(away)))
+    config = Config(journal=JournalSettings(compress_after_s=0, objects=str(away)))
     (home / "config.json").write_bytes(encode(config))
     process = Relay(home)
     process.start()
@@ -217,7 +223,7 @@ def test_a_store_that_is_away_is_seen_until_it_is_back(tmp_path: Path) -> None:
         assert relay("journal", "seal", home=home).returncode == 0
         until(lambda: "the journal's tiers: " in relay("status", home=home).stdout)
         (told,) = json.loads(relay("status", "--json", home=home).stdout)["tiers_waiting"]
-        assert told.startswith("again in ") and f"upload segment 0: not in {away} yet" in told
+        assert told.startswith("retry in ") and f"upload segment 0: not in {away} yet" in told
         done = relay("doctor", home=home)
         assert done.returncode == 3 and told.partition(": ")[2] in done.stdout
         assert "the relay goes on trying" in done.stdout

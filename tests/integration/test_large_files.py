@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.config import Config, Limits
-from relay.flow import attachments
+from relay.base.config import Config, LimitSettings
+from relay.ledger import attachments
 from tests.box import Box
 from tests.procs import until
 
@@ -76,6 +76,7 @@ def test_of_many_that_are_taken_a_part_at_a_time_is_made_room_for(box: Box) -> N
     assert at_most <= 65 * MIB
 
 
+@pytest.mark.shows("journal 1.5")
 def test_surplus_zeros_are_cut_off_at_a_start(box: Box) -> None:
     sent = box.send("alice", "TO: bob\n\nhi")
     box.kill()
@@ -114,7 +115,7 @@ def attach(box: Box, agent: str, digest: str) -> str:
 
 
 def test_one_that_is_too_large_is_refused_by_its_size(tmp_path: Path) -> None:
-    config = Config(limits=Limits(max_attachment_mib=2))
+    config = Config(limits=LimitSettings(max_attachment_mib=2))
     box = Box(tmp_path / "home", "alice", "bob", config=config)
     digest = "ab" * 32
     path = box.path("attachments", "ab", digest)

@@ -14,26 +14,26 @@ from typing import Any
 import pytest
 
 from agent_sdk import Agent
-from relay import fsio
-from relay.clock import Clock
-from relay.config import Config
-from relay.errors import AlreadyRunning
-from relay.home import LEDGER, LOCK, Home
+from relay.base import fsio
+from relay.base.clock import Clock
+from relay.base.config import Config
+from relay.base.errors import AlreadyRunning
+from relay.base.home import LEDGER, LOCK, Home
+from relay.daemon import ledger_rebuild
+from relay.daemon.ledger_rebuild import Rebuilt
 from relay.ledger import file as ledger_file
-from relay.ledger import rebuild as ledger_rebuild
-from relay.ledger.rebuild import Rebuilt
 from tests.box import Box
+from tests.ledger.support import Look
 from tests.procs import Relay, relay, until
-from tests.unit.ledger_support import Look
 
 PAGE = 4096
 REBUILD = """
 import os, signal, sys
-from relay import fsio
-from relay.clock import Clock
-from relay.config import Config
-from relay.ledger import rebuild as ledger_rebuild
-from relay.home import Home
+from relay.base import fsio
+from relay.base.clock import Clock
+from relay.base.config import Config
+from relay.daemon import ledger_rebuild
+from relay.base.home import Home
 steps = int(sys.argv[2])
 def fault(operation, name):
     global steps
@@ -74,8 +74,8 @@ def a_home(root: Path) -> list[str]:
     os.rename(box.path("agents/carol/inbox"), box.path("agents/carol/away"))
     box.path("agents/carol/inbox").symlink_to(box.path("tmp"))
     sent.append(box.send("alice", "TO: carol\n\nheld"))
-    box.ledger.registry.set_public_keys([("alice", "ab" * 32)], 1)
-    box.ledger.registry.security_event("hard_link", "bob", "x", "two names", 7)
+    box.ledger.agents.set_public_keys([("alice", "ab" * 32)], 1)
+    box.ledger.agents.add_security_event("hard_link", "bob", "x", "two names", 7)
     box.flush()
     box.close()
     return sent

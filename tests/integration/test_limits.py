@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.config import Config, Security
+from relay.base import fsio
+from relay.base.config import Config, SecuritySettings
 from tests.box import Box
 
 MakeBox = Callable[..., Box]
@@ -20,7 +20,7 @@ def make_box(tmp_path: Path) -> Iterator[MakeBox]:
     made: list[Box] = []
 
     def make(**settings: int) -> Box:
-        config = Config(security=Security(**settings))  # type: ignore[arg-type]
+        config = Config(security=SecuritySettings(**settings))  # type: ignore[arg-type]
         made.append(Box(tmp_path / "home", "alice", "bob", "carol", config=config))
         return made[-1]
 
@@ -34,6 +34,7 @@ def notices(box: Box, agent: str) -> list[str]:
     return [m.body.decode() for m in box.inbox(agent).values() if m.kind == "notification"]
 
 
+@pytest.mark.shows("ready 4.5")
 def test_over_its_rate_messages_wait_in_the_outbox_and_go_at_that_rate(make_box: MakeBox) -> None:
     box = make_box(rate_per_s=10, rate_burst=5)
     for number in range(12):
@@ -47,7 +48,7 @@ def test_over_its_rate_messages_wait_in_the_outbox_and_go_at_that_rate(make_box:
         "in the outbox and goes at that rate, nothing is lost\n"
     ]
     assert notices(box, "carol") == []
-    assert box.dispatcher.limited == (["alice"], 1, [], 0)
+    assert box.dispatcher.throttled == (["alice"], 1, [], 0)
 
     for _ in range(20):
         box.clock.advance(0.1)
@@ -59,6 +60,7 @@ def test_over_its_rate_messages_wait_in_the_outbox_and_go_at_that_rate(make_box:
     ]
 
 
+@pytest.mark.shows("ready 4.5")
 def test_it_is_told_again_after_a_calm_minute(make_box: MakeBox) -> None:
     box = make_box(rate_per_s=10, rate_burst=1)
     for _ in range(2):
@@ -125,10 +127,10 @@ def test_over_the_quota_of_files_each_is_taken_in_its_turn(make_box: MakeBox) ->
         "in its turn, nothing is lost\n"
     ]
     assert box.sql("SELECT kind, agent FROM security_events") == [("quota_exceeded", "alice")]
-    assert box.dispatcher.limited == ([], 0, ["alice"], 1)
+    assert box.dispatcher.throttled == ([], 0, ["alice"], 1)
     box.clock.advance(31)
     box.tick()
-    assert box.dispatcher.limited == ([], 0, [], 1)
+    assert box.dispatcher.throttled == ([], 0, [], 1)
 
 
 def test_over_the_quota_of_bytes_it_is_told_once(make_box: MakeBox) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from relay.comm import acomm
+from relay.acomm import codec
 from scripts.history.make import Given, History
 from scripts.history.talk import Talk, make_cast
 from tests.procs import PROJECT, Relay, environment, relay, until
 
-pytestmark = pytest.mark.timeout(60)  # histories are made, and five commands look at one
+pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("audit 2.6")]
 NOVEMBER_NS = 1_793_556_000 * 10**9  # 2026-11-01T18:00:00Z
 
 
@@ -59,7 +59,7 @@ def test_all_tiers_archives_and_packs_are_there(tmp_path: Path) -> None:
     assert list(home.glob("archive/2026-11-01/*/*.msg"))
     archives = list(home.glob("store/archive/*/*.acomm"))
     assert archives
-    stored = sum(len(acomm.read(str(p)).messages) for p in (*archives, home / "store/relay.acomm"))
+    stored = sum(len(codec.read(str(p)).messages) for p in (*archives, home / "store/relay.acomm"))
     assert stored == 800
 
 

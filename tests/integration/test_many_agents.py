@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.names import new_message_id
+from relay.base.names import new_message_id
 from scripts.benchmarks.idle import watches_of
 from tests.procs import Relay, home_of, until
 
@@ -17,6 +17,7 @@ BUSY = 20
 EACH = 5
 
 
+@pytest.mark.shows("ready 6.5")
 @pytest.mark.timeout(120)
 def test_a_thousand_agents_have_two_watches_each_and_get_their_mail(tmp_path: Path) -> None:
     names = [f"agent{number:04d}" for number in range(AGENTS)]

@@ -17,13 +17,15 @@ from pathlib import Path
 import pytest
 
 from relay.agents.roster import META
-from relay.clock import NS_PER_S
-from relay.flow.watcher import Wake
-from relay.home import LEDGER
-from relay.message import MessageFile
+from relay.base.clock import NS_PER_S
+from relay.base.home import LEDGER
+from relay.base.message import MessageFile
+from relay.base.watcher import WatchEvents
 from tests.box import Box
 from tests.process_support import ProcessBox
 from tests.procs import relay
+
+pytestmark = pytest.mark.shows("engine 7.1")
 
 COMMAND = "TO: bob\nKIND: command\n\ndeploy\nto staging"
 QUERY = "TO: bob\nKIND: query\n\nwhich branch?"
@@ -377,7 +379,7 @@ def test_M03_however_much_is_begun_the_processes_are_looked_at_once(
 
     monkeypatch.setattr(processes, "rows", counted)
     box.clock.advance(6)
-    box.dispatcher.tick(Wake())
+    box.dispatcher.tick(WatchEvents())
     assert len(looks) == 1
 
 

@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from relay.aof2 import orders
-from relay.config import Config, Journal
-from relay.errors import JournalPruned
-from relay.home import BASE, STORE
-from relay.store.opening import look
+from relay.base.config import Config, JournalSettings
+from relay.base.errors import JournalPruned
+from relay.base.home import BASE, STORE
+from relay.daemon.opening import open_store_readonly
 from tests.box import Box
 
-KEEP_LITTLE = Config(journal=Journal(segment_bytes=4096, keep_age_s=1, compress_segments=False))
+pytestmark = pytest.mark.shows("journal 5.9")
+
+KEEP_LITTLE = Config(
+    journal=JournalSettings(segment_bytes=4096, keep_age_s=1, compress_segments=False)
+)
 FILES = (STORE, STORE + ".prev", BASE)
 
 
@@ -25,7 +28,7 @@ def pruned(tmp_path: Path) -> Box:
         box.send("alice", f"TO: bob\n\nnumber {number}")
         if number % 10 == 9:
             box.flush()
-    assert [done.what for done in orders.prune(box.tiers, box.tiers.prunes())]
+    assert [done.what for done in box.tiers.prune(box.tiers.prunes())]
     assert box.events.journal.first > 0
     box.kill()
     return box
@@ -51,12 +54,12 @@ def test_a_pruned_journal_is_no_damage(pruned: Box) -> None:
     pruned.tick()
     assert not [line["event"] for line in pruned.log if "lost" in line["event"]]
     assert len(pruned.store.state.messages) == 40
-    assert len(look(pruned.home, pruned.clock, pruned.config).state.messages) == 40
+    assert len(open_store_readonly(pruned.home, pruned.clock, pruned.config).state.messages) == 40
 
 
 def test_the_store_is_made_again_from_its_base(pruned: Box) -> None:
     damage(pruned, STORE, STORE + ".prev")
-    assert len(look(pruned.home, pruned.clock, pruned.config).state.messages) == 40
+    assert len(open_store_readonly(pruned.home, pruned.clock, pruned.config).state.messages) == 40
     pruned.open()
     assert len(pruned.store.state.messages) == 40
     assert any("made again" in line["event"] for line in pruned.log)
@@ -66,7 +69,10 @@ def test_the_store_is_made_again_from_its_base(pruned: Box) -> None:
 def test_without_a_base_it_cannot_be_made_again_and_nothing_is_touched(pruned: Box) -> None:
     damage(pruned, *FILES)
     before = everything(pruned)
-    for attempt in (pruned.open, lambda: look(pruned.home, pruned.clock, pruned.config)):
+    for attempt in (
+        pruned.open,
+        lambda: open_store_readonly(pruned.home, pruned.clock, pruned.config),
+    ):
         with pytest.raises(JournalPruned) as caught:
             attempt()
         assert "were pruned, and no store file from there on can be read" in str(caught.value)
@@ -98,4 +104,4 @@ def test_a_ledger_from_before_is_told_of(pruned: Box) -> None:
     for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm"):
         pruned.path(name).unlink(missing_ok=True)
     pruned.open()
-    assert any("rows of that time are not made again" in line["event"] for line in pruned.log)
+    assert any("rows of that time are not restored" in line["event"] for line in pruned.log)

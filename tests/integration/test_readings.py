@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.config import Config, Detection
-from relay.flow.watcher import Wake
+from relay.base import fsio
+from relay.base.config import Config, DetectionSettings
+from relay.base.watcher import WatchEvents
 from relay.ledger import Ledger
 from tests.box import Box
 
@@ -23,7 +23,7 @@ RETIRE = "ACTION: agent.retire"
 @pytest.fixture(params=["inotify", "scan"])
 def any_box(request: pytest.FixtureRequest, tmp_path: Path) -> Box:
     """The same rules hold whether the kernel tells or a scan finds."""
-    config = Config(detection=Detection(watcher=request.param))
+    config = Config(detection=DetectionSettings(watcher=request.param))
     return Box(tmp_path / "home", "alice", "bob", config=config)
 
 
@@ -91,7 +91,7 @@ def test_M02_one_that_is_removed_is_looked_up_alone_however_many_wait(
     def all_of_them(_: str) -> dict[str, int]:
         raise AssertionError("10,000 that wait take 10 ms")
 
-    monkeypatch.setattr(box.ledger, "unread", all_of_them)
+    monkeypatch.setattr(box.ledger.deliveries, "unread", all_of_them)
     after(box)
     assert read(box, first) == ("read", "removed")
 
@@ -436,7 +436,7 @@ def test_M02_killed_at_any_step_what_vanished_comes_again_once(
             body = "ACTION: agent.retire\nNAME: bob\nREASON: done here"
             box.send("operator", f"TO: __orchestrator__\nKIND: command\n\n{body}")
         shutil.rmtree(box.path("agents", "bob"))
-        box.dispatcher.tick(Wake(agents_changed=True))
+        box.dispatcher.tick(WatchEvents(agents_changed=True))
         box.home.make_agent("bob")
         count = 0
         with monkeypatch.context() as patch:

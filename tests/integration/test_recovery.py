@@ -6,12 +6,14 @@ import os
 
 import pytest
 
-from relay import fsio
-from relay.comm import acomm
-from relay.flow.carry import Carrier
-from relay.home import STORE
-from relay.store.eventlog import EventLog
+from relay.acomm import codec
+from relay.base import fsio
+from relay.base.home import STORE
+from relay.delivery.carry import BatchWriter
+from relay.delivery.eventlog import EventLog
 from tests.box import Box
+
+pytestmark = pytest.mark.shows("ready 1.4")
 
 
 def restart(box: Box) -> None:
@@ -158,7 +160,7 @@ def test_a_staged_delivery_without_a_file_was_delivered(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Carrier, "_note", _fail)
+        patch.setattr(BatchWriter, "_record", _fail)
         sent = box.drop("alice", "TO: bob\n\nhi")
         with pytest.raises(KeyboardInterrupt):
             box.tick()
@@ -189,7 +191,7 @@ def test_a_flush_cut_short_leaves_the_old_file(box: Box, monkeypatch: pytest.Mon
     restart(box)
     box.flush()
     assert box.stored() == [first, second]
-    assert acomm.read(box.home.path(STORE)).messages[1].content == b"two"
+    assert codec.read(box.home.path(STORE)).messages[1].content == b"two"
 
 
 def _no_room(*_: object) -> None:
@@ -271,7 +273,7 @@ def test_a_command_obeyed_before_a_crash_is_not_obeyed_again(box: Box) -> None:
     number = box.store.dead_letters()[0].message.id
     asked = "TO: __orchestrator__\nKIND: command\n\nACTION: dead.discard\nID: "
     box.send("operator", f"{asked}{number}")
-    acomm.write(box.home.path(STORE), box.store.snapshot().file())  # and no row completed
+    codec.write(box.home.path(STORE), box.store.snapshot().file())  # and no row completed
     box.kill()
     box.open()
     box.flush()

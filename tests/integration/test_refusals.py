@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from relay.config import Config, Limits
+from relay.base.config import Config, LimitSettings
 from tests.box import Box
 
 
+@pytest.mark.shows("ready 1.5")
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -50,8 +51,11 @@ def test_the_sender_is_told_why_and_the_file_is_kept(
     assert box.outbox("alice") == []
 
 
+@pytest.mark.shows("ready 2.3", "ready 4.6")
 def test_a_file_too_large_is_refused_unread(tmp_path: Path) -> None:
-    box = Box(tmp_path / "home", "alice", "bob", config=Config(limits=Limits(max_body_bytes=1000)))
+    box = Box(
+        tmp_path / "home", "alice", "bob", config=Config(limits=LimitSettings(max_body_bytes=1000))
+    )
     sent = box.send("alice", "TO: bob\n\n" + "x" * 10_000)
 
     assert "too large: the body may be 1000" in box.nacks("alice")[0]
@@ -114,13 +118,14 @@ def test_what_is_no_regular_file_is_refused_and_noted(box: Box, kind: str, tmp_p
     box.tick()
 
     assert box.inbox("bob") == {}
-    assert "no regular file" in box.nacks("alice")[0]
+    assert "regular file" in box.nacks("alice")[0]
     assert box.sql("SELECT kind, agent FROM security_events") == [("not_a_regular_file", "alice")]
     box.flush()
     assert not os.path.lexists(path)
     assert secret.read_text() == "TO: bob\n\nthe secret"
 
 
+@pytest.mark.shows("ready 1.3")
 def test_the_same_file_again_is_put_away_not_delivered_again(box: Box) -> None:
     name = box.name()
     sent = box.send("alice", "TO: bob\n\nonce", name)

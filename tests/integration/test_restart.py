@@ -13,13 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio, recovery
-from relay.daemon import trouble
-from relay.errors import LedgerError
-from relay.home import Home
-from relay.operations.logs import make_log
+from relay.base import fsio
+from relay.base.errors import LedgerError
+from relay.base.home import Home
+from relay.base.lock_file import trouble
+from relay.base.logs import make_log
+from relay.daemon import recovery
 from tests.box import Box
 from tests.procs import Relay, environment, home_of, relay, until
+
+pytestmark = pytest.mark.shows("journal 5.10", "ready 1.4")
 
 
 def test_a_stop_with_files_waiting_ends(tmp_path: Path) -> None:

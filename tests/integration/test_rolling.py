@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from relay.config import Config, Store
+from relay.base.config import Config, StoreSettings
 from tests.box import Box
 
-CONFIG = Config(store=Store(roll_after_s=60, roll_messages=3))
+pytestmark = pytest.mark.shows("engine 7.10", "ready 2.4")
+
+CONFIG = Config(store=StoreSettings(roll_after_s=60, roll_messages=3))
 
 
 @pytest.fixture

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from relay.security.signatures import public_key, sign
+from relay.base.signatures import public_key, sign
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
+
+pytestmark = pytest.mark.shows("ready 3.1")
 
 SECRET = "correct-horse-battery-staple"
 PRIVATE = b"k" * 32
@@ -67,16 +69,16 @@ def test_no_line_of_the_log_has_content_or_keys(tmp_path: Path) -> None:
 
 
 def test_no_fact_that_is_logged_has_content(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    from relay.flow.decide import Decider
+    from relay.delivery.decide import Planner
 
-    decide = Decider.decide
+    decide = Planner.plan
 
-    def faulty(self: Decider, work, accepted, *rest) -> None:  # type: ignore[no-untyped-def]
+    def faulty(self: Planner, work, accepted, *rest) -> None:  # type: ignore[no-untyped-def]
         if accepted.message.body.startswith(b"poison"):
             raise ValueError(accepted.message.body)  # a fault of ours may quote what it choked on
         decide(self, work, accepted, *rest)
 
-    monkeypatch.setattr(Decider, "decide", faulty)
+    monkeypatch.setattr(Planner, "plan", faulty)
     box.send("alice", f"TO: bob\n\npoison {SECRET}")
     feed(box.path("agents", "alice", "outbox"))
     box.tick(3)

@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent
-from relay.comm import acomm
-from relay.config import Config, Security
-from relay.errors import KeyFileError
-from relay.home import STORE
-from relay.security.signatures import key_id, public_key, sign
+from relay.acomm import codec
+from relay.base.config import Config, SecuritySettings
+from relay.base.errors import KeyFileError
+from relay.base.home import STORE
+from relay.base.signatures import key_id, public_key, sign
 from tests.box import Box
 from tests.procs import Relay, home_of, relay
+
+pytestmark = pytest.mark.shows("engine 8.13")
 
 ALICE, MALLORY = b"a" * 32, b"m" * 32
 
@@ -25,7 +27,7 @@ ALICE, MALLORY = b"a" * 32, b"m" * 32
 @pytest.fixture
 def strict(tmp_path: Path) -> Iterator[Box]:
     """A relay that takes signed messages alone."""
-    config = Config(security=Security(require_signatures=True))
+    config = Config(security=SecuritySettings(require_signatures=True))
     made = Box(tmp_path / "home", "alice", "bob", config=config)
     yield made
     made.close()
@@ -102,6 +104,7 @@ def identities(box: Box) -> dict[str, dict[str, str | None]]:
     }
 
 
+@pytest.mark.shows("engine 8.13")
 def test_who_registers_a_key_after_joining_is_known_by_it(box: Box) -> None:
     for agent in ("alice", "bob"):
         box.send(agent, "TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
@@ -121,7 +124,7 @@ def test_who_registers_a_key_after_joining_is_known_by_it(box: Box) -> None:
     assert identities(box) == expected  # from the journal, and not noted again
     assert not any(
         one.identity_id != mine
-        for channel in acomm.read(box.home.path(STORE)).channels
+        for channel in codec.read(box.home.path(STORE)).channels
         for one in channel.participants
         if one.id == "alice"
     )
@@ -181,7 +184,7 @@ def test_a_key_that_is_registered_stays_without_meta_json(box: Box) -> None:
 def test_killed_before_the_ledger_heard_of_a_confirmed_key(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relay.flow.carry import Carrier
+    from relay.delivery.carry import BatchWriter
 
     name_key(box, "alice", ALICE)
     signed(box, ALICE)
@@ -190,11 +193,11 @@ def test_killed_before_the_ledger_heard_of_a_confirmed_key(
     class Killed(BaseException):
         pass
 
-    def die(self: Carrier, works: object, written: object) -> None:
+    def die(self: BatchWriter, works: object, written: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(Carrier, "_note", die)
+        patched.setattr(BatchWriter, "_record", die)
         box.send(
             "operator",
             f"TO: __orchestrator__\nKIND: command\n\nACTION: agent.key\nNAME: alice\nKEY: {other}",

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from agent_sdk import Agent
-from relay.cli.signs import signs_of
-from relay.clock import NS_PER_S
-from relay.home import LEDGER, Home
+from relay.base import process_info
+from relay.base.clock import NS_PER_S
+from relay.base.home import LEDGER, Home
+from relay.cli.agents import find_alerts
 from relay.ledger import open_readonly
-from relay.processes import pids
 from tests.box import Box
 from tests.procs import PROJECT, Relay, environment, home_of, relay, until
 
@@ -165,7 +165,7 @@ def test_M07_a_shell_that_sends_is_registered(
     found = meta(home, "bob")
     assert found["role"] == "lead" and "public_key" in found
     assert found["pid"] == one.process.pid
-    assert pids.runs(found["pid"], found["pid_start_ticks"]) and found["pid_start_ticks"]
+    assert process_info.runs(found["pid"], found["pid_start_ticks"]) and found["pid_start_ticks"]
     assert abs(found["started_at"] - time.time_ns()) < 60 * NS_PER_S
     assert found["unregisters"] is False
     assert (home / "agents" / "bob" / "meta.json").stat().st_mode & 0o777 == 0o600
@@ -284,7 +284,7 @@ def test_M07_a_shell_that_ended_bounces_nothing(box: Box, tmp_path: Path) -> Non
     assert box.states(sent) == {"bob": "written"}
     assert box.sql("SELECT status FROM agents WHERE name = 'bob'") == [("active",)]
     with Home(str(box.root)) as home, contextlib.closing(open_readonly(home.path(LEDGER))) as db:
-        assert signs_of(home, db, time.time_ns())["bob"].ended_pid == one.process.pid
+        assert find_alerts(home, db, time.time_ns())["bob"].ended_pid == one.process.pid
 
 
 def test_M07_a_program_after_a_shell_is_registered_as_a_program(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from relay.clock import NS_PER_S
-from relay.home import Home
-from relay.operations.asking import ask, socket_path
+from relay.base.clock import NS_PER_S
+from relay.base.home import Home
+from relay.base.status_client import ask, socket_path
 from tests.procs import Relay, relay, until
 
 pytestmark = pytest.mark.timeout(60)

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from relay import fsio
-from relay.config import decode
-from relay.daemon import Daemon
-from relay.home import Home
-from relay.operations.asking import _UnixConnection
-from relay.operations.logs import make_log
-from relay.operations.notify import Notifier
+from relay.base import fsio
+from relay.base.config import decode
+from relay.base.home import Home
+from relay.base.logs import make_log
+from relay.base.sd_notify import SystemdNotifier
+from relay.base.status_client import _UnixConnection
+from relay.daemon.process import Daemon
 from tests.procs import home_of, until
 
 pytestmark = pytest.mark.timeout(60)
@@ -34,7 +34,7 @@ class Running:
         settings = b'{"admin": {"stall_after_s": 1}, "detection": {"scan_interval_s": 1}}'
         config = decode(settings)
         log = make_log("info", str(self.root / "logs" / "relay.log"))
-        self.daemon = Daemon(self.home, config, log, Notifier({}))
+        self.daemon = Daemon(self.home, config, log, SystemdNotifier({}))
         ready = threading.Event()
         self.thread = threading.Thread(target=self.daemon.run, args=(ready.set,))
         self.thread.start()
@@ -72,6 +72,7 @@ def running() -> Iterator[Running]:
     shutil.rmtree(root)
 
 
+@pytest.mark.shows("ready 3.3")
 def test_a_loop_that_hangs_in_a_write_is_unhealthy_until_it_goes_on(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

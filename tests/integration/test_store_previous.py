@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from relay import fsio
-from relay.comm import ChannelType, CommStore, FlushPolicy, Limits, MessageType, acomm
-from relay.errors import FormatError, RelayError, VersionError
+from relay.acomm import codec
+from relay.base import fsio
+from relay.base.errors import FormatError, RelayError, VersionError
+from relay.engine import ChannelType, CommStore, FlushPolicy, Limits, MessageType
 from tests.fakes import FakeClock
 
 MANUAL = FlushPolicy(None, None)
@@ -22,7 +23,7 @@ def names(folder: Path) -> set[str]:
 
 
 def contents(path: Path) -> list[bytes]:
-    return [m.content for m in acomm.read(str(path)).messages]
+    return [m.content for m in codec.read(str(path)).messages]
 
 
 @pytest.fixture
@@ -51,6 +52,7 @@ def test_each_flush_keeps_the_file_before(path: Path) -> None:
     assert names(path.parent) == {"s.acomm", "s.acomm.prev"}
 
 
+@pytest.mark.shows("engine 6.4")
 def test_a_damaged_file_is_set_aside_and_the_one_before_taken_loudly(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -76,13 +78,14 @@ def test_what_was_set_aside_is_never_written_over(path: Path) -> None:
 
 
 def test_a_store_that_breaks_an_invariant_counts_as_damaged(path: Path) -> None:
-    file = acomm.read(str(path))
-    acomm.write(str(path), type(file)(0, 0, file.channels * 2))
+    file = codec.read(str(path))
+    codec.write(str(path), type(file)(0, 0, file.channels * 2))
     said: list[str] = []
     CommStore.open(str(path), MANUAL, warn=said.append).close()
     assert contents(path) == [b"one"] and "channel 1 once" in said[0]
 
 
+@pytest.mark.shows("engine 6.4")
 def test_when_both_are_damaged_nothing_is_touched(path: Path) -> None:
     path.write_bytes(BROKEN)
     previous(path).write_bytes(BROKEN[:-1])
@@ -116,6 +119,7 @@ def test_a_file_that_is_gone_is_the_one_before(path: Path) -> None:
         CommStore.create(str(path))
 
 
+@pytest.mark.shows("engine 6.5")
 @pytest.mark.parametrize("operation", ["create", "write", "keep", "rename"])
 def test_a_crash_at_any_step_leaves_a_whole_file(
     path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
@@ -142,6 +146,7 @@ def test_a_crash_at_any_step_leaves_a_whole_file(
     assert "s.acomm.tmp" not in names(path.parent)
 
 
+@pytest.mark.shows("engine 6.5")
 @pytest.mark.parametrize("call", ["link", "rename"])
 def test_at_each_instant_one_of_the_two_is_whole(
     path: Path, monkeypatch: pytest.MonkeyPatch, call: str
@@ -177,6 +182,7 @@ def test_a_left_over_of_keeping_does_not_stop_the_next_flush(path: Path) -> None
     assert contents(previous(path)) == [b"one", b"two"]
 
 
+@pytest.mark.shows("engine 5.4")
 def test_compact_says_by_how_much_the_file_shrank(path: Path) -> None:
     with CommStore.open(str(path), FlushPolicy(None, None, compress=False)) as store:
         store.send_message(1, "a", MessageType.TEXT, "x" * 50_000)
@@ -191,6 +197,7 @@ def test_compact_says_by_how_much_the_file_shrank(path: Path) -> None:
         assert (stats.file_bytes, stats.file_sequence) == (path.stat().st_size, stats.sequence)
 
 
+@pytest.mark.shows("engine 5.1")
 def test_what_is_evicted_is_in_the_file_first(tmp_path: Path) -> None:
     path = tmp_path / "s.acomm"
     limits = Limits()._replace(active_messages=2)
@@ -214,6 +221,7 @@ CHANNEL_FLUSH: list[tuple[FlushPolicy, str | None, int]] = [
 ]
 
 
+@pytest.mark.shows("engine 6.3")
 @pytest.mark.parametrize(("policy", "flush", "written"), CHANNEL_FLUSH)
 def test_a_channel_may_be_flushed_sooner_or_later_than_the_store(
     tmp_path: Path, policy: FlushPolicy, flush: str | None, written: int
@@ -232,6 +240,7 @@ def test_a_channel_may_be_flushed_sooner_or_later_than_the_store(
     again.close()
 
 
+@pytest.mark.shows("engine 6.3")
 def test_in_an_immediate_channel_all_of_it_is_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "s.acomm"
     with CommStore.open(str(path), MANUAL) as store:
@@ -241,7 +250,7 @@ def test_in_an_immediate_channel_all_of_it_is_in_the_file(tmp_path: Path) -> Non
 
         def is_whole() -> bool:
             return (
-                CommStore.load(store._clock, acomm.read(str(path))).snapshot() == store.snapshot()
+                CommStore.load(store._clock, codec.read(str(path))).snapshot() == store.snapshot()
             )
 
         command = store.send_message(channel.id, "a", MessageType.COMMAND, "do it")
@@ -278,7 +287,7 @@ def test_a_later_version_is_not_set_aside(path: Path, monkeypatch: pytest.Monkey
     def later(_: str) -> None:
         raise VersionError(str(path), 8, "version 1", 9)
 
-    monkeypatch.setattr(acomm, "read", later)
+    monkeypatch.setattr(codec, "read", later)
     with pytest.raises(VersionError):
         CommStore.open(str(path), MANUAL)
     assert names(path.parent) == {"s.acomm", "s.acomm.prev"}

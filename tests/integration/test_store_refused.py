@@ -11,9 +11,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from relay.cli import cli
-from relay.comm import CommStore, acomm, message_record, writer
-from relay.comm.model import (
+from relay.acomm import codec, message_record, writer
+from relay.acomm.model import (
     Channel,
     ChannelType,
     MatchMode,
@@ -26,12 +25,14 @@ from relay.comm.model import (
     StoreFile,
     Subscription,
 )
-from relay.config import Config
-from relay.errors import FormatError, StoreReadOnly, VersionError
-from relay.home import STORE, Home
-from relay.store.opening import look, open_store
+from relay.base.config import Config
+from relay.base.errors import FormatError, StoreReadOnly, VersionError
+from relay.base.home import STORE, Home
+from relay.cli import cli
+from relay.daemon.opening import open_store, open_store_readonly
+from relay.engine import CommStore
+from tests.acomm.support import FIXTURES
 from tests.fakes import FakeClock
-from tests.unit.acomm_support import FIXTURES
 
 MEMBERS = (Participant("a", ParticipantRole.OWNER), Participant("b"))
 CHANNEL = Channel(1, "c", ChannelType.PUB_SUB, "a", MEMBERS)
@@ -105,10 +106,10 @@ def beyond(
     with monkeypatch.context() as patched:
         patched.setattr(writer, "MAX_NAME_BYTES", 10**9)
         patched.setattr(writer, "MAX_TOPIC_BYTES", 10**9)
-        patched.setattr("relay.comm.sections.MAX_CONTENT_BYTES", 10**9)
+        patched.setattr("relay.acomm.sections.MAX_CONTENT_BYTES", 10**9)
         writer.name.cache_clear()
         writer.topic.cache_clear()
-        acomm.write(str(path), store, compress=False)
+        codec.write(str(path), store, compress=False)
     writer.name.cache_clear()
     writer.topic.cache_clear()
     return path, expected, found
@@ -119,6 +120,7 @@ def run(*args: object) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
+@pytest.mark.shows("engine 6.6")
 def test_a_value_beyond_its_limit_is_refused_for_writing(beyond: tuple[Path, str, str]) -> None:
     path, expected, found = beyond
     data = path.read_bytes()
@@ -133,12 +135,13 @@ def test_a_value_beyond_its_limit_is_refused_for_writing(beyond: tuple[Path, str
 
 def test_it_is_not_given_up_for_the_file_before(beyond: tuple[Path, str, str]) -> None:
     path, expected, _ = beyond
-    acomm.write(f"{path}.prev", SOUND)
+    codec.write(f"{path}.prev", SOUND)
     with pytest.raises(FormatError, match=expected):
         CommStore.open(str(path))
     assert path.exists()
 
 
+@pytest.mark.shows("engine 6.6")
 def test_check_names_each_and_dump_reads(beyond: tuple[Path, str, str]) -> None:
     path, expected, found = beyond
     code, said = run("acomm", "check", path)
@@ -157,10 +160,10 @@ def test_each_is_named_with_the_offset_of_its_record(tmp_path: Path) -> None:
     longer = msgspec.structs.replace(MESSAGE, id=3, content=b"z" * 1_048_601, created_at=7)
     most = message_record.MAX_CONTENT_BYTES
     try:
-        acomm_sections = acomm.encode_sections.__globals__
+        acomm_sections = codec.encode_sections.__globals__
         acomm_sections["MAX_CONTENT_BYTES"] = 10**9
         store = msgspec.structs.replace(SOUND, messages=(MESSAGE, long, longer))
-        acomm.write(str(path), store, compress=False)
+        codec.write(str(path), store, compress=False)
     finally:
         acomm_sections["MAX_CONTENT_BYTES"] = most
     _, said = run("acomm", "check", path)
@@ -188,6 +191,7 @@ REASON = {
 }
 
 
+@pytest.mark.shows("engine 6.7")
 def test_what_a_flush_would_lose_is_opened_to_be_read_alone(foreign: Path) -> None:
     data = foreign.read_bytes()
     said: list[str] = []
@@ -207,6 +211,7 @@ def test_what_a_flush_would_lose_is_opened_to_be_read_alone(foreign: Path) -> No
     assert foreign.read_bytes() == data
 
 
+@pytest.mark.shows("engine 6.7")
 def test_a_relay_does_not_start_on_what_it_would_lose(foreign: Path, tmp_path: Path) -> None:
     with Home.create(str(tmp_path / "home"), b"{}\n") as home:
         shutil.copy(foreign, home.path(STORE))
@@ -216,12 +221,15 @@ def test_a_relay_does_not_start_on_what_it_would_lose(foreign: Path, tmp_path: P
             open_store(home, FakeClock(), Config(), None, lambda _: None)
         assert refused.value.path == home.path(STORE)
         assert Path(home.path(STORE)).read_bytes() == foreign.read_bytes()
-        assert look(home, FakeClock(), Config()).list_channels()  # looking is not writing
+        assert open_store_readonly(
+            home, FakeClock(), Config()
+        ).list_channels()  # looking is not writing
 
 
 # -- errors name the file --------------------------------------------------------------------
 
 
+@pytest.mark.shows("engine 6.8")
 def test_every_error_of_open_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "it.acomm"
     twice = msgspec.structs.replace(SOUND, messages=(MESSAGE, MESSAGE))
@@ -230,7 +238,7 @@ def test_every_error_of_open_names_the_file(tmp_path: Path) -> None:
     )
     torn = msgspec.structs.replace(SOUND, engine_state={1: b"\1"})
     for store in (twice, lost, torn):
-        acomm.write(str(path), store)
+        codec.write(str(path), store)
         with pytest.raises(FormatError) as refused:
             CommStore.open(str(path))
         assert refused.value.path == str(path)

@@ -10,8 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from relay.processes.spawner import Usage
+from relay.agents.spawner import Usage
 from tests.process_support import QUICK, ProcessBox
+
+pytestmark = pytest.mark.shows("ready 5.3")
 
 
 @pytest.fixture
@@ -135,7 +137,7 @@ def test_who_is_that_agent_already_is_not_doubled(box: ProcessBox) -> None:
 
 
 def test_an_unknown_holder_of_the_lock_is_not_doubled(box: ProcessBox) -> None:
-    from relay.processes import runfiles
+    from relay.agents import runfiles
 
     with box.home.dirs() as dirs:
         lock_fd = runfiles.lock(dirs, "w")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.flow.watcher import Wake
-from relay.session import tend
+from relay.base.watcher import WatchEvents
+from relay.daemon.session import poll_supervisor
 from tests.process_support import ProcessBox
 
 WEEK_S = 7 * 86_400
@@ -46,8 +46,8 @@ def test_a_silent_agent_is_active_again_while_it_waits_for_its_next_start(box: P
     box.tick(3)
     assert box.process().pid is None
     with box.ledger.transaction():
-        box.ledger.registry.set_status("w", "inactive", "silent", box.clock.now_ns())
-    box.dispatcher.tick(Wake(scan=True))  # and it is not started yet
+        box.ledger.agents.set_status("w", "inactive", "silent", box.clock.now_ns())
+    box.dispatcher.tick(WatchEvents(scan=True))  # and it is not started yet
     assert life(box) == ("active", None)
 
 
@@ -57,7 +57,7 @@ def test_another_process_of_it_that_ended_is_not_its_end(box: ProcessBox) -> Non
     meta = box.path("agents", "w", "meta.json")
     meta.write_text(f'{{"pid": 4194304, "pid_start_ticks": 1, "started_at": {box.clock.now_ns()}}}')
     with box.ledger.transaction():
-        box.ledger.registry.set_pid("w", 4194304)
+        box.ledger.agents.set_pid("w", 4194304)
     box.go_on(31)
     box.go_on(400)
     assert life(box) == ("active", None)
@@ -86,8 +86,8 @@ def test_what_it_did_before_its_end_and_is_found_later_brings_nobody_back(
         box.clock.advance(3600)  # files have the real time: this end is behind it
         do()
     box.spawner.end(0)
-    tend(box.supervisor, box.dispatcher)
-    tend(box.supervisor, box.dispatcher)
+    poll_supervisor(box.supervisor, box.dispatcher)
+    poll_supervisor(box.supervisor, box.dispatcher)
     assert life(box)[0] == "terminated"
     if when == "after it":
         do()

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from relay.clock import NS_PER_S
+from relay.base.clock import NS_PER_S
 from tests.box import Box
 
 

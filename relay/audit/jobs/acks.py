@@ -1,18 +1,19 @@
-"""Acknowledgments: who owes one, what is overdue, what nobody asked for, how long they take.
+"""Acknowledgments: owed, overdue and unrequested ones, and the time that they take.
 
-A command or query is owed an answer as long as the ledger says so (``obligation``), an
-acknowledgment that is no end included; what is sent at least once is to be acknowledged. Ledger
-and journal say when that is overdue; where neither does, the kind of the message and its channel.
+A command or query is owed an answer as long as its ``obligation`` is open in the ledger, also
+after an acknowledgment that does not close it; a message of an at-least-once channel is owed an
+acknowledgment. Ledger and journal have the time when it is overdue; where neither does, the kind
+of the message and its channel decide.
 
 | class | means | found |
 |---|---|---|
 | owed | delivered, and not answered; its time has not come | |
 | late | the same, delivered more than once already | |
 | overdue | its time passed while the relay was at work, and nothing was done | warning |
-| orphan | acknowledged, and it never asked for that; or an answer to nothing | warning |
+| unrequested | acknowledged, and it never asked for that; or an answer to nothing | warning |
 
-A relay that is not running does nothing: overdue is judged by when it was last seen at work. What
-was given up for want of an answer, a dead letter or not, is no longer owed.
+A relay that is not running does nothing: overdue is judged by its last activity. A delivery that
+was given up for lack of an answer is no longer owed one.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
-from relay.audit.jobs.job import WARNING, Job, Tables, found
+from relay.audit.inputs import Inputs
+from relay.audit.jobs.deliveries import sent
+from relay.audit.jobs.job import WARNING, AuditJob, Tables, make_findings
 from relay.audit.jobs.reconcile import STORE_SECTIONS
-from relay.audit.jobs.sent import sent
-from relay.names import ORCHESTRATOR
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
+from relay.base.names import ORCHESTRATOR
 
 NAME = "acks"
 OWED = "acks_owed"
@@ -37,9 +39,9 @@ ANSWERS = ("Acknowledgment", "Response")
 _US_PER_MS = 1000.0
 
 
-def make(evidence: Evidence) -> Tables:
-    """A row a pair of sender and recipient, and one for each that is owed or nobody asked for."""
-    stored = evidence.store(
+def make(inputs: Inputs) -> Tables:
+    """Make a row a pair of sender and recipient, and one for each that is owed or unrequested."""
+    stored = inputs.store(
         STORE_SECTIONS,
         "id",
         "relay_id",
@@ -49,24 +51,24 @@ def make(evidence: Evidence) -> Tables:
         "channel_id",
         "correlation_id",
     )
-    channels = evidence.store("channels", "id", "delivery", "ack_timeout_s", "modified_at")
-    journal = evidence.journal("end", "at", "event", "state", "due_at", "deliveries")
-    state = evidence.ledger("orchestrator_state", "updated_at")
-    asked = asked_of(stored, channels, evidence.config.delivery.ack_timeout_s)
-    judged = judge(sent(evidence), asked, journal, state, evidence.grace_ns)
+    channels = inputs.store("channels", "id", "delivery", "ack_timeout_s", "modified_at")
+    journal = inputs.journal("end", "at", "event", "state", "due_at", "deliveries")
+    state = inputs.ledger("orchestrator_state", "updated_at")
+    asked = requests_of(stored, channels, inputs.config.delivery.ack_timeout_s)
+    judged = judge(sent(inputs), asked, journal, state, inputs.grace_ns)
     kept = judged.where(F.col("class").isNotNull())
-    owed = schemas.conform(kept, schemas.OWED).unionByName(unasked(stored))
+    owed = conform(kept, results.OWED).unionByName(unrequested(stored))
     return {NAME: by_pair(judged), OWED: owed}
 
 
-def asked_of(stored: DataFrame, channels: DataFrame, default_timeout_s: int) -> DataFrame:
-    """One row a message of the store: does its kind or channel ask for an acknowledgment?"""
+def requests_of(stored: DataFrame, channels: DataFrame, default_timeout_s: int) -> DataFrame:
+    """Make a row a message of the store: ``asks`` is true when its kind or channel wants an ack."""
     by_channel = channels.groupBy(F.col("id").alias("channel_id")).agg(
         F.max_by("delivery", "modified_at").alias("delivery"),
         F.max_by("ack_timeout_s", "modified_at").alias("ack_timeout_s"),
         F.max("modified_at").alias("modified_at"),
     )
-    # what is leaving the store is in an archive, too
+    # a message that is leaving the store is in an archive, too
     once = (
         stored.where(F.col("relay_id").isNotNull())
         .groupBy("relay_id")
@@ -96,8 +98,8 @@ def judge(
     state: DataFrame,
     grace_ns: int,
 ) -> DataFrame:
-    """Deliveries that owe an acknowledgment, or have one; ``class`` NULL: it came as it should."""
-    joined = _with_what_asks(deliveries, asked, journal, state)
+    """Classify deliveries that owe an acknowledgment, or have one; ``class`` NULL: all is well."""
+    joined = _with_requests(deliveries, asked, journal, state)
     is_told = F.coalesce(F.col("written_at") >= F.col("journal_from"), F.lit(False))
     by_kind = F.coalesce("asks", F.lit(False))
     is_open = F.col("obligation") == "open"
@@ -111,10 +113,10 @@ def judge(
     past_s = (F.unix_micros("alive_at") - F.unix_micros(due_at)) / 1_000_000
     is_acked = F.col("acked_at").isNotNull() & ~F.coalesce(is_open, F.lit(False))
     changed = F.coalesce(F.col("modified_at") >= F.col("written_at"), F.lit(False))
-    is_orphan = is_told & F.col("due_at").isNull() & ~by_kind & ~changed
+    is_unrequested = is_told & F.col("due_at").isNull() & ~by_kind & ~changed
     known = F.col("number").isNotNull()
     return joined.where(is_acked | owes).select(
-        F.when(is_acked & is_orphan & known, "orphan")
+        F.when(is_acked & is_unrequested & known, "unrequested")
         .when(~is_acked & (past_s > grace_ns / 10**9), "overdue")
         .when(~is_acked & (F.col("attempt") > 1), "late")
         .when(~is_acked, "owed")
@@ -133,13 +135,13 @@ def judge(
     )
 
 
-def _with_what_asks(
+def _with_requests(
     deliveries: DataFrame,
     asked: DataFrame,
     journal: DataFrame,
     state: DataFrame,
 ) -> DataFrame:
-    """Deliveries to agents that were put into an inbox, with all that may ask for their ack."""
+    """Join deliveries to agents with everything that may request their acknowledgment."""
     by_agents = deliveries.where(F.col("recipient") != ORCHESTRATOR).where(
         F.col("acked_at").isNotNull() | F.col("state").isin("written", "read")
     )
@@ -154,7 +156,7 @@ def _with_what_asks(
 
 
 def _dues(journal: DataFrame) -> DataFrame:
-    """When the journal last said that a delivery's time would be up: those that owe alone."""
+    """Read the last due time of each delivery from the journal, for those that owe."""
     timed = journal.where(F.col("due_at").isNotNull() & F.col("deliveries").isNotNull())
     each = timed.select("due_at", F.explode("deliveries").alias("one"))
     return each.groupBy(
@@ -163,8 +165,8 @@ def _dues(journal: DataFrame) -> DataFrame:
     ).agg(F.max("due_at").alias("due_at"))
 
 
-def unasked(stored: DataFrame) -> DataFrame:
-    """Answers of agents in threads in which nobody asked anything: schemas.OWED."""
+def unrequested(stored: DataFrame) -> DataFrame:
+    """Find answers of agents in threads without a question: results.OWED."""
     threads = stored.where(F.col("correlation_id").isNotNull()).groupBy("correlation_id")
     is_answer = F.col("message_type").isin(*ANSWERS)
     by_agent = is_answer & (F.col("sender") != ORCHESTRATOR)
@@ -174,20 +176,22 @@ def unasked(stored: DataFrame) -> DataFrame:
     )
     wrong = summed.where((F.col("asked") == 0) & F.col("one.relay_id").isNotNull())
     named = wrong.select(
-        F.lit("orphan").alias("class"),
+        F.lit("unrequested").alias("class"),
         F.col("one.relay_id").alias("message_id"),
         F.col("one.sender").alias("agent"),
         F.col("one.to").alias("route"),
         F.col("one.sender").alias("recipient"),
     )
-    rest = [field for field in schemas.OWED if field.name not in named.columns]
+    rest = [field for field in results.OWED if field.name not in named.columns]
     nothing = {field.name: F.lit(None).cast(field.dataType) for field in rest}
-    return schemas.conform(named.withColumns(nothing), schemas.OWED)
+    return conform(named.withColumns(nothing), results.OWED)
 
 
 def by_pair(judged: DataFrame) -> DataFrame:
-    """Counts and times by sender and recipient: schemas.ACKS."""
-    is_acked = F.col("acked_at").isNotNull() & F.coalesce(F.col("class") == "orphan", F.lit(True))
+    """Count, and time, by sender and recipient: results.ACKS."""
+    is_acked = F.col("acked_at").isNotNull() & F.coalesce(
+        F.col("class") == "unrequested", F.lit(True)
+    )
     took = (F.unix_micros("acked_at") - F.unix_micros("written_at")) / _US_PER_MS
     took_ms = F.when(is_acked, took)
     pairs = judged.groupBy(F.col("agent").alias("sender"), "recipient").agg(
@@ -200,26 +204,26 @@ def by_pair(judged: DataFrame) -> DataFrame:
         F.max(took_ms).alias("max_ms"),
     )
     ranks = {f"p{rank}_ms": F.col("ms")[i] for i, rank in enumerate((50, 90, 99))}
-    return schemas.conform(pairs.withColumns(ranks), schemas.ACKS)
+    return conform(pairs.withColumns(ranks), results.ACKS)
 
 
 def counts(tables: Tables) -> DataFrame:
-    """Acknowledged, owed, late, overdue, orphans: schemas.COUNT."""
+    """Acknowledged, owed, late, overdue, unrequested answers: results.COUNT."""
     names = ["acked", "failed", "owed", "late", "overdue"]
     totals = tables[NAME].agg(*[F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names])
-    orphans = tables[OWED].agg(F.count_if(_is("orphan")).alias("count"))
-    return schemas.conform(
+    unrequested_total = tables[OWED].agg(F.count_if(_is("unrequested")).alias("count"))
+    return conform(
         totals.unpivot([], names, "name", "count").unionByName(
-            orphans.select(F.lit("orphans").alias("name"), "count")
+            unrequested_total.select(F.lit("unrequested").alias("name"), "count")
         ),
-        schemas.COUNT,
+        results.COUNT,
     )
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """What is overdue, and what nobody asked for: schemas.FINDING."""
-    return found(
-        tables[OWED].where(_is("overdue") | _is("orphan")),
+    """Find overdue and unrequested acknowledgments: results.FINDING."""
+    return make_findings(
+        tables[OWED].where(_is("overdue") | _is("unrequested")),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
         WARNING,
         observed_at,
@@ -231,7 +235,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
 
 
 def shown(tables: Tables) -> DataFrame:
-    """The pairs to print: who owes most, then who takes longest."""
+    """Choose the pairs to print: those that owe most, then the slowest."""
     ordered = tables[NAME].orderBy(F.desc("owed"), F.desc("p99_ms"), "sender", "recipient")
     return ordered.limit(SHOWN)
 
@@ -240,13 +244,13 @@ def _is(name: str) -> Column:
     return F.col("class") == name
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
-    explains="acknowledgments owed, overdue, never asked for; time to each",
-    tables={NAME: schemas.ACKS, OWED: schemas.OWED},
+    description="acknowledgments owed, overdue, never asked for; time to each",
+    tables={NAME: results.ACKS, OWED: results.OWED},
     make=make,
     counts=counts,
     findings=findings,
-    checks=("overdue", "orphan"),
+    checks=("overdue", "unrequested"),
     shown=shown,
 )

@@ -1,4 +1,4 @@
-"""Agents: how long each has been there, what it sends and leaves unread, and its process.
+"""Agents: lifetime, activity, unread mail, and the process of each.
 
 | class | means | found |
 |---|---|---|
@@ -10,10 +10,10 @@
 | present | anything else | |
 
 Each agent has one class, the first that is true. The operator, a person, is never silent. Ages
-end when the relay ended that could see: at the snapshot where one runs, else at its last sign.
+end at the snapshot while a relay runs, else at its last activity.
 
-`agents_spawns` has every request for a process. One that was refused is counted and no finding:
-who asked was told why, and most often the name runs already.
+`agents_spawns` has every request for a process. A refused one is counted and is not a finding:
+the requester was sent the reason, and most often the name is running already.
 """
 
 from __future__ import annotations
@@ -23,16 +23,27 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
-from relay.audit.jobs.answers import refusals
-from relay.audit.jobs.job import WARNING, Job, Tables, by_class, found
-from relay.audit.jobs.times import DAY_S, HOUR_S, elapsed_s, hour_of, instant
-from relay.names import OPERATOR, ORCHESTRATOR
+from relay.audit.inputs import Inputs
+from relay.audit.jobs.deliveries import refusals
+from relay.audit.jobs.job import (
+    DAY_S,
+    HOUR_S,
+    WARNING,
+    AuditJob,
+    Tables,
+    count_by_class,
+    elapsed_s,
+    hour_of,
+    instant,
+    make_findings,
+)
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
+from relay.base.names import OPERATOR, ORCHESTRATOR
 
 NAME = "agents"
 SPAWNS = f"{NAME}_spawns"
-SILENT_S = DAY_S  # an agent that was away for the night is no news; a day is
+SILENT_S = DAY_S  # a night is normal, a day is worth a look
 FLAPPING_RESTARTS = 3  # in spawn.restart_window_s; five are given up by default
 RUNS = ("starting", "ready", "working", "idle", "stuck")
 AWAY = ("inactive", "terminated", "retired")
@@ -41,9 +52,9 @@ REQUESTS = ("spawn", "release")
 SHOWN = 20
 
 
-def make(evidence: Evidence) -> Tables:
-    """One row an agent, and one a request for a process."""
-    messages = evidence.ledger(
+def make(inputs: Inputs) -> Tables:
+    """Make one row an agent, and one a request for a process."""
+    messages = inputs.ledger(
         "messages",
         "message_id",
         "agent_name",
@@ -53,13 +64,13 @@ def make(evidence: Evidence) -> Tables:
         "discovered_at",
         "last_error",
     )
-    deliveries = evidence.ledger(
+    deliveries = inputs.ledger(
         "deliveries", "message_id", "recipient", "state", "written_at", "read_at"
     )
-    registered = evidence.ledger(
+    registered = inputs.ledger(
         "agents", "name", "status", "reason", "registered_at", "last_seen_at", "changed_at"
     )
-    processes = evidence.ledger(
+    processes = inputs.ledger(
         "processes",
         "name",
         "state",
@@ -76,17 +87,15 @@ def make(evidence: Evidence) -> Tables:
     )
     done = activity(messages, deliveries)
     return {
-        NAME: lives(
-            registered, processes, done, evidence.watched_until_ns, evidence.recent_since_ns
-        ),
+        NAME: lives(registered, processes, done, inputs.observed_until_ns, inputs.recent_since_ns),
         SPAWNS: spawns(messages, deliveries, processes),
     }
 
 
 def activity(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
-    """What the ledger's messages tell of each agent, one row each.
+    """Summarise the ledger's messages, one row an agent.
 
-    Silence is the longest gap between two signs of an agent: by its hours, of which there are few.
+    Silence is the longest gap between two activities of an agent, by hours, of which there are few.
     """
     nothing, never = F.lit(0), F.lit(None).cast("timestamp")
     wrote = messages.groupBy(F.col("agent_name").alias("agent"), _hour("discovered_at")).agg(
@@ -131,11 +140,11 @@ def lives(
     registered: DataFrame,
     processes: DataFrame,
     done: DataFrame,
-    watched_until_ns: int,
+    observed_until_ns: int,
     recent_since_ns: int,
 ) -> DataFrame:
-    """One row an agent that was ever registered, or whose process was: schemas.AGENT_LIFE."""
-    until = instant(watched_until_ns)
+    """One row an agent that was ever registered, or whose process was: results.AGENT_LIFE."""
+    until = instant(observed_until_ns)
     known = registered.withColumnRenamed("name", "agent").join(
         _processes(processes, until), on="agent", how="full_outer"
     )
@@ -152,7 +161,7 @@ def lives(
         }
     )
     judged = timed.withColumn("class", _class(until, instant(recent_since_ns)))
-    return schemas.conform(judged, schemas.AGENT_LIFE)
+    return conform(judged, results.AGENT_LIFE)
 
 
 def _processes(processes: DataFrame, until: Column) -> DataFrame:
@@ -174,7 +183,7 @@ def _processes(processes: DataFrame, until: Column) -> DataFrame:
 
 
 def _class(until: Column, recent_since: Column) -> Column:
-    """The first that is true, worst first."""
+    """Return the class: the first that is true, worst first."""
     recent = F.col("process_changed_at") >= recent_since
     flaps = F.col("process").isin(*RUNS) & (F.col("recent_restarts") >= FLAPPING_RESTARTS)
     overdue = elapsed_s("unread_since", until) >= SILENT_S
@@ -190,7 +199,7 @@ def _class(until: Column, recent_since: Column) -> Column:
 
 
 def spawns(messages: DataFrame, deliveries: DataFrame, processes: DataFrame) -> DataFrame:
-    """Every request for a process, and what the relay said to it: schemas.AGENT_SPAWN."""
+    """List every request for a process, and its outcome: results.AGENT_SPAWN."""
     asked = messages.where(F.col("message_type").isin(*REQUESTS))
     refused = refusals(asked, messages)
     obeyed = deliveries.where(F.col("recipient") == ORCHESTRATOR).select(
@@ -210,7 +219,7 @@ def spawns(messages: DataFrame, deliveries: DataFrame, processes: DataFrame) -> 
         .when(F.col("obeyed"), "done")
         .otherwise("open")
     )
-    return schemas.conform(
+    return conform(
         joined.select(
             "message_id",
             F.col("agent_name").alias("agent"),
@@ -221,21 +230,21 @@ def spawns(messages: DataFrame, deliveries: DataFrame, processes: DataFrame) -> 
             F.when(failed, F.col("last_error")).alias("reason"),
             "process",
         ),
-        schemas.AGENT_SPAWN,
+        results.AGENT_SPAWN,
     )
 
 
 def counts(tables: Tables) -> DataFrame:
-    """How many agents of each class, and requests that were refused: schemas.COUNT."""
+    """Count agents of each class, and refused requests: results.COUNT."""
     refused = tables[SPAWNS].where((F.col("kind") == "spawn") & (F.col("outcome") == "refused"))
     spawned = refused.select(F.lit("spawn_refused").alias("name")).groupBy("name")
-    both = by_class(tables[NAME]).unionByName(spawned.agg(F.count("*").alias("count")))
-    return schemas.conform(both, schemas.COUNT).orderBy("name")
+    both = count_by_class(tables[NAME]).unionByName(spawned.agg(F.count("*").alias("count")))
+    return conform(both, results.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """Agents that somebody should look after: schemas.FINDING."""
-    return found(
+    """Find agents that need attention: results.FINDING."""
+    return make_findings(
         tables[NAME].where(F.col("class").isin(*FOUND)),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
         WARNING,
@@ -256,7 +265,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
 
 
 def shown(tables: Tables) -> DataFrame:
-    """The agents to print: those that something is found of, then the busiest."""
+    """Choose the agents to print: those with findings, then the busiest."""
     columns = ("agent", "class", "status", "process", "messages", "received", "unread", "silent_s")
     is_fine = F.col("class").isin("present", "away")
     ordered = tables[NAME].orderBy(is_fine, F.desc("messages"), "agent")
@@ -267,10 +276,10 @@ def _hour(at: str) -> Column:
     return hour_of(at).alias("hour")
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
-    explains="lifetimes, processes, restarts; who is stuck, failed or silent",
-    tables={NAME: schemas.AGENT_LIFE, SPAWNS: schemas.AGENT_SPAWN},
+    description="lifetimes, processes, restarts; who is stuck, failed or silent",
+    tables={NAME: results.AGENT_LIFE, SPAWNS: results.AGENT_SPAWN},
     make=make,
     counts=counts,
     findings=findings,

@@ -1,18 +1,18 @@
-"""Deliveries that were given up: why, when, how often, and what became of them.
+"""Dead letters: deliveries that were given up, with reason, time and outcome.
 
 | class | means |
 |---|---|
-| waiting | dead, and its message is in the store: replay it, or let it go |
-| discarded | dead, and its message is not in the store: it was let go |
+| waiting | dead, and its message is in the store: replay or discard it |
+| discarded | dead, and its message is not in the store any more |
 | replayed | dead once, and delivered again, acknowledged or ended since |
 
 | finding | means | severity |
 |---|---|---|
 | repeated | three or more deliveries to one recipient died for the same reason | warning |
 | again | it was replayed, and died once more | warning |
-| forgotten | waiting for a week: nobody replays it or lets it go | warning |
+| forgotten | waiting for a week: it was neither replayed nor discarded | warning |
 
-One that has just died is none: its sender was told, and `relay dead list` shows it.
+A new dead letter is not a finding: its sender was notified, and `relay dead list` shows it.
 """
 
 from __future__ import annotations
@@ -22,31 +22,34 @@ from datetime import datetime
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
-from relay.audit.jobs.job import WARNING, Job, Tables, by_class, found
+from relay.audit.inputs import Inputs
+from relay.audit.jobs.job import WARNING, AuditJob, Tables, count_by_class, make_findings
 from relay.audit.jobs.reconcile import STORE_SECTIONS
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
 
 NAME = "dead_letters"
 REASONS = "dead_letters_reasons"
 KEYS = ["message_id", "recipient"]  # of a delivery
-REPEATED = 3  # two may be one incident, told twice
-FORGOTTEN_S = 7 * 86_400  # whoever looks each Monday has seen it
+REPEATED = 3  # two may be one incident
+FORGOTTEN_S = 7 * 86_400  # a weekly look has seen it
 SHOWN = 20
 
 
-def make(evidence: Evidence) -> Tables:
-    """A row a delivery that is dead, or was; and how many by day, reason and recipient."""
-    messages = evidence.ledger("messages", "message_id", "agent_name", "target")
-    deliveries = evidence.ledger(
+def make(inputs: Inputs) -> Tables:
+    """Make a row a delivery that is dead, or was; and counts by day, reason and recipient."""
+    messages = inputs.ledger("messages", "message_id", "agent_name", "target")
+    deliveries = inputs.ledger(
         "deliveries", "message_id", "recipient", "state", "attempt", "last_error"
     )
-    stored = evidence.store(STORE_SECTIONS, "relay_id")
-    letters = dead_letters(messages, deliveries, evidence.moves(), stored, evidence.snapshot_ns)
+    stored = inputs.store(STORE_SECTIONS, "relay_id")
+    letters = dead_letters(
+        messages, deliveries, inputs.delivery_changes(), stored, inputs.snapshot_ns
+    )
     by_reason = letters.groupBy("day", "reason_kind", "recipient").agg(
         F.count("*").alias("letters"), F.count_if(F.col("class") == "waiting").alias("waiting")
     )
-    return {NAME: letters, REASONS: schemas.conform(by_reason, schemas.DEAD_REASON)}
+    return {NAME: letters, REASONS: conform(by_reason, results.DEAD_REASON)}
 
 
 def dead_letters(
@@ -56,14 +59,13 @@ def dead_letters(
     stored: DataFrame,
     snapshot_ns: int,
 ) -> DataFrame:
-    """Every delivery that is dead now or was, as audit_log knows: schemas.DEAD_LETTER."""
-    # few of many: the rest has no part in what follows
+    """List every delivery that is dead, or was by audit_log: results.DEAD_LETTER."""
     letters = _that_died(deliveries, moves)
     known = letters.join(messages, on="message_id", how="left").join(
         _kept(stored, letters), on="message_id", how="left"
     )
     age_s = F.lit(snapshot_ns / 10**9) - F.unix_micros("died_at") / 1_000_000
-    return schemas.conform(
+    return conform(
         known.select(
             *KEYS,
             F.col("agent_name").alias("agent"),
@@ -81,12 +83,12 @@ def dead_letters(
             F.to_date("died_at").cast("string").alias("day"),
             age_s.alias("age_s"),
         ),
-        schemas.DEAD_LETTER,
+        results.DEAD_LETTER,
     )
 
 
 def _that_died(deliveries: DataFrame, moves: DataFrame) -> DataFrame:
-    """The deliveries that are dead, or once were, and when they died and how often."""
+    """List the deliveries that are dead, or once were, with time and number of deaths."""
     died = moves.where(F.col("new_status") == "dead").groupBy(*KEYS)
     ended = died.agg(F.count("*").alias("times"), F.max("at").alias("died_at"))
     return deliveries.join(ended, on=KEYS, how="left").where(
@@ -95,7 +97,7 @@ def _that_died(deliveries: DataFrame, moves: DataFrame) -> DataFrame:
 
 
 def _kept(stored: DataFrame, letters: DataFrame) -> DataFrame:
-    """Messages of these deliveries that the store has, once each, with ``is_kept``."""
+    """List messages of these deliveries that the store has, once each, with ``is_kept``."""
     kept = stored.where(F.col("relay_id").isNotNull()).select(
         F.col("relay_id").alias("message_id"), F.lit(True).alias("is_kept")
     )
@@ -104,12 +106,12 @@ def _kept(stored: DataFrame, letters: DataFrame) -> DataFrame:
 
 
 def counts(tables: Tables) -> DataFrame:
-    """How many of each class: schemas.COUNT."""
-    return schemas.conform(by_class(tables[NAME]), schemas.COUNT).orderBy("name")
+    """Count each class: results.COUNT."""
+    return conform(count_by_class(tables[NAME]), results.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """What somebody should do something about: schemas.FINDING."""
+    """Find dead letters that need attention: results.FINDING."""
     letters = tables[NAME]
     dead = letters.where((F.col("state") == "dead") & F.col("reason_kind").isNotNull())
     groups = dead.groupBy("recipient", "reason_kind").agg(
@@ -119,7 +121,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
         F.max_by("agent", "died_at").alias("agent"),
         F.max("reason").alias("reason"),
     )
-    repeated = found(
+    repeated = make_findings(
         groups.where(F.col("letters") >= REPEATED),
         f"{NAME}.repeated",
         WARNING,
@@ -132,7 +134,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     is_again = (F.col("times") > 1) & (F.col("state") == "dead")
     is_forgotten = (F.col("class") == "waiting") & (F.col("age_s") > FORGOTTEN_S)
     single = letters.where(is_again | is_forgotten)
-    one_by_one = found(
+    one_by_one = make_findings(
         single,
         F.when(is_again, f"{NAME}.again").otherwise(f"{NAME}.forgotten"),
         WARNING,
@@ -146,16 +148,16 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
 
 
 def shown(tables: Tables) -> DataFrame:
-    """The reasons to print, the most frequent first."""
+    """Choose the reasons to print, the most frequent first."""
     by_reason = tables[REASONS].groupBy("recipient", "reason_kind")
     summed = by_reason.agg(F.sum("letters").alias("letters"), F.sum("waiting").alias("waiting"))
     return summed.orderBy(F.desc("letters"), "recipient").limit(SHOWN)
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
-    explains="deliveries given up: reasons, ages, repeats, replays",
-    tables={NAME: schemas.DEAD_LETTER, REASONS: schemas.DEAD_REASON},
+    description="deliveries given up: reasons, ages, repeats, replays",
+    tables={NAME: results.DEAD_LETTER, REASONS: results.DEAD_REASON},
     make=make,
     counts=counts,
     findings=findings,

@@ -1,4 +1,4 @@
-"""The same message twice, anywhere.
+"""Messages that exist twice, anywhere.
 
 | class | means | found |
 |---|---|---|
@@ -9,9 +9,9 @@
 | delivered_twice | put into an inbox twice in one attempt | error |
 | resent | a command or query of the same text to the same target, within a minute | warning |
 
-A message in the live store and in one archive is none: it is leaving, a slice at a time. Neither
-is a further attempt. A text, an ack or a status may well be said twice; a command said twice is
-done twice. The name of a file that was taken is refused when it comes, which `security` counts.
+A message in the live store and in one archive is not a duplicate: it is being rolled. Neither is
+a further attempt. A text, an ack or a status may well be repeated; a command that is repeated is
+executed twice. A file whose id is in use is refused, which `security` counts.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
-from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, by_class, found
+from relay.audit.inputs import Inputs
+from relay.audit.jobs.job import ERROR, WARNING, AuditJob, Tables, count_by_class, make_findings
 from relay.audit.jobs.reconcile import STORE_SECTIONS
-from relay.home import ARCHIVES
-from relay.names import ORCHESTRATOR
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
+from relay.base.home import ARCHIVES
+from relay.base.names import ORCHESTRATOR
 
 NAME = "duplicates"
-RESENT_WITHIN_S = 60  # who means it a second time lets more time pass
+RESENT_WITHIN_S = 60  # an intended repetition comes later
 RESENT_KINDS = ("command", "query")
 CLASSES = (
     "numbered_twice",
@@ -42,9 +43,9 @@ CLASSES = (
 _ACCEPTED = ("completed", "archived")
 
 
-def make(evidence: Evidence) -> Tables:
-    """One row for each thing that is there twice: schemas.DUPLICATE."""
-    messages = evidence.ledger(
+def make(inputs: Inputs) -> Tables:
+    """Make one row for each duplicate: results.DUPLICATE."""
+    messages = inputs.ledger(
         "messages",
         "id",
         "message_id",
@@ -55,23 +56,23 @@ def make(evidence: Evidence) -> Tables:
         "status",
         "discovered_at",
     )
-    stored = evidence.store(STORE_SECTIONS, "id", "relay_id", "file", "sender", "to")
-    journal = evidence.journal("event", "number", "relay_id", "sender", "to")
+    stored = inputs.store(STORE_SECTIONS, "id", "relay_id", "file", "sender", "to")
+    journal = inputs.journal("event", "number", "relay_id", "sender", "to")
     copies = copies_of(stored, journal)
     made = [
         _by_id(copies),
         _by_number(copies),
-        delivered_twice(evidence.moves()),
+        delivered_twice(inputs.delivery_changes()),
         resent(messages),
     ]
     every = made[0]
     for more in made[1:]:
         every = every.unionByName(more, allowMissingColumns=True)
-    return {NAME: schemas.conform(every, schemas.DUPLICATE)}
+    return {NAME: conform(every, results.DUPLICATE)}
 
 
 def copies_of(stored: DataFrame, journal: DataFrame) -> DataFrame:
-    """Every place where a message of the relay's has a number; ``file`` NULL: in the journal."""
+    """List every place where a message has an engine number; ``file`` NULL: in the journal."""
     sent = journal.where(F.col("event") == "MessageSent")
     in_store = stored.select(
         F.col("id").try_cast("bigint").alias("number"), "relay_id", "file", "sender", "to"
@@ -87,7 +88,7 @@ def copies_of(stored: DataFrame, journal: DataFrame) -> DataFrame:
 
 
 def _by_id(copies: DataFrame) -> DataFrame:
-    """Faults that show among the copies of one id."""
+    """Find duplicates among the copies of one id."""
     in_archive = F.col("file").startswith(f"{ARCHIVES}/")
     by_id = copies.groupBy("relay_id").agg(
         F.min("number").alias("lowest"),
@@ -142,7 +143,7 @@ def _by_number(copies: DataFrame) -> DataFrame:
 
 
 def delivered_twice(moves: DataFrame) -> DataFrame:
-    """Deliveries that were written again without a new attempt."""
+    """Find deliveries that were written again without a new attempt."""
     written = moves.where((F.col("new_status") == "written") & (F.col("recipient") != ORCHESTRATOR))
     # The first writing of an attempt comes from held or staged, and is logged where it was late.
     again = F.col("old_status").isin("written", "read", "acked") & ~F.col("is_again")
@@ -155,13 +156,13 @@ def delivered_twice(moves: DataFrame) -> DataFrame:
 
 
 def resent(messages: DataFrame) -> DataFrame:
-    """Commands and queries that say the same as one shortly before."""
+    """Find commands and queries with the same content as one shortly before."""
     asked = messages.where(
         F.col("message_type").isin(*RESENT_KINDS)
         & F.col("status").isin(*_ACCEPTED)
         & F.col("checksum").isNotNull()
         & (F.col("agent_name") != ORCHESTRATOR)
-        & (F.col("target") != ORCHESTRATOR)  # to whom the same may be said again and again
+        & (F.col("target") != ORCHESTRATOR)  # which may be sent the same repeatedly
     )
     same = Window.partitionBy("agent_name", "target", "message_type", "checksum").orderBy("id")
     apart = F.unix_millis("discovered_at") - F.unix_millis(F.lag("discovered_at").over(same))
@@ -184,13 +185,13 @@ def resent(messages: DataFrame) -> DataFrame:
 
 
 def counts(tables: Tables) -> DataFrame:
-    """How many of each class: schemas.COUNT."""
-    return schemas.conform(by_class(tables[NAME]), schemas.COUNT).orderBy("name")
+    """Count each class: results.COUNT."""
+    return conform(count_by_class(tables[NAME]), results.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """Each row is one: schemas.FINDING."""
-    return found(
+    """Make each row a finding: results.FINDING."""
+    return make_findings(
         tables[NAME],
         F.concat(F.lit(f"{NAME}."), F.col("class")),
         F.when(F.col("class") == "resent", WARNING).otherwise(ERROR),
@@ -202,10 +203,10 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     )
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
-    explains="the same message numbered, recorded, archived or delivered twice",
-    tables={NAME: schemas.DUPLICATE},
+    description="the same message with_noun, recorded, archived or delivered twice",
+    tables={NAME: results.DUPLICATE},
     make=make,
     counts=counts,
     findings=findings,

@@ -1,17 +1,17 @@
-"""What should not have been: the relay's incidents, and everything that it refused.
+"""Security: the relay's incidents, and everything that it refused.
 
 By agent, hour and kind, from four sources:
 
 | source | from | kinds |
 |---|---|---|
-| event | `security_events` | the words of relay/security/incidents.py |
+| event | `security_events` | the words of relay/base/incidents.py |
 | rejection | `rejections` | bad_name, id_taken, unsafe_file, and those of `failed` |
 | failed | rows of `messages` that failed | see FAILURES |
 | request | what the orchestrator was asked for and refused | refused_request |
 
-A kind is an error where somebody else's hand or another content shows, a warning where somebody
-should look, and else counted alone: a message that was refused was answered, and its sender is
-the one to mend it. One finding an agent and kind, of what happened within the days judged.
+A kind is an error where it shows tampering, a warning where a person should look, and else only
+counted: the sender of a refused message has the reason and must fix it. There is one finding an
+agent and kind, of the days that are judged.
 """
 
 from __future__ import annotations
@@ -22,46 +22,55 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
-from relay.audit.jobs.answers import refusals
-from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, found, looked_up
-from relay.audit.jobs.times import hour_of, instant
-from relay.names import ORCHESTRATOR
+from relay.audit.inputs import Inputs
+from relay.audit.jobs.deliveries import refusals
+from relay.audit.jobs.job import (
+    ERROR,
+    WARNING,
+    AuditJob,
+    Tables,
+    hour_of,
+    instant,
+    lookup,
+    make_findings,
+)
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
+from relay.base.names import ORCHESTRATOR
 
 NAME = "security"
 EVENT, REJECTION, FAILED, REQUEST = "event", "rejection", "failed", "request"
 OTHER = "other"
 SHOWN = 20
 
-# What the incidents' kinds are; one that is not here is of a newer relay, and a warning.
+# Severity by kind of incident; an unknown kind is of a newer relay, and a warning.
 EVENTS: Mapping[str, str | None] = {
-    "attachment_mismatch": ERROR,  # content that is not its name's
-    "attachment_unsafe": ERROR,  # a link, or another user's, among the attachments
-    "bad_signature": ERROR,  # not of the registered key, or changed after it was signed
+    "attachment_mismatch": ERROR,  # the content does not match its name
+    "attachment_unsafe": ERROR,  # a link, or another user's file, among the attachments
+    "bad_signature": ERROR,  # not of the registered key, or changed after signing
     "foreign_owner": ERROR,  # another user has written into the home
-    "linked_directory": ERROR,  # somebody wants the relay to write elsewhere
-    "not_a_regular_file": ERROR,  # somebody wants it to read elsewhere
+    "linked_directory": ERROR,  # an attempt to make the relay write elsewhere
+    "not_a_regular_file": ERROR,  # an attempt to make it read elsewhere
     "hard_link": WARNING,  # the same, or a backup by hard links
     "key_changed": WARNING,  # a new key, or somebody else's
-    "mode_repaired": WARNING,  # others could read it for a while
+    "mode_repaired": WARNING,  # it was readable by others for a while
     "quota_exceeded": WARNING,  # an agent that loops
     "rate_limited": WARNING,  # likewise
-    "reply_loop": WARNING,  # agents that answer each other without end
-    "stray_message": WARNING,  # somebody writes into inboxes, past the relay
-    "unsigned": WARNING,  # an agent without its key, or somebody without it
-    "audit_pruned": None,  # retention, which says what it did
-    "key_confirmed": None,  # somebody looked
+    "reply_loop": WARNING,  # agents that answer each other endlessly
+    "stray_message": WARNING,  # a program writes into inboxes, past the relay
+    "unsigned": WARNING,  # an agent without its key, or an impostor
+    "audit_pruned": None,  # retention
+    "key_confirmed": None,  # by a person
     "key_registered": None,  # the first one
 }
-# What the relay says of a refused message -> kind; the first that matches.
+# Reason of a refusal, as a pattern -> kind; the first that matches.
 FAILURES: Mapping[str, str] = {
     r"^the relay has a fault": "fault",  # from the beginning: what follows may quote its sender
     r"^file_disappeared$": "file_disappeared",
     r"is not signed|no public key of ": "unsigned",
     r"^SIGNATURE is not of the key": "bad_signature",
     r"ATTACHMENT ": "attachment",
-    r"no regular file|: a file of other names|hard links: |belongs to user": "unsafe_file",
+    r"regular file|: a file of other names|hard links: |belongs to user": "unsafe_file",
     r"is no name of a message": "bad_name",
     r"^its id is ": "id_taken",
     r"^found in \.pending": "unsent",
@@ -79,22 +88,22 @@ FAILURES: Mapping[str, str] = {
         "malformed"
     ),
 }
-# Of a refusal; what is an incident as well is judged as one.
+# Severity of refusals that are not incidents as well.
 REFUSED: Mapping[str, str] = {
     "fault": ERROR,  # of the relay's own
-    "file_disappeared": WARNING,  # somebody took it out of the outbox: it reached nobody
-    "id_taken": WARNING,  # ids are random: a program that uses one twice, or somebody else's
+    "file_disappeared": WARNING,  # taken out of the outbox: not delivered
+    "id_taken": WARNING,  # ids are random: one used twice, or by another
 }
 
-# Of these kinds; an incident of a newer relay is one as well, under a name that nobody knows yet.
+# An incident of a newer relay is a finding, too, under a kind that is not listed here.
 CHECKS = (*(kind for kind, severity in EVENTS.items() if severity is not None), *REFUSED)
 
 
-def make(evidence: Evidence) -> Tables:
-    """One row an agent, hour, source and kind: schemas.SECURITY."""
-    events = evidence.ledger("security_events", "at", "kind", "agent", "path", "detail")
-    rejections = evidence.ledger("rejections", "agent", "file_name", "reason", "nack_id", "at")
-    messages = evidence.ledger(
+def make(inputs: Inputs) -> Tables:
+    """Make one row an agent, hour, source and kind: results.SECURITY."""
+    events = inputs.ledger("security_events", "at", "kind", "agent", "path", "detail")
+    rejections = inputs.ledger("rejections", "agent", "file_name", "reason", "nack_id", "at")
+    messages = inputs.ledger(
         "messages",
         "message_id",
         "agent_name",
@@ -108,18 +117,18 @@ def make(evidence: Evidence) -> Tables:
     )
     seen = incidents(events).unionByName(refused_files(rejections)).unionByName(failures(messages))
     every = seen.unionByName(refused_requests(messages))
-    return {NAME: by_hour(every, evidence.recent_since_ns)}
+    return {NAME: by_hour(every, inputs.recent_since_ns)}
 
 
 def incidents(events: DataFrame) -> DataFrame:
-    """What security_events has."""
+    """Read security_events."""
     kind = F.col("kind")
-    severity = F.when(kind.isin(*EVENTS), looked_up(EVENTS, kind)).otherwise(WARNING)
+    severity = F.when(kind.isin(*EVENTS), lookup(EVENTS, kind)).otherwise(WARNING)
     return _seen(events, EVENT, kind, severity, at="at", path="path", detail="detail")
 
 
 def refused_files(rejections: DataFrame) -> DataFrame:
-    """Files without a row of their own."""
+    """Read files that were refused without a row of their own."""
     kind = _kind(F.col("reason"))
     return _seen(
         rejections,
@@ -134,7 +143,7 @@ def refused_files(rejections: DataFrame) -> DataFrame:
 
 
 def failures(messages: DataFrame) -> DataFrame:
-    """Messages that reached nobody."""
+    """Read messages that failed."""
     failed = messages.where(F.col("status") == "failed").withColumnRenamed("agent_name", "agent")
     kind = _kind(F.col("last_error"))
     return _seen(
@@ -150,7 +159,7 @@ def failures(messages: DataFrame) -> DataFrame:
 
 
 def refused_requests(messages: DataFrame) -> DataFrame:
-    """What the orchestrator answered with a nack; why stands in that nack."""
+    """Find requests that the orchestrator answered with a nack, which has the reason."""
     asked = messages.where((F.col("target") == ORCHESTRATOR) & (F.col("status") != "failed"))
     joined = refusals(asked, messages).join(asked, on="message_id", how="inner")
     return _seen(
@@ -166,7 +175,7 @@ def refused_requests(messages: DataFrame) -> DataFrame:
 
 
 def by_hour(seen: DataFrame, recent_since_ns: int) -> DataFrame:
-    """Each kind, by agent and hour: schemas.SECURITY."""
+    """Count each kind, by agent and hour: results.SECURITY."""
     counted = seen.groupBy("agent", hour_of("at").alias("hour"), "source", "kind", "severity").agg(
         F.count("*").alias("events"),
         F.min("at").alias("first_at"),
@@ -174,19 +183,17 @@ def by_hour(seen: DataFrame, recent_since_ns: int) -> DataFrame:
         F.max_by(F.struct("message_id", "path", "detail"), "at").alias("last"),
     )
     recent = (F.col("last_at") >= instant(recent_since_ns)).alias("recent")
-    return schemas.conform(counted.select("*", "last.*", recent), schemas.SECURITY)
+    return conform(counted.select("*", "last.*", recent), results.SECURITY)
 
 
 def counts(tables: Tables) -> DataFrame:
-    """How often each kind: schemas.COUNT; one that is found in two sources counts in each."""
+    """Count each kind: results.COUNT; an event in two sources counts in each."""
     by_kind = tables[NAME].groupBy(F.concat_ws(".", "source", "kind").alias("name"))
-    return schemas.conform(by_kind.agg(F.sum("events").alias("count")), schemas.COUNT).orderBy(
-        "name"
-    )
+    return conform(by_kind.agg(F.sum("events").alias("count")), results.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """One an agent and kind that is an error or a warning: schemas.FINDING."""
+    """Make one finding an agent and kind that is an error or a warning: results.FINDING."""
     wrong = tables[NAME].where(F.col("recent") & F.col("severity").isNotNull())
     totals = wrong.groupBy("agent", "kind", "severity").agg(
         F.sum("events").alias("events"),
@@ -194,7 +201,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
         F.max("last_at").alias("last_at"),
         F.max_by(F.struct("message_id", "path", "detail"), "last_at").alias("last"),
     )
-    return found(
+    return make_findings(
         totals.select("*", "last.*"),
         F.concat(F.lit(f"{NAME}."), F.col("kind")),
         F.col("severity"),
@@ -206,7 +213,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
 
 
 def shown(tables: Tables) -> DataFrame:
-    """Agents and kinds to print: errors, then warnings, then what is only counted."""
+    """Choose agents and kinds to print: errors, then warnings, then the rest."""
     totals = (
         tables[NAME]
         .groupBy("severity", "source", "kind", "agent")
@@ -216,7 +223,7 @@ def shown(tables: Tables) -> DataFrame:
 
 
 def _kind(reason: Column) -> Column:
-    """What kind of refusal this text is."""
+    """Classify the reason of a refusal."""
     kind = F.lit(OTHER)
     for pattern, name in reversed(list(FAILURES.items())):
         kind = F.when(reason.rlike(pattern), name).otherwise(kind)
@@ -224,14 +231,14 @@ def _kind(reason: Column) -> Column:
 
 
 def _severity(kind: Column) -> Column:
-    """NULL for what is counted alone."""
-    return looked_up(REFUSED, kind)
+    """Return the severity of a refusal; NULL for one that is only counted."""
+    return lookup(REFUSED, kind)
 
 
 def _seen(
     rows: DataFrame, source: str, kind: Column, severity: Column, **columns: str
 ) -> DataFrame:
-    """Rows of one source in the columns that all have; those that are not named are NULL."""
+    """Give the rows of one source the columns that all have; others are NULL."""
     named = [
         (F.col(columns[to]) if to in columns else F.lit(None).cast("string")).alias(to)
         for to in ("message_id", "path", "detail")
@@ -246,10 +253,10 @@ def _seen(
     )
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
-    explains="incidents and refusals by kind, agent and hour; which are errors",
-    tables={NAME: schemas.SECURITY},
+    description="incidents and refusals by kind, agent and hour; which are errors",
+    tables={NAME: results.SECURITY},
     make=make,
     counts=counts,
     findings=findings,

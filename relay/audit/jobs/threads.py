@@ -1,19 +1,18 @@
-"""Threads: what belongs together by its correlation id, what was asked, and who cannot stop.
+"""Threads: messages of one correlation id, queries without an answer, and runaway pairs.
 
-A thread is the messages of one correlation id. What expects an answer has one of its own, unless
-its sender names a THREAD; a text without one is in none.
+A message that expects an answer has a correlation id of its own, unless its sender names a THREAD;
+a text without one is in no thread.
 
 | class of a query | means | found |
 |---|---|---|
-| answered | a Response of somebody who was asked came later in its thread | |
-| closed | nobody responded, and somebody who was asked called it completed or failed | |
-| ended | every delivery of it expired, bounced or is dead: its sender was told | |
+| answered | a Response of a recipient came later in its thread | |
+| closed | without a Response, but a recipient acknowledged it as completed or failed | |
+| ended | every delivery of it expired, bounced or is dead: its sender was notified | |
 | waiting | none of these, for an hour at most | |
 | unanswered | none of these, for longer | warning |
 
 `threads.runaway`, a warning: more than 30 messages within 60 s between the same two, of KIND
-message, by turns. Commands and queries with their answers go by turns as well, and
-are no runaways however fast.
+message, by turns. Commands and queries with their answers go by turns as well, and do not count.
 """
 
 from __future__ import annotations
@@ -23,30 +22,40 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
-from relay.audit.jobs.job import WARNING, Job, Tables, by_class, found
+from relay.audit.inputs import Inputs
+from relay.audit.jobs.deliveries import sent
+from relay.audit.jobs.job import (
+    HOUR_S,
+    WARNING,
+    AuditJob,
+    Tables,
+    count_by_class,
+    elapsed_ms,
+    elapsed_s,
+    instant,
+    make_findings,
+)
 from relay.audit.jobs.reconcile import STORE_SECTIONS
-from relay.audit.jobs.sent import sent
-from relay.audit.jobs.times import HOUR_S, elapsed_ms, elapsed_s, instant
-from relay.names import ORCHESTRATOR
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
+from relay.base.names import ORCHESTRATOR
 
 NAME = "threads"
 QUERIES, RUNAWAYS = f"{NAME}_queries", f"{NAME}_runaways"
 UNANSWERED_S = HOUR_S  # a model thinks for minutes, and an answer may take a build
-RUNAWAY_MESSAGES = 30  # in a minute: one every other second, faster than anybody who reads
+RUNAWAY_MESSAGES = 30  # in a minute: one every other second, too fast for a reader
 RUNAWAY_WITHIN_US = 60_000_000
-RUNAWAY_TURNS = 0.8  # of them, each the other's turn: two that talk past each other have half
+RUNAWAY_TURNS = 0.8  # share of alternating turns: two independent senders have half
 RUNAWAY_SHARE = 0.3  # of a busy minute each of the two wrote at least
 ENDED = ("expired", "bounced", "dead")
-CLOSES = ("completed", "failed")  # a response that found its asker gone leaves no more than this
+CLOSES = ("completed", "failed")  # a response to an agent that has gone leaves only this
 SHOWN = 20
 _NS_PER_US = 1000
 
 
-def make(evidence: Evidence) -> Tables:
-    """One row a thread, one a query, one a minute of a runaway."""
-    stored = evidence.store(
+def make(inputs: Inputs) -> Tables:
+    """Make one row a thread, one a query, one a minute of a runaway."""
+    stored = inputs.store(
         STORE_SECTIONS,
         "id",
         "relay_id",
@@ -58,17 +67,17 @@ def make(evidence: Evidence) -> Tables:
         "created_at",
     )
     messages = threaded(stored)
-    deliveries = sent(evidence)
-    times = (evidence.watched_until_ns, evidence.recent_since_ns)
+    deliveries = sent(inputs)
+    times = (inputs.observed_until_ns, inputs.recent_since_ns)
     return {
         NAME: threads(messages),
         QUERIES: queries(messages, deliveries, *times),
-        RUNAWAYS: runaways(deliveries, evidence.recent_since_ns),
+        RUNAWAYS: runaways(deliveries, inputs.recent_since_ns),
     }
 
 
 def threaded(stored: DataFrame) -> DataFrame:
-    """The messages that are in a thread, each once: one may lie in two files for a while."""
+    """Choose messages in a thread, each once: one may be in two files for a while."""
     dated = F.timestamp_micros(F.floor(F.col("created_ns") / _NS_PER_US).cast("bigint"))
     return (
         stored.where(F.col("correlation_id").isNotNull())
@@ -78,7 +87,7 @@ def threaded(stored: DataFrame) -> DataFrame:
 
 
 def threads(messages: DataFrame) -> DataFrame:
-    """How long each thread is, who takes part and how deep it goes: schemas.THREAD."""
+    """Measure length, participants and depth of each thread: results.THREAD."""
     in_order = Window.partitionBy("correlation_id").orderBy("at", "id")
     before = F.lag("sender").over(in_order)
     begins = F.row_number().over(Window.partitionBy("correlation_id", "sender").orderBy("at", "id"))
@@ -98,17 +107,17 @@ def threads(messages: DataFrame) -> DataFrame:
         F.max("at").alias("last_at"),
     )
     timed = counted.withColumn("duration_s", elapsed_ms("first_at", "last_at") / 1000)
-    return schemas.conform(timed, schemas.THREAD)
+    return conform(timed, results.THREAD)
 
 
 def queries(
-    messages: DataFrame, deliveries: DataFrame, watched_until_ns: int, recent_since_ns: int
+    messages: DataFrame, deliveries: DataFrame, observed_until_ns: int, recent_since_ns: int
 ) -> DataFrame:
-    """What became of every query of the relay's: schemas.THREAD_QUERY.
+    """Classify every query: results.THREAD_QUERY.
 
-    One to the orchestrator, which takes none, is left out: it is refused at once.
+    Queries to the orchestrator are left out: they are refused at once.
     """
-    until = instant(watched_until_ns)
+    until = instant(observed_until_ns)
     by_query = (
         _by_recipient(messages, deliveries)
         .groupBy("message_id")
@@ -135,11 +144,11 @@ def queries(
         F.greatest(elapsed_s("asked_at", until), F.lit(0)).alias("age_s"),
         (F.col("asked_at") >= instant(recent_since_ns)).alias("recent"),
     )
-    return schemas.conform(judged, schemas.THREAD_QUERY)
+    return conform(judged, results.THREAD_QUERY)
 
 
 def _by_recipient(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
-    """Each recipient of each query, and when it first responded to it."""
+    """List each recipient of each query, with the time of its first response."""
     asked = messages.where((F.col("message_type") == "Query") & F.col("relay_id").isNotNull())
     named = asked.select("relay_id", "correlation_id", "to", "id", F.col("sender").alias("asker"))
     posed = deliveries.where((F.col("kind") == "query") & (F.col("recipient") != ORCHESTRATOR))
@@ -150,7 +159,7 @@ def _by_recipient(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
         F.col("id").alias("response"),
         F.col("at").alias("responded_at"),
     )
-    # The engine's numbers tell what came later, whatever the clock did.
+    # The engine's numbers have the order, whatever the clock did.
     is_its_answer = (
         (F.col("answered_thread") == F.col("correlation_id"))
         & (F.col("answerer") == F.col("recipient"))
@@ -175,10 +184,10 @@ def _class(age_s: Column) -> Column:
 
 
 def runaways(deliveries: DataFrame, recent_since_ns: int) -> DataFrame:
-    """When two agents wrote to each other without end, a row a minute: schemas.THREAD_RUNAWAY.
+    """Find agents that write to each other endlessly, a row a minute: results.THREAD_RUNAWAY.
 
-    Of more than N within 60 s one minute of the clock has half at least: by that count the few
-    that may be are known, and these alone are put in order.
+    Of more than N within 60 s, one minute of the clock has at least half: that count finds the few
+    candidates, and these alone are sorted.
     """
     own = (F.col("sender") != ORCHESTRATOR) & (F.col("recipient") != ORCHESTRATOR)
     texts = deliveries.where((F.col("kind") == "message") & own).select(
@@ -208,11 +217,11 @@ def runaways(deliveries: DataFrame, recent_since_ns: int) -> DataFrame:
         F.max_by("message_id", "at_us").alias("last_message_id"),
     )
     recent = (F.col("minute") >= instant(recent_since_ns)).alias("recent")
-    return schemas.conform(minutes.select("*", recent), schemas.THREAD_RUNAWAY)
+    return conform(minutes.select("*", recent), results.THREAD_RUNAWAY)
 
 
 def _busy_minutes(texts: DataFrame) -> DataFrame:
-    """Minutes of pairs that may be part of a runaway, and those beside them."""
+    """Choose minutes of pairs that may be part of a runaway, and those beside them."""
     there = F.count_if(F.col("sender") == F.col("first"))
     counted = texts.groupBy("first", "second", "minute").agg(
         F.count("*").alias("messages"), there.alias("there")
@@ -228,18 +237,18 @@ def _busy_minutes(texts: DataFrame) -> DataFrame:
 
 
 def counts(tables: Tables) -> DataFrame:
-    """Threads, their messages, and queries of each class: schemas.COUNT."""
+    """Count threads, their messages, and queries of each class: results.COUNT."""
     totals = tables[NAME].agg(
         F.count("*").alias("threads"), F.coalesce(F.sum("messages"), F.lit(0)).alias("messages")
     )
     rows = totals.unpivot([], ["threads", "messages"], "name", "count")
-    return schemas.conform(rows.unionByName(by_class(tables[QUERIES])), schemas.COUNT)
+    return conform(rows.unionByName(count_by_class(tables[QUERIES])), results.COUNT)
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """Queries that nobody answers, and pairs that run away: schemas.FINDING."""
+    """Find unanswered queries and runaway pairs: results.FINDING."""
     unanswered = tables[QUERIES].where(F.col("recent") & (F.col("class") == "unanswered"))
-    asked = found(
+    asked = make_findings(
         unanswered,
         f"{NAME}.unanswered",
         WARNING,
@@ -260,7 +269,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
             F.max_by("last_message_id", "minute").alias("last_message_id"),
         )
     )
-    running = found(
+    running = make_findings(
         pairs,
         f"{NAME}.runaway",
         WARNING,
@@ -274,18 +283,18 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
 
 
 def shown(tables: Tables) -> DataFrame:
-    """The longest threads, to print."""
+    """Choose the longest threads, to print."""
     ordered = tables[NAME].orderBy(F.desc("messages"), "thread")
     return ordered.select("thread", "messages", "participants", "turns", "duration_s").limit(SHOWN)
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
-    explains="threads: length, depth, time; unanswered queries, runaway pairs",
+    description="threads: length, depth, time; unanswered queries, runaway pairs",
     tables={
-        NAME: schemas.THREAD,
-        QUERIES: schemas.THREAD_QUERY,
-        RUNAWAYS: schemas.THREAD_RUNAWAY,
+        NAME: results.THREAD,
+        QUERIES: results.THREAD_QUERY,
+        RUNAWAYS: results.THREAD_RUNAWAY,
     },
     make=make,
     counts=counts,

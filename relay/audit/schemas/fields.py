@@ -1,4 +1,4 @@
-"""What columns are made of: the types of the audits, and a column with its comment."""
+"""Types and columns of the schemas, and how frames are fitted to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from relay.errors import RelayError
+from relay.base.errors import RelayError
 
 TEXT, NUMBER, TIME, FLAG = StringType(), LongType(), TimestampType(), BooleanType()
 U64, BYTES, FLOAT = DecimalType(20, 0), BinaryType(), DoubleType()
@@ -39,15 +39,25 @@ def maybe(name: str, kind: DataType, comment: str) -> StructField:
 
 
 def subset(schema: StructType, names: Iterable[str], what: str) -> StructType:
-    """These columns of a schema, in the order asked for. Errors: RelayError for another name."""
+    """Choose columns of a schema, in this order. Errors: RelayError for an unknown name."""
     known = {field.name: field for field in schema}
     wanted = list(names)
     for name in wanted:
         if name not in known:
-            raise RelayError(f"{what} has no column {name}: it has {', '.join(known)}")
+            raise RelayError(f"unknown column {name} of {what}: expected one of {', '.join(known)}")
     return StructType([known[name] for name in wanted])
 
 
 def conform(frame: DataFrame, schema: StructType) -> DataFrame:
-    """The columns of ``schema`` and no others, in its order and of its types."""
+    """Give a frame exactly the columns of ``schema``, in its order and of its types."""
     return frame.select(*[F.col(field.name).cast(field.dataType) for field in schema])
+
+
+def check_columns(asked: StructType, known: StructType, what: str) -> None:
+    """Check that a schema asked for has known columns of the right types. Errors: RelayError."""
+    for field, ours in zip(asked, subset(known, asked.names, what), strict=True):
+        if field.dataType.simpleString() != ours.dataType.simpleString():
+            raise RelayError(
+                f"column {field.name} of {what}: expected {ours.dataType.simpleString()}, "
+                f"got {field.dataType.simpleString()}"
+            )

@@ -1,0 +1,391 @@
+"""Section 257 of an `.acomm` file: the fields of section 2, column by column.
+
+    u64 count of messages, then for each block:  tag u32 | length u64 | envelope of its data
+
+Who reads four fields of a hundred thousand messages need not take every record apart, and who
+needs the contents is told where each one stands. Like an index it is an aid: made from the
+messages, compared with them by `relay acomm check`, and skipped by every reader of values.
+Same messages, same bytes: texts and shapes stand in the order of their first use.
+Source: docs/formats/acomm.md, "COLUMNS"; docs/decisions/0015-columns.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
+from functools import cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from relay.acomm import envelope
+from relay.acomm.message_record import (
+    META_BOOLEAN,
+    META_FLOAT,
+    META_INTEGER,
+    META_NULL,
+    META_STRING,
+    encode_message,
+)
+from relay.acomm.model import Channel, Message
+from relay.acomm.reader import U32, U64, Reader
+from relay.acomm.writer import BYTE, U32_MAX, text
+from relay.base.errors import FormatError, ValidationFailed
+
+FIRST_LANE = 32
+# Of a record: what stands before the content, but for the sender's text.
+BEFORE_CONTENT = 25
+U64_MASK = 2**64 - 1
+# So many values are packed at once: other threads wait for no more.
+PACKED = 8_192
+
+TAG_OF: dict[type, int] = {
+    str: META_STRING,
+    int: META_INTEGER,
+    float: META_FLOAT,
+    bool: META_BOOLEAN,
+    type(None): META_NULL,
+}
+LANE_CODES = {META_INTEGER: "q", META_FLOAT: "d", META_BOOLEAN: "B"}
+
+
+class Block(IntEnum):
+    """What a block holds; from FIRST_LANE on, the values of one lane of METADATA."""
+
+    ID = 1
+    MESSAGE_TYPE = 2
+    SENDER = 3
+    CHANNEL = 4
+    CONTENT_SIZE = 5
+    TOPIC = 6
+    CORRELATION_ID = 7
+    PRIORITY = 8
+    METADATA = 9
+    CREATED_AT = 10
+    DELIVERED_AT = 11
+    ACKNOWLEDGED_AT = 12
+    TTL = 13
+    STATUS = 14
+    RETRY_COUNT = 15
+    SIGNATURE_SIZE = 16
+    REST_SIZE = 17
+
+
+class Columns:
+    """The blocks of a section 257, each out of its envelope when it is asked for.
+
+    Errors: FormatError, on opening for blocks that do not fit the section, on ``block`` for an
+    envelope. Whether they are true to the messages is for ``verify`` to say.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        blocks: Mapping[int, Callable[[], Reader]],
+        metadata: Callable[[], Mapping[int, bytes]] = dict,
+    ) -> None:
+        self.count = count
+        self._blocks = blocks
+        self._metadata = metadata  # the blocks of metadata, of messages in memory
+
+    @classmethod
+    def open(cls, reader: Reader) -> Columns:
+        """The section that lies in ``reader``."""
+        count = reader.u64("count of section 257")
+        blocks: dict[int, Callable[[], Reader]] = {}
+        while reader.pos < reader.end:
+            start = reader.pos
+            tag = reader.u32("tag of a column block")
+            if tag in blocks:
+                raise reader.fault(start, f"column block {tag} once", "it a second time")
+            first = reader.skip(reader.u64("length of a column block"), f"column block {tag}")
+            inner = Reader(reader.data, reader.path, first, reader.pos)
+            blocks[tag] = lambda inner=inner, tag=tag: envelope.unpack(  # type: ignore[misc]
+                Reader(inner.data, inner.path, inner.pos, inner.end), f"column block {tag}"
+            )
+        return cls(count, blocks)
+
+    @classmethod
+    def of(
+        cls, messages: Sequence[Message], sizes: Sequence[int], channels: Iterable[Channel]
+    ) -> Columns:
+        """Those of messages in memory, whose records have these sizes; each made when asked for."""
+
+        def reader(make: Callable[[], bytes]) -> Callable[[], Reader]:
+            return lambda: Reader(make(), "", where=" in columns")
+
+        makers = _makers(messages, sizes, channels)
+        blocks = {tag: reader(make) for tag, make in makers.items()}
+        return cls(len(messages), blocks, cache(lambda: _metadata(messages)))
+
+    def tags(self) -> frozenset[int]:
+        """Of the blocks that are there."""
+        return frozenset(self._blocks)
+
+    def block(self, tag: int) -> Reader:
+        """A reader of a block's data. Errors: FormatError when there is none."""
+        if tag in self._blocks:
+            return self._blocks[tag]()
+        made = self._metadata().get(tag)
+        if made is None:
+            raise FormatError("", 0, f"column block {tag} in section 257", "none")
+        return Reader(made, "", where=" in columns")
+
+
+class Texts(NamedTuple):
+    """Texts and who has which: of each, its size; all of them one behind the other."""
+
+    number: int
+    sizes: memoryview  # u32 each
+    data: memoryview
+    width: int  # bytes of a code; 0: the texts stand for the rows one by one
+    codes: memoryview  # 0 absent, else the number of the text and 1
+
+
+class Lane(NamedTuple):
+    """The values of one key and one type in all metadata."""
+
+    key: str
+    tag: int
+
+
+class Metadata(NamedTuple):
+    """Which lanes the metadata of each message has a value in."""
+
+    lanes: tuple[Lane, ...]
+    shapes: tuple[tuple[int, ...], ...]  # lanes, in the order of the keys
+    width: int
+    codes: memoryview  # 0 no metadata, else the number of the shape and 1
+
+
+def encode(messages: Sequence[Message], sizes: Sequence[int], channels: Iterable[Channel]) -> bytes:
+    """The section of messages whose records have these sizes, in the order of section 2."""
+    parts = [U64.pack(len(messages))]
+    for tag, data in build(messages, sizes, channels).items():
+        packed = envelope.pack(data)
+        parts += (U32.pack(tag), U64.pack(len(packed)), packed)
+    return b"".join(parts)
+
+
+def build(
+    messages: Sequence[Message], sizes: Sequence[int], channels: Iterable[Channel]
+) -> dict[int, bytes]:
+    """The data of each block, by tag."""
+    made = {tag: make() for tag, make in _makers(messages, sizes, channels).items()}
+    made.update(_metadata(messages))
+    return {tag: made[tag] for tag in sorted(made)}
+
+
+def _makers(
+    messages: Sequence[Message], sizes: Sequence[int], channels: Iterable[Channel]
+) -> dict[int, Callable[[], bytes]]:
+    """What makes the data of each block but for metadata."""
+
+    def rests() -> list[int]:
+        return [
+            size - BEFORE_CONTENT - len(m.sender.encode()) - len(m.content)
+            for size, m in zip(sizes, messages, strict=True)
+        ]
+
+    def signed() -> list[int]:
+        return [0 if m.signature is None else len(m.signature) + 1 for m in messages]
+
+    def since(times: Sequence[int | None]) -> bytes:
+        return _opt_u64s(times, [m.created_at for m in messages])
+
+    return {
+        Block.ID: lambda: _deltas([m.id for m in messages]),
+        Block.MESSAGE_TYPE: lambda: bytes([m.message_type for m in messages]),
+        Block.SENDER: lambda: _texts([m.sender.encode() for m in messages]),
+        Block.CHANNEL: lambda: _channels([m.channel_id for m in messages], channels),
+        Block.CONTENT_SIZE: lambda: _packed("I", [len(m.content) for m in messages]),
+        Block.TOPIC: lambda: _opt_texts([m.topic for m in messages]),
+        Block.CORRELATION_ID: lambda: _opt_texts([m.correlation_id for m in messages]),
+        Block.PRIORITY: lambda: bytes([m.priority for m in messages]),
+        Block.CREATED_AT: lambda: _deltas([m.created_at for m in messages]),
+        Block.DELIVERED_AT: lambda: since([m.delivered_at for m in messages]),
+        Block.ACKNOWLEDGED_AT: lambda: since([m.acknowledged_at for m in messages]),
+        Block.TTL: lambda: _opt_u64s([m.ttl for m in messages], [0] * len(messages)),
+        Block.STATUS: lambda: bytes([m.status for m in messages]),
+        Block.RETRY_COUNT: lambda: _packed("I", [m.retry_count for m in messages]),
+        Block.SIGNATURE_SIZE: lambda: _packed("I", signed()),
+        Block.REST_SIZE: lambda: _packed("I", rests()),
+    }
+
+
+def verify(
+    columns: Columns, messages: Sequence[Message], channels: Iterable[Channel]
+) -> Iterator[str]:
+    """What the columns say against the messages: one line for each block that is wrong."""
+    if columns.count != len(messages):
+        yield (
+            f"section 257: expected {len(messages)} messages as in section 2, found {columns.count}"
+        )
+        return
+    try:
+        sizes = [len(encode_message(m, U32_MAX)) for m in messages]
+        true = build(messages, sizes, channels)
+    except ValidationFailed as exc:
+        yield f"section 257 cannot be compared with section 2: {exc}"
+        return
+    for tag, data in true.items():
+        name = Block(tag).name.lower() if tag < FIRST_LANE else f"lane {tag - FIRST_LANE}"
+        try:
+            reader = columns.block(tag)
+        except FormatError as exc:
+            yield f"column block {tag} ({name}): expected {exc.expected}, found {exc.found}"
+            continue
+        found = reader.data[reader.pos : reader.end]
+        if found != data:
+            pairs = enumerate(zip(found, data, strict=False))
+            at = next((n for n, (one, other) in pairs if one != other), min(len(found), len(data)))
+            yield (
+                f"column block {tag} ({name}) disagrees with section 2 "
+                f"from byte {at} of {len(data)} on"
+            )
+
+
+def read_texts(reader: Reader, rows: int) -> Texts:
+    """The texts of ``rows`` rows. Errors: FormatError when they do not fill the block."""
+    count = reader.count("count of texts", 4)
+    sizes = _cut(reader, 4 * count, "sizes of texts").cast("I")
+    data = _cut(reader, sum(sizes), "texts")
+    start = reader.pos
+    width, codes = read_codes(reader, rows)
+    if not width and count != rows:
+        raise reader.fault(start, f"texts for {rows} messages", count)
+    reader.finish("texts")
+    return Texts(count, sizes, data, width, codes)
+
+
+def read_codes(reader: Reader, rows: int) -> tuple[int, memoryview]:
+    """The width of the codes in bytes and the codes; none for width 0. Errors: FormatError."""
+    width = reader.u8("width of codes")
+    if width not in (0, 1, 2, 4):
+        raise reader.fault(reader.pos - 1, "width of codes 0, 1, 2 or 4", width)
+    return width, _cut(reader, width * rows, "codes")
+
+
+def read_metadata_shapes(reader: Reader, rows: int) -> Metadata:
+    """The block METADATA. Errors: FormatError."""
+    lanes = reader.items(
+        "lanes", 5, lambda _: Lane(reader.text("metadata key"), reader.u8("metadata tag"))
+    )
+    start = reader.pos
+    shapes = reader.items(
+        "shapes", 4, lambda _: reader.items("lanes of a shape", 4, lambda _: reader.u32("lane"))
+    )
+    if any(lane >= len(lanes) for shape in shapes for lane in shape):
+        raise reader.fault(start, f"lanes of shapes below {len(lanes)}", "one above")
+    width, codes = read_codes(reader, rows)
+    reader.finish("metadata shapes")
+    return Metadata(lanes, shapes, width, codes)
+
+
+def read_channels(reader: Reader) -> tuple[list[int], list[str | None], memoryview]:
+    """Ids and names of the channels in use, and behind them the codes' bytes, width first."""
+    count = reader.count("count of channels", 9)
+    ids = list(_cut(reader, 8 * count, "channel ids").cast("Q"))
+    names = [reader.opt("channel name", reader.text) for _ in range(count)]
+    return ids, names, memoryview(reader.data)[reader.pos : reader.end]
+
+
+def _cut(reader: Reader, size: int, what: str) -> memoryview:
+    start = reader.skip(size, what)
+    return memoryview(reader.data)[start : reader.pos]
+
+
+def _packed(code: str, values: Sequence[Any]) -> bytes:
+    parts = [values[at : at + PACKED] for at in range(0, len(values), PACKED)]
+    return b"".join([struct.pack(f"<{len(part)}{code}", *part) for part in parts])
+
+
+def _deltas(values: Sequence[int]) -> bytes:
+    return _packed("Q", [(b - a) & U64_MASK for a, b in pairwise((0, *values))])
+
+
+def _opt_u64s(values: Sequence[int | None], since: Sequence[int]) -> bytes:
+    present = bytes([value is not None for value in values])
+    pairs = zip(values, since, strict=True)
+    return present + _packed("Q", [0 if v is None else (v - s) & U64_MASK for v, s in pairs])
+
+
+def _coded(codes: Sequence[int], most: int) -> bytes:
+    width, code = (1, "B") if most < 256 else (2, "H") if most < 65_536 else (4, "I")
+    return BYTE[width] + _packed(code, codes)
+
+
+def _texts(values: Sequence[bytes]) -> bytes:
+    """Texts without an absent one: each once, or as they stand where few come again."""
+    numbers: dict[bytes, int] = {}
+    codes = [numbers.setdefault(value, len(numbers) + 1) for value in values]
+    if 2 * len(numbers) > len(values):
+        return _joined(values) + BYTE[0]
+    return _joined(list(numbers)) + _coded(codes, len(numbers))
+
+
+def _opt_texts(values: Sequence[str | None]) -> bytes:
+    numbers: dict[str, int] = {}
+    codes = [
+        0 if value is None else numbers.setdefault(value, len(numbers) + 1) for value in values
+    ]
+    return _joined([value.encode() for value in numbers]) + _coded(codes, len(numbers))
+
+
+def _joined(values: Sequence[bytes]) -> bytes:
+    sizes = _packed("I", [len(value) for value in values])
+    return b"".join((U32.pack(len(values)), sizes, *values))
+
+
+def _channels(of_messages: Sequence[int], channels: Iterable[Channel]) -> bytes:
+    names = {channel.id: channel.name for channel in channels}
+    numbers: dict[int, int] = {}
+    codes = [numbers.setdefault(ident, len(numbers)) for ident in of_messages]
+    known = [names.get(ident) for ident in numbers]
+    named = [b"\0" if name is None else b"\1" + text("channel", name) for name in known]
+    ids = _packed("Q", list(numbers))
+    return b"".join((U32.pack(len(numbers)), ids, *named, _coded(codes, len(numbers))))
+
+
+def _metadata(messages: Sequence[Message]) -> dict[int, bytes]:
+    """The block of the shapes, and one of values for each lane that has any."""
+    lanes: dict[tuple[str, int], list[Any]] = {}
+    shapes: dict[tuple[tuple[str, int], ...], int] = {}
+    # Keys and types as they stand in memory: what they come to is found once for each.
+    known: dict[tuple[object, ...], tuple[int, tuple[Callable[[Any], None], ...]]] = {}
+    codes = []
+    for message in messages:
+        metadata = message.metadata
+        if metadata is None:
+            codes.append(0)
+            continue
+        seen = (*metadata, *map(type, metadata.values()))
+        found = known.get(seen)
+        if found is None:
+            kinds = [(key, TAG_OF[type(value)]) for key, value in metadata.items()]
+            shape = tuple(sorted(kinds))
+            for lane in shape:
+                lanes.setdefault(lane, [])
+            code = shapes.setdefault(shape, len(shapes) + 1)
+            found = known[seen] = code, tuple(lanes[lane].append for lane in kinds)
+        codes.append(found[0])
+        for append, value in zip(found[1], metadata.values(), strict=True):
+            append(value)
+    numbers = {lane: number for number, lane in enumerate(lanes)}
+    parts = [U32.pack(len(lanes))]
+    parts += [text("metadata key", key) + BYTE[tag] for key, tag in lanes]
+    parts.append(U32.pack(len(shapes)))
+    for shape in shapes:
+        parts.append(U32.pack(len(shape)) + _packed("I", [numbers[lane] for lane in shape]))
+    blocks = {int(Block.METADATA): b"".join((*parts, _coded(codes, len(shapes))))}
+    for (_, tag), number in numbers.items():
+        if tag != META_NULL:
+            values = list(lanes.values())[number]
+            blocks[FIRST_LANE + number] = _lane_values(tag, values)
+    return blocks
+
+
+def _lane_values(tag: int, values: Sequence[Any]) -> bytes:
+    if tag == META_STRING:
+        return _texts([value.encode() for value in values])
+    return _packed(LANE_CODES[tag], values)

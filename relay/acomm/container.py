@@ -1,0 +1,214 @@
+"""The frame of an `.acomm` file: header, section table and footer, and the checks on them.
+
+    0   header, 96 bytes
+    96  section table, 24 bytes an entry
+        sections, where the table says
+    -40 footer: SHA-256 of every byte before it, magic
+
+The order of the checks is fixed: another format, size, footer magic, SHA-256, header magic,
+version, total_size, section table. Each failure is a FormatError that names file, offset, what
+was expected and what was found.
+
+Changing the version: give the new one a number and a reader of its own, keep this one as it
+is, and let files of version 1 open for as long as there may be any.
+Source: FORMATS section 2; acomm-file-format.txt, "File Layout" and "Versioning".
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from enum import IntEnum, IntFlag
+from itertools import pairwise
+from struct import Struct
+
+import msgspec
+
+from relay.acomm.reader import shown
+from relay.base.errors import FormatError, IntegrityError, VersionError
+
+MAGIC = b"ACOMM001"
+FOOTER_MAGIC = b"ACEND001"
+# Another format that shares four letters; its fifth byte is a version number.
+OTHER_MAGIC = b"ACOM"
+VERSION = 1
+MAX_FILE_BYTES = 2_147_483_648
+
+# magic, version, flags, section_count, channel_count, message_count, subscription_count,
+# dead_letter_count, created_at, modified_at, total_size, reserved
+HEADER = Struct("<8sHIHQQQQQQQ24s")
+assert HEADER.size == 96
+# type, flags, offset, length
+SECTION = Struct("<IIQQ")
+assert SECTION.size == 24
+# SHA-256, magic
+FOOTER = Struct("<32s8s")
+assert FOOTER.size == 40
+
+VERSION_AT, SECTION_COUNT_AT, TOTAL_SIZE_AT = 8, 14, 64
+
+
+class Flag(IntFlag):
+    """Bits of the header's flags; the others are reserved."""
+
+    COMPRESSED = 1  # sections 2, 5 and 6 are gzip streams
+    INDEXED = 2  # section 4 has the indexes
+    HAS_DEAD_LETTERS = 4
+    HAS_SIGNATURES = 8
+    HAS_METADATA = 16
+    ENCRYPTED = 32  # the content of every message is sealed
+
+
+class SectionType(IntEnum):
+    """Sections that are read here; 7-255 are the format owners', 256 and above ours."""
+
+    CHANNELS = 1
+    MESSAGES = 2
+    SUBSCRIPTIONS = 3
+    INDEXES = 4
+    DEAD_LETTERS = 5
+    ARCHIVE = 6
+    ENGINE_STATE = 256
+    COLUMNS = 257
+
+
+class Header(msgspec.Struct, frozen=True):
+    """What the first 96 bytes say; the magic and the reserved bytes left out."""
+
+    version: int
+    flags: int
+    section_count: int
+    channel_count: int
+    message_count: int  # sections 2 and 6 together
+    subscription_count: int
+    dead_letter_count: int
+    created_at: int  # Unix seconds
+    modified_at: int  # Unix seconds
+    total_size: int  # of the file, footer included
+
+
+class Section(msgspec.Struct, frozen=True):
+    """One entry of the section table."""
+
+    kind: int
+    flags: int
+    offset: int
+    length: int
+
+
+def seal(header: Header, sections: Iterable[Section], bodies: Sequence[bytes]) -> bytes:
+    """A whole file: header, table, the bodies one behind the other, footer.
+
+    The caller has made the offsets and total_size right.
+    """
+    head = [HEADER.pack(MAGIC, *msgspec.structs.astuple(header), b"")]
+    head += [SECTION.pack(*msgspec.structs.astuple(section)) for section in sections]
+    digest = hashlib.sha256()
+    for part in (*head, *bodies):
+        digest.update(part)
+    return b"".join((*head, *bodies, FOOTER.pack(digest.digest(), FOOTER_MAGIC)))
+
+
+def open_frame(data: bytes, path: str) -> tuple[Header, list[Section]]:
+    """Header and section table of a whole file, whose every byte the checksum has vouched for.
+
+    Errors: FormatError; IntegrityError when the SHA-256 differs; VersionError.
+    """
+    refuse_other_format(data, path)
+    check_size(len(data), path)
+    body = len(data) - FOOTER.size
+    expected, magic = FOOTER.unpack_from(data, body)
+    if magic != FOOTER_MAGIC:
+        where = body + len(expected)
+        raise FormatError(path, where, f"footer magic {FOOTER_MAGIC.decode()}", shown(magic))
+    found = hashlib.sha256(memoryview(data)[:body]).digest()
+    if found != expected:
+        raise IntegrityError(path, body, f"SHA-256 {expected.hex()}", f"{found.hex()}")
+    header = parse_header(data, path, len(data))
+    return header, parse_sections(data, path, header)
+
+
+def refuse_other_format(data: bytes, path: str) -> None:
+    """Errors: FormatError for a file of the AgenticComm crate's own format."""
+    if data.startswith(OTHER_MAGIC) and not data.startswith(MAGIC[:5]):
+        found = f"magic ACOM of another format, AgenticComm's own ({shown(data[:8])})"
+        raise FormatError(path, 0, f"magic {MAGIC.decode()}", found)
+
+
+def check_size(size: int, path: str) -> None:
+    """Errors: FormatError for a file too small to be one, or larger than any may be."""
+    smallest = HEADER.size + FOOTER.size
+    if size < smallest:
+        raise FormatError(path, 0, f"at least {smallest} bytes", f"{size} bytes")
+    if size > MAX_FILE_BYTES:
+        raise FormatError(path, 0, f"at most {MAX_FILE_BYTES} bytes", f"{size} bytes")
+
+
+def parse_header(head: bytes, path: str, size: int) -> Header:
+    """The header of a file of ``size`` bytes, from its first bytes.
+
+    Errors: FormatError; VersionError for version 0, and for a header of a later version that
+    does not read as one of version 1.
+    """
+    magic, *fields, _reserved = HEADER.unpack_from(head)
+    if magic != MAGIC:
+        raise FormatError(path, 0, f"magic {MAGIC.decode()}", shown(magic))
+    header = Header(*fields)
+    if header.version < VERSION:
+        raise VersionError(path, VERSION_AT, f"version {VERSION}", header.version)
+    if header.total_size != size:
+        fault = FormatError(path, TOTAL_SIZE_AT, f"total_size {size}", header.total_size)
+        raise of_version(header, fault)
+    return header
+
+
+def parse_sections(head: bytes, path: str, header: Header) -> list[Section]:
+    """The section table, from the file's first bytes: no type twice, no overlap, all in the file.
+
+    Errors: FormatError; VersionError instead in a file of a later version.
+    """
+    room = (header.total_size - HEADER.size - FOOTER.size) // SECTION.size
+    if header.section_count > room:
+        expected = f"section_count of at most {room}, as many as fit"
+        fault = FormatError(path, SECTION_COUNT_AT, expected, header.section_count)
+        raise of_version(header, fault)
+    table_end = HEADER.size + header.section_count * SECTION.size
+    table = [Section(*entry) for entry in SECTION.iter_unpack(head[HEADER.size : table_end])]
+    try:
+        _check_sections(table, path, table_end, header.total_size - FOOTER.size)
+    except FormatError as exc:
+        raise of_version(header, exc) from None
+    return table
+
+
+def of_version(header: Header, fault: FormatError) -> FormatError:
+    """The fault itself, or the VersionError that it is in a file of a later version."""
+    if header.version <= VERSION or isinstance(fault, VersionError):
+        return fault
+    expected = f"{fault.expected} (version {header.version}, read as {VERSION})"
+    return VersionError(fault.path, fault.offset, expected, fault.found)
+
+
+def _check_sections(table: list[Section], path: str, first: int, end: int) -> None:
+    seen: set[int] = set()
+    filled = []
+    for number, section in enumerate(table):
+        at = HEADER.size + number * SECTION.size
+        name = f"section {section.kind}"
+        if section.kind in seen:
+            raise FormatError(path, at, f"section type {section.kind} once", "it a second time")
+        seen.add(section.kind)
+        if section.length == 0 and section.offset <= end:
+            continue  # an empty section may stand anywhere
+        if section.offset < first:
+            raise FormatError(path, at + 8, f"{name} at {first} or behind", section.offset)
+        if section.offset + section.length > end:
+            found = f"its end at {section.offset + section.length}"
+            raise FormatError(path, at + 16, f"{name} to end by {end}", found)
+        filled.append((section.offset, at, section))
+    filled.sort(key=lambda entry: entry[0])
+    for (_, _, one), (_, at, other) in pairwise(filled):
+        if other.offset < one.offset + one.length:
+            expected = f"section {other.kind} behind {one.offset + one.length}"
+            found = f"{other.offset}: sections {one.kind} and {other.kind} overlap"
+            raise FormatError(path, at + 8, expected, found)

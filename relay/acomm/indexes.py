@@ -1,0 +1,181 @@
+"""Section 4 of an `.acomm` file: which messages of section 2 a key leads to.
+
+    u32 count, then for each index:  type u32 | length u64 | data
+    data of channel, topic, sender, correlation:  u64 count, then  key | u64 count | ids u64...
+    data of timestamp:                            u64 count, then  created_at u64 | id u64
+
+An index is an aid. It is made from the messages, can always be made again, and never decides
+what a file holds. Keys ascend (numbers by value, texts by their bytes), ids ascend.
+Source: FORMATS section 2, "Section 4"; acomm-file-format.txt, "Index Types".
+"""
+
+from __future__ import annotations
+
+import reprlib
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from enum import IntEnum
+from itertools import zip_longest
+from typing import TypeVar
+
+import msgspec
+
+from relay.acomm.model import Message
+from relay.acomm.reader import U32, U64, Reader
+from relay.acomm.writer import text
+
+Ids = tuple[int, ...]
+K = TypeVar("K", int, str)
+
+MIN_INDEX = 12  # type and length
+MIN_TIME_ENTRY = 16
+
+
+class IndexType(IntEnum):
+    """What an index goes by; the numbers on disk."""
+
+    CHANNEL = 1
+    TIMESTAMP = 2
+    TOPIC = 3  # messages with a topic
+    SENDER = 4
+    CORRELATION = 5  # messages with a correlation id
+
+
+class Indexes(msgspec.Struct, frozen=True):
+    """The five indexes, in the order of their keys; None for one that a file lacks."""
+
+    channel: dict[int, Ids] | None = None
+    timestamp: tuple[tuple[int, int], ...] | None = None  # (created_at, id)
+    topic: dict[str, Ids] | None = None
+    sender: dict[str, Ids] | None = None
+    correlation: dict[str, Ids] | None = None
+
+
+def build(messages: Iterable[Message]) -> Indexes:
+    """The indexes of these messages, in whatever order they come."""
+    channel: dict[int, list[int]] = defaultdict(list)
+    timestamp: list[tuple[int, int]] = []
+    topic: dict[str, list[int]] = defaultdict(list)
+    sender: dict[str, list[int]] = defaultdict(list)
+    correlation: dict[str, list[int]] = defaultdict(list)
+    for message in messages:
+        ident = message.id
+        channel[message.channel_id].append(ident)
+        timestamp.append((message.created_at, ident))
+        sender[message.sender].append(ident)
+        if message.topic is not None:
+            topic[message.topic].append(ident)
+        if message.correlation_id is not None:
+            correlation[message.correlation_id].append(ident)
+    return Indexes(
+        _ordered(channel),
+        tuple(sorted(timestamp)),
+        _ordered(topic),
+        _ordered(sender),
+        _ordered(correlation),
+    )
+
+
+def encode(indexes: Indexes) -> bytes:
+    """Section 4 with these indexes, in the order of their types."""
+    parts: list[bytes] = []
+    for kind in IndexType:
+        index = getattr(indexes, kind.name.lower())
+        if index is None:
+            continue
+        if kind is IndexType.TIMESTAMP:
+            flat = [number for entry in index for number in entry]
+            data = U64.pack(len(index)) + struct.pack(f"<{len(flat)}Q", *flat)
+        elif kind is IndexType.CHANNEL:
+            data = _encode_keyed(index, U64.pack)
+        else:
+            data = _encode_keyed(index, lambda key: text("index key", key))
+        parts += (U32.pack(kind), U64.pack(len(data)), data)
+    return U32.pack(len(parts) // 3) + b"".join(parts)
+
+
+def decode(reader: Reader) -> Indexes:
+    """The indexes of a section 4; types that are not known are skipped.
+
+    Errors: FormatError for a section that does not add up; whether it is true to the
+    messages is for ``verify`` to say.
+    """
+    found: dict[str, object] = {}
+    if reader.pos == reader.end:
+        return Indexes()
+    for _ in range(reader.count("index count", MIN_INDEX)):
+        start = reader.pos
+        kind = reader.u32("index type")
+        length = reader.u64("index length")
+        first = reader.skip(length, "index data")
+        inner = Reader(reader.data, reader.path, first, reader.pos, base=reader.base)
+        if kind not in list(IndexType):
+            continue
+        name = IndexType(kind).name.lower()
+        if name in found:
+            raise reader.fault(start, "each index type once", f"type {kind} twice")
+        found[name] = _decode_one(inner, IndexType(kind))
+        inner.finish(f"index {kind}")
+    reader.finish("section 4")
+    return Indexes(**found)  # type: ignore[arg-type]
+
+
+def verify(indexes: Indexes, messages: Iterable[Message]) -> list[str]:
+    """What the indexes say against the messages: one line for each index that is wrong.
+
+    An index that is absent is not wrong.
+    """
+    true = build(messages)
+    problems = []
+    for kind in IndexType:
+        name = kind.name.lower()
+        have, want = getattr(indexes, name), getattr(true, name)
+        if have is None:
+            continue
+        if kind is not IndexType.TIMESTAMP:  # the order of keys counts as well
+            have, want = tuple(have.items()), tuple(want.items())
+        if have != want:
+            pairs = enumerate(zip_longest(have, want))
+            at, (found, expected) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
+            problems.append(
+                f"index {kind} ({name}) entry {at} disagrees with section 2: "
+                f"expected {reprlib.repr(expected)}, found {reprlib.repr(found)}"
+            )
+    return problems
+
+
+def _ordered(index: Mapping[K, list[int]]) -> dict[K, Ids]:
+    return {key: tuple(sorted(index[key])) for key in sorted(index)}
+
+
+def _encode_keyed(index: Mapping[K, Ids], key_bytes: Callable[[K], bytes]) -> bytes:
+    parts = [U64.pack(len(index))]
+    for key, ids in index.items():
+        parts += (key_bytes(key), struct.pack(f"<{len(ids) + 1}Q", len(ids), *ids))
+    return b"".join(parts)
+
+
+def _decode_one(reader: Reader, kind: IndexType) -> object:
+    if kind is IndexType.TIMESTAMP:
+        count = reader.count("timestamp entries", MIN_TIME_ENTRY, wide=True)
+        flat = _u64s(reader, 2 * count)
+        return tuple(zip(flat[::2], flat[1::2], strict=True))
+    if kind is IndexType.CHANNEL:
+        return _decode_keyed(reader, reader.u64, 16)
+    return _decode_keyed(reader, reader.text, 12)
+
+
+def _decode_keyed(reader: Reader, read_key: Callable[[str], K], smallest: int) -> dict[K, Ids]:
+    index: dict[K, Ids] = {}
+    for _ in range(reader.count("index entries", smallest, wide=True)):
+        start = reader.pos
+        key = read_key("index key")
+        if key in index:
+            raise reader.fault(start, "each index key once", f"{key!r} twice")
+        index[key] = _u64s(reader, reader.count("message ids", 8, wide=True))
+    return index
+
+
+def _u64s(reader: Reader, count: int) -> Ids:
+    return struct.unpack_from(f"<{count}Q", reader.data, reader.skip(8 * count, "message ids"))

@@ -1,0 +1,221 @@
+"""The sections of an `.acomm` file, a store's values to their bytes and back.
+
+    1, 3      u64 count, records                 by id
+    2, 5, 6   u64 count, messages, enveloped     by created_at, then id
+    4         indexes.py
+    256       blocks of  tag u32 | length u64 | data     by tag
+    257       columns.py
+
+A section that is missing or empty holds nothing. Bytes left over are a fault.
+Source: FORMATS section 2; acomm-file-format.txt, "Size Limits".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
+from typing import TypeVar
+
+from relay.acomm import columns, envelope, indexes
+from relay.acomm.container import MAX_FILE_BYTES, Flag, Header, Section, SectionType
+from relay.acomm.message_record import (
+    MAX_CONTENT_BYTES,
+    MIN_MESSAGE,
+    SEAL_BYTES,
+    encode_message,
+    read_messages,
+    walk_messages,
+)
+from relay.acomm.model import Message, StoreFile
+from relay.acomm.reader import U64, Reader
+from relay.acomm.records import (
+    MIN_CHANNEL,
+    MIN_SUBSCRIPTION,
+    encode_channel,
+    encode_subscription,
+    read_channel,
+    read_subscription,
+)
+from relay.acomm.writer import u32
+from relay.base.errors import FormatError, StoreCapacity
+
+MAX_MESSAGES = 10_000_000  # of sections 2, 5 and 6 together
+MAX_CHANNELS = 100_000
+MAX_SUBSCRIPTIONS = 1_000_000
+
+# Indexes and columns are made from the messages.
+READ = frozenset(SectionType) - {SectionType.INDEXES, SectionType.COLUMNS}
+ENVELOPED = frozenset({SectionType.MESSAGES, SectionType.DEAD_LETTERS, SectionType.ARCHIVE})
+
+T = TypeVar("T")
+_by_id = attrgetter("id")
+_by_time = attrgetter("created_at", "id")
+
+
+def check_counts(store: StoreFile) -> None:
+    """Errors: StoreCapacity when the store has more of something than a file may hold."""
+    messages = len(store.messages) + len(store.dead_letters) + len(store.archive)
+    for what, count, limit in (
+        ("messages", messages, MAX_MESSAGES),
+        ("channels", len(store.channels), MAX_CHANNELS),
+        ("subscriptions", len(store.subscriptions), MAX_SUBSCRIPTIONS),
+    ):
+        if count > limit:
+            raise StoreCapacity(f"{count} {what}, a store file holds {limit}")
+
+
+def check_size(size: int) -> None:
+    """Errors: StoreCapacity for more bytes than a file may have."""
+    if size > MAX_FILE_BYTES:
+        raise StoreCapacity(f"{size} bytes, a store file holds {MAX_FILE_BYTES}")
+
+
+def encode_sections(
+    store: StoreFile, compress: bool, with_columns: bool = False
+) -> dict[SectionType, bytes]:
+    """Each section's bytes, in the order in which they stand in the file."""
+    most = MAX_CONTENT_BYTES + (SEAL_BYTES if store.encrypted else 0)
+
+    def messages(records: list[bytes]) -> bytes:
+        raw = _counted(records)
+        check_size(len(raw))  # no reader would inflate more
+        return envelope.pack(raw) if compress else raw
+
+    def records(ordered: Iterable[Message]) -> list[bytes]:
+        return [encode_message(message, most) for message in ordered]
+
+    ordered = sorted(store.messages, key=_by_time)
+    of_messages = records(ordered)
+    channels = sorted(store.channels, key=_by_id)
+    subscriptions = sorted(store.subscriptions, key=_by_id)
+    bodies = {
+        SectionType.CHANNELS: _counted(map(encode_channel, channels)),
+        SectionType.MESSAGES: messages(of_messages),
+        SectionType.SUBSCRIPTIONS: _counted(map(encode_subscription, subscriptions)),
+        SectionType.INDEXES: indexes.encode(indexes.build(store.messages)),
+        SectionType.DEAD_LETTERS: messages(records(sorted(store.dead_letters, key=_by_time))),
+        SectionType.ARCHIVE: messages(records(sorted(store.archive, key=_by_time))),
+    }
+    if store.engine_state:
+        bodies[SectionType.ENGINE_STATE] = _encode_blocks(store.engine_state)
+    if with_columns:
+        sizes = [len(record) for record in of_messages]
+        bodies[SectionType.COLUMNS] = columns.encode(ordered, sizes, channels)
+    return bodies
+
+
+def split(data: bytes, path: str, header: Header, table: Iterable[Section]) -> dict[int, Reader]:
+    """A reader for each section that holds something, out of its envelope.
+
+    The bytes of a compressed file are not needed any more once this returns.
+    Errors: FormatError for an envelope.
+    """
+    readers = {}
+    for entry in table:
+        if entry.kind not in READ or not entry.length:
+            continue
+        reader = Reader(data, path, entry.offset, entry.offset + entry.length)
+        if header.flags & Flag.COMPRESSED and entry.kind in ENVELOPED:
+            name = f"section {entry.kind}"
+            readers[entry.kind] = envelope.unpack(reader, name, _walk(path, name))
+        elif header.flags & Flag.COMPRESSED:
+            readers[entry.kind] = Reader(data[entry.offset : reader.end], path, base=entry.offset)
+        else:
+            readers[entry.kind] = reader
+    return readers
+
+
+def _walk(path: str, name: str) -> envelope.Walk:
+    return lambda pieces, where: walk_messages(pieces, path, name, MAX_MESSAGES, where)
+
+
+def decode_sections(path: str, header: Header, sections: dict[int, Reader]) -> StoreFile:
+    """The store that the sections hold, with the header's counts found to be true.
+
+    What is read of a section is let go. Errors: FormatError.
+    """
+
+    def records(
+        kind: SectionType, smallest: int, limit: int, read: Callable[[Reader, int], tuple[T, ...]]
+    ) -> tuple[T, ...]:
+        reader = sections.pop(kind, None)
+        if reader is None:
+            return ()
+        return _read_records(reader, f"section {kind}", smallest, limit, read)
+
+    def messages(kind: SectionType) -> tuple[Message, ...]:
+        return records(kind, MIN_MESSAGE, MAX_MESSAGES, read_messages)
+
+    kind = SectionType
+    store = StoreFile(
+        created_at=header.created_at,
+        modified_at=header.modified_at,
+        channels=records(kind.CHANNELS, MIN_CHANNEL, MAX_CHANNELS, _all(read_channel)),
+        messages=messages(kind.MESSAGES),
+        subscriptions=records(
+            kind.SUBSCRIPTIONS, MIN_SUBSCRIPTION, MAX_SUBSCRIPTIONS, _all(read_subscription)
+        ),
+        dead_letters=messages(kind.DEAD_LETTERS),
+        archive=messages(kind.ARCHIVE),
+        engine_state=read_blocks(sections.pop(kind.ENGINE_STATE, None)),
+        encrypted=bool(header.flags & Flag.ENCRYPTED),
+    )
+    _compare_counts(store, header, path)
+    return store
+
+
+def _counted(records: Iterable[bytes]) -> bytes:
+    found = list(records)
+    return b"".join((U64.pack(len(found)), *found))
+
+
+def _encode_blocks(blocks: Mapping[int, bytes]) -> bytes:
+    parts: list[bytes] = []
+    for tag in sorted(blocks):
+        parts += (u32("engine_state tag", tag), U64.pack(len(blocks[tag])), blocks[tag])
+    return b"".join(parts)
+
+
+def _read_records(
+    reader: Reader,
+    name: str,
+    smallest: int,
+    limit: int,
+    read: Callable[[Reader, int], tuple[T, ...]],
+) -> tuple[T, ...]:
+    start = reader.pos
+    count = reader.count(f"count of {name}", smallest, wide=True)
+    if count > limit:
+        raise reader.fault(start, f"count of {name} of at most {limit}", count)
+    records = read(reader, count)
+    reader.finish(name)
+    return records
+
+
+def _all(read: Callable[[Reader], T]) -> Callable[[Reader, int], tuple[T, ...]]:
+    return lambda reader, count: tuple([read(reader) for _ in range(count)])
+
+
+def read_blocks(reader: Reader | None) -> dict[int, bytes]:
+    """The blocks of section 256 by tag; none without the section. Errors: FormatError."""
+    blocks: dict[int, bytes] = {}
+    while reader is not None and reader.pos < reader.end:
+        start = reader.pos
+        tag = reader.u32("engine_state tag")
+        if tag in blocks:
+            raise reader.fault(start, f"engine_state tag {tag} once", "it a second time")
+        first = reader.skip(reader.u64("engine_state length"), "engine_state block")
+        blocks[tag] = reader.data[first : reader.pos]
+    return blocks
+
+
+def _compare_counts(store: StoreFile, header: Header, path: str) -> None:
+    """Make sure that the header counts what the sections hold."""
+    for at, field, count, expected in (
+        (16, "channel_count", header.channel_count, len(store.channels)),
+        (24, "message_count", header.message_count, len(store.messages) + len(store.archive)),
+        (32, "subscription_count", header.subscription_count, len(store.subscriptions)),
+        (40, "dead_letter_count", header.dead_letter_count, len(store.dead_letters)),
+    ):
+        if count != expected:
+            raise FormatError(path, at, f"{field} {expected}, as the sections hold", count)

@@ -1,0 +1,179 @@
+"""What a spawn or a release asks for: read, checked against the configuration, or refused.
+
+Pure but for one look at the working directory. A refusal is one line that says what was wrong and
+what to do. Source: relay-file-system.txt 4.3 and 4.4, FORMATS 1.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+import msgspec
+
+from relay.base.config import RESTARTS, SpawnSettings
+from relay.base.message import Kind, MessageFile, control_fields
+from relay.base.names import LEAD, OPERATOR, is_agent_name, shown
+from relay.base.redaction import parse_env
+from relay.ledger.processes import PendingOperation
+
+ANY_AGENT = "*"
+TAKEN_NAMES = frozenset({OPERATOR, "relay"})  # a person's, and logs/relay.log is the relay's own
+TOKEN = re.compile(r"\{(prompt|name|cwd)\}")
+
+
+class Spec(msgspec.Struct, frozen=True):
+    """With what a process is started, and started again; run/{name}.{request_id}.json."""
+
+    request_id: str
+    requested_by: str
+    name: str
+    cli: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+    restart: str
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What no text about it may hold."""
+        return tuple(self.env.values())
+
+
+class ProcessRequest(NamedTuple):
+    """A spawn or a release that may be carried out once it is accepted."""
+
+    intent: PendingOperation
+    spec: Spec | None  # None: a release
+
+
+class Requester(NamedTuple):
+    """Who asks, and by which message."""
+
+    name: str
+    message_id: str
+    asked_at: int
+    lead: str | None  # the agent that has the role
+
+
+def read_request(
+    message: MessageFile, requester: Requester, settings: SpawnSettings
+) -> ProcessRequest | str:
+    """What a message of KIND spawn or release asks for, or why it is refused."""
+    operation = str(message.kind)
+    if not is_allowed(requester, settings):
+        who = ", ".join(settings.allow_from) or "nobody"
+        return (
+            f"{operation} is for {who} (spawn.allow_from in config.json), not for {requester.name}"
+        )
+    fields = control_fields(message)
+    name = fields.get("NAME", "")
+    if not name:
+        return f"NAME is missing: say whom to {operation}, as a header or a line `NAME: worker`"
+    if not is_agent_name(name) or name.lower() in TAKEN_NAMES:
+        return (
+            f"NAME {shown(name)[:70]!r} is no name to {operation}: 1-63 of A-Z a-z 0-9 _ -, a "
+            + ("letter first, none that is reserved")
+        )
+    intent = PendingOperation(
+        operation, requester.message_id, requester.name, requester.asked_at, name
+    )
+    if message.kind is Kind.RELEASE:
+        reason = " ".join(shown(fields.get("REASON", "")).split())[:200]
+        return ProcessRequest(msgspec.structs.replace(intent, reason=reason), None)
+    spec = _read_spec(fields, intent, settings)
+    return spec if isinstance(spec, str) else ProcessRequest(intent, spec)
+
+
+def is_allowed(requester: Requester, settings: SpawnSettings) -> bool:
+    """True for those whom the configuration names; ``lead`` there is whoever has the role."""
+    allowed = set(settings.allow_from)
+    if ANY_AGENT in allowed or (LEAD in allowed and requester.name == requester.lead):
+        return True
+    return requester.name in allowed - {LEAD}
+
+
+def _read_spec(
+    fields: dict[str, str], intent: PendingOperation, settings: SpawnSettings
+) -> Spec | str:
+    cli = fields.get("CLI", "")
+    template = settings.clis.get(cli)
+    if template is None:
+        there_are = ", ".join(sorted(settings.clis)) or "none"
+        what = f"there is no CLI {shown(cli)[:70]!r}" if cli else "CLI is missing"
+        return f"{what}: spawn.clis in config.json has {there_are}"
+    restart = fields.get("RESTART") or settings.restart
+    if restart not in RESTARTS:
+        return f"RESTART {shown(restart)[:70]!r} is not one of {', '.join(RESTARTS)}"
+    given = fields.get("WORKING_DIR") or fields.get("CWD") or default_dir(settings)
+    cwd = check_dir(given, settings.roots)
+    if cwd is None:
+        return dir_refusal(given, settings.roots)
+    env = _read_env(fields.get("ENV", ""), settings)
+    if isinstance(env, str):
+        return env
+    prompt = fields.get("PROMPT", "")
+    if not prompt and any("{prompt}" in word for word in template):
+        return f"PROMPT is missing: CLI {cli} is told what to do by it"
+    values = {"prompt": prompt, "name": intent.name, "cwd": cwd}
+    argv = tuple(TOKEN.sub(lambda token: values[token[1]], word) for word in template)
+    if any("\0" in text for text in (*argv, *env.values())):
+        return "PROMPT and ENV may hold no NUL: no program can be given one"
+    return Spec(
+        intent.request_id,
+        intent.requested_by,
+        intent.name,
+        cli,
+        argv,
+        env,
+        cwd,
+        restart,
+    )
+
+
+def default_dir(settings: SpawnSettings) -> str:
+    """Where a process starts that is not told where: in the first root, else the user's home."""
+    return settings.roots[0] if settings.roots else os.path.expanduser("~")
+
+
+def check_dir(path: str, roots: tuple[str, ...]) -> str | None:
+    """The real path of a directory that may be worked in; None where it may not, or is none."""
+    if not os.path.isabs(path) or "\0" in path:
+        return None
+    real = os.path.realpath(path)
+    if not os.path.isdir(real):
+        return None
+    if roots and not any(_lies_under(real, os.path.realpath(root)) for root in roots):
+        return None
+    return real
+
+
+def dir_refusal(path: str, roots: tuple[str, ...]) -> str:
+    """Why ``check_dir`` gave nothing."""
+    said = f"WORKING_DIR {shown(path)[:300]}"
+    if not os.path.isabs(path):
+        return f"{said} is no absolute path"
+    if "\0" in path or not os.path.isdir(path):
+        return f"{said}: there is no such directory"
+    return f"{said} lies under none of spawn.roots: {', '.join(roots)}"
+
+
+def _lies_under(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+def _read_env(text: str, settings: SpawnSettings) -> dict[str, str] | str:
+    """The settings of ENV, or why one is refused; no value is in what is said."""
+    env: dict[str, str] = {}
+    for number, (name, value) in enumerate(parse_env(text), 1):
+        if not name:
+            return f"ENV: its part {number} is not KEY=value; a comma parts two of them"
+        if name in env:
+            return f"ENV: {name} is given twice"
+        pattern = next((p for p in settings.env_deny if fnmatchcase(name, p)), None)
+        if pattern is not None:
+            return f"ENV: {name} may not be set: spawn.env_deny has {pattern}"
+        env[name] = value
+    return env

@@ -1,0 +1,270 @@
+"""Starting, watching and ending processes of the system: the only module that does.
+
+A process is known by its pid and by when it started, so that a pid which was given again is never
+taken for it, let alone killed. Each leads a session of its own; what is left of that session when
+it ends is found by the session's number, which no other process gets while one of them lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import psutil
+
+from relay.agents.requests import Spec
+from relay.base.clock import boot_id
+from relay.base.names import shown
+
+NAME_VARIABLE = "AGENT_RELAY_NAME"
+DIR_VARIABLE = "AGENT_RELAY_DIR"
+SPAWN_VARIABLE = "AGENT_RELAY_SPAWN"  # the request: by it a process is found whose pid is not known
+
+
+# What to do where the system's own words say too little.
+ADVICE = {
+    errno.E2BIG: ", a word has 128 KiB at most: put a long prompt into a file that the agent reads",
+    errno.ENOEXEC: ": a script begins with a line that names its program, as #!/bin/sh does",
+    errno.EACCES: ": `chmod +x` makes a script a program",
+}
+
+
+class Pid(NamedTuple):
+    """One process of the system, and no other."""
+
+    number: int
+    start: str  # boot, and ticks since then
+
+
+class ExitStatus(NamedTuple):
+    """How a process ended. ``code``: negative for a signal, None where nobody can know it."""
+
+    code: int | None
+
+
+class Usage(NamedTuple):
+    """What a process and its children of the same session use."""
+
+    cpu_s: float
+    rss_bytes: int
+
+
+class CannotStart(Exception):
+    """The system refuses: the text says what, in a line."""
+
+
+class Spawner(Protocol):
+    """What the supervisor asks of the system."""
+
+    def start(self, spec: Spec, home: str, lock_fd: int, output_fd: int) -> Pid:
+        """Start it; it holds the lock as long as it lives. Errors: CannotStart."""
+
+    def find(self, request_id: str, home: str) -> Pid | None:
+        """The process that was started for a request, when it still runs."""
+
+    def exit_status(self, pid: Pid) -> ExitStatus | None:
+        """How it ended; None while it runs. Asking changes nothing."""
+
+    def is_own(self, pid: Pid) -> bool:
+        """True for a child of this process: its end is told by SIGCHLD."""
+
+    def reap(self, pid: Pid) -> None:
+        """Let go of one that ended: its number may be given to another now."""
+
+    def others(self, pid: Pid) -> list[int]:
+        """What else lives in its session."""
+
+    def signal(self, pid: Pid, number: int) -> None:
+        """Send a signal to its group and to all that live in its session; none is fine."""
+
+    def usage(self, pids: Sequence[Pid]) -> dict[Pid, Usage]:
+        """What they use, those that are gone left out; one look at the system for all of them."""
+
+
+class SystemSpawner:
+    """The real one."""
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self._environ = os.environ if environ is None else environ
+        self._boot = boot_id()
+
+    def start(self, spec: Spec, home: str, lock_fd: int, output_fd: int) -> Pid:
+        """Start it, in a session of its own, with nothing to read. Errors: CannotStart."""
+        names = {
+            NAME_VARIABLE: spec.name,
+            DIR_VARIABLE: home,
+            SPAWN_VARIABLE: spec.request_id,
+        }
+        try:
+            child = subprocess.Popen(
+                spec.argv,
+                cwd=spec.cwd,
+                env={**self._environ, **spec.env, **names},
+                stdin=subprocess.DEVNULL,
+                stdout=output_fd,
+                stderr=subprocess.STDOUT,
+                pass_fds=(lock_fd,),
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as exc:
+            raise CannotStart(_why_not(spec, exc)) from exc
+        # It is waited for by number, by this session of the relay or a later one.
+        child.returncode = 0
+        start = self._start_of(child.pid)
+        assert start is not None  # it is there until it is waited for
+        return Pid(child.pid, start)
+
+    def find(self, request_id: str, home: str) -> Pid | None:
+        """The oldest session leader with the request in its environment."""
+        found: list[tuple[float, int]] = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if os.getsid(process.pid) != process.pid or _is_zombie(process):
+                    continue
+                environ = process.environ()
+                if (environ.get(SPAWN_VARIABLE), environ.get(DIR_VARIABLE)) == (request_id, home):
+                    found.append((process.create_time(), process.pid))
+        for _, number in sorted(found):
+            start = self._start_of(number)
+            if start is not None:
+                return Pid(number, start)
+        return None
+
+    def exit_status(self, pid: Pid) -> ExitStatus | None:
+        """How it ended; of a child that is not ours nobody can know the code."""
+        with contextlib.suppress(ChildProcessError):
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            info = os.waitid(os.P_PID, pid.number, options)
+            if info is None:
+                return None
+            is_exit = info.si_code == os.CLD_EXITED
+            return ExitStatus(info.si_status if is_exit else -info.si_status)
+        return None if self._lives(pid) else ExitStatus(None)
+
+    def is_own(self, pid: Pid) -> bool:
+        """True for a child of this process, ended or not."""
+        try:
+            os.waitid(os.P_PID, pid.number, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return True
+
+    def reap(self, pid: Pid) -> None:
+        """Wait for one that ended; one that is no child of ours is somebody else's to wait for."""
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid.number, os.WNOHANG)
+
+    def others(self, pid: Pid) -> list[int]:
+        """The session's other processes. While one of them lives no process gets its number."""
+        start = self._start_of(pid.number)
+        if start is not None and start != pid.start:
+            return []  # the number was given again: so the session is empty
+        return [one for one in self._session(pid) if one != pid.number]
+
+    def signal(self, pid: Pid, number: int) -> None:
+        """To the group at once, then to whoever made a group of its own in the session."""
+        start = self._start_of(pid.number)
+        if start is not None and start != pid.start:
+            return
+        members = list(self._session(pid))
+        if not members:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid.number, number)
+        for one in members:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if os.getpgid(one) != pid.number and os.getsid(one) == pid.number:
+                    os.kill(one, number)
+
+    def usage(self, pids: Sequence[Pid]) -> dict[Pid, Usage]:
+        """CPU seconds and resident bytes of their sessions."""
+        wanted = {pid.number: pid for pid in pids if self._lives(pid)}
+        found = {pid: Usage(0.0, 0) for pid in wanted.values()}
+        for one in psutil.pids() if wanted else ():
+            with contextlib.suppress(psutil.Error, OSError):
+                pid = wanted.get(os.getsid(one))
+                if pid is None:
+                    continue
+                process = psutil.Process(one)
+                times, before = process.cpu_times(), found[pid]
+                cpu_s = before.cpu_s + times.user + times.system
+                found[pid] = Usage(cpu_s, before.rss_bytes + process.memory_info().rss)
+        return found
+
+    def _session(self, pid: Pid) -> Iterator[int]:
+        """The living processes of its session, itself among them."""
+        for one in psutil.pids():
+            with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
+                if os.getsid(one) == pid.number and not _is_zombie(psutil.Process(one)):
+                    yield one
+
+    def _lives(self, pid: Pid) -> bool:
+        """False where it is known to have ended. Errors: OSError when nobody can look."""
+        if self._start_of(pid.number) != pid.start:
+            return False
+        try:
+            return not _is_zombie(psutil.Process(pid.number))
+        except psutil.NoSuchProcess:
+            return False
+        except psutil.AccessDenied:  # it is there
+            return True
+
+    def _start_of(self, number: int) -> str | None:
+        """When a process started, in words that no later one of its number has; None: there is
+        none. Errors: OSError when nobody can look: it is not taken for ended, nor started twice.
+        """
+        try:
+            with open(f"/proc/{number}/stat", "rb") as file:
+                stat = file.read()
+            # The command's name stands in brackets and may hold anything: field 3 follows it.
+            ticks = stat[stat.rindex(b")") + 2 :].split()[22 - 3].decode()
+        except (FileNotFoundError, ProcessLookupError, ValueError, IndexError):
+            if os.path.exists("/proc/self/stat"):
+                return None
+            try:
+                ticks = str(psutil.Process(number).create_time())
+            except psutil.Error:
+                return None
+        return f"{self._boot} {ticks}"
+
+
+def describe_exit(code: int | None) -> str:
+    """An exit code in words."""
+    if code is None:
+        return "ended, its exit code is not known"
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was ended by {name}"
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    return bool(process.status() == psutil.STATUS_ZOMBIE)
+
+
+def _why_not(spec: Spec, exc: OSError | ValueError) -> str:
+    """What the system refused, without what may be secret: the prompt is in argv."""
+    program = shown(spec.argv[0])[:200]
+    if isinstance(exc, OSError) and exc.filename == spec.cwd != spec.argv[0]:
+        return f"WORKING_DIR {shown(spec.cwd)} cannot be entered: {exc.strerror}"
+    if isinstance(exc, FileNotFoundError):
+        found = shutil.which(spec.argv[0]) or os.path.join(spec.cwd, spec.argv[0])
+        if os.path.isfile(found):
+            return f"{program} cannot be run: what its first line names (#!…) is not there"
+        return (
+            f"there is no program {program}: put it into the PATH that the relay was started "
+            f"with, or its path into spawn.clis of config.json ({spec.cli})"
+        )
+    if isinstance(exc, OSError):
+        advice = ADVICE.get(exc.errno or 0, "")
+        return f"{program} cannot be run: {exc.strerror}{advice}"
+    return f"{program} cannot be run: a word or name is not one that the system takes"

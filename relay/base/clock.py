@@ -1,0 +1,54 @@
+"""Time, as an argument: everything that asks for it is given a Clock."""
+
+from __future__ import annotations
+
+import time
+
+NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
+
+
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+def boot_id() -> str:
+    """Identifier of this boot of the machine; no other boot has the same."""
+    try:
+        with open(BOOT_ID) as file:
+            return file.read().strip()
+    except OSError:  # no Linux
+        import psutil
+
+        return f"booted at {int(psutil.boot_time())}"
+
+
+class Clock:
+    """The machine's clock; tests pass one that stands still."""
+
+    def now_ns(self) -> int:
+        """Unix time, UTC, nanoseconds. It may jump; order never depends on it."""
+        return time.time_ns()
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds that only grow: for deadlines."""
+        return time.monotonic_ns()
+
+
+def iso_time(at_ns: int) -> str:
+    """ISO 8601 in UTC with microseconds: ``2026-01-31T09:30:00.000001Z``."""
+    seconds, rest_ns = divmod(at_ns, NS_PER_S)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest_ns // 1000:06d}Z"
+
+
+def iso_date(at_ns: int) -> str:
+    """The day in UTC: ``2026-01-31``; the name of an archive folder."""
+    return time.strftime("%Y-%m-%d", time.gmtime(at_ns // NS_PER_S))
+
+
+def elapsed(duration_ns: int) -> str:
+    """A time span for people: ``3 s``, ``5 min``, ``2 h``, ``4 d``."""
+    seconds = max(0, duration_ns // NS_PER_S)
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"

@@ -1,0 +1,184 @@
+"""The home's own directories and files: whose they are, and open to whom.
+
+At a start everything that others could use is narrowed, and said. A link or another user's in the
+place of the ledger, the store or the journal refuses the start; in the place of an agent, a log
+or an attachment folder it is said, and not entered. While the relay runs, no store/ and no
+journal/ is written through that another directory was put in the place of.
+Source: relay-file-system.txt 5.1, 5.2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+
+from relay.base import fsio
+from relay.base.errors import ForeignOwner, HardLink, UnsafePath
+from relay.base.home import AGENT_DIRS, META, Dirs, Home
+from relay.base.incidents import Incident, IncidentKind
+from relay.base.names import is_agent_name
+
+VITAL = ("store", "journal")  # whole trees, whose links refuse a start
+OWN_TREES = ("logs", "tmp", "run")
+SHARED = ("attachments", "archive")  # a level: what is in those directories is behind 700
+GUARDED = ("store", "journal")
+
+
+def secure(home: Home) -> list[Incident]:
+    """Narrow what is open to others, and say what cannot be trusted.
+
+    Errors: UnsafePath for what the relay cannot do without, with nothing below it touched.
+    """
+    incidents = [_repaired(name, None) for name in home.secure()]
+    with home.dirs() as dirs:
+        for name in VITAL:
+            incidents += _tree(dirs, (name,), vital=True)
+        for name in OWN_TREES:
+            incidents += _tree(dirs, (name,), vital=False)
+        for name in SHARED:
+            incidents += _level(dirs, name)
+    incidents += stray_agents(home)
+    for agent in home.agent_names():
+        with home.dirs() as dirs:  # closed again: a thousand agents are many
+            incidents += agent_incidents(dirs, agent)
+    return incidents
+
+
+def agent_incidents(dirs: Dirs, agent: str) -> list[Incident]:
+    """Narrow the modes of an agent's directories and its meta.json; report other users' ones."""
+    found: list[Incident] = []
+    try:
+        root = dirs.get("agents", agent)
+        for part in ("", *AGENT_DIRS):
+            *parents, name = part.split("/")
+            folder = dirs.get("agents", agent, *parents) if part else dirs.get("agents")
+            name, path = name or agent, "/".join(filter(None, ("agents", agent, part)))
+            found += _narrow(name, fsio.DIR_MODE, folder, path, agent)
+        found += _narrow(META, fsio.FILE_MODE, root, f"agents/{agent}/{META}", agent)
+    except FileNotFoundError:
+        pass  # the roster completes it, or it has just gone
+    except (UnsafePath, OSError):
+        pass  # said already, of the part that could not be opened
+    return found
+
+
+def stray_agents(home: Home) -> list[Incident]:
+    """Links and other users' directories among the agents: nobody of that name is one."""
+    found: list[Incident] = []
+    with home.dirs() as dirs, os.scandir(dirs.get("agents")) as entries:
+        for entry in entries:
+            if not is_agent_name(entry.name):
+                continue
+            path = f"agents/{entry.name}"
+            if entry.is_symlink():
+                found.append(
+                    Incident(
+                        IncidentKind.LINKED_DIRECTORY,
+                        entry.name,
+                        path,
+                        f"{path} is a link: left out",
+                    )
+                )
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode) and status.st_uid != os.geteuid():
+                    text = f"{path} belongs to user {status.st_uid}: left out"
+                    found.append(Incident(IncidentKind.FOREIGN_OWNER, entry.name, path, text))
+    return sorted(found)
+
+
+class DirectoryGuard:
+    """The directories that are written by path, as they were when the session began."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._known = {name: self._look(name) for name in GUARDED}
+
+    def check(self) -> None:
+        """Errors: UnsafePath when one was replaced, or removed, since."""
+        for name, known in self._known.items():
+            if self._look(name) != known:
+                raise UnsafePath(
+                    f"{self._home.path(name)} was removed or replaced while the relay ran",
+                    hint="put the directory back: the relay follows no links",
+                )
+
+    def _look(self, name: str) -> tuple[int, int, int] | None:
+        try:
+            status = os.stat(self._home.path(name), follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        return (status.st_dev, status.st_ino, stat.S_IFMT(status.st_mode))
+
+
+def _tree(dirs: Dirs, parts: tuple[str, ...], *, vital: bool) -> list[Incident]:
+    """A directory of the relay's own and all below it. Errors: UnsafePath where it is vital."""
+    found: list[Incident] = []
+    path = "/".join(parts)
+    try:
+        folder = dirs.get(*parts)
+        for name, is_dir in sorted(_entries(folder)):
+            below = f"{path}/{name}"
+            mode = fsio.DIR_MODE if is_dir else fsio.FILE_MODE
+            found += _narrow(name, mode, folder, below, None, vital=vital)
+            if is_dir:
+                found += _tree(dirs, (*parts, name), vital=vital)
+    except FileNotFoundError:
+        return found
+    except UnsafePath as exc:
+        if vital:
+            raise
+        found.append(_unsafe(exc, path, None))
+    return found
+
+
+def _entries(folder: int) -> Iterator[tuple[str, bool]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            yield entry.name, entry.is_dir(follow_symlinks=False)
+
+
+def _level(dirs: Dirs, name: str) -> list[Incident]:
+    """The directories in a directory; those that are not the relay user's are reported."""
+    found: list[Incident] = []
+    try:
+        folder = dirs.get(name)
+    except FileNotFoundError:
+        return found
+    for entry, is_dir in sorted(_entries(folder)):
+        if is_dir or stat.S_ISLNK(os.stat(entry, dir_fd=folder, follow_symlinks=False).st_mode):
+            found += _narrow(entry, fsio.DIR_MODE, folder, f"{name}/{entry}", None)
+    return found
+
+
+def _narrow(
+    name: str, mode: int, folder: int, path: str, agent: str | None, *, vital: bool = False
+) -> list[Incident]:
+    """Set a mode where it is another, and say so. Errors: UnsafePath where it is vital."""
+    try:
+        if fsio.restrict(name, mode, folder):
+            return [_repaired(path, agent, mode)]
+    except FileNotFoundError:
+        pass
+    except HardLink as exc:  # behind directories of 700 all the same
+        return [Incident(IncidentKind.HARD_LINK, agent, path, f"{exc}; its mode is left alone")]
+    except UnsafePath as exc:
+        if vital:
+            raise type(exc)(str(exc).replace(name, path, 1), hint=exc.hint) from exc
+        return [_unsafe(exc, path, agent)]
+    return []
+
+
+def _repaired(path: str, agent: str | None, mode: int | None = None) -> Incident:
+    name = "the home itself" if path == "." else path
+    text = f"{name} was open to others" + (f", its mode is {mode:o} now" if mode else "")
+    return Incident(IncidentKind.MODE_REPAIRED, agent, path, text)
+
+
+def _unsafe(exc: UnsafePath, path: str, agent: str | None) -> Incident:
+    is_foreign = isinstance(exc, ForeignOwner)
+    kind = IncidentKind.FOREIGN_OWNER if is_foreign else IncidentKind.LINKED_DIRECTORY
+    return Incident(kind, agent, path, f"{exc}: not entered")

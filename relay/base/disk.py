@@ -1,0 +1,128 @@
+"""Disk usage of the home's file system, and the thresholds that follow from it.
+
+    OK      -> ALERT  used >= alert_percent: logged, one notification
+            -> LOW    used >= low_percent: the archive is packed
+            -> FLOOR  free < the floor: intake pauses, deliveries in progress continue
+
+Hysteresis keeps a disk at a threshold from switching back and forth. Free is what an ordinary user
+may still write; used is what `df` shows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+from relay.base.clock import NS_PER_S, Clock
+from relay.base.config import DiskSettings
+
+MIB = 1 << 20
+SPARE_PERCENT = 2  # an alert ends once used is this far below its threshold
+FLOOR_SHARE = 20  # the floor is at most a twentieth of the disk, for small disks
+RESUME = (5, 4)  # intake resumes at this multiple of the floor
+
+
+class DiskState(Enum):
+    """Level of disk usage."""
+
+    OK = "ok"
+    ALERT = "alert"  # operator and lead are notified
+    LOW = "low"  # the relay frees space
+    FLOOR = "floor"  # intake pauses
+
+    @property
+    def is_alert(self) -> bool:
+        """True when operator and lead are to be notified."""
+        return self is not DiskState.OK
+
+    @property
+    def is_low(self) -> bool:
+        """True when the relay is to free space."""
+        return self in (DiskState.LOW, DiskState.FLOOR)
+
+
+class DiskUsage(NamedTuple):
+    """One measurement of the disk."""
+
+    state: DiskState
+    size_bytes: int
+    free_bytes: int
+    used_percent: float
+    floor_bytes: int
+
+    def sentence(self) -> str:
+        """Usage as text."""
+        return f"{self.used_percent:.0f} % used, {self.free_bytes // MIB} MiB free"
+
+
+def look(path: str) -> tuple[int, int, int]:
+    """(size, used, free) in bytes of the file system of ``path``. Errors: OSError."""
+    status = os.statvfs(path)
+    size = status.f_blocks * status.f_frsize
+    used = (status.f_blocks - status.f_bfree) * status.f_frsize
+    return size, used, status.f_bavail * status.f_frsize
+
+
+class DiskWatch:
+    """Checks the disk every ``check_s``. Owned by the loop; ``reading`` is for any thread."""
+
+    def __init__(
+        self,
+        path: str,
+        settings: DiskSettings,
+        clock: Clock,
+        look: Callable[[str], tuple[int, int, int]] = look,
+    ) -> None:
+        self._path = path
+        self._settings = settings
+        self._clock = clock
+        self._look = look
+        self._due_ns = 0
+        self.reading: DiskUsage | None = None  # None: not checked yet, or not readable
+
+    def due_ns(self) -> int:
+        """Time of the next check (monotonic ns)."""
+        return self._due_ns
+
+    def check(self) -> tuple[DiskUsage | None, DiskUsage] | None:
+        """(previous, current) if the state changed or at the first check, else None.
+
+        A disk that cannot be read keeps its previous state: a failing write will tell.
+        """
+        now = self._clock.monotonic_ns()
+        if now < self._due_ns:
+            return None
+        self._due_ns = now + self._settings.check_s * NS_PER_S
+        before = self.reading
+        try:
+            size, used, free = self._look(self._path)
+        except OSError:
+            return None
+        percent = 100 * used / max(used + free, 1)
+        floor = floor_bytes(self._settings, size)
+        state = self._state(percent, free, floor, before.state if before else DiskState.OK)
+        self.reading = DiskUsage(state, size, free, percent, floor)
+        is_news = before is None or before.state is not state
+        return (before, self.reading) if is_news else None
+
+    def _state(self, percent: float, free: int, floor: int, before: DiskState) -> DiskState:
+        order = list(DiskState)
+        above, below = RESUME
+        if free < (floor * above // below if before is DiskState.FLOOR else floor):
+            return DiskState.FLOOR
+        was = order.index(before)
+        for state, limit in (
+            (DiskState.LOW, self._settings.low_percent),
+            (DiskState.ALERT, self._settings.alert_percent),
+        ):
+            is_left_late = was >= order.index(state)
+            if percent >= (limit - SPARE_PERCENT if is_left_late else limit):
+                return state
+        return DiskState.OK
+
+
+def floor_bytes(settings: DiskSettings, size: int) -> int:
+    """Free bytes below which intake pauses."""
+    return min(settings.floor_mib * MIB, size // FLOOR_SHARE)

@@ -1,0 +1,331 @@
+"""The home: paths and modes below ``~/.agent-relay``, and safe access to them.
+
+    ledger.db  config.json  .lock
+    agents/{name}/outbox/.pending/    written here, renamed up: then it is sent
+    agents/{name}/inbox/.pending/     staged here by the relay, renamed up: then it is delivered
+    agents/{name}/inbox/.read/        what the agent has taken
+    agents/{name}/meta.json           pid, start time, role, public key
+    agents/{name}/key                 the private one, where it signs
+    attachments/{2 hex}/{sha256}      archive/{date}/{agent}/[rejected/]
+    tmp/                              unused: temporary files are made next to their target, where
+                                      the rename is atomic
+    archive/{date}.tar.zst            a day that was packed
+    store/relay.acomm                 journal/                            logs/
+    continuity/{agent}/{version}-{message id}.state    what agents keep for their next life
+    run/{name}.lock                   held by a process that the relay started
+    run/{name}.{id}.json              with what it was started
+
+Directories are 700, files 600. Agents' files are never opened by their paths: ``Home.dirs`` walks
+from the home's descriptor, name by name, and follows no link. Ledger, store and log are opened by
+path, and looked at first. Source: relay-file-system.txt 1, 5.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import resource
+from collections.abc import Iterator
+from types import TracebackType
+
+from relay.base import fsio, owners
+from relay.base.errors import ForeignOwner, HomeMissing, UnsafePath
+from relay.base.names import OPERATOR, check_agent_name, is_agent_name
+
+HOME_VARIABLE = "AGENT_RELAY_DIR"
+DEFAULT_HOME = "~/.agent-relay"
+
+LEDGER = "ledger.db"
+CONFIG = "config.json"
+LOCK = ".lock"
+META = "meta.json"
+KEY = "key"
+PENDING = ".pending"
+REJECTED = "rejected"  # folder of refused files below an agent's day in the archive
+READ = ".read"
+STORE = "store/relay.acomm"
+ARCHIVES = "store/archive"
+BASE = "store/base.acomm"
+JOURNAL = "journal"
+CONTINUITY = "continuity"
+
+RUN = "run"
+
+TOP_DIRS = (
+    "agents",
+    "attachments",
+    "archive",
+    "tmp",
+    "store",
+    "journal",
+    "logs",
+    CONTINUITY,
+    RUN,
+)
+TOP_FILES = (LEDGER, LEDGER + "-wal", LEDGER + "-shm", CONFIG, LOCK)
+AGENT_DIRS = ("outbox", f"outbox/{PENDING}", "inbox", f"inbox/{PENDING}", f"inbox/{READ}")
+
+
+def default_root(given: str | None = None) -> str:
+    """The home to use: as given, else ``$AGENT_RELAY_DIR``, else ``~/.agent-relay``."""
+    chosen = given or os.environ.get(HOME_VARIABLE) or os.path.expanduser(DEFAULT_HOME)
+    return os.path.abspath(chosen)
+
+
+def tag_of(root: str) -> str:
+    """A stable short name of a home for files outside of it; 12 hex digits."""
+    return hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:12]
+
+
+class Home:
+    """One relay home that exists. Any process may have one; it holds one descriptor."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        try:
+            self._fd = fsio.open_dir(root)
+        except FileNotFoundError as exc:
+            raise HomeMissing(f"there is no relay home at {root}") from exc
+        if not fsio.exists(CONFIG, self._fd) or not fsio.exists("agents", self._fd):
+            self.close()
+            raise HomeMissing(f"{root} is not a relay home: config.json or agents/ is missing")
+
+    @classmethod
+    def create(cls, root: str, config: bytes) -> Home:
+        """Create or complete the tree; an existing config.json is kept."""
+        hint = "name a directory that is empty or does not exist"
+        if os.path.lexists(root) and not os.path.isdir(root):
+            raise UnsafePath(f"{root} exists and is not a directory", hint=hint)
+        if os.path.isdir(root) and os.listdir(root) and not looks_like_home(root):
+            raise UnsafePath(f"{root} has other files in it and is not a relay home", hint=hint)
+        os.makedirs(os.path.dirname(root), exist_ok=True)
+        fsio.ensure_dir(root)
+        for name in TOP_DIRS:
+            fsio.ensure_dir(os.path.join(root, name))
+        path = os.path.join(root, CONFIG)
+        if os.path.lexists(path):
+            fsio.restrict(path, fsio.FILE_MODE)
+        else:
+            fsio.write_atomic(path, config)
+        home = cls(root)
+        try:
+            home.make_agent(OPERATOR)
+        except BaseException:
+            home.close()
+            raise
+        return home
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Home:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def check_is_there(self) -> None:
+        """Errors: HomeMissing when the directory was removed, but not when it was moved."""
+        if os.fstat(self._fd).st_nlink == 0:
+            raise HomeMissing(
+                f"{self.root} was removed while the relay was running",
+                hint="`relay init` makes a new one",
+            )
+
+    def check_place(self) -> None:
+        """Errors: HomeMissing; UnsafePath when its path is gone or another directory, or when
+        agents/ is gone, so that nothing is created in a home that is being removed."""
+        self.check_is_there()
+        if not fsio.exists(self.root) or not os.path.samestat(
+            os.stat(self.root, follow_symlinks=False), os.fstat(self._fd)
+        ):
+            raise UnsafePath(
+                f"{self.root} was moved away while the relay ran",
+                hint="move it back, or stop this relay and start one at the new place",
+            )
+        if not fsio.exists("agents", self._fd):
+            raise UnsafePath(
+                f"{self.path('agents')} was moved away or removed while the relay ran",
+                hint="put it back; the relay continues by itself",
+            )
+
+    def path(self, *parts: str) -> str:
+        """The absolute path of something below the home, for messages and for SQLite."""
+        return os.path.join(self.root, *parts)
+
+    def dirs(self) -> Dirs:
+        """Open directories below the home, to be closed after use."""
+        return Dirs(self._fd)
+
+    def read_config(self) -> bytes:
+        """The bytes of config.json; ``secure`` checks its mode."""
+        return fsio.read_regular(CONFIG, self._fd, 1 << 20, shared=True, narrow=False)[0]
+
+    def agent_names(self) -> Iterator[str]:
+        """Every directory under ``agents/`` with a valid name."""
+        return iter(self.agent_inodes())
+
+    def agent_inodes(self) -> dict[str, int]:
+        """Every directory under ``agents/`` with a valid name, and its inode."""
+        with self.dirs() as dirs, os.scandir(dirs.get("agents")) as entries:
+            return {
+                entry.name: entry.inode()
+                for entry in entries
+                if is_agent_name(entry.name) and entry.is_dir(follow_symlinks=False)
+            }
+
+    def make_agent(self, name: str) -> None:
+        """Create or complete an agent's directories; idempotent.
+
+        Errors: InvalidName; UnsafePath, OSError for the first that cannot be used; ForeignOwner in
+        another user's home, where the relay could not use them.
+        """
+        for problem in self.complete_agent(name):
+            raise problem
+
+    def complete_agent(self, name: str) -> list[OSError | UnsafePath]:
+        """Like ``make_agent``, but errors below the agent's own directory are returned.
+
+        Errors: InvalidName, and UnsafePath, OSError when the agent's own directory cannot be used.
+        """
+        check_agent_name(name)
+        problems: list[OSError | UnsafePath] = []
+        with self.dirs() as dirs:
+            owners.check_owner(self.root, dirs.get("agents"))
+            fsio.ensure_dir(name, dirs.get("agents"))
+            dirs.get("agents", name)
+            for part in AGENT_DIRS:
+                *parents, last = part.split("/")
+                try:
+                    fsio.ensure_dir(last, dirs.get("agents", name, *parents))
+                    dirs.get("agents", name, *parents, last)
+                except (OSError, UnsafePath) as exc:
+                    problems.append(exc)
+        return problems
+
+    def read_meta(self, name: str) -> bytes | None:
+        """The bytes of an agent's meta.json; None when it has none, or a link in its place.
+
+        Errors: OSError when it cannot be read, which does not mean that it has none.
+        """
+        with self.dirs() as dirs:
+            try:
+                return fsio.read_regular(META, dirs.get("agents", name), 1 << 16, shared=True)[0]
+            except (FileNotFoundError, UnsafePath):
+                return None
+
+    def secure(self) -> list[str]:
+        """Narrow the modes of the home and its top level; returns the names that were too wide.
+
+        The home itself is ``.``. Errors: UnsafePath for a link or another user's file.
+        """
+        modes = dict.fromkeys(TOP_DIRS, fsio.DIR_MODE) | dict.fromkeys(TOP_FILES, fsio.FILE_MODE)
+        try:
+            repaired = ["."] if fsio.restrict(".", fsio.DIR_MODE, self._fd) else []
+        except ForeignOwner as exc:
+            raise ForeignOwner(str(exc).replace(".", self.root, 1), hint=exc.hint) from exc
+        for name, mode in modes.items():
+            with contextlib.suppress(FileNotFoundError):  # SQLite removes -wal and -shm
+                if fsio.restrict(name, mode, self._fd):
+                    repaired.append(name)
+        return sorted(repaired)
+
+
+def looks_like_home(root: str) -> bool:
+    """True for a directory with config.json or agents/, complete or not."""
+    return os.path.lexists(os.path.join(root, CONFIG)) or os.path.isdir(
+        os.path.join(root, "agents")
+    )
+
+
+# Far more than one step has in hand, far fewer than any limit of descriptors.
+MAX_OPEN_DIRS = 96
+IN_HAND_DIRS = 12  # more than one step ever needs
+FEW_DESCRIPTORS = 256  # with fewer, no more directories than that are kept open
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+
+
+def most_open_dirs() -> int:
+    """Number of directories that ``Dirs`` may keep open in this process."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return IN_HAND_DIRS if 0 <= soft < FEW_DESCRIPTORS else MAX_OPEN_DIRS
+
+
+class Dirs:
+    """Open directories of one batch, closed by ``close``.
+
+    Not kept longer, so that a directory that was moved or replaced is not written to afterwards.
+    """
+
+    def __init__(self, root_fd: int) -> None:
+        self._root_fd = root_fd
+        self._most = most_open_dirs()
+        self._open: dict[tuple[str, ...], int] = {}
+
+    def get(self, *parts: str) -> int:
+        """The descriptor of ``parts`` below the home, opened component by component.
+
+        Errors: UnsafePath for a link or a name with a slash or dots; FileNotFoundError.
+        """
+        fd = self._open.pop(parts, None)
+        if fd is not None:
+            self._open[parts] = fd  # the last one used is the last to be closed
+            return fd
+        if not parts:
+            return self._root_fd
+        name = parts[-1]
+        if not name or "/" in name or "\0" in name or name in (".", ".."):
+            raise UnsafePath(f"{name!r} is not a valid directory name")
+        try:
+            fd = fsio.open_dir(name, self.get(*parts[:-1]))
+        except OSError as exc:
+            if exc.errno not in NO_DESCRIPTOR or len(self._open) <= IN_HAND_DIRS:
+                raise
+            self._close_oldest(IN_HAND_DIRS)
+            fd = fsio.open_dir(name, self.get(*parts[:-1]))
+        self._open[parts] = fd
+        if len(self._open) > self._most:
+            self._close_oldest(self._most)
+        return fd
+
+    def _close_oldest(self, most: int) -> None:
+        """Keep ``most``: those that were used last."""
+        while len(self._open) > most:
+            os.close(self._open.pop(next(iter(self._open))))
+
+    def ensure(self, *parts: str) -> int:
+        """Like ``get``, and makes what is missing."""
+        try:
+            return self.get(*parts)
+        except FileNotFoundError:
+            fsio.ensure_dir(parts[-1], self.ensure(*parts[:-1]))
+            return self.get(*parts)
+
+    def close(self) -> None:
+        """Give every descriptor back."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __enter__(self) -> Dirs:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,122 @@
+"""Security incidents: one kind for each thing that should not have been there.
+
+Rows of ``security_events``. An incident is written once, with the action taken, however often it
+is seen again. Of files refused for the same reason, the first of a minute is written, then a count.
+Source: relay-file-system.txt 5.1-5.3.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from relay.base.clock import NS_PER_S, Clock
+
+WINDOW_S = 60  # refusals of an agent that are alike are counted for so long
+MOST_KNOWN = 10_000  # incidents remembered as written; after that the memory is cleared
+
+
+class IncidentKind(StrEnum):
+    """Kind of an incident; docs/formats/ledger.md has the same list."""
+
+    ATTACHMENT_MISMATCH = "attachment_mismatch"  # content that is not its name's; set aside
+    ATTACHMENT_UNSAFE = "attachment_unsafe"  # a link, a FIFO, another user's; set aside
+    AUDIT_PRUNED = "audit_pruned"  # retention removed rows of audit_log or security_events
+    BAD_SIGNATURE = "bad_signature"  # signed, and not by the registered key; refused
+    FOREIGN_OWNER = "foreign_owner"  # a file or directory of another user; refused
+    HARD_LINK = "hard_link"  # a message file of several names; refused, its mode left alone
+    KEY_CHANGED = "key_changed"  # meta.json names another key than the registered one; ignored
+    KEY_CONFIRMED = "key_confirmed"  # operator or lead registered a key with `relay key trust`
+    KEY_REGISTERED = "key_registered"  # the first key that meta.json named
+    LINKED_DIRECTORY = "linked_directory"  # a link in the place of a directory; not entered
+    MODE_REPAIRED = "mode_repaired"  # it was open to others, and is 700 or 600 now
+    NOT_A_REGULAR_FILE = "not_a_regular_file"  # a link, FIFO, socket, directory, device; refused
+    QUOTA_EXCEEDED = "quota_exceeded"  # more waits in an outbox than may; it waits there
+    RATE_LIMITED = "rate_limited"  # an agent sends faster than it may; the rest waits
+    REPLY_LOOP = "reply_loop"  # agents answer each other without end; what is too much waits
+    STRAY_MESSAGE = "stray_message"  # in an inbox, and not delivered by the relay; left there
+    UNSIGNED = "unsigned"  # without a signature, where one is asked for; refused
+
+
+class Incident(NamedTuple):
+    """One row of ``security_events`` without its time."""
+
+    kind: IncidentKind
+    agent: str | None
+    path: str | None  # relative to the home
+    detail: str
+
+
+class IncidentDedup:
+    """Lasting incidents that were written already. Owned by the loop."""
+
+    def __init__(self) -> None:
+        self._known: set[Incident] = set()
+
+    def fresh(self, incidents: list[Incident]) -> list[Incident]:
+        """New ones among ``incidents``. The memory is bounded: after very many, all are new."""
+        if len(self._known) > MOST_KNOWN:
+            self._known.clear()
+        new = [one for one in dict.fromkeys(incidents) if one not in self._known]
+        self._known.update(new)
+        return new
+
+    def forget(self, agent: str, kind: IncidentKind) -> None:
+        """Forget one that is over: if it comes again, it is a new incident."""
+        self._known = {one for one in self._known if one.agent != agent or one.kind is not kind}
+
+
+# Kinds of refused files: each file has its own nack and its row in messages or rejections.
+COUNTED = frozenset(
+    {
+        IncidentKind.ATTACHMENT_MISMATCH,
+        IncidentKind.ATTACHMENT_UNSAFE,
+        IncidentKind.BAD_SIGNATURE,
+        IncidentKind.FOREIGN_OWNER,
+        IncidentKind.HARD_LINK,
+        IncidentKind.NOT_A_REGULAR_FILE,
+        IncidentKind.UNSIGNED,
+    }
+)
+
+
+class IncidentCounter:
+    """Counts refusals per agent and kind in windows of a minute. Owned by the loop.
+
+    A kill before a window ends loses its count and nothing more: see COUNTED.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._windows: dict[tuple[str | None, IncidentKind], tuple[int, int]] = {}  # end, count
+
+    def fresh(self, incidents: list[Incident]) -> list[Incident]:
+        """Those of ``incidents`` to write now; the others are counted."""
+        new: list[Incident] = []
+        for one in incidents:
+            key = (one.agent, one.kind)
+            if one.kind not in COUNTED:
+                new.append(one)
+            elif key in self._windows:
+                end, count = self._windows[key]
+                self._windows[key] = (end, count + 1)
+            else:
+                self._windows[key] = (self._clock.monotonic_ns() + WINDOW_S * NS_PER_S, 0)
+                new.append(one)
+        return new
+
+    def take_over(self, *, all_of_them: bool = False) -> list[Incident]:
+        """Counts of the windows that ended, each once; none for a window with a single refusal."""
+        now = self._clock.monotonic_ns()
+        over = [key for key, (end, _) in self._windows.items() if all_of_them or end <= now]
+        counts = [(key, self._windows.pop(key)[1]) for key in over]
+        return [
+            Incident(
+                kind,
+                agent,
+                f"agents/{agent}/outbox",
+                f"{count} more of the same within {WINDOW_S} s: each was refused and answered",
+            )
+            for (agent, kind), count in counts
+            if count
+        ]

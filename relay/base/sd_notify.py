@@ -1,0 +1,72 @@
+"""Notifications to systemd: ready, reloading, stopping, and the watchdog's keep-alive.
+
+The protocol is one datagram to the socket that ``NOTIFY_SOCKET`` names; without it nothing is
+sent. Source: sd_notify(3).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, MutableMapping
+
+US_PER_S = 1_000_000
+NS_PER_US = 1_000
+
+
+class SystemdNotifier:
+    """Says what systemd wants to hear. Any thread may."""
+
+    def __init__(self, environ: MutableMapping[str, str]) -> None:
+        """Takes its variables out of ``environ``: no child is to speak for the relay."""
+        address = environ.pop("NOTIFY_SOCKET", "")
+        if address.startswith("@"):  # an abstract socket
+            address = "\0" + address[1:]
+        self._address = address if address[:1] in ("/", "\0") else ""
+        watchdog_us = environ.pop("WATCHDOG_USEC", "")
+        watchdog_pid = environ.pop("WATCHDOG_PID", "")
+        is_ours = watchdog_pid in ("", str(os.getpid()))
+        every_us = int(watchdog_us) if watchdog_us.isdigit() and is_ours else 0
+        self.watchdog_s = every_us / US_PER_S if self._address else 0.0  # 0: none is kept
+
+    def say(self, *lines: str) -> None:
+        """Send ``lines`` (``READY=1`` and the like); who does not listen changes nothing."""
+        if not self._address:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.settimeout(1)
+                sender.sendto("\n".join(lines).encode(), self._address)
+        except OSError:
+            return
+
+    def reloading(self, monotonic_ns: int) -> None:
+        """The configuration is read again; ``READY=1`` follows."""
+        self.say("RELOADING=1", f"MONOTONIC_USEC={monotonic_ns // NS_PER_US}")
+
+
+class Watchdog:
+    """Tells systemd, twice within its time, that the loop goes on; says nothing while it does not,
+    and then systemd ends the process and starts it anew."""
+
+    def __init__(self, notifier: SystemdNotifier, is_healthy: Callable[[], bool]) -> None:
+        self._notifier = notifier
+        self._is_healthy = is_healthy
+        self._ended = threading.Event()
+
+    def begin(self) -> None:
+        """Start, where systemd keeps a watchdog."""
+        if self._notifier.watchdog_s:
+            threading.Thread(target=self._run, name="watchdog", daemon=True).start()
+
+    def end(self) -> None:
+        """Say no more."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        while True:
+            if self._is_healthy():
+                self._notifier.say("WATCHDOG=1")
+            if self._ended.wait(self._notifier.watchdog_s / 2):
+                return

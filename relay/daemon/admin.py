@@ -1,0 +1,360 @@
+"""Health, metrics and status over HTTP: on ``admin.sock`` in the home, and on loopback.
+
+A home whose path is too long for a socket has it in ``$XDG_RUNTIME_DIR``; see
+``status_client.socket_path``.
+
+    /healthz   200 while the loop makes progress; 503 with the stage it is stuck in
+    /readyz    200 while a session accepts messages; 503 with the reason otherwise
+    /metrics   in the Prometheus text format
+    /status    JSON; docs/cli-json.md
+
+Served by separate threads from the status the loop has published, so it answers while the loop is
+busy. Read-only. Access to the home includes access to the socket (mode 600).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import socketserver
+import stat
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from relay.base import fsio
+from relay.base.clock import NS_PER_S, iso_time
+from relay.base.config import listen_address
+from relay.base.disk import DiskUsage
+from relay.base.errors import UnsafePath
+from relay.base.home import LEDGER
+from relay.base.status_client import MOST_PATH_BYTES, RUNTIME_VARIABLE, SOCKET, socket_path
+from relay.base.text import json_line
+from relay.daemon import metrics
+from relay.daemon.status import SharedStatus, StatusSnapshot
+from relay.ledger import wal
+
+REQUEST_TIMEOUT_S = 5  # a slow or silent client holds a thread no longer
+MOST_CONNECTIONS = 32  # at once, per server: each takes a descriptor, and the loop needs some
+QUIET_S = 60  # the same error is not logged again sooner
+STOP_POLL_S = 0.1  # the longest that the end of the process waits for a server
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+
+
+class Admin:
+    """The HTTP servers. Started and stopped by the daemon, which holds the home's lock."""
+
+    def __init__(self, board: SharedStatus, log: Callable[..., object]) -> None:
+        self._board = board
+        self._log = log
+        self._servers: list[_Threads] = []
+        self.trouble = ""  # why a server could not start
+
+    def begin(self, listen: str) -> None:
+        """Serve on the socket, and on ``listen`` unless it is empty.
+
+        A server that cannot start is logged, and the relay runs without it.
+        """
+        self.trouble = ""
+        self._start(SOCKET, lambda: _UnixServer(self._socket_path(), self._handler()))
+        address = listen_address(listen)
+        if address is not None:
+            kind = _Tcp6Server if ":" in address[0] else _TcpServer
+            self._start(f"admin.listen {listen}", lambda: kind(address, self._handler()))
+
+    def end(self) -> None:
+        """Stop serving; removes the socket."""
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
+        self._servers = []
+
+    def _start(self, name: str, make: Callable[[], _Threads]) -> None:
+        try:
+            server = make()
+        except (OSError, ValueError, UnsafePath) as exc:
+            self.trouble = f"no server on {name}: {exc}"
+            self._log(f"Health and metrics: {self.trouble}", action="admin", level="warning")
+            return
+        self._servers.append(server)
+        threading.Thread(
+            target=self._serve, args=(name, server), name=f"admin {name}", daemon=True
+        ).start()
+
+    def _serve(self, name: str, server: _Threads) -> None:
+        """Serve until stopped; errors of the system are logged once and do not end it."""
+        said_at = float(-QUIET_S)
+        while not server.is_ended.is_set():
+            try:
+                server.serve_forever(STOP_POLL_S)
+            except Exception as exc:
+                if time.monotonic() - said_at > QUIET_S:
+                    text = f"Health and metrics: error on {name}, still serving: {exc}"
+                    self._log(text, action="admin", level="warning")
+                said_at = time.monotonic()
+                server.is_ended.wait(STOP_POLL_S)
+
+    def _socket_path(self) -> str:
+        path = socket_path(self._board.home)
+        if len(os.fsencode(path)) > MOST_PATH_BYTES:
+            raise ValueError(
+                f"the path {path} is {len(os.fsencode(path))} bytes, and a socket's may have at "
+                f"most {MOST_PATH_BYTES}: set {RUNTIME_VARIABLE} to a directory of your own, set "
+                "admin.listen, or move the home to a shorter path"
+            )
+        if os.path.dirname(path) != self._board.home:
+            fsio.ensure_dir(os.path.dirname(path))
+        return path
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        admin = self
+
+        class Handler(BaseHandler):
+            """Of this relay."""
+
+            board = admin._board
+            trouble = property(lambda _: admin.trouble)
+
+        return Handler
+
+
+class BaseHandler(BaseHTTPRequestHandler):
+    """One request: GET a page, or an error of one line."""
+
+    server_version = "agent-relay"
+    sys_version = ""
+    timeout = REQUEST_TIMEOUT_S
+    board: SharedStatus
+    trouble: Any
+
+    def do_GET(self) -> None:
+        """Answer with a page."""
+        if not self._is_asked_by_name():
+            self.send_error(403, f"ask by one of {', '.join(LOOPBACK_NAMES)}, or admin.listen")
+            return
+        pages = {
+            "/healthz": self._healthz,
+            "/readyz": self._readyz,
+            "/metrics": self._metrics,
+            "/status": self._status,
+        }
+        page = pages.get(self.path.partition("?")[0])
+        if page is None:
+            self.send_error(404, f"there are {', '.join(pages)}")
+            return
+        page()
+
+    def _is_asked_by_name(self) -> bool:
+        """False for a Host header with a foreign name (DNS rebinding in a browser)."""
+        if self.server.address_family == socket.AF_UNIX:  # type: ignore[attr-defined]
+            return True
+        host = self.headers.get("Host", "").lower()
+        name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+        return name in (*LOOPBACK_NAMES, self.server.server_address[0])  # type: ignore[index]
+
+    def _healthz(self) -> None:
+        health = self.board.health()
+        self._line(health.is_healthy, "healthy", health.reasons)
+
+    def _readyz(self) -> None:
+        health = self.board.health()
+        self._line(health.is_ready, "ready", health.reasons)
+
+    def _line(self, is_well: bool, word: str, reasons: tuple[str, ...]) -> None:
+        text = word if is_well else "; ".join(reasons)
+        self._send(200 if is_well else 503, "text/plain; charset=utf-8", f"{text}\n".encode())
+
+    def _metrics(self) -> None:
+        self._send(200, metrics.CONTENT_TYPE, metrics.page(self.board))
+
+    def _status(self) -> None:
+        status = status_of(self.board)
+        status["admin_trouble"] = self.trouble
+        body = json_line(status).encode() + b"\n"
+        self._send(200, "application/json", body)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """One line; a method that is not GET is 405."""
+        if code == 501:
+            code, message = 405, "GET alone"
+        with contextlib.suppress(OSError):
+            body = f"{code} {message or explain or ''}".rstrip() + "\n"
+            self._send(code, "text/plain; charset=utf-8", body.encode(errors="backslashreplace"))
+
+    def _send(self, code: int, kind: str, body: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        if code == 405:
+            self.send_header("Allow", "GET")
+        self.end_headers()
+        if self.command != "HEAD":
+            with contextlib.suppress(OSError):  # the client has gone
+                self.wfile.write(body)
+
+    def address_string(self) -> str:
+        """A socket's peer has no address."""
+        return "-"
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Log nothing: a scrape every few seconds would fill the log."""
+
+
+class _Threads(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    """A thread a request; those that linger are cut off: after their time, or the oldest for who
+    comes when there are too many."""
+
+    daemon_threads = True
+    request_queue_size = 64  # more at once are no monitors
+    block_on_close = False
+
+    def __init__(self, *arguments: Any) -> None:
+        self._since: dict[socket.socket, float] = {}  # the oldest first
+        self._lock = threading.Lock()
+        self.is_ended = threading.Event()
+        super().__init__(*arguments)
+
+    def shutdown(self) -> None:
+        """Stop serving; it is not begun again."""
+        self.is_ended.set()
+        super().shutdown()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread."""
+        with self._lock:
+            self._since[request] = time.monotonic()
+            over = len(self._since) - MOST_CONNECTIONS
+            for oldest in list(self._since)[: max(over, 0)]:
+                self._cut(oldest)
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Between two requests, every ``STOP_POLL_S`` at least."""
+        overdue = time.monotonic() - REQUEST_TIMEOUT_S
+        with self._lock:
+            for request in [one for one, since in self._since.items() if since < overdue]:
+                self._cut(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close an answered or cut-off connection: its thread ends."""
+        with self._lock:  # closed within: a number that is free again is not cut off
+            self._since.pop(request, None)
+            super().shutdown_request(request)
+
+    def _cut(self, request: socket.socket) -> None:
+        """Shut a connection down, so that its thread reads the end; the lock is held."""
+        del self._since[request]
+        with contextlib.suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
+
+    def get_request(self) -> Any:
+        """Accept a connection; without a free descriptor, wait a moment instead of spinning."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(0.2)
+            raise
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Ignore a client that went away or does not speak HTTP."""
+
+
+class _UnixServer(_Threads):
+    """Server on a socket path; one left by a killed relay is replaced: the home's lock is ours."""
+
+    address_family = socket.AF_UNIX
+    _bound: os.stat_result | None = None
+
+    def server_bind(self) -> None:
+        path = str(self.server_address)
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                raise ValueError(f"{path} exists and is not a socket")
+            os.unlink(path)
+        super().server_bind()
+        os.chmod(path, 0o600)
+        self._bound = os.lstat(path)
+
+    def server_close(self) -> None:
+        super().server_close()
+        path = str(self.server_address)
+        if self._bound is not None:  # what else may stand there is not ours
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.lstat(path), self._bound):
+                    os.unlink(path)
+
+
+class _TcpServer(_Threads):
+    allow_reuse_address = True
+
+
+class _Tcp6Server(_TcpServer):
+    address_family = socket.AF_INET6
+
+
+def status_of(board: SharedStatus) -> dict[str, Any]:
+    """The body of ``/status``."""
+    health, snapshot, disk = board.health(), board.snapshot, board.disk
+    step, step_s = board.tally.stuck_s()
+    age = board.snapshot_age_s()
+    status: dict[str, Any] = {
+        "home": board.home,
+        "pid": os.getpid(),
+        "started_at": iso_time(board.started_at_ns),
+        "starts": board.epoch,
+        "healthy": health.is_healthy,
+        "ready": health.is_ready,
+        "reasons": list(health.reasons),
+        "step": step,
+        "step_s": round(step_s, 3),
+        "paused": board.paused,
+        "pauses": board.pauses,
+        "trouble": board.trouble,
+        "config_error": board.config_error,
+        "tiers_waiting": list(board.tiers_waiting),
+        "ledger_damage": board.ledger_damage,
+        "rss_bytes": metrics.resident_bytes(),
+        "wal_bytes": metrics.wal_bytes(board.home),
+        "wal_state": wal.measure_wal(
+            os.path.join(board.home, LEDGER), board.config.ledger
+        ).state.value,
+        "snapshot_age_s": None if age is None else round(age, 3),
+        "disk": None if disk is None else _disk_status(disk),
+    }
+    if snapshot is not None:
+        status |= _session_status(snapshot, board.clock.monotonic_ns())
+    return status
+
+
+def _disk_status(disk: DiskUsage) -> dict[str, Any]:
+    return {
+        "state": disk.state.value,
+        "size_bytes": disk.size_bytes,
+        "free_bytes": disk.free_bytes,
+        "used_percent": round(disk.used_percent, 1),
+        "floor_bytes": disk.floor_bytes,
+    }
+
+
+def _session_status(snapshot: StatusSnapshot, now_ns: int) -> dict[str, Any]:
+    """The session's part of ``/status``. ``now_ns``: of the monotonic clock."""
+    waits = snapshot.oldest_ns and now_ns - snapshot.oldest_ns
+    return {
+        "watcher": snapshot.watcher,
+        "totals": snapshot.totals,
+        "queue_files": snapshot.queue_files,
+        "oldest_s": round(waits / NS_PER_S, 1) if waits else None,
+        "agents": snapshot.agents,
+        "unwatched": snapshot.unwatched,
+        "watches": snapshot.watches,
+        "held_back": snapshot.held_back,
+        "active": snapshot.active,
+        "dead_letters": snapshot.dead_letters,
+        "owed": snapshot.owed,
+        "owed_acks": snapshot.owed_acks,
+        "delivery_p50_s": snapshot.delivery_s.quantile(0.5),
+        "delivery_p99_s": snapshot.delivery_s.quantile(0.99),
+    }

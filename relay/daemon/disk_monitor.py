@@ -1,0 +1,153 @@
+"""Watch the disk, pause intake below the floor, notify operator and lead, publish the status.
+
+One notification per episode: its begin is in the ledger, and the notification's id is derived from
+it, so that a repetition after a crash has the same id and is dropped.
+
+    killed before the ledger has the begin    the next start sees the disk and begins the episode
+    killed before the notification            the begin is in the ledger: it is sent now
+    killed after the notification             sent again with the same id: dropped as a duplicate
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from relay.base.clock import Clock
+from relay.base.disk import DiskState, DiskUsage, DiskWatch
+from relay.base.errors import LedgerError
+from relay.base.names import OPERATOR
+from relay.daemon.status import SharedStatus, StatusPublisher, pause_reason
+from relay.delivery.context import Context
+from relay.delivery.dispatch import Dispatcher
+from relay.ledger import Ledger
+
+EPISODE = "disk_alert"  # in orchestrator_state: begin of the episode, TOLD appended; or empty
+TOLD = " told"
+LEVELS = {DiskState.OK: "info", DiskState.FLOOR: "error"}
+
+
+class DiskMonitor:
+    """Called after every tick. Owned by the loop."""
+
+    def __init__(
+        self,
+        board: SharedStatus,
+        dispatcher: Dispatcher,
+        publisher: StatusPublisher,
+        disk: DiskWatch,
+        ledger: Ledger,
+        clock: Clock,
+        log: Callable[..., object],
+    ) -> None:
+        self._board = board
+        self._dispatcher = dispatcher
+        self._publisher = publisher
+        self._disk = disk
+        self._ledger = ledger
+        self._clock = clock
+        self._log = log
+        self._trouble = ""
+
+    def due_ns(self) -> int:
+        """Time of the next step (monotonic ns)."""
+        due = self._disk.due_ns()
+        publish = self._publisher.due_ns()
+        return due if publish is None else min(due, publish)
+
+    def begin(self) -> None:
+        """Check the disk before the first tick, so that nothing is taken in below the floor."""
+        self._look()
+
+    def step(self) -> None:
+        """Check the disk, act on it and publish the status, as far as each is due."""
+        reading = self._look()
+        if reading is not None:
+            self._tell(reading)
+        self._publish_pauses()  # the disk is not the only reason
+        snapshot = self._publisher.step(news=True)
+        if snapshot is not None:
+            self._board.snapshot = snapshot
+
+    def _look(self) -> DiskUsage | None:
+        """The disk's usage; None before the next check is due."""
+        if self._clock.monotonic_ns() < self._disk.due_ns():
+            return None
+        change = self._disk.check()
+        reading = self._disk.reading
+        if reading is not None:
+            self._board.disk = reading
+            self._pause(reading)
+            self._say(change)
+        return reading
+
+    def _pause(self, reading: DiskUsage) -> None:
+        """Pause intake below the floor, and resume above it."""
+        self._dispatcher.pauses["disk"] = pause_reason(reading)
+        self._publish_pauses()
+
+    def _publish_pauses(self) -> None:
+        pauses = self._dispatcher.pauses
+        self._board.pauses = {who: why for who, why in pauses.items() if why}
+
+    def _say(self, change: tuple[DiskUsage | None, DiskUsage] | None) -> None:
+        if change is None or (change[0] is None and not change[1].state.is_alert):
+            return
+        before, now = change
+        paused = f"; {self._board.paused}" if self._board.paused else ""
+        resumed = before is not None and before.state is DiskState.FLOOR and not paused
+        self._log(
+            f"The disk is {now.state.value}: {now.sentence()}{paused}"
+            + "; intake resumes" * resumed,
+            action="disk",
+            level=LEVELS.get(now.state, "warning"),
+            free_bytes=now.free_bytes,
+        )
+
+    def _tell(self, reading: DiskUsage) -> None:
+        """Notify operator and lead, once per episode."""
+        try:
+            began = self._ledger.get_state(EPISODE) or ""
+            if not reading.state.is_alert:
+                if began:
+                    self._note("")
+                return
+            if began.endswith(TOLD):
+                return
+            if not began:
+                began = str(self._clock.now_ns())
+                self._note(began)
+            names = {OPERATOR, self._dispatcher.roster.trusted_lead() or OPERATOR}
+            if self._dispatcher.notifier.announce(names, _notice(reading), EPISODE, int(began)):
+                self._note(began + TOLD)
+            self._trouble = ""
+        except LedgerError as exc:  # a full disk, too: logged, and tried again
+            if str(exc) != self._trouble:
+                self._trouble = str(exc)
+                text = f"Could not notify about the disk: {exc}"
+                self._log(text, action="disk", level="warning")
+
+    def _note(self, value: str) -> None:
+        now = self._clock.now_ns()
+        with self._ledger.transaction():
+            self._ledger.set_state(EPISODE, value, now)
+
+
+def make_disk_monitor(
+    board: SharedStatus,
+    dispatcher: Dispatcher,
+    publisher: StatusPublisher,
+    context: Context,
+) -> DiskMonitor:
+    """The disk monitor of a session."""
+    disk = DiskWatch(context.home.root, context.config.disk, context.clock)
+    return DiskMonitor(
+        board, dispatcher, publisher, disk, context.ledger, context.clock, context.log
+    )
+
+
+def _notice(reading: DiskUsage) -> str:
+    return (
+        f"the disk of the relay's home is nearly full: {reading.sentence()}; "
+        f"below {reading.floor_bytes >> 20} MiB free the relay takes no messages in. "
+        "What to do: docs/runbook.md, The disk"
+    )

@@ -1,0 +1,409 @@
+"""A copy of a whole home, made while its relay runs or not: `relay backup`.
+
+    1  agents/, archive/, keys, config.json     as they are met
+    2  store/, ledger.db                        each of one instant
+    3  journal/                                 last: it knows all that the others say
+    4  what was delivered, read or archived meanwhile, as far as that journal knows it
+
+So the copy is a home as a crash would have left it, and the next start of it puts it right: what
+was accepted before the copy began is in it, and what came later is there whole or not at all.
+Complete once it has its name: a crash leaves ``DIR.unfinished``. docs/decisions/0020 has why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from relay import __version__
+from relay.base import fsio
+from relay.base.clock import Clock, iso_time
+from relay.base.config import Config
+from relay.base.errors import FormatError, RelayError, UnsafePath
+from relay.base.home import ARCHIVES, CONFIG, CONTINUITY, JOURNAL, LEDGER, PENDING, READ, Dirs, Home
+from relay.base.names import message_id_of
+from relay.daemon import ledger_backup
+from relay.daemon.opening import open_store_readonly, store_key, stream_dir
+from relay.daemon.projection import Projection
+from relay.delivery import mailbox
+from relay.engine.commstore import CommStore
+from relay.journal.replay import read_manifest
+from relay.ledger import Ledger
+from relay.ledger import file as ledger_file
+
+MANIFEST = "backup.json"
+VERSION = 1
+UNFINISHED = ".unfinished"
+TRIES = 5  # the journal's segments change tiers once in minutes
+PIECE_BYTES = 1 << 20
+STILL_NS = 2_000_000_000  # a file that was written later may have changed within one tick of mtime
+MAIL = (PENDING, "", READ)  # of an inbox, in the order in which a message goes through it
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A file of the copy; its path is relative to the home."""
+
+    path: str
+    size: int
+    sha256: str
+    mtime_ns: int
+
+
+class BackupManifest(msgspec.Struct, frozen=True):
+    """The contents of ``backup.json``, by which a restore verifies the copy."""
+
+    version: int
+    made_by: str  # the version of agent-relay
+    home_id: str  # empty: of a home that was never started
+    at: str
+    files: tuple[Entry, ...]
+    dirs: dict[str, int]  # path -> mtime in ns: an inbox' own says when a file last left it
+
+
+class BackedUp(msgspec.Struct, frozen=True):
+    """The result of a backup."""
+
+    manifest: BackupManifest
+    left_out: tuple[str, ...]  # links and the like, and a key that lies outside of the home
+
+
+def backup(home: Home, config: Config, clock: Clock, target: str) -> BackedUp:
+    """Copy the home to the new directory ``target``, whole and durable; the relay goes on.
+
+    Private keys are in it, and every file has mode 600. Errors: RelayError when the name is taken,
+    or the journal does not hold still; LedgerError, FormatError for a damaged home; OSError.
+    """
+    target = os.path.abspath(target)
+    if os.path.lexists(target):
+        raise RelayError(f"{target} is there already", hint="name another directory")
+    if os.path.realpath(target).startswith(os.path.realpath(home.root) + os.sep):
+        raise RelayError(f"{target} is in the home itself", hint="name a directory elsewhere")
+    temp = target + UNFINISHED
+    if os.path.lexists(temp):
+        shutil.rmtree(temp)  # of one that was cut short
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    fsio.fault("create", temp)
+    os.mkdir(temp, fsio.DIR_MODE)
+    try:
+        made = _make(home, config, clock, temp)
+        fsio.sync_filesystem(temp)
+        fsio.fault("rename", target)
+        os.rename(temp, target)
+    except Exception:
+        shutil.rmtree(temp, ignore_errors=True)
+        raise
+    fsio.sync_dir(os.path.dirname(target))
+    return made
+
+
+def _make(home: Home, config: Config, clock: Clock, root: str) -> BackedUp:
+    at = iso_time(clock.now_ns())
+    copy = _Copy(home, root)
+    copy.file((), CONFIG)
+    left_out = _copy_key(copy, config)
+    copy.tree("agents")
+    copy.tree("archive")
+    for name in ("relay.acomm.prev", "relay.acomm", "base.acomm"):
+        copy.file(("store",), name)
+    home_id = _copy_ledger(copy, home)
+    _copy_journal(copy, home)
+    if config.journal.objects and "/" not in config.journal.objects.strip("./"):
+        copy.tree(config.journal.objects)
+    told = Projection()
+    key = store_key(home, config, make=False)
+    with Home(root) as made:  # it has to open, and says what it knows
+        store = open_store_readonly(made, clock, config, key, heard=told.apply)
+    known = _known(store, told, os.path.join(root, LEDGER))
+    for note in store.state.archives:
+        *folders, name = f"{ARCHIVES}/{note.name}".split("/")
+        copy.file(tuple(folders), name)
+    copy.tree("archive", wanted=known)
+    copy.tree("attachments")
+    copy.tree(CONTINUITY)
+    for agent in home.agent_names():
+        _Mail(copy, store, known, agent).follow()
+    _keep_mailboxes(copy, home)
+    manifest = BackupManifest(
+        VERSION, __version__, home_id, at, tuple(copy.files.values()), copy.dirs
+    )
+    copy.keep_times()
+    fsio.write_atomic(os.path.join(root, MANIFEST), msgspec.json.encode(manifest))
+    return BackedUp(manifest, tuple(left_out + copy.left_out))
+
+
+class _Copy:
+    """The copy that is being made. Reads through the home's descriptors, and follows no link."""
+
+    def __init__(self, home: Home, root: str) -> None:
+        self.home = home
+        self.root = root
+        self.files: dict[str, Entry] = {}
+        self.names: dict[str, set[str]] = {}  # of the files in each directory
+        self.dirs: dict[str, int] = {}
+        self.left_out: list[str] = []
+
+    def tree(self, *parts: str, wanted: Callable[[str], bool] = lambda _: True) -> None:
+        """A directory and all that is in it, as far as it is not there already; what is gone by
+        the time it is come to is passed over. ``wanted`` is asked about files that are new."""
+        with self.home.dirs() as dirs:
+            self._tree(dirs, parts, wanted)
+
+    def _tree(self, dirs: Dirs, parts: tuple[str, ...], wanted: Callable[[str], bool]) -> None:
+        path = "/".join(parts)
+        try:
+            names = sorted(os.listdir(dirs.get(*parts)))
+            self.make_dir(path, os.fstat(dirs.get(*parts)).st_mtime_ns)
+        except FileNotFoundError:
+            return
+        except UnsafePath as exc:
+            self.left_out.append(f"{path}: {exc}")
+            return
+        for name in names:
+            try:
+                mode = os.stat(name, dir_fd=dirs.get(*parts), follow_symlinks=False).st_mode
+            except FileNotFoundError:
+                continue
+            if stat.S_ISDIR(mode):
+                self._tree(dirs, (*parts, name), wanted)
+            elif not stat.S_ISREG(mode):
+                self.left_out.append(f"{path}/{name}: no regular file")
+            elif f"{path}/{name}" in self.files or wanted(name):
+                self.file_in(dirs, parts, name)
+
+    def file(self, parts: tuple[str, ...], name: str) -> bool:
+        """One file; False where there is none."""
+        with self.home.dirs() as dirs:
+            return self.file_in(dirs, parts, name)
+
+    def file_in(self, dirs: Dirs, parts: tuple[str, ...], name: str) -> bool:
+        """The same, with the directories of a walk."""
+        path = "/".join((*parts, name))
+        try:
+            fd = fsio.open_shared(name, dirs.get(*parts))
+        except FileNotFoundError:
+            return False
+        except UnsafePath as exc:
+            self.left_out.append(f"{path}: {exc}")
+            return False
+        try:
+            status = os.fstat(fd)
+            known = self.files.get(path)
+            is_same = known and (known.size, known.mtime_ns) == (status.st_size, status.st_mtime_ns)
+            if not is_same or time.time_ns() - status.st_mtime_ns < STILL_NS:
+                if parts:
+                    self.make_dir("/".join(parts))
+                target = os.path.join(self.root, path)
+                size, digest = copy_bytes(fd, target, status.st_mtime_ns)
+                self.files[path] = Entry(path, size, digest, status.st_mtime_ns)
+                self.names.setdefault("/".join(parts), set()).add(name)
+        finally:
+            os.close(fd)
+        return True
+
+    def make_dir(self, path: str, mtime_ns: int | None = None) -> None:
+        """A directory of the copy, and those above it."""
+        os.makedirs(os.path.join(self.root, path), fsio.DIR_MODE, exist_ok=True)
+        if mtime_ns is not None:
+            self.dirs[path] = mtime_ns
+
+    def drop(self, path: str) -> None:
+        """Take a file out of the copy again."""
+        if self.files.pop(path, None) is not None:
+            folder, _, name = path.rpartition("/")
+            self.names[folder].discard(name)
+            os.unlink(os.path.join(self.root, path))
+
+    def keep_times(self) -> None:
+        """Give the directories their times, once nothing is put into them any more."""
+        for path, mtime_ns in self.dirs.items():
+            os.utime(os.path.join(self.root, path), ns=(mtime_ns, mtime_ns))
+
+
+def copy_bytes(source: int, target: str, mtime_ns: int) -> tuple[int, str]:
+    """A file of mode 600 with what can be read of a descriptor; (its size, its SHA-256). Zeros,
+    which a segment has ahead, take no room."""
+    fsio.fault("create", target)
+    fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, fsio.FILE_MODE)
+    digest, size = hashlib.sha256(), 0
+    try:
+        while piece := os.read(source, PIECE_BYTES):
+            digest.update(piece)
+            if piece.count(0) < len(piece):
+                fsio.write_at(fd, piece, size, target)
+            size += len(piece)
+        os.ftruncate(fd, size)
+    finally:
+        os.close(fd)
+    os.utime(target, ns=(mtime_ns, mtime_ns))
+    return size, digest.hexdigest()
+
+
+def _copy_key(copy: _Copy, config: Config) -> list[str]:
+    """The key of the store's file; one outside of the home is its owner's to keep."""
+    name = config.store.key_file
+    if os.path.isabs(name):
+        return [f"{name}: it lies outside of the home"] if config.store.encrypt else []
+    *parts, last = name.split("/")
+    copy.file(tuple(parts), last)
+    return []
+
+
+def _copy_ledger(copy: _Copy, home: Home) -> str:
+    """The ledger as it is at one instant; which home it is of."""
+    if not os.path.exists(home.path(LEDGER)):
+        return ""
+    target = os.path.join(copy.root, LEDGER)
+    ledger_backup.backup(home, target)
+    _list_ledger(copy)
+    return ledger_backup.home_id(target)
+
+
+def _list_ledger(copy: _Copy) -> None:
+    with open(os.path.join(copy.root, LEDGER), "rb") as file:
+        status = os.fstat(file.fileno())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    copy.files[LEDGER] = Entry(LEDGER, status.st_size, digest, status.st_mtime_ns)
+
+
+def _keep_mailboxes(copy: _Copy, home: Home) -> None:
+    """Where these inboxes are put back they have other inodes, and are the same: what is missing
+    from one left it. One that is not the inbox the ledger knows stays another one."""
+    if LEDGER not in copy.files:
+        return
+    with contextlib.closing(Ledger.open(os.path.join(copy.root, LEDGER))) as ledger:
+        same: list[tuple[str, None]] = []
+        for agent, known in ledger.agents.mailboxes().items():
+            with contextlib.suppress(OSError, UnsafePath), home.dirs() as dirs:
+                if mailbox.identity(dirs, agent) == known:
+                    same.append((agent, None))  # not known: the next start's first scan sees it
+        with ledger.transaction():
+            ledger.agents.set_mailboxes(same)
+    _list_ledger(copy)
+
+
+def _copy_journal(copy: _Copy, home: Home) -> None:
+    """The manifest before the segments, so that these are as new: what a manifest lacks of its
+    segments is found by opening it. Again where one left its tier meanwhile."""
+    for _ in range(TRIES):
+        before = _segments(home)
+        for path in [path for path in copy.files if path.startswith(JOURNAL + "/")]:
+            if not os.path.exists(home.path(path)):
+                copy.drop(path)
+        copy.tree(JOURNAL)
+        if _segments(home) == before:
+            return
+    raise RelayError(
+        f"the journal's segments changed their tiers {TRIES} times while they were copied",
+        hint="try again: `relay journal status` shows what is done with them",
+    )
+
+
+def _segments(home: Home) -> list[object]:
+    folder = stream_dir(home)
+    if not os.path.isdir(folder):
+        return []
+    entries = read_manifest(folder, lambda _: None).catalog.entries.values()
+    found: list[object] = [(one.segment_id, one.sealed, one.residency) for one in entries]
+    with contextlib.suppress(FileNotFoundError):
+        found += sorted(os.listdir(os.path.join(folder, "snapshot")))
+    return found
+
+
+def _known(store: CommStore, told: Projection, ledger: str) -> Callable[[str], bool]:
+    """Asks about a file of the archive: does the copy know its message?"""
+    rows: set[str] = set(told.rows)
+    rows |= {one.origin.path.rpartition("/")[2] for one in told.rejections}
+    if os.path.exists(ledger):
+        with contextlib.closing(ledger_file.connect_readonly(ledger)) as db:
+            rows |= {row[0] for row in db.execute("SELECT message_id FROM messages")}
+
+    def knows(name: str) -> bool:
+        message_id = message_id_of(name)
+        if message_id is None:
+            return name in rows  # a refused file of another name
+        return message_id in rows or store.by_relay_id(message_id) is not None
+
+    return knows
+
+
+class _Mail:
+    """An inbox of the copy brought up to how it stands after the journal was copied.
+
+    What that journal does not know is left out: it was accepted later. A file that has moved on
+    since moves on here, and one that left has left: nobody finds twice what he has taken.
+    """
+
+    def __init__(
+        self, copy: _Copy, store: CommStore, known: Callable[[str], bool], agent: str
+    ) -> None:
+        self._copy = copy
+        self._store = store
+        self._known = known
+        self._agent = agent
+        self._base = ("agents", agent, "inbox")
+
+    def follow(self) -> None:
+        """Look at each folder once, in the order in which a message goes through them."""
+        copy, there = self._copy, dict[str, str]()  # name -> the folder where it was seen last
+        with copy.home.dirs() as dirs:
+            for folder in MAIL:
+                self._take(dirs, folder, there)
+        for folder in MAIL:
+            path = self._path(folder)
+            for name in list(copy.names.get(path, ())):
+                if there.get(name) != folder:
+                    copy.drop(f"{path}/{name}")
+        outbox = f"agents/{self._agent}/outbox"
+        sent = copy.names.get(outbox, set())
+        for name in sent & copy.names.get(f"{outbox}/{PENDING}", set()):
+            copy.drop(f"{outbox}/{PENDING}/{name}")  # it was renamed while it was copied
+
+    def _take(self, dirs: Dirs, folder: str, there: dict[str, str]) -> None:
+        parts = (*self._base, folder) if folder else self._base
+        try:
+            descriptor = dirs.get(*parts)
+        except (FileNotFoundError, UnsafePath):
+            return
+        mtime_ns = os.fstat(descriptor).st_mtime_ns  # before: what left since is seen as later
+        for name in sorted(os.listdir(descriptor)):
+            is_known = any(name in self._copy.names.get(self._path(one), ()) for one in MAIL)
+            if name in (PENDING, READ) or not (is_known or self._has(name)):
+                continue
+            if self._copy.file_in(dirs, parts, name):
+                there[name] = folder
+        self._copy.make_dir("/".join(parts), mtime_ns)
+
+    def _has(self, name: str) -> bool:
+        """True when the copy's journal says that this agent is to have this file."""
+        message = self._store.by_relay_id(message_id_of(name) or "")
+        if message is None:  # of one that was rolled out since, it says the message alone
+            return self._known(name)
+        return self._agent in self._store.state.deliveries.get(message.id, {})
+
+    def _path(self, folder: str) -> str:
+        return "/".join((*self._base, folder) if folder else self._base)
+
+
+def read_backup(source: str) -> BackupManifest:
+    """Read a backup's manifest. Errors: RelayError where there is none, FormatError."""
+    path = os.path.join(source, MANIFEST)
+    if not os.path.isfile(path):
+        raise RelayError(
+            f"{source} is not a backup: {MANIFEST} is missing", hint="name what `relay backup` made"
+        )
+    with open(path, "rb") as file:
+        data = file.read()
+    try:
+        manifest = msgspec.json.decode(data, type=BackupManifest)
+    except msgspec.MsgspecError as exc:
+        raise FormatError(path, 0, "the list of a backup", exc) from exc
+    if manifest.version > VERSION:
+        raise FormatError(path, 0, f"version {VERSION} at most", manifest.version)
+    return manifest

@@ -1,0 +1,231 @@
+"""Background work: retention, packing, watching the WAL, checking the ledger.
+
+Files are removed and packed in a thread, in small slices with a longer pause after each; rows of
+the ledger by the loop, its only writer, a few hundred at a time. The next run continues an
+interrupted one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from typing import TypeVar
+
+from relay.base.clock import NS_PER_S, Clock
+from relay.base.config import Config
+from relay.base.errors import LedgerDamaged, RelayError
+from relay.base.home import LEDGER, Home
+from relay.base.jobs import Pack, Prune
+from relay.daemon import prune
+from relay.daemon.prune import Pruned
+from relay.ledger import Ledger, archive_pack, open_readonly
+from relay.ledger import file as ledger_file
+from relay.ledger.archive_pack import PackedDay
+from relay.ledger.wal import WalWatch
+
+PAUSE_S = 0.01  # after each slice, at least: the loop has priority on the disk
+PAUSE_FACTOR = 4  # pause this many times as long as the slice took
+LOOK_NS = NS_PER_S  # interval of looking at the thread
+CHECK_NS = 86_400 * NS_PER_S  # the ledger is checked once a day, 5 ms a MiB
+AFTER_FAILURE_NS = 600 * NS_PER_S  # a disk that is low stays low
+SLICE_NS = 50_000_000  # between two slices of rows
+T = TypeVar("T")
+Said = tuple[str, str, dict[str, object]]  # sentence, action, facts
+
+
+class Housekeeper:
+    """Owned by the loop; ``executor`` is a thread of its own."""
+
+    def __init__(
+        self,
+        home: Home,
+        ledger: Ledger,
+        config: Config,
+        clock: Clock,
+        executor: Executor,
+        log: Callable[..., object],
+        *,
+        pause_s: float = PAUSE_S,
+    ) -> None:
+        self._home = home
+        self._ledger = ledger
+        self._config = config
+        self._clock = clock
+        self._executor = executor
+        self._log = log
+        self._pause_s = pause_s
+        self._stopping = threading.Event()
+        self._asked: list[Prune | Pack] = []
+        self._job: Future[list[Said]] | None = None
+        self._forgetting = False
+        self._forgotten = 0
+        # A start has other things to do; and one that is started again and again prunes, too.
+        self._next_prune_ns = clock.monotonic_ns() + min(60, config.retention.every_s) * NS_PER_S
+        self._next_check_ns = self._next_prune_ns
+        self._next_disk_ns = clock.monotonic_ns()
+        self._next_row_ns = 0
+        self.damage = ""  # what the last look through the ledger found
+        self.wal = WalWatch(ledger, home.path(LEDGER), config.ledger, clock, executor, log)
+
+    @property
+    def paused(self) -> str:
+        """The reason to pause intake now, or an empty string."""
+        return self.wal.paused
+
+    def ask(self, order: Prune | Pack) -> None:
+        """Queue a job for the thread; lost in a crash."""
+        if order not in self._asked:
+            self._asked.append(order)
+
+    def stop(self) -> None:
+        """End the thread after its current slice."""
+        self._stopping.set()
+
+    def poll(self, *, idle: bool, is_low: bool = False) -> int:
+        """Start or continue work; returns when to poll next (monotonic ns). Errors: LedgerError.
+
+        ``idle``: no batch waits. ``is_low``: the disk is nearly full, so the archive is packed.
+        """
+        now = self._clock.monotonic_ns()
+        due = self.wal.poll(idle=idle)
+        self._take_result()
+        if self._forgetting and now >= self._next_row_ns:
+            self._forget()
+            self._next_row_ns = now + SLICE_NS
+        if self._job is None:
+            self._begin(now, is_low)
+        if self._forgetting:
+            due = min(due, self._next_row_ns)
+        if self._job is not None:
+            due = min(due, now + LOOK_NS)
+        return min(due, self._next_prune_ns, self._next_check_ns, self._next_disk_ns)
+
+    def _begin(self, now: int, is_low: bool) -> None:
+        """Start the thread's next job: requested, due, or needed by a full disk."""
+        if now >= self._next_prune_ns:
+            self._next_prune_ns = now + self._config.retention.every_s * NS_PER_S
+            self.ask(Prune())
+        if now >= self._next_disk_ns:
+            self._next_disk_ns = now + self._config.disk.check_s * NS_PER_S
+            if not self._asked and is_low and packable(self._home, self._clock):
+                self.ask(Pack())
+        if self._asked:
+            order = self._asked.pop(0)
+            if isinstance(order, Prune):
+                self._forgetting = True
+                self._job = self._executor.submit(self._prune)
+            else:
+                self._job = self._executor.submit(self._pack, order.before)
+        elif now >= self._next_check_ns:
+            self._next_check_ns = now + CHECK_NS
+            self._job = self._executor.submit(self._check)
+
+    def _forget(self) -> None:
+        gone = prune.prune_audit(self._ledger, self._config.retention, self._clock.now_ns())
+        self._forgotten += gone
+        if not gone:
+            self._forgetting = False
+            if self._forgotten:
+                self._log(
+                    f"Removed {self._forgotten} rows of audit_log and security_events",
+                    action="prune",
+                    kind="audit",
+                    count=self._forgotten,
+                )
+                self._forgotten = 0
+
+    def _take_result(self) -> None:
+        if self._job is None or not self._job.done():
+            return
+        job, self._job = self._job, None
+        try:
+            for text, action, facts in job.result():
+                self._log(text, action=action, **facts)
+        except (RelayError, OSError) as exc:  # the next run tries again
+            self._next_disk_ns = self._clock.monotonic_ns() + AFTER_FAILURE_NS
+            self._log(
+                f"Could not prune, pack or check: {exc}", action="prune_failed", level="error"
+            )
+
+    # -- in the thread -----------------------------------------------------------------
+
+    def _prune(self) -> list[Said]:
+        now = self._clock.now_ns()
+        found = self._go(prune.prune_files(self._home, self._config.retention, now))
+        return [
+            (
+                f"Removed {gone.number} files of {gone.kind}, {gone.n_bytes} bytes",
+                "prune",
+                {"kind": gone.kind, "count": gone.number, "bytes": gone.n_bytes},
+            )
+            for gone in found or ()
+            if gone.number
+        ]
+
+    def _check(self) -> list[Said]:
+        """Check the ledger's pages: SQLite itself notices damage only when a page is used."""
+        path = self._home.path(LEDGER)
+        try:
+            with contextlib.closing(open_readonly(path)) as db:
+                why = ledger_file.quick_check(db, lambda: not self._stopping.is_set())
+            found = LedgerDamaged(path, why) if why else None
+        except LedgerDamaged as exc:
+            found = exc
+        self.damage = f"{found}; {found.hint}" if found else ""
+        return [(self.damage, "ledger_damaged", {"level": "warning"})] if found else []
+
+    def _pack(self, before: str) -> list[Said]:
+        said: list[Said] = []
+        for day in packable(self._home, self._clock, before):
+            packed = self._go(archive_pack.pack(self._home, day))
+            if packed is None:
+                break
+            said.append((describe_pack(packed), "pack", {"day": packed.day, "files": packed.files}))
+        return said
+
+    def _go(self, steps: Iterator[T | None]) -> T | None:
+        """Run the steps with a pause after each; the last value, or None when interrupted."""
+        value, began = None, time.monotonic()
+        for value in steps:
+            if self._stopping.is_set():
+                return None
+            if value is None and self._pause_s:
+                time.sleep(max(self._pause_s, PAUSE_FACTOR * (time.monotonic() - began)))
+                began = time.monotonic()
+        return value
+
+
+def packable(home: Home, clock: Clock, before: str = "") -> list[str]:
+    """Days of the archive that may be packed, oldest first: never today's or yesterday's, nor
+    one whose file an open row still needs. Errors: LedgerError."""
+    last = archive_pack.before_yesterday(clock.now_ns())
+    last = min(before, last) if before else last
+    needed = prune.files_in_use(home).days
+    return [day for day in archive_pack.days(home) if day < last and day not in needed]
+
+
+def describe_pack(packed: PackedDay) -> str:
+    """One line about a pack."""
+    return (
+        f"packed {packed.files} files of {packed.day}: {packed.n_bytes} bytes are "
+        f"{packed.packed_bytes} in archive/{packed.day}{archive_pack.SUFFIX}"
+    )
+
+
+def run_retention(
+    home: Home, config: Config, clock: Clock, *, dry_run: bool = False
+) -> list[Pruned]:
+    """A complete retention run in the foreground. The caller holds the home's lock; with
+    ``dry_run`` nothing is removed and no lock is needed. Errors: LedgerError, OSError."""
+    settings, now, path = config.retention, clock.now_ns(), home.path(LEDGER)
+    *_, found = prune.prune_files(home, settings, now, dry_run=dry_run)
+    with contextlib.closing(open_readonly(path)) as db:
+        audit = prune.audit_due(db, settings, now)
+    if not dry_run and audit.number:
+        with contextlib.closing(Ledger.open(path)) as ledger:
+            while prune.prune_audit(ledger, settings, now):
+                pass
+    return [*(found or ()), audit]

@@ -1,0 +1,98 @@
+"""Explicit journal commands (seal, compress, upload, evict, hydrate, prune).
+
+Run by the command line while no relay runs, else by the daemon. A segment is never dropped before a
+checkpoint on this disk covers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from relay.acomm import codec
+from relay.acomm.engine_state import EngineState
+from relay.acomm.store_file import PREVIOUS
+from relay.base.clock import NS_PER_MS, Clock
+from relay.base.errors import FormatError, JournalError
+from relay.base.home import BASE, STORE, Home
+from relay.daemon.opening import OpenedStore, link_base, stream_dir
+from relay.journal import plan
+from relay.journal.catalog import SegmentEntry
+from relay.journal.plan import JobResult, JournalCommand, PlanInputs, TierJob, TierPolicy
+from relay.journal.replay import checkpoint_offsets
+from relay.journal.tiers import Tiers
+
+
+def run_command(home: Home, opened: OpenedStore, clock: Clock, order: JournalCommand) -> None:
+    """Have a relay that runs do it: a seal now, by the loop; anything else beside it, in the
+    thread of the tiers. Errors: those of ``EventLog.seal``."""
+    if order.verb == plan.SEAL:
+        opened.log.seal()
+        opened.tiers.wake()  # who seals by hand wants it moved on, not in a minute
+    else:
+        opened.tiers.enqueue(carry_out(home, opened.tiers, clock, order))
+
+
+def carry_out(home: Home, tiers: Tiers, clock: Clock, order: JournalCommand) -> Iterator[JobResult]:
+    """Run a command on each segment it names; yields the results.
+
+    Errors: JournalError for an unknown segment, and for a prune without a limit.
+    """
+    is_prune = order.verb == plan.PRUNE
+    policy = retention(tiers.policy, order) if is_prune else tiers.policy
+    below = safe_offset(home)
+    if policy.keep_age_s is not None or policy.keep_bytes is not None:
+        below = min(below, pin_base(home))
+    tiers.set_safe_offset(below)
+    if is_prune:
+        yield from tiers.prune(prunes(tiers.entries(), policy, clock, below))
+    else:
+        yield from tiers.run(order.verb, order.segment_ids)
+
+
+def retention(policy: TierPolicy, order: JournalCommand) -> TierPolicy:
+    """The limits of a prune: those of the command, else those configured. Errors: JournalError."""
+    if order.keep_age_s is not None or order.keep_bytes is not None:
+        policy = policy._replace(keep_age_s=order.keep_age_s, keep_bytes=order.keep_bytes)
+    if policy.keep_age_s is None and policy.keep_bytes is None:
+        raise JournalError(
+            "there is no limit for what to keep of the journal",
+            hint="set journal.keep_age_s or journal.keep_mib in config.json, or give an option",
+        )
+    return policy
+
+
+def prunes(
+    entries: Sequence[SegmentEntry], policy: TierPolicy, clock: Clock, below: int
+) -> list[TierJob]:
+    """Segments that retention would drop below an offset, oldest first, with the reason."""
+    return list(plan.prunes(entries, policy, PlanInputs(clock.now_ns() // NS_PER_MS, below, {})))
+
+
+def safe_offset(home: Home) -> int:
+    """Offset below which two checkpoints cover the stream, by the manifest."""
+    found = checkpoint_offsets(stream_dir(home))
+    return found[1] if len(found) > 1 else 0
+
+
+def prunable_below(home: Home) -> int:
+    """The result of ``pin_base``, without changing anything."""
+    return max(covered_offset(home.path(STORE) + PREVIOUS), covered_offset(home.path(BASE)))
+
+
+def pin_base(home: Home) -> int:
+    """Keep the checkpoint before as the base from which the store can be made again; the offset
+    below which the journal is not needed for that. Errors: OSError."""
+    previous, base = home.path(STORE) + PREVIOUS, home.path(BASE)
+    if covered_offset(previous) > covered_offset(base):
+        link_base(previous, base)
+    return covered_offset(base)  # read again: a newer one may have come between
+
+
+def covered_offset(path: str) -> int:
+    """Offset up to which a store file covers the journal; 0 if it is missing, damaged or of no
+    journal."""
+    try:
+        state = EngineState.decode(codec.read(path).engine_state)
+    except (FileNotFoundError, FormatError):
+        return 0
+    return state.journal.offset if state.journal else 0

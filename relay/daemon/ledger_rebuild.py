@@ -1,0 +1,141 @@
+"""The ledger made again from the journal: `relay ledger rebuild`.
+
+A start does so by itself where ``ledger.db`` is gone: what is done here is that start's recovery,
+on a ledger beside the one that is there, which gives its place once the new one is found sound.
+What the journal does not know is taken over from the old one, as far as it can be read: agents
+and their keys, processes, security events, and which home it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from relay.base import fsio
+from relay.base.clock import Clock
+from relay.base.config import Config
+from relay.base.errors import AlreadyRunning, LedgerError
+from relay.base.home import LEDGER, LOCK, Home
+from relay.base.metrics import Metrics
+from relay.daemon import recovery
+from relay.daemon.ledger_backup import check_unused, set_aside
+from relay.daemon.opening import open_store, store_key
+from relay.daemon.session import begin_epoch
+from relay.delivery.context import Context
+from relay.ledger import Ledger
+from relay.ledger import file as ledger_file
+from relay.ledger.file import LEFTOVERS, LedgerContent
+
+BEFORE = ".before-rebuild"
+UNFINISHED = ".rebuilt"
+# What no event of the journal tells. Of orchestrator_state all but what the journal's reader notes.
+ONLY_THERE = ("orchestrator_state", "agents", "processes", "pending_operations", "security_events")
+POSITION = "journal"
+
+
+class Rebuilt(NamedTuple):
+    """The result of a rebuild, and where the previous ledger is."""
+
+    content: LedgerContent
+    aside: str  # its path now; empty when there was none
+    kept: dict[str, int]  # rows taken over from it, by table
+    lost: tuple[str, ...]  # what is not in the new one, a line each
+
+
+def rebuild(home: Home, config: Config, clock: Clock, log: Callable[..., object]) -> Rebuilt:
+    """Make the ledger again; the one before is set aside, never removed.
+
+    Committed at one rename: killed before it the ledger is as it was, and what recovery did to
+    inboxes and journal the next start would have done. Errors: AlreadyRunning; LedgerBusy while
+    somebody has the ledger open; those of ``open_store``; OSError.
+    """
+    path = home.path(LEDGER)
+    temp = path + UNFINISHED
+    lost: list[str] = []
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(fsio.locked(home.path(LOCK)))
+        except BlockingIOError as exc:
+            raise AlreadyRunning(f"a relay runs for {home.root}") from exc
+        check_unused(path)
+        ledger_file.remove(temp, "", *LEFTOVERS)
+        fsio.fault("create", temp)
+        with contextlib.closing(Ledger.open(temp)) as ledger:
+            kept = _take_over(path, ledger, lost)
+            _recover(home, config, clock, ledger, log, lost)
+        content = ledger_file.verify(temp)
+        if os.path.exists(path):
+            lost.append("audit_log: what changed before now is in the ledger before alone")
+        aside = set_aside(path, BEFORE)
+        ledger_file.install_copy(temp, path, replace=True)
+    return Rebuilt(content, aside, kept, tuple(lost))
+
+
+def _recover(
+    home: Home,
+    config: Config,
+    clock: Clock,
+    ledger: Ledger,
+    log: Callable[..., object],
+    lost: list[str],
+) -> None:
+    """Recover as a start without a ledger does."""
+    epoch = begin_epoch(ledger, clock)
+    key = store_key(home, config, make=False)
+    opened = open_store(home, clock, config, key, lost.append, epoch=epoch)
+    try:
+        context = Context(
+            config=config,
+            home=home,
+            ledger=ledger,
+            store=opened.store,
+            events=opened.log,
+            clock=clock,
+            log=log,
+            tally=Metrics(clock),
+        )
+        recovery.recover(context, opened.projection, power_cut=opened.power_cut)
+    finally:
+        opened.log.close()
+
+
+def _take_over(path: str, ledger: Ledger, lost: list[str]) -> dict[str, int]:
+    """Copy what only the old ledger knows, each table up to what cannot be read; how many rows."""
+    kept: dict[str, int] = {}
+    for table in ONLY_THERE if os.path.exists(path) else ():
+        rows, why = _readable(path, table)
+        with ledger.transaction():
+            for row in rows:
+                ledger.import_row(table, row)
+        kept[table] = len(rows)
+        if why:
+            after = f" after the first {len(rows)}" if rows else ""
+            lost.append(f"{_LOST[table].format(after=after)}: {why}")
+    return kept
+
+
+_LOST = {
+    "orchestrator_state": "which home it is, and how often it was started",
+    "agents": "agents{after} and their keys; the next start lists those that have"
+    " a mailbox, and `relay key show NAME` says which key it takes from now on",
+    "processes": "processes{after}; the next start takes over those that run",
+    "pending_operations": "what was asked of processes{after}",
+    "security_events": "security events{after}",
+}
+
+
+def _readable(path: str, table: str) -> tuple[list[dict[str, object]], str]:
+    """The rows of a damaged ledger's table up to the first that cannot be read, and why not."""
+    rows: list[dict[str, object]] = []
+    why = ""
+    try:
+        with contextlib.closing(ledger_file.connect_readonly(path)) as db:
+            found = db.execute(f"SELECT * FROM {table}")
+            names = [column[0] for column in found.description]
+            for row in iter(found.fetchone, None):
+                rows.append(dict(zip(names, row, strict=True)))
+    except LedgerError as exc:
+        why = str(exc)
+    return [row for row in rows if row.get("key") != POSITION], why

@@ -1,0 +1,414 @@
+"""Open the relay's store and its journal: load, replay, rebuild.
+
+    store/relay.acomm        a checkpoint: everything before an offset of the journal
+    store/relay.acomm.prev   the previous checkpoint
+    store/base.acomm         the checkpoint that replaces the pruned beginning of the journal
+    journal/{stream}/        every event
+
+The newest readable checkpoint is loaded, and the journal after its offset is applied. Without a
+checkpoint the store is rebuilt from the journal alone. Source: DESIGN, "CommStore".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from relay.acomm import store_file
+from relay.acomm.codec import peek_header, unwritable
+from relay.acomm.container import VERSION, VERSION_AT, Flag
+from relay.acomm.engine_state import Position
+from relay.acomm.store_file import PREVIOUS
+from relay.base import fsio, keyfile
+from relay.base.clock import Clock, boot_id
+from relay.base.config import Config
+from relay.base.errors import (
+    FormatError,
+    JournalPruned,
+    RelayError,
+    SealedStore,
+    UnsafePath,
+    VersionError,
+)
+from relay.base.home import ARCHIVES, BASE, JOURNAL, STORE, Home
+from relay.daemon.projection import Projection
+from relay.delivery.eventlog import STREAM_ID, EventLog, replay
+from relay.engine.archives import Archives
+from relay.engine.commstore import CommStore
+from relay.engine.event_codec import EventCodec, Frame
+from relay.engine.events import Event
+from relay.engine.limits import DEFAULT_LIMITS, Limits
+from relay.journal.journal import Journal, JournalReader
+from relay.journal.manifest import Manifest
+from relay.journal.plan import TierPolicy
+from relay.journal.records import Record
+from relay.journal.replay import checkpoint_offsets, read_manifest
+from relay.journal.segment import SegmentPolicy
+from relay.journal.tiers import Tiers
+
+Warn = Callable[[str], object]
+_keeping = threading.Lock()  # a checkpoint and a prune may both write the base
+
+
+class OpenedStore(NamedTuple):
+    """A store opened for writing, and what its replay found."""
+
+    store: CommStore
+    log: EventLog
+    tiers: Tiers
+    projection: Projection  # of the events after the ledger's position
+    power_cut: bool  # the machine was restarted since
+
+
+def store_key(home: Home, config: Config, *, make: bool) -> bytes | None:
+    """The key of the store's file, or None when ``store.encrypt`` is off.
+
+    With ``make`` a first start creates one, unless an encrypted store or journal needs its own.
+    Errors: KeyFileError; FormatError for a store file that has no header.
+    """
+    if not config.store.encrypt:
+        return None
+    path = home.path(config.store.key_file)
+    files = (home.path(STORE), home.path(STORE) + PREVIOUS)
+    if not os.path.lexists(path) and not any(map(_is_encrypted, files)) and opens(home, None):
+        return keyfile.create(path) if make else None
+    return keyfile.load(path)
+
+
+def _is_encrypted(path: str) -> bool:
+    return os.path.exists(path) and bool(peek_header(path).flags & Flag.ENCRYPTED)
+
+
+def opens(home: Home, key: bytes | None) -> bool:
+    """False if the journal's newest event is encrypted with another key.
+
+    Only the newest one is checked: encryption applies from the moment it is configured. Damaged
+    events are not judged.
+    """
+    folder, newest = stream_dir(home), None
+    if not os.path.isdir(folder):
+        return True
+    try:
+        entries = list(read_manifest(folder, _ignore).catalog.entries.values())
+        begin = entries[-1].base_offset if entries else 0
+        for record in JournalReader(folder, warn=_ignore).read(begin):
+            newest = record
+    except (RelayError, OSError):
+        pass  # check what can be read
+    try:
+        if newest is not None:
+            EventCodec(key).decode(newest.payload, newest.offset)
+    except SealedStore:
+        return False
+    except FormatError:
+        return True
+    return True
+
+
+def _ignore(_: str) -> None:
+    """Drop warnings: the caller that opens the journal gets them."""
+
+
+def stream_dir(home: Home) -> str:
+    """The folder of the store's stream."""
+    return home.path(JOURNAL, f"{STREAM_ID:020d}")
+
+
+def open_store_readonly(
+    home: Home,
+    clock: Clock,
+    config: Config,
+    key: bytes | None = None,
+    heard: Callable[[Event], object] = lambda _: None,
+) -> CommStore:
+    """Load the store as it is now, read-only, while a daemon may be running.
+
+    ``heard`` gets every event after the newest checkpoint.
+
+    Errors: FormatError when neither checkpoint nor journal can be read, JournalPruned, SealedStore
+    for an encrypted one that is not this key's.
+    """
+    store = _load(home, clock, config, key, None)
+    records = JournalReader(stream_dir(home), warn=store.warn).read(_begin(store))
+
+    def hear(frame: Frame, _: int) -> None:
+        if frame.event is not None:
+            heard(frame.event)
+
+    replay(records, EventCodec(key), store, hear, store.warn)
+    return store
+
+
+def open_store(
+    home: Home,
+    clock: Clock,
+    config: Config,
+    key: bytes | None,
+    warn: Warn,
+    *,
+    epoch: int = 0,
+    ledger_position: int = 0,
+    boot: str | None = None,
+) -> OpenedStore:
+    """Open the store for the daemon; damaged files are set aside, and ``warn`` is called.
+
+    ``ledger_position``: offset up to which the ledger follows the journal. ``boot``: boot id of the
+    machine. Errors: FormatError when neither checkpoint nor journal can be read, VersionError when
+    a checkpoint would lose content of the store file, JournalPruned when records that the store
+    lacks were pruned, SealedStore (all of these change nothing); OSError.
+    """
+    boot = boot or boot_id()
+    store = _load(home, clock, config, key, warn)
+    if os.path.lexists(home.path(STORE)) and (lost := unwritable(home.path(STORE))):
+        expected = f"a store file of version {VERSION} (a flush would lose {lost})"
+        raise VersionError(home.path(STORE), VERSION_AT, expected, lost)
+    assert store.archives is not None
+    for folder in (os.path.dirname(home.path(STORE)), home.path(JOURNAL), stream_dir(home)):
+        fsio.ensure_dir(folder)
+    if ledger_position > _begin(store) and _is_gone(stream_dir(home)):
+        _go_on_from(home, store, Position(STREAM_ID, ledger_position, boot), config, key)
+    covered, codec = _begin(store), EventCodec(key)
+    with contextlib.ExitStack() as held:
+        journal = Journal.open(
+            stream_dir(home),
+            STREAM_ID,
+            clock,
+            journal_policy(config),
+            warn,
+            epoch=epoch,
+            at_least=max(covered, ledger_position),
+            covered=covered,
+        )
+        held.callback(journal.close)
+        tiers = make_tiers(home, config, journal.manifest, clock, warn)
+        journal.fetch = tiers.fetch
+
+        _check_reach(home, store, journal.first, touched=True)
+        past = JournalReplay(store, ledger_position)
+        past.replay(journal, codec, boot, warn)
+        state = store.state
+        journal.raise_ext_id(state.next_message - 1)
+        for name in store.archives.set_strays_aside(state.archives, state.next_archive):
+            warn(f"An archive that the store does not list was set aside: {name}")
+        log = EventLog(journal, codec, store, clock, boot, CheckpointWriter(home, tiers, covered))
+        log.begin(epoch, past.boot)
+        held.pop_all()  # the caller owns it from now on
+    return OpenedStore(store, log, tiers, past.told, past.power_cut)
+
+
+def _is_gone(folder: str) -> bool:
+    """True when a stream has no files: it was removed, or never existed.
+
+    Errors: OSError when the folder cannot be read.
+    """
+
+    def fail(exc: OSError) -> None:
+        raise exc
+
+    return not any(files for _, _, files in os.walk(folder, onerror=fail))
+
+
+def _go_on_from(
+    home: Home, store: CommStore, position: Position, config: Config, key: bytes | None
+) -> None:
+    """Continue after a stream was lost that the ledger followed further than any store file.
+
+    The events in between are lost; the journal reports that when it is opened. A checkpoint of the
+    rest covers the gap, so that the next start does not search for it. Errors: OSError.
+    """
+    store.state.journal = position
+    snapshot = store.snapshot()
+    snapshot = snapshot._replace(state=snapshot.state._replace(journal=position))
+    store_file.write(home.path(STORE), snapshot, config.store.compress, key)
+    store.note_file(os.path.getsize(home.path(STORE)), store.sequence, 0)
+
+
+class CheckpointWriter:
+    """Records checkpoints, and tells the tiers which part of the journal they cover."""
+
+    def __init__(self, home: Home, tiers: Tiers, covered: int) -> None:
+        self._path = home.path(STORE) + PREVIOUS
+        self._base = home.path(BASE)
+        self._tiers = tiers
+        self._newest = covered
+
+    def written(self, offset: int) -> None:
+        """Note a new checkpoint; the previous one is ``.prev`` now, so both cover the journal.
+
+        If the journal is ever pruned, that one is kept as the base: with the rest of the journal it
+        is enough to rebuild the store. Errors: OSError.
+        """
+        policy = self._tiers.policy
+        if policy.keep_bytes is not None or policy.keep_age_s is not None:
+            link_base(self._path, self._base)
+        self._tiers.set_safe_offset(self._newest)
+        self._newest = offset
+
+
+class JournalReplay:
+    """Replays the journal into the store and the ledger's projection."""
+
+    def __init__(self, store: CommStore, ledger_position: int) -> None:
+        self.told = Projection()
+
+        self.boot = store.state.journal.boot_id if store.state.journal else ""
+        self.power_cut = False
+        self._store = store
+        self._covered = _begin(store)
+        self._ledger_position = ledger_position
+
+    def replay(self, journal: Journal, codec: EventCodec, boot: str, warn: Warn) -> None:
+        """Bring the store to the journal's end; ``boot`` is the present boot id."""
+        if self._ledger_position < journal.first:
+            warn(
+                f"the ledger follows the journal up to {self._ledger_position}, and what came"
+                f" before {journal.first} was pruned: rows of that time are not restored"
+            )
+        begin = min(self._covered, self._ledger_position)
+        replay(journal.read(begin), codec, self._store, self._hear, warn)
+        self.power_cut = self.boot not in ("", boot)
+        if self.power_cut:  # inboxes are then compared with everything delivered since
+            self._tell_all(journal.read(begin), codec)
+
+    def _hear(self, frame: Frame, offset: int) -> None:
+        if frame.start is not None:
+            self.boot = frame.start.boot_id
+        if frame.event is not None and offset >= self._ledger_position:
+            self.told.apply(frame.event, is_recent=offset >= self._covered)
+
+    def _tell_all(self, records: Iterable[Record], codec: EventCodec) -> None:
+        """Apply all records to the projection, whatever the ledger has."""
+        self.told, self._ledger_position = Projection(), 0
+        for record in records:
+            self._hear(codec.decode(record.payload, record.offset), record.offset)
+
+
+def link_base(previous: str, base: str) -> None:
+    """Keep a checkpoint as the base for a rebuild when both others are lost."""
+    temp = base + ".tmp"
+    with _keeping, contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temp)
+        os.link(previous, temp, follow_symlinks=False)
+        os.rename(temp, base)
+        fsio.sync_dir(os.path.dirname(base))
+
+
+def _begin(store: CommStore) -> int:
+    return store.state.journal.offset if store.state.journal else 0
+
+
+def tier_policy(home: Home, config: Config) -> TierPolicy:
+    """The tiers' settings; an object store in the home may be named without a path."""
+    settings = config.journal
+    objects = settings.objects
+    if objects and "://" not in objects:
+        objects = home.path(os.path.expanduser(objects))
+    return TierPolicy(
+        settings.compress_segments,
+        settings.compress_after_s,
+        objects,
+        settings.local_mib << 20,
+        settings.local_age_s,
+        settings.keep_mib << 20 or None,
+        settings.keep_age_s or None,
+    )
+
+
+def make_tiers(home: Home, config: Config, manifest: Manifest, clock: Clock, warn: Warn) -> Tiers:
+    """The tiers of a home's stream. Errors: RelayError when S3 is asked for and not installed."""
+    return Tiers(manifest, STREAM_ID, tier_policy(home, config), clock, warn)
+
+
+def journal_policy(config: Config) -> SegmentPolicy:
+    """When the journal's segments roll."""
+    settings = config.journal
+    return SegmentPolicy(settings.segment_bytes, settings.segment_age_s)
+
+
+def _load(
+    home: Home, clock: Clock, config: Config, key: bytes | None, warn: Warn | None
+) -> CommStore:
+    """The newest checkpoint, set up for a relay; an empty store if there is none."""
+    path = home.path(STORE)
+    if os.path.islink(path):
+        raise UnsafePath(f"{path} is a link")
+    limits = DEFAULT_LIMITS._replace(active_messages=config.store.active_messages)
+    has_journal = fsio.exists(stream_dir(home))
+    first = JournalReader(stream_dir(home)).first()
+
+    def accept(store: CommStore) -> None:
+        _check_reach(home, store, first)
+
+    fault: FormatError | None = None
+    try:
+        store = CommStore.load_path(
+            path,
+            clock,
+            limits,
+            warn,
+            key,
+            keep=warn is None,
+            accept=accept,
+            after="and the journal has what came after" if has_journal else store_file.WITHOUT,
+        )
+    except FormatError as exc:
+        if isinstance(exc, VersionError) or not has_journal:
+            raise
+        store, fault = None, exc
+    if store is None:
+        store = _begin_again(home, clock, limits, key, warn)
+        accept(store)  # before anything is touched
+        if warn is not None and (fault or (has_journal and _had_file(home, first))):
+            _say_made_again(path, fault, warn)
+    store.archives = Archives(home.path(ARCHIVES), key)
+    store.warn = warn or store.warn
+    store.delivers_itself = False  # a file in an inbox is what counts
+    store.ack_timeout_s = config.delivery.ack_timeout_s
+    store.command_timeout_s = config.delivery.command_timeout_s
+    store.give_up_after_s = config.delivery.give_up_after_s
+    return store
+
+
+def _had_file(home: Home, first: int) -> bool:
+    """False for a new home: no checkpoint was written yet, and the journal is complete."""
+    return first > 0 or bool(checkpoint_offsets(stream_dir(home)))
+
+
+def _begin_again(
+    home: Home, clock: Clock, limits: Limits, key: bytes | None, warn: Warn | None
+) -> CommStore:
+    """The store before the journal's first record: empty, or the base if it was pruned."""
+    try:
+        base = CommStore.load_path(home.path(BASE), clock, limits, warn, key, keep=True)
+    except FormatError as exc:
+        if isinstance(exc, VersionError):
+            raise
+        base = None  # the check below reports what is missing
+    return base or CommStore(clock, None, limits)
+
+
+def _check_reach(home: Home, store: CommStore, first: int, *, touched: bool = False) -> None:
+    """Errors: JournalPruned when the journal does not reach back to the store's offset."""
+    begin = _begin(store)
+    if begin < first:
+        found = f"covers the journal before {begin}" if begin else "can be read"
+        raise JournalPruned(
+            f"{home.path(STORE)}: the journal's records before offset {first} were pruned, and no"
+            f" store file from there on {'is left: the best one ' if begin else ''}{found}",
+            hint=f"restore {STORE}, {STORE}{PREVIOUS} or {BASE} from a backup made since"
+            f" the journal was pruned{'' if touched else '; nothing was changed'}",
+        )
+
+
+def _say_made_again(path: str, fault: FormatError | None, warn: Warn) -> None:
+    """Set damaged files aside, and warn about what the store is rebuilt from."""
+    if fault is None:
+        warn(f"{path} is missing: the store is rebuilt from the journal")
+        return
+    aside = [store_file.set_aside(one) for one in (path, path + PREVIOUS)]
+    names = ", ".join(name for name in aside if name)
+    warn(f"{fault}; the store is rebuilt from the journal, the damaged file is now {names}")

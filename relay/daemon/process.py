@@ -1,0 +1,364 @@
+"""The daemon process: lock, signals, and one session after another.
+
+One daemon per home, ensured by the kernel's lock on ``.lock``, which a killed holder frees at once.
+SIGTERM and SIGINT finish the current batch, write the store and exit. SIGHUP reads config.json
+again: after the old session's clean end a session with the new configuration starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import gc
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from relay.base import config as configuration
+from relay.base import fsio
+from relay.base.clock import NS_PER_S, Clock
+from relay.base.config import Config
+from relay.base.errors import EXIT_FAILED, AlreadyRunning, HomeMissing, RelayError
+from relay.base.home import FEW_DESCRIPTORS, LOCK, Home
+from relay.base.lock_file import LOG, TROUBLE_CHARACTERS, lock_holder, write_trouble
+from relay.base.logs import Log, make_log
+from relay.base.sd_notify import SystemdNotifier, Watchdog
+from relay.base.status_client import ask, silence
+from relay.daemon.admin import Admin
+from relay.daemon.session import Session
+from relay.daemon.status import SharedStatus
+
+# The longest time that the thread writing the store holds the interpreter before the loop runs.
+SWITCH_INTERVAL_S = 0.0005
+GC_THRESHOLDS = (100_000, 20, 100)
+READY = b"ready\n"
+MOST_PAUSE_S = 60
+PATIENCE_S = 2  # wait at the end for background work, so that a stop takes less than five seconds
+
+
+class Daemon:
+    """One running relay. Everything happens in the thread of ``run`` except the store's flush, the
+    journal's tiers and HTTP."""
+
+    def __init__(self, home: Home, config: Config, log: Log, notifier: SystemdNotifier) -> None:
+        self._home = home
+        self._log = log
+        self._clock = Clock()
+        self._config = config
+        self._former: Config | None = None  # until a session has begun with the present one
+        self._notifier = notifier
+        self.board = SharedStatus(home.root, config, self._clock)
+        self._admin = Admin(self.board, log)
+        self._session_now: Session | None = None
+        self._next: Config | None = None  # to be followed as soon as the session can end
+        self._was_ready = False  # once; it is not said again
+        self._has_served = False  # since a session last failed
+        self._stopping = False
+        self._asked_to_reload = False
+        self._lock_fd = -1
+
+    def run(self, ready: Callable[[], None]) -> None:
+        """Serve until a signal says stop.
+
+        Errors: AlreadyRunning; LedgerError, FormatError when a file cannot be used; HomeMissing
+        when the home was removed meanwhile.
+        """
+        with contextlib.ExitStack() as held:
+            try:
+                lock_fd = held.enter_context(fsio.locked(self._home.path(LOCK)))
+            except BlockingIOError as exc:
+                raise self._runs_already() from exc
+            self._lock_fd = lock_fd
+            self._note_trouble("")
+            watchdog = Watchdog(self._notifier, lambda: self.board.health().is_healthy)
+            held.callback(self._admin.end)
+            held.callback(watchdog.end)
+            self._admin.begin(self._config.admin.listen)
+            watchdog.begin()
+            try:
+                self._serve(ready)
+            finally:  # the pid stays in the lock's file unless this end was asked for
+                if self._stopping or not self._was_ready:
+                    os.ftruncate(lock_fd, 0)
+
+    def _runs_already(self) -> AlreadyRunning:
+        """Another one has the lock: who it is, and whether it answers."""
+        pid = lock_holder(self._home)
+        text = f"a relay runs for {self._home.root} already, its pid is {pid or 'not known'}"
+        if pid is None or not ask(self._home).is_silent:
+            return AlreadyRunning(text)
+        what, remedy = silence(pid)
+        return AlreadyRunning(f"{text}, and {what}", hint=remedy)
+
+    def _note_trouble(self, text: str) -> None:
+        """Write the reason why no session runs next to the pid; the ledger may be unavailable."""
+        note = self.board.trouble = " ".join(text.split())[:TROUBLE_CHARACTERS]
+        write_trouble(self._lock_fd, note)
+
+    def stop(self) -> None:
+        """End the loop after the current batch; safe in a signal handler."""
+        self._stopping = True
+        self.wake()
+
+    def reload(self) -> None:
+        """Read config.json again after the current batch; safe in a signal handler."""
+        self._asked_to_reload = True
+        self.wake()
+
+    def wake(self) -> None:
+        """End the wait of the running session, if there is one."""
+        session = self._session_now
+        if session is not None:
+            session.watcher.wake()
+
+    def _serve(self, ready: Callable[[], None]) -> None:
+        """Run sessions, one after another: a temporary disk error ends a session, not the relay.
+
+        The next session's recovery finds the unfinished work of the previous one, as after a crash.
+        """
+        pause_s = 1
+        while not self._stopping:
+            try:
+                self._session(lambda: self._session_begins(ready))
+            except Exception as exc:
+                # An unexpected error must not end the relay for all agents either.
+                if not self._was_ready:
+                    self._log_refusal(exc)
+                if not self._was_ready or isinstance(exc, HomeMissing):
+                    raise
+                if self._former is not None:
+                    self._take_back(exc)
+                    continue
+                pause_s = 1 if self._has_served else min(2 * pause_s, MOST_PAUSE_S)
+                self._has_served = False
+                self._begin_again(pause_s, exc)
+        self._notifier.say("STOPPING=1")
+
+    def _log_refusal(self, exc: Exception) -> None:
+        """Log why the first session did not start; the caller reports it, too."""
+        if isinstance(exc, RelayError):
+            text = f"Did not start: {exc}" + (f"; {exc.hint}" if exc.hint else "")
+            self._log(text, action="not_started", level="error", error=type(exc).__name__)
+
+    def _session_begins(self, ready: Callable[[], None]) -> None:
+        """Note that a session is open and recovered; the first one is reported as ready."""
+        self._has_served = True
+        self._former = None
+        self._note_trouble("")
+        if not self._was_ready:
+            self._was_ready = True
+            ready()
+        self._notifier.say("READY=1", f"STATUS=serving {self._home.root}")
+
+    def _begin_again(self, pause_s: int, exc: Exception) -> None:
+        """Log why a session ended or did not start, and wait before the next.
+
+        Errors: HomeMissing when the home is gone.
+        """
+        self._home.check_is_there()
+        said, hint = str(exc) or type(exc).__name__, remedy(exc)
+        self._note_trouble(said)
+        self._log(
+            f"Beginning again in {pause_s} s: {said}{f'; {hint}' if hint else ''}",
+            action="begin_again",
+            level="error",
+            error=type(exc).__name__,
+            exc_info=hint is None,
+        )
+        self._pause(pause_s)
+
+    def _pause(self, seconds: int) -> None:
+        """Wait; a stop or a new configuration ends the wait."""
+        deadline = self._clock.monotonic_ns() + seconds * NS_PER_S
+        while not self._must_end() and self._clock.monotonic_ns() < deadline:
+            self._home.check_is_there()
+            time.sleep(0.1)
+
+    def _session(self, ready: Callable[[], None]) -> None:
+        """Open everything, recover, serve until told to end, close everything."""
+        self._home.check_place()
+        with Session(self._home, self._config, self._clock, self._log, self.board) as session:
+            self._session_now = session
+            try:
+                ready()
+                session.serve(self._must_end)
+                if self._stopping:
+                    self._notifier.say("STOPPING=1")
+                    if not session.wait_background(PATIENCE_S):
+                        self._leave()
+            finally:
+                self._session_now = None
+
+    def _leave(self) -> None:
+        """End at once. The current batch is finished and the store written; a tier job is cut off
+        as by a kill, and the next start continues it."""
+        self._log(
+            f"Left a job of the journal's tiers unfinished: it did not end within {PATIENCE_S} s",
+            action="stopped",
+            level="warning",
+        )
+        self._admin.end()
+        os.ftruncate(self._lock_fd, 0)
+        os._exit(0)
+
+    # -- SIGHUP ------------------------------------------------------------------------
+
+    def _must_end(self) -> bool:
+        """True when the session is to end: for good, or for one with another configuration.
+
+        For that no step of the journal's tiers is waited for, nor cut off: an upload may take
+        minutes, and the session serves meanwhile.
+        """
+        if self._stopping:
+            return True
+        session = self._session_now
+        if self._asked_to_reload:
+            self._asked_to_reload = False
+            self._next = self._read_config()
+            if session is not None:
+                session.is_ending = self._next is not None
+        if self._next is None or (session is not None and not session.wait_background(0)):
+            return False
+        self._notifier.reloading(self._clock.monotonic_ns())
+        # Where nobody is served, anyway, what fails next is no fault of the configuration.
+        self._former = None if session is None else self._config
+        self._follow(self._next)
+        self._next = None
+        return True
+
+    def _read_config(self) -> Config | None:
+        """The present config.json if it is valid and differs from the one in use."""
+        try:
+            fresh = configuration.decode(self._home.read_config(), self._home.path("config.json"))
+        except (RelayError, OSError) as exc:
+            self._refuse_config(str(exc))
+            return None
+        self.board.config_error = ""
+        changed = configuration.changes(self._config, fresh)
+        text = f"Read config.json again: {', '.join(changed) or 'nothing changed'}"
+        self._log(text, action="reload", changed=changed)
+        return fresh if changed else None
+
+    def _follow(self, config: Config) -> None:
+        """Apply a configuration to everything outside of the session."""
+        listen_before = self._config.admin.listen
+        self._config = self.board.config = config
+        self._log.set(config.log_level, config.log.max_mib, config.log.keep_files)
+        if config.admin.listen != listen_before:
+            self._admin.end()
+            self._admin.begin(config.admin.listen)
+
+    def _take_back(self, exc: Exception) -> None:
+        """No session begins with the new configuration: the one before is followed again."""
+        assert self._former is not None
+        former, self._former = self._former, None
+        self._follow(former)
+        self._refuse_config(f"no session begins with it: {exc}")
+
+    def _refuse_config(self, why: str) -> None:
+        self.board.config_error = " ".join(why.split())[:TROUBLE_CHARACTERS]
+        self._log(
+            f"the new config.json is ignored, the previous one is used: {self.board.config_error}",
+            action="reload",
+            level="error",
+        )
+
+
+def remedy(exc: BaseException) -> str | None:
+    """Hint for an expected error; None for an unexpected one."""
+    if isinstance(exc, RelayError):
+        return exc.hint
+    if isinstance(exc, MemoryError) or getattr(exc, "errno", 0) == errno.ENOMEM:
+        return "free memory, or raise the limit of this process (`ulimit -v`, MemoryMax)"
+    if isinstance(exc, RuntimeError) and "can't start new thread" in str(exc):
+        return "raise the limit of processes and threads (`ulimit -u`, TasksMax)"
+    if isinstance(exc, OSError):
+        if exc.errno in (errno.EMFILE, errno.ENFILE):
+            return "raise the limit of open files (`ulimit -Hn`, LimitNOFILE)"
+        return "the disk or its permissions do not allow the relay to write"
+    return None
+
+
+def tune_process() -> int:
+    """Tune the process for the loop: short thread switches, more descriptors, rare collections.
+
+    Returns the limit of open descriptors.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # a batch opens three directories an agent
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # the store is values without cycles: walking all of it again and again finds nothing
+    gc.set_threshold(*GC_THRESHOLDS)
+    return hard
+
+
+def run_daemon(root: str, *, log_path: str | None, ready: Callable[[], None]) -> None:
+    """Run a relay for the home at ``root`` until it is stopped.
+
+    Errors: those of ``Daemon.run``, HomeMissing, ConfigError.
+    """
+    descriptors = tune_process()
+    with Home(root) as home:
+        fsio.ensure_dir(home.path(os.path.dirname(LOG)))
+        config = configuration.decode(home.read_config(), home.path("config.json"))
+        settings = config.log
+        log = make_log(
+            config.log_level, log_path, max_mib=settings.max_mib, keep_files=settings.keep_files
+        )
+        if 0 <= descriptors < FEW_DESCRIPTORS:
+            log(
+                f"The limit of open files is {descriptors}, which makes the relay slower; "
+                "raise the hard limit (`ulimit -Hn`, LimitNOFILE)",
+                action="few_descriptors",
+                level="warning",
+            )
+        daemon = Daemon(home, config, log, SystemdNotifier(os.environ))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: daemon.stop())
+        is_at_terminal = log_path is None and sys.stderr.isatty()  # which hangs up when it goes
+        hang_up = daemon.stop if is_at_terminal else daemon.reload
+        signal.signal(signal.SIGHUP, lambda *_: hang_up())
+        signal.signal(signal.SIGCHLD, lambda *_: daemon.wake())  # a process of ours has ended
+        daemon.run(ready)
+
+
+def main() -> int:
+    """Entry point of ``relay up``'s background process and of services. Reports ``ready``, or the
+    error, on the descriptor given, else on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m relay.daemon")
+    parser.add_argument("--home", required=True)
+    parser.add_argument("--ready-fd", type=int)
+    arguments = parser.parse_args()
+
+    told = False
+
+    def say(text: str) -> None:
+        with contextlib.suppress(OSError):  # the caller may have gone
+            fd = sys.stderr.fileno() if arguments.ready_fd is None else arguments.ready_fd
+            os.write(fd, text.encode(errors="backslashreplace"))
+
+    def ready() -> None:
+        nonlocal told
+        told = True
+        say(READY.decode())
+        if arguments.ready_fd is not None:
+            os.close(arguments.ready_fd)
+
+    try:
+        run_daemon(arguments.home, log_path=os.path.join(arguments.home, LOG), ready=ready)
+    except Exception as exc:
+        hint = remedy(exc)
+        if hint is None:
+            raise
+        code = exc.exit_code if isinstance(exc, RelayError) else EXIT_FAILED
+        if told:  # the caller no longer waits: stderr goes to the service manager
+            print(f"relay: {exc}; {hint}", file=sys.stderr)
+        else:
+            say(f"{code}\n{exc or type(exc).__name__}\n{hint}\n")
+        return code
+    return 0

@@ -1,0 +1,265 @@
+"""Ledger rows derived from the store's events, to restore rows lost in a crash.
+
+Pure: events in, rows out. Applying the same events again gives the same rows. Times are those of
+the events, in whole seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec.structs import astuple
+
+from relay.acomm.model import Delivery, DeliveryState, Message
+from relay.base.clock import NS_PER_MS, NS_PER_S
+from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
+from relay.delivery import router
+from relay.delivery.work import system_message_row
+from relay.engine import events
+from relay.engine.events import Event
+from relay.ledger import DeliveryFacts, FileFacts, ObligationFacts
+
+_STATES = {
+    DeliveryState.SENT: "held",
+    DeliveryState.STAGED: "staged",
+    DeliveryState.DELIVERED: "written",
+    DeliveryState.RECEIVED: "read",
+    DeliveryState.ACKNOWLEDGED: "acked",
+    DeliveryState.BOUNCED: "bounced",
+    DeliveryState.EXPIRED: "expired",
+    DeliveryState.DEAD: "dead",
+}
+_TIMES = {"staged": "staged_at", "written": "written_at", "read": "read_at", "acked": "acked_at"}
+Key = tuple[int, str]  # message id in the store, recipient
+
+
+class Projection:
+    """Applies events in their order and collects the rows."""
+
+    def __init__(self) -> None:
+        self.relay_ids: dict[int, str] = {}  # of the messages accepted in these events
+        self.rows: dict[str, FileFacts] = {}  # by message id
+        self.failures: list[tuple[str, str]] = []  # message id, reason of the refusal
+        self.rejections: list[events.FileRefused] = []  # without a row of their own
+        self.references: list[tuple[str, str, int]] = []  # attachment, message id, when
+        self.moved: dict[Key, DeliveryFacts] = {}  # without their message ids
+        self.owed: dict[Key, ObligationFacts] = {}  # likewise
+        self._is_recent = True
+        self.written: set[Key] = set()  # delivered to an inbox by recent events
+
+    def apply(self, event: Event, *, is_recent: bool = True) -> None:
+        """Apply one event. ``is_recent``: it is after the checkpoint."""
+        self._is_recent = is_recent
+        handler = _FOLD.get(type(event))
+        if handler is not None:
+            handler(self, event)
+
+    def deliveries(
+        self, relay_id_of: Callable[[int], str | None], now_ns: int
+    ) -> list[DeliveryFacts]:
+        """Delivery rows; ``relay_id_of`` resolves messages accepted before these events."""
+        rows: list[DeliveryFacts] = []
+        for (number, _), facts in self.moved.items():
+            relay_id = self.relay_ids.get(number) or relay_id_of(number)
+            if relay_id is not None:
+                due_at = now_ns if facts.state == "held" else None
+                rows.append(facts._replace(message_id=relay_id, due_at=due_at))
+        return rows
+
+    def duties(self, relay_id_of: Callable[[int], str | None]) -> list[ObligationFacts]:
+        """Entries about owed answers in the delivery rows."""
+        named = ((self.relay_ids.get(key[0]) or relay_id_of(key[0]), key) for key in self.owed)
+        return [self.owed[key]._replace(message_id=name) for name, key in named if name is not None]
+
+    def _owed(self, event: events.Owed) -> None:
+        for recipient in event.recipients:
+            before = self.owed.get(
+                (event.message_id, recipient), ObligationFacts("", recipient, "open")
+            )
+            after = before._replace(
+                obligation="open",
+                due_at=event.due_ms * NS_PER_MS or None,
+                ack_status=event.said or before.ack_status,
+                acked_at=event.at * NS_PER_S if event.said else before.acked_at,
+            )
+            self.owed[event.message_id, recipient] = after
+
+    def _reminded(self, event: events.Reminded) -> None:
+        key, due_at = (event.message_id, event.recipient), event.due_ms * NS_PER_MS
+        before = self.owed.get(key, ObligationFacts("", event.recipient, "open"))
+        count = max(before.reminders, event.reminders)  # it was given up once, and owed again
+        self.owed[key] = before._replace(due_at=due_at, reminders=count)
+
+    def _owed_no_more(self, event: events.OwedNoMore) -> None:
+        for recipient in event.recipients:
+            before = self.owed.get(
+                (event.message_id, recipient), ObligationFacts("", recipient, "open")
+            )
+            after = before._replace(
+                obligation="answered" if event.said else "given_up",
+                due_at=None,
+                ack_status=event.said or before.ack_status,
+                acked_at=event.at * NS_PER_S if event.said else before.acked_at,
+            )
+            self.owed[event.message_id, recipient] = after
+
+    def _added(self, event: events.DeliveriesAdded) -> None:
+        for number in event.message_ids:
+            self._move(number, event.recipient, "held", event.at)
+
+    def _staged(self, event: events.DeliveriesStaged) -> None:
+        for number, recipient, attempt in event.deliveries:
+            self._move(number, recipient, "staged", event.at, attempt)
+
+    def _received(self, event: events.MessageReceived) -> None:
+        self._move(event.message_id, event.participant, "read", event.at, how=event.how)
+
+    def _late_read(self, event: events.LateRead) -> None:
+        key = (event.message_id, event.recipient)
+        before = self.moved.get(key) or DeliveryFacts("", event.recipient, _STATES[event.state], 1)
+        read_at = event.at * NS_PER_S
+        if event.state is DeliveryState.ACKNOWLEDGED:
+            read_at = before.read_at or read_at
+        self.moved[key] = before._replace(read_at=read_at, read_how=event.how)
+
+    def _dead_lettered(self, event: events.DeadLettered) -> None:
+        for recipient in event.recipients:
+            self._move(event.message_id, recipient, "dead", event.at, why=event.last_error)
+
+    def _timed(self, event: events.DeliveryTimed) -> None:
+        if event.delivery.state is DeliveryState.SENT:  # the attempt could not be made
+            attempt = event.delivery.attempt
+            self._move(event.message_id, event.recipient, "held", event.at, attempt)
+
+    def _accepted(self, event: events.MessageSent) -> None:
+        message = event.message
+        metadata = message.metadata or {}
+        relay_id = metadata.get("relay_id")
+        if not isinstance(relay_id, str):
+            return  # not sent through the relay
+        self.relay_ids[message.id] = relay_id
+        if event.origin is not None:
+            self.rows[relay_id] = FileFacts(relay_id, *astuple(event.origin))
+        else:
+            self.rows[relay_id] = _own(message, relay_id)
+        at = message.created_at * NS_PER_S
+        names = str(metadata.get("attachments", "")).split()
+        self.references += [(one, relay_id, at) for one in names]
+        for recipient in event.recipients:
+            self._move(message.id, recipient, "held", message.created_at)
+
+    def _refused(self, event: events.FileRefused) -> None:
+        if not event.has_row:
+            self.rejections.append(event)
+            return
+        message_id = event.message_id
+        self.rows.setdefault(message_id, FileFacts(message_id, *astuple(event.origin)))
+        self.failures.append((message_id, event.reason))
+
+    def _deliveries_moved(self, event: events.DeliveriesMoved) -> None:
+        state = _STATES.get(event.state)
+        if state is None:
+            return
+        for recipient in event.recipients:
+            number = event.message_id
+            self._move(number, recipient, state, event.at, event.attempt, said=event.said)
+            duty = self.owed.get((number, recipient))
+            if event.said and duty is not None:  # the latest status counts, even after the answer
+                self.owed[number, recipient] = duty._replace(
+                    ack_status=event.said, acked_at=event.at * NS_PER_S
+                )
+            if event.answer_id:
+                moved = self.moved[number, recipient]
+                answer_id, text = event.answer_id, event.answer_text or None
+                self.moved[number, recipient] = moved._replace(
+                    answer_id=answer_id, answer_text=text
+                )
+            if state == "written" and self._is_recent:
+                self.written.add((number, recipient))
+
+    def _move(
+        self,
+        number: int,
+        recipient: str,
+        state: str,
+        at_s: int,
+        attempt: int = 0,
+        *,
+        said: str = "",
+        why: str = "",
+        how: str = "",
+    ) -> None:
+        if recipient == ORCHESTRATOR and state in ("written", "acked"):
+            state = "read"  # it has been carried out
+        before = self.moved.get((number, recipient)) or DeliveryFacts("", recipient, state, 0)
+        changed: dict[str, Any] = {"state": state, "attempt": max(attempt, before.attempt, 1)}
+        if state == "held" and before.staged_at is None:
+            changed["staged_at"] = at_s * NS_PER_S  # its age counts from here
+        if state in _TIMES:
+            changed[_TIMES[state]] = at_s * NS_PER_S
+        if state == "acked":  # an answer implies that it was read
+            changed["read_at"] = before.read_at or at_s * NS_PER_S
+        if said:
+            changed["ack_status"] = said
+        if why:
+            changed["last_error"] = why
+        if how:
+            changed["read_how"] = how
+        self.moved[number, recipient] = before._replace(**changed)
+
+
+def _own(message: Message, relay_id: str) -> FileFacts:
+    """Ledger facts of a message sent by the orchestrator, which has no file."""
+    metadata = message.metadata or {}
+    at = int(metadata.get("created_ns") or 0)
+    return system_message_row(
+        relay_id,
+        message.content,
+        str(metadata.get("kind", router.KIND_OF[message.message_type])),
+        str(metadata.get("to", "")),
+        at,
+    )
+
+
+def facts_of(message: Message, relay_id: str) -> FileFacts:
+    """Ledger facts of an accepted message, as far as the store knows them."""
+    if message.sender == ORCHESTRATOR:
+        return _own(message, relay_id)
+    known = _own(message, relay_id)
+    path = f"agents/{message.sender}/outbox/{relay_id}{MSG_SUFFIX}"
+    return known._replace(agent_name=message.sender, file_path=path, file_mtime_ns=0)
+
+
+def deliveries_of(
+    message: Message, relay_id: str, deliveries: Mapping[str, Delivery]
+) -> list[DeliveryFacts]:
+    """Deliveries of a message as far as the store knows them, without those never staged."""
+    at = message.created_at * NS_PER_S
+    return [
+        DeliveryFacts(
+            relay_id,
+            recipient,
+            "read" if recipient == ORCHESTRATOR else _STATES.get(one.state, "written"),
+            max(one.attempt, 1),
+            at,
+        )
+        for recipient, one in deliveries.items()
+        if one.state is not DeliveryState.SENT
+    ]
+
+
+_FOLD: dict[type, Callable[..., None]] = {
+    events.MessageSent: Projection._accepted,
+    events.FileRefused: Projection._refused,
+    events.DeliveriesAdded: Projection._added,
+    events.DeliveriesStaged: Projection._staged,
+    events.DeliveriesMoved: Projection._deliveries_moved,
+    events.MessageReceived: Projection._received,
+    events.LateRead: Projection._late_read,
+    events.DeadLettered: Projection._dead_lettered,
+    events.DeliveryTimed: Projection._timed,
+    events.Owed: Projection._owed,
+    events.Reminded: Projection._reminded,
+    events.OwedNoMore: Projection._owed_no_more,
+}

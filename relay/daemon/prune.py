@@ -1,0 +1,322 @@
+"""Retention of files and rows that are no longer needed, by age and size.
+
+    archive      archive/{date}/…, archive/{date}.tar.zst   archive_days, archive_mib
+    rejected     …/rejected/ of younger days                rejected_days
+    read         agents/*/inbox/.read                       read_days, read_mib
+    output       logs/{agent}.log* of agents no more        output_days
+    attachments  that no message names                      attachments_days, attachments_mib
+    audit        audit_log, security_events                 audit_days
+
+Settings: `retention` in config.json. The archive goes in whole days, oldest first, never the last
+day, and never a file that an open row or a pending delivery needs. Files are only removed, so a run
+killed anywhere is continued by the next. Rows keep their `file_path`: `relay trace` says "pruned".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Set
+from typing import NamedTuple
+
+from relay.base import fsio
+from relay.base.clock import iso_date
+from relay.base.config import RetentionSettings
+from relay.base.errors import UnsafePath
+from relay.base.home import LEDGER, READ, Home
+from relay.base.incidents import IncidentKind
+from relay.base.names import MSG_SUFFIX, is_agent_name, message_id_of
+from relay.delivery.file_ops import REJECTED
+from relay.ledger import SCHEMA_VERSION, Ledger, archive_pack, attachments, open_readonly
+from relay.ledger.archive_pack import DAY_NS, SUFFIX
+from relay.ledger.attachments import REMOVAL, SLICE
+
+SLICE_ROWS = 500  # some 2 ms of the loop
+KINDS = ("archive", "rejected", "read", "output", "attachments", "audit")
+_MIB = 1 << 20
+
+
+class File(NamedTuple):
+    """One candidate for removal."""
+
+    folder: tuple[str, ...]
+    name: str
+    n_bytes: int
+    at_ns: int  # what its age is counted from
+
+
+class Pruned(NamedTuple):
+    """Files or rows removed, or that would be, of one kind."""
+
+    kind: str  # of KINDS
+    number: int = 0  # of files, or rows
+    n_bytes: int = 0
+    oldest_ns: int | None = None
+    newest_ns: int | None = None
+
+    def plus(self, n_bytes: int, at_ns: int) -> Pruned:
+        """One more."""
+        oldest = at_ns if self.oldest_ns is None else min(self.oldest_ns, at_ns)
+        newest = at_ns if self.newest_ns is None else max(self.newest_ns, at_ns)
+        return Pruned(self.kind, self.number + 1, self.n_bytes + n_bytes, oldest, newest)
+
+
+class FileKind(NamedTuple):
+    name: str
+    files: Callable[[], Iterator[File]]
+    days: int
+    mib: int
+
+
+class InUse(NamedTuple):
+    """Files that the ledger still needs."""
+
+    message_ids: Set[str]
+    days: Set[str]  # of the archive
+
+
+def prune_files(
+    home: Home, settings: RetentionSettings, now_ns: int, *, dry_run: bool = False
+) -> Iterator[list[Pruned] | None]:
+    """Remove the files past their retention; yields None after each slice, so that the caller can
+    pause, and finally a summary per kind.
+
+    The caller holds the home's lock or is the relay, except with ``dry_run``. Errors: LedgerError,
+    because only the ledger knows which files are needed; OSError.
+    """
+    needed = files_in_use(home)
+    gone: list[Pruned] = []
+    cutoff = 0
+    for kind in _kinds(home, settings):
+        from_ns = cutoff if kind.name == "rejected" else 0  # older ones went with the archive
+        cutoff = yield from _cutoff(kind.files(), now_ns, kind.days, kind.mib)
+        total, cost = Pruned(kind.name), 0
+        with home.dirs() as dirs:
+            for file in kind.files():
+                cost += 1
+                if from_ns <= file.at_ns < cutoff and not _is_needed(file, needed):
+                    cost += REMOVAL
+                    if dry_run or _remove(dirs.get(*file.folder), file.name):
+                        total = total.plus(file.n_bytes, file.at_ns)
+                if cost >= SLICE:
+                    yield None
+                    cost = 0
+        gone.append(total)
+    gone.append((yield from _collect_attachments(home, settings, now_ns, dry_run=dry_run)))
+    if not dry_run:
+        for day in archive_pack.days(home):
+            if _is_past(settings.archive_days, _day_ns(day), now_ns):
+                archive_pack.remove_empty(home, "archive", day)
+    yield gone
+
+
+def _kinds(home: Home, settings: RetentionSettings) -> tuple[FileKind, ...]:
+    """Each kind of file, in the order of removal."""
+
+    def rejected() -> Iterator[File]:
+        return (file for file in _archive(home) if file.folder[-1] == REJECTED)
+
+    return (
+        FileKind("archive", lambda: _archive(home), settings.archive_days, settings.archive_mib),
+        FileKind("rejected", rejected, settings.rejected_days, 0),
+        FileKind("read", lambda: _read(home), settings.read_days, settings.read_mib),
+        FileKind("output", lambda: _output(home), settings.output_days, 0),
+    )
+
+
+def _cutoff(files: Iterable[File], now_ns: int, days: int, mib: int) -> Generator[None, None, int]:
+    """The time before which files go: by age, or so that at most ``mib`` are left; 0: unlimited.
+
+    A midnight, because a day of the archive goes as a whole; one that ended less than a day ago
+    stays. Yields None after each slice.
+    """
+    today = now_ns // DAY_NS * DAY_NS
+    cutoff = today - days * DAY_NS if days else 0
+    if mib:
+        by_day: Counter[int] = Counter()
+        for number, file in enumerate(files):
+            if file.at_ns >= cutoff:
+                by_day[file.at_ns // DAY_NS] += file.n_bytes
+            if number % SLICE == SLICE - 1:
+                yield
+        over = sum(by_day.values()) - mib * _MIB
+        for day in sorted(by_day):
+            if over <= 0:
+                break
+            over -= by_day[day]
+            cutoff = (day + 1) * DAY_NS
+    return min(cutoff, today - DAY_NS)
+
+
+def files_in_use(home: Home) -> InUse:
+    """Files needed by open rows and pending deliveries. Errors: LedgerError."""
+    with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+        rows = db.execute(
+            "SELECT message_id, file_path, discovered_at FROM messages "
+            "WHERE status IN ('pending', 'processing', 'completed') UNION "
+            "SELECT d.message_id, m.file_path, m.discovered_at "
+            "FROM deliveries AS d JOIN messages AS m USING (message_id) "
+            "WHERE d.state IN ('held', 'staged')"
+        ).fetchall()
+    parts = [row[1].split("/") for row in rows]
+    days = {part[1] for part in parts if part[0] == "archive" and len(part) > 1}
+    days |= {iso_date(row[2]) for row in rows}  # it may lie there already, and not be noted
+    return InUse({row[0] for row in rows}, days)
+
+
+def _is_needed(file: File, needed: InUse) -> bool:
+    if file.name.endswith(SUFFIX):
+        return file.name.removesuffix(SUFFIX) in needed.days
+    # a refused or a second file may have a number behind its name
+    name = file.name[: file.name.find(MSG_SUFFIX) + len(MSG_SUFFIX)]
+    return message_id_of(name) in needed.message_ids
+
+
+def _remove(folder: int, name: str) -> bool:
+    there = fsio.exists(name, folder)
+    fsio.remove(name, folder)
+    return there
+
+
+def _is_past(days: int, at_ns: int, now_ns: int) -> bool:
+    return bool(days) and at_ns < now_ns - days * DAY_NS
+
+
+# -- what there is -----------------------------------------------------------------------------
+
+
+def _archive(home: Home) -> Iterator[File]:
+    """Every file of the archive, packs included, dated by its day."""
+    for name in sorted(_names(home.path("archive"))):
+        day = name.removesuffix(SUFFIX)
+        if not archive_pack.is_day(day):
+            continue
+        if day != name:
+            size = os.lstat(home.path("archive", name)).st_size
+            yield File(("archive",), name, size, _day_ns(day))
+        else:
+            yield from _below(home, ("archive", day), _day_ns(day))
+
+
+def _below(home: Home, parts: tuple[str, ...], at_ns: int) -> Iterator[File]:
+    """Every file below a folder; with ``at_ns`` 0 dated by its modification time."""
+    folders = []
+    with home.dirs() as dirs, contextlib.suppress(FileNotFoundError, UnsafePath):
+        with os.scandir(dirs.get(*parts)) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    yield File(parts, entry.name, status.st_size, at_ns or status.st_mtime_ns)
+    for name in sorted(folders):
+        yield from _below(home, (*parts, name), at_ns)
+
+
+def _read(home: Home) -> Iterator[File]:
+    """Files that agents have read, dated by when they were moved there."""
+    for agent in home.agent_names():
+        parts = ("agents", agent, "inbox", READ)
+        with home.dirs() as dirs, contextlib.suppress(FileNotFoundError, UnsafePath):
+            with os.scandir(dirs.get(*parts)) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        status = entry.stat(follow_symlinks=False)
+                        if entry.is_file(follow_symlinks=False):
+                            yield File(parts, entry.name, status.st_size, status.st_ctime_ns)
+
+
+def _output(home: Home) -> Iterator[File]:
+    """Logs of agents whose directory is gone."""
+    agents = set(home.agent_names()) | {"relay"}
+    for name in sorted(_names(home.path("logs"))):
+        agent, dot, _ = name.partition(".log")
+        if dot and is_agent_name(agent) and agent not in agents:
+            with contextlib.suppress(FileNotFoundError):
+                status = os.lstat(home.path("logs", name))
+                yield File(("logs",), name, status.st_size, status.st_mtime_ns)
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+
+
+def _day_ns(day: str) -> int:
+    import calendar
+    import time
+
+    return calendar.timegm(time.strptime(day, "%Y-%m-%d")) * 10**9
+
+
+# -- attachments -------------------------------------------------------------------------------
+
+
+def _collect_attachments(
+    home: Home, settings: RetentionSettings, now_ns: int, *, dry_run: bool
+) -> Generator[None, None, Pruned]:
+    """Attachments that no message names any more, and that nobody is still to read."""
+    gone = Pruned("attachments")
+    days, mib = settings.attachments_days, settings.attachments_mib
+    older_than_ns = yield from _cutoff(_attached(home), now_ns, days, mib)
+    path = home.path(LEDGER)
+    if older_than_ns <= 0 or not _is_of_today(path):
+        return gone
+    sizes = {"/".join([*f.folder, f.name]): (f.n_bytes, f.at_ns) for f in _attached(home)}
+    # A connection of its own: to list them all would hold the loop up.
+    with contextlib.closing(Ledger.open(path)) as ledger:
+        for name in attachments.remove_unreferenced(home, ledger, older_than_ns, dry_run=dry_run):
+            if name is None:
+                yield
+            else:
+                gone = gone.plus(*sizes.get(name, (0, now_ns)))
+    return gone
+
+
+def _is_of_today(path: str) -> bool:
+    """False for a ledger that opening would change: the next start does that."""
+    with contextlib.closing(open_readonly(path)) as db:
+        return bool(db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION)
+
+
+def _attached(home: Home) -> Iterator[File]:
+    for folder in sorted(_names(home.path("attachments"))):
+        yield from _below(home, ("attachments", folder), 0)
+
+
+# -- the ledger's own --------------------------------------------------------------------------
+
+
+def audit_due(db: sqlite3.Connection, settings: RetentionSettings, now_ns: int) -> Pruned:
+    """Rows of audit_log and security_events past their age; their size is unknown."""
+    if not settings.audit_days:
+        return Pruned("audit")
+    before = now_ns - settings.audit_days * DAY_NS
+    found = db.execute(
+        "SELECT count(*), min(at), max(at) FROM (SELECT at FROM audit_log WHERE at < ? "
+        "UNION ALL SELECT at FROM security_events WHERE at < ?)",
+        (before, before),
+    ).fetchone()
+    return Pruned("audit", found[0], 0, found[1], found[2])
+
+
+def prune_audit(ledger: Ledger, settings: RetentionSettings, now_ns: int) -> int:
+    """Remove a slice of rows past their age, oldest first; returns how many.
+
+    One transaction with the row in security_events that records it.
+    """
+    if not settings.audit_days:
+        return 0
+    before = now_ns - settings.audit_days * DAY_NS
+    with ledger.transaction():
+        gone = ledger.agents.prune_log(before, SLICE_ROWS)
+        if sum(gone.values()):
+            said = ", ".join(f"{count} rows of {table}" for table, count in gone.items() if count)
+            detail = f"removed {said} from before {iso_date(before)}: retention.audit_days"
+            ledger.agents.add_security_event(IncidentKind.AUDIT_PRUNED, None, None, detail, now_ns)
+    return sum(gone.values())

@@ -1,0 +1,453 @@
+"""Crash recovery, run before the first message is taken. States: docs/states.md.
+
+| found | done |
+|---|---|
+| delivery staged in the journal, its file in inbox/.pending | renamed now |
+| the same without the file, same boot | it was delivered, and may have been taken |
+| accepted, but never staged | deferred, due now |
+| file in inbox/.pending that no event staged | removed |
+| the machine was restarted since | inboxes are compared: missing deliveries are due again |
+| events after the ledger's position | their rows are restored from the events |
+| row open, file in the outbox | pending again, processed first, in the order of discovery |
+| row open, file in the archive, or nowhere and accepted | completed and archived |
+| row open, file nowhere, never accepted | failed: file_disappeared |
+| row open, and its folder cannot be read | pending; a scan or the next start finds the file |
+| open intent in pending_operations | spawn, release: the supervisor's; any other: rolled back |
+
+Source: relay-file-system.txt 2.4, DESIGN "After a crash".
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from relay.acomm.model import DeliveryState, Message
+from relay.base import agent_status, fsio
+from relay.base.checksums import sha256_hex
+from relay.base.clock import iso_date
+from relay.base.errors import MessageError, UnsafePath
+from relay.base.home import PENDING, READ, Dirs, Home
+from relay.base.logs import LogCall
+from relay.base.message import (
+    DEFAULT_MAX_BODY_BYTES,
+    Kind,
+    command_fields,
+    max_file_bytes,
+    parse_delivered,
+    render,
+)
+from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, answer_id, message_id_of
+from relay.daemon.projection import Projection, deliveries_of, facts_of
+from relay.delivery import file_ops, lost_time
+from relay.delivery.context import Context
+from relay.delivery.redelivery import read_original, reconstruct
+from relay.engine.commstore import CommStore
+from relay.ledger import FileFacts, Ledger, MessageRow
+
+DISAPPEARED = "file_disappeared"
+ACCEPTED = "accepted before a crash, and not delivered then"
+ROWS = 5_000  # looked up at once
+SHOWN_IDS = 20
+
+
+def recover(
+    context: Context, projection: Projection, *, power_cut: bool = False
+) -> list[tuple[str, str]]:
+    """Recover from the last run; returns the files to process first, in order.
+
+    ``projection``: the journal's events after the ledger's position. ``power_cut``: the machine was
+    restarted since, so that renames may be lost.
+    """
+    _, home, ledger, store, events, clock, log, _ = context
+    now = clock.now_ns()
+    lost_time.extend_deadlines(context)
+    with ledger.transaction():
+        for operation in ledger.processes.roll_back(now):
+            log(f"Rolled back an interrupted operation: {operation}", action="roll_back")
+    with home.dirs() as dirs:
+        inboxes = _Inboxes(dirs, store, power_cut=power_cut)
+        delivered = inboxes.finish_staged()
+        again = inboxes.check_written(projection) if power_cut else 0
+        removed = inboxes.remove_strays(home)
+        for event in store.fresh_events or ():
+            projection.apply(event)
+        events.commit()
+        remade = _tell_ledger(ledger, store, projection, events.journal.durable, now)
+        remade += _tell_of_unsettled(ledger, store)
+        _settle_duties(ledger, store)
+        _find_refused(dirs, ledger, projection)
+        _hold_the_rest(ledger, store, now)
+        rows = ledger.open_rows()
+        files = _Files(dirs)
+        if power_cut:
+            _mend_originals(files, ledger, store, projection, log)
+        feed = _settle_rows(files, ledger, store, rows, now)
+    events.confirm_boot()
+    if files.faults:
+        log(
+            f"Could not check the files of {len(files.faults)} messages, a scan or the next "
+            f"start will: {next(iter(files.faults.values()))}",
+            action="look_failed",
+            level="warning",
+            first_ids=list(files.faults)[:SHOWN_IDS],
+        )
+    if rows or delivered or removed or again or remade:
+        log(
+            "Recovered unfinished work",
+            action="recover",
+            rows=len(rows),
+            fed=len(feed),
+            deliveries=delivered,
+            again=again,
+            remade=remade,
+            strays=removed,
+        )
+    return feed
+
+
+class _Inboxes:
+    """Compares the deliveries in the journal with the files in inboxes."""
+
+    def __init__(self, dirs: Dirs, store: CommStore, *, power_cut: bool) -> None:
+        self._dirs = dirs
+        self._store = store
+        self._power_cut = power_cut
+
+    def finish_staged(self) -> int:
+        """Rename the files of committed deliveries; those without a file were delivered."""
+        staged = [
+            (number, recipient, one.attempt)
+            for number, deliveries in self._store.state.deliveries.items()
+            for recipient, one in deliveries.items()
+            if one.state is DeliveryState.STAGED
+        ]
+        for number, recipient, attempt in staged:
+            message = self._store.get_message(number)
+            relay_id = message.relay_id if message else None
+            if message is None or relay_id is None:
+                continue
+            if self._power_cut and not self._stands(message, relay_id, recipient):
+                self._store.hold(number, recipient, attempt + 1)
+                continue
+            reason = file_ops.deliver(self._dirs, relay_id, recipient, again=True)
+            if reason:
+                self._store.hold(number, recipient, attempt)
+            else:
+                self._store.deliver(number, [recipient], attempt)
+        return len(staged)
+
+    def check_written(self, told: Projection) -> int:
+        """After a power cut: what was delivered lately, is not read and not there, is due again."""
+        again = 0
+        for number, recipient in sorted(told.written):
+            one = self._store.state.deliveries.get(number, {}).get(recipient)
+            message = self._store.get_message(number)
+            relay_id = message.relay_id if message else None
+            if one is None or message is None or relay_id is None or recipient == ORCHESTRATOR:
+                continue
+            if one.state is not DeliveryState.DELIVERED:
+                continue  # it was read, acknowledged, or is due anyhow
+            if not self._stands(message, relay_id, recipient):
+                # held, and not timed: exactly-once stops a timer's attempt, and this one was lost
+                self._store.hold(number, recipient, one.attempt + 1)
+                again += 1
+        return again
+
+    def remove_strays(self, home: Home) -> int:
+        """Remove files staged by a batch that was not committed."""
+        removed = 0
+        for agent in list(home.agent_names()):
+            try:
+                for name in file_ops.staged_files(self._dirs, agent):
+                    removed += self._remove_stray(agent, name)
+            except (OSError, UnsafePath):
+                continue  # broken, or not yet complete: the roster says so, and mends what it can
+        return removed
+
+    def _remove_stray(self, agent: str, name: str) -> int:
+        message = self._store.by_relay_id(message_id_of(name) or "")
+        known = self._store.state.deliveries.get(message.id, {}) if message else {}
+        one = known.get(agent)
+        if one is not None and one.state is DeliveryState.STAGED:
+            return 0  # its inbox is out of reach for now
+        if one is not None and one.state is DeliveryState.ACKNOWLEDGED and not self._power_cut:
+            file_ops.deliver(self._dirs, name.removesuffix(MSG_SUFFIX), agent, again=True)
+            return 0
+        fsio.remove(name, self._dirs.get("agents", agent, "inbox", PENDING))
+        return 1
+
+    def _stands(self, message: Message, relay_id: str, recipient: str) -> bool:
+        """True when the delivered file is complete: staged, in the inbox, or in .read."""
+        name = relay_id + MSG_SUFFIX
+        checksum = sha256_hex(message.content)
+        for folder in ((PENDING,), (), (READ,)):
+            try:
+                inbox = self._dirs.get("agents", recipient, "inbox", *folder)
+                limit = max_file_bytes(DEFAULT_MAX_BODY_BYTES)
+                data, _ = fsio.read_regular(name, inbox, limit, shared=True)
+                found = parse_delivered(data, file=name)
+            except (OSError, UnsafePath, MessageError) as exc:
+                if isinstance(exc, OSError) and exc.errno in fsio.EXHAUSTED:
+                    raise  # it would apply to every file: the session restarts
+                continue  # an unreadable file does not count as delivered
+            if sha256_hex(found.content) == checksum:
+                return True
+        return False
+
+
+def _tell_ledger(
+    ledger: Ledger, store: CommStore, told: Projection, position: int, now: int
+) -> int:
+    """Insert rows from the events where the ledger lacks them; returns how many were missing."""
+
+    def relay_id_of(number: int) -> str | None:
+        message = store.get_message(number)
+        return message.relay_id if message else None
+
+    remade = 0
+    ids = list(told.rows)
+    with ledger.transaction():
+        for first in range(0, len(ids), ROWS):
+            slice_ = ids[first : first + ROWS]
+            known = ledger.rows(slice_)
+            missing = [told.rows[one] for one in slice_ if one not in known]
+            ledger.add(missing, system=True)
+            remade += len(missing)
+        ledger.deliveries.restore(told.deliveries(relay_id_of, now))
+        ledger.deliveries.restore_obligations(told.duties(relay_id_of))
+        ledger.fail(told.failures, now)
+        ledger.agents.add_references(told.references)
+        for one in told.rejections:
+            file, name = one.origin, one.origin.path.rpartition("/")[2]
+            ledger.add_rejection(
+                file.agent, name, file.inode or 0, file.mtime_ns, one.reason, one.answer_id, now
+            )
+        _restore_statuses(ledger, store, told.rows.values())
+        ledger.set_position(position, now)
+    return remade
+
+
+def _find_refused(dirs: Dirs, ledger: Ledger, told: Projection) -> None:
+    """Locate the files of refusals whose rows were restored."""
+    found: list[tuple[str, str]] = []
+    for message_id, _ in told.failures:
+        facts = told.rows[message_id]
+        *_, name = facts.file_path.split("/")
+        folder = ("archive", iso_date(facts.discovered_at), facts.agent_name, file_ops.REJECTED)
+        with contextlib.suppress(OSError, UnsafePath):
+            if fsio.exists(name, dirs.get(*folder)):
+                found.append((message_id, "/".join([*folder, name])))
+    with ledger.transaction():
+        ledger.set_path(found)
+
+
+def _tell_of_unsettled(ledger: Ledger, store: CommStore) -> int:
+    """Restore rows of unfinished messages known to the store alone; returns how many.
+
+    Needed when the ledger is gone and the journal starts after those messages.
+    """
+    open_ones = store.unsettled()
+    ids, remade = list(open_ones), 0
+    with ledger.transaction():
+        for first in range(0, len(ids), ROWS):
+            slice_ = ids[first : first + ROWS]
+            known = ledger.rows(slice_)
+            for relay_id in slice_:
+                message = store.get_message(open_ones[relay_id])
+                if relay_id in known or message is None:
+                    continue
+                ledger.add([facts_of(message, relay_id)], system=True)
+                reached = store.state.deliveries.get(message.id, {})
+                ledger.deliveries.restore(deliveries_of(message, relay_id, reached))
+                ledger.deliveries.restore_obligations(
+                    lost_time.obligations_of(relay_id, store.state.owed.get(message.id, {}))
+                )
+                remade += 1
+    return remade
+
+
+def _settle_duties(ledger: Ledger, store: CommStore) -> None:
+    """Make ledger and store agree on what is owed; a ledger of an earlier version may have more."""
+    with ledger.transaction():
+        for relay_id, recipient, said in ledger.deliveries.open_obligations():
+            message = store.by_relay_id(relay_id)
+            if message is None or message.id not in store.state.messages:
+                ledger.deliveries.set_obligation(relay_id, recipient, "given_up", None)
+            elif recipient not in store.state.owed.get(message.id, {}):
+                store.owe_again(message, recipient, said)
+        ledger.deliveries.restore_obligations(lost_time.open_obligations(store))
+
+
+def _hold_the_rest(ledger: Ledger, store: CommStore, now: int) -> None:
+    """Mark accepted deliveries that were never staged as held and due."""
+    owed: dict[str, list[str]] = {}
+    for number, deliveries in store.state.deliveries.items():
+        for recipient, one in deliveries.items():
+            if one.state is DeliveryState.SENT and recipient != ORCHESTRATOR:
+                message = store.get_message(number)
+                relay_id = message.relay_id if message else None
+                if relay_id is not None:
+                    owed.setdefault(relay_id, []).append(recipient)
+    known, rows = ledger.deliveries.rows(owed), ledger.rows(owed)
+    with ledger.transaction():
+        ledger.deliveries.stage(
+            (relay_id, recipient, "held", now, ACCEPTED, now)
+            for relay_id, recipients in owed.items()
+            for recipient in recipients
+            if relay_id in rows and recipient not in known.get(relay_id, {})
+        )
+
+
+class _Files:
+    """Finds the files of rows. Only ENOENT counts as missing."""
+
+    def __init__(self, dirs: Dirs) -> None:
+        self.dirs = dirs
+        self.faults: dict[str, OSError | UnsafePath] = {}  # by message id
+
+    def in_outbox(self, row: MessageRow) -> bool | None:
+        """True or False on evidence; None when the folder cannot be read."""
+        return self._has(row, "agents", row.agent_name, "outbox")
+
+    def in_archive(self, row: MessageRow) -> bool | None:
+        """The same for the archive, in the folder of the day of discovery."""
+        return self._has(row, *archive_folder(row))
+
+    def _has(self, row: MessageRow, *folder: str) -> bool | None:
+        try:
+            return fsio.exists(row.message_id + MSG_SUFFIX, self.dirs.get(*folder))
+        except FileNotFoundError:
+            return False
+        except (OSError, UnsafePath) as exc:
+            self.faults[row.message_id] = exc
+            return None
+
+
+def archive_folder(row: MessageRow) -> tuple[str, ...]:
+    """Archive folder of the original."""
+    return ("archive", iso_date(row.discovered_at), row.agent_name)
+
+
+class _Settled(NamedTuple):
+    """Decisions about the open rows."""
+
+    feed: list[tuple[str, str]]  # the files of those that begin again
+    again: list[str]
+    completed: list[str]
+    archived: list[tuple[str, str | None]]
+    own: list[str]
+    disappeared: list[tuple[str, str]]
+
+
+def _settle_rows(
+    files: _Files, ledger: Ledger, store: CommStore, rows: list[MessageRow], now: int
+) -> list[tuple[str, str]]:
+    """Settle every open row; returns the files to process again."""
+    settled = _Settled([], [], [], [], [], [])
+    reached = ledger.deliveries.rows(row.message_id for row in rows)
+    for row in rows:
+        if row.agent_name != ORCHESTRATOR:
+            _settle(files, row, settled, is_reached=bool(reached.get(row.message_id)))
+        # Delivered, it is at its end; what it answers makes it again where the store lacks it.
+        elif row.message_id in reached or store.by_relay_id(row.message_id) is not None:
+            settled.own.append(row.message_id)
+    with ledger.transaction():
+        ledger.reset(settled.again)
+        ledger.fail(settled.disappeared, now)
+        ledger.claim(settled.completed)
+        ledger.complete(settled.completed + settled.own, now)
+        ledger.archive(settled.archived)
+        ledger.archive_system(settled.own)
+    return settled.feed
+
+
+def _settle(files: _Files, row: MessageRow, settled: _Settled, *, is_reached: bool) -> None:
+    """Settle one row that has a file."""
+    name = row.message_id + MSG_SUFFIX
+    in_outbox, in_archive = files.in_outbox(row), files.in_archive(row)
+    if in_outbox:
+        if row.status != "completed":
+            settled.again.append(row.message_id)
+        settled.feed.append((row.agent_name, name))
+    elif in_archive or (in_outbox is False and (row.status == "completed" or is_reached)):
+        settled.completed.append(row.message_id)
+        if in_archive is not None:
+            path = "/".join([*archive_folder(row), name]) if in_archive else None
+            settled.archived.append((row.message_id, path))
+    elif in_outbox is None or in_archive is None:  # no evidence: it may be there
+        settled.again.append(row.message_id)
+    else:
+        settled.disappeared.append((row.message_id, DISAPPEARED))
+
+
+def _mend_originals(
+    files: _Files, ledger: Ledger, store: CommStore, told: Projection, log: LogCall
+) -> None:
+    """Rewrite files of accepted messages that a power cut emptied or removed, from the store."""
+    for row in ledger.rows(told.rows).values():
+        stored = store.by_relay_id(row.message_id)
+        if row.agent_name == ORCHESTRATOR or row.status == "failed" or stored is None:
+            continue
+        name = row.message_id + MSG_SUFFIX
+        in_outbox = files.in_outbox(row)
+        folder = ("agents", row.agent_name, "outbox") if in_outbox else archive_folder(row)
+        if in_outbox is None:
+            continue
+        try:
+            found = read_original(files.dirs, row._replace(file_path="/".join([*folder, name])))
+        except FileNotFoundError:
+            found = None
+        except (OSError, UnsafePath) as exc:  # it may be whole: nothing is put in its place
+            files.faults[row.message_id] = exc
+            continue
+        if found is not None:
+            continue
+        target = files.dirs.ensure(*folder)
+        fsio.remove(name, target)
+        fsio.create(name, render(reconstruct(stored)), target)
+        log(
+            f"The file of an accepted message was damaged and has been rewritten: {row.file_path}",
+            action="mend_original",
+            level="warning",
+            message_id=row.message_id,
+        )
+
+
+def _restore_statuses(ledger: Ledger, store: CommStore, rows: Iterable[FileFacts]) -> None:
+    """Restore status changes made by commands that the ledger has lost.
+
+    ``rows``: messages after the ledger's position, in the journal's order. A message that an agent
+    sent afterwards made it active again. Within the caller's transaction.
+    """
+    last: dict[str, tuple[agent_status.StatusChange, int]] = {}
+    for facts in rows:
+        if facts.agent_name in last:
+            active = agent_status.StatusChange(
+                facts.agent_name, agent_status.AgentStatus.ACTIVE, None
+            )
+            last[facts.agent_name] = (active, facts.discovered_at)
+        if facts.target == ORCHESTRATOR and facts.message_type == Kind.COMMAND:
+            change = _status_asked(store, facts)
+            if change is not None:
+                last[change.name] = (change, facts.discovered_at)
+    for change, at in last.values():
+        ledger.agents.register(change.name, at)
+        ledger.agents.set_status(*change, at)
+
+
+def _status_asked(store: CommStore, facts: FileFacts) -> agent_status.StatusChange | None:
+    """The change requested by a command, if it was acknowledged."""
+    message_id = facts.message_id
+    answer = answer_id(facts.discovered_at, facts.agent_name, message_id, Kind.ACK)
+    message = store.by_relay_id(message_id)
+    if message is None or store.by_relay_id(answer) is None:
+        return None
+    try:
+        fields = command_fields(reconstruct(message))
+    except MessageError:
+        return None
+    return agent_status.parse_status_command(
+        fields.get("ACTION", "").lower(), fields, facts.agent_name
+    )

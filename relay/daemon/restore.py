@@ -1,0 +1,157 @@
+"""A whole home put back: `relay restore`.
+
+The copy is checked file by file as it is written beside the home; then the two change places at
+one instant. Killed before it the home is as it was, killed after it the restored one. What was
+there is kept as ``HOME.before-restore``, never removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from relay.base import fsio
+from relay.base.errors import AlreadyRunning, IntegrityError, RelayError, UnsafePath
+from relay.base.home import LOCK, TOP_DIRS, looks_like_home
+from relay.daemon.home_backup import MANIFEST, BackupManifest, Entry, copy_bytes, read_backup
+
+BEFORE = ".before-restore"
+UNFINISHED = ".restoring"
+_HERE, _SWAP = -100, 2  # AT_FDCWD; RENAME_EXCHANGE, and RENAME_SWAP of macOS
+
+
+class RestoredHome(NamedTuple):
+    """The result of a restore, and where the previous home is."""
+
+    manifest: BackupManifest
+    aside: str  # its path now; empty when there was none
+
+
+def restore(source: str, root: str, *, force: bool = False) -> RestoredHome:
+    """Make the home at ``root`` of a backup; one that is there is set aside with ``force``.
+
+    Errors: AlreadyRunning; RelayError for what is no backup, or a home that is there;
+    IntegrityError for a file that is not what the backup says; OSError. Nothing was changed then.
+    """
+    source, root = os.path.abspath(source), os.path.abspath(root)
+    manifest = read_backup(source)
+    with _former(root, force=force) as has_former:
+        temp = root + UNFINISHED
+        if os.path.lexists(temp):
+            shutil.rmtree(temp)  # of one that was cut short: never the home itself
+        os.makedirs(os.path.dirname(root), exist_ok=True)
+        try:
+            _fill(source, temp, manifest)
+            fsio.sync_filesystem(temp)
+            aside = _change_places(temp, root) if has_former else ""
+            if not has_former:
+                fsio.fault("rename", root)
+                os.rename(temp, root)  # an empty directory is replaced
+        except Exception:
+            shutil.rmtree(temp, ignore_errors=True)
+            raise
+        fsio.sync_dir(os.path.dirname(root))
+    return RestoredHome(manifest, aside)
+
+
+@contextlib.contextmanager
+def _former(root: str, *, force: bool) -> Iterator[bool]:
+    """True where there is a home already; no relay runs in it during the block."""
+    if not os.path.lexists(root) or (os.path.isdir(root) and not os.listdir(root)):
+        yield False
+        return
+    if os.path.islink(root) or not looks_like_home(root):
+        raise UnsafePath(f"{root} exists and is not a relay home", hint="name another directory")
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(fsio.locked(os.path.join(root, LOCK)))
+        except BlockingIOError as exc:
+            raise AlreadyRunning(f"a relay runs for {root}") from exc
+        if not force:
+            hint = f"--force keeps it as {root}{BEFORE} and puts the backup in its place"
+            raise RelayError(f"there is a relay home at {root} already", hint=hint)
+        yield True
+
+
+def _fill(source: str, temp: str, manifest: BackupManifest) -> None:
+    """Write the home, and compare each file with what the backup says of it."""
+    fsio.fault("create", temp)
+    os.mkdir(temp, fsio.DIR_MODE)
+    for name in (*TOP_DIRS, *sorted(manifest.dirs)):
+        os.makedirs(os.path.join(temp, _inside(name)), fsio.DIR_MODE, exist_ok=True)
+    for entry in manifest.files:
+        _put(source, temp, entry)
+    for name, mtime_ns in sorted(manifest.dirs.items(), reverse=True):
+        os.utime(os.path.join(temp, name), ns=(mtime_ns, mtime_ns))
+
+
+def _put(source: str, temp: str, entry: Entry) -> None:
+    path, target = os.path.join(source, _inside(entry.path)), os.path.join(temp, entry.path)
+    os.makedirs(os.path.dirname(target), fsio.DIR_MODE, exist_ok=True)
+    try:
+        fd = fsio.open_read(path)
+    except FileNotFoundError as exc:
+        raise _damaged(path, 0, f"{entry.size} bytes", "no file") from exc
+    try:
+        size, sha256 = copy_bytes(fd, target, entry.mtime_ns)
+    finally:
+        os.close(fd)
+    if size != entry.size:
+        raise _damaged(path, min(size, entry.size), f"{entry.size} bytes", f"{size} bytes")
+    if sha256 != entry.sha256:
+        raise _damaged(path, 0, f"SHA-256 {entry.sha256}", sha256)
+
+
+def _damaged(path: str, offset: int, expected: str, found: str) -> IntegrityError:
+    """A file of the backup that is not as it was when the backup was made."""
+    error = IntegrityError(path, offset, expected, found)
+    error.hint = "the backup is damaged, and nothing was changed; restore another one"
+    return error
+
+
+def _inside(path: str) -> str:
+    """A path of the list, which stays below the home. Errors: UnsafePath."""
+    if not path or any(part in ("", ".", "..") for part in path.split("/")):
+        raise UnsafePath(f"{MANIFEST} names {path!r}, which is not a path below the home")
+    return path
+
+
+def _change_places(temp: str, root: str) -> str:
+    """The restored home takes the name of the one before; the name that has now."""
+    aside = fsio.free_name(root + BEFORE)
+    fsio.fault("rename", aside)
+    os.rename(temp, aside)
+    try:
+        _exchange(aside, root)
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSYS, errno.EINVAL):
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        os.rename(aside, temp)  # one after the other, then: in between both are there by name
+        os.rename(root, aside)
+        os.rename(temp, root)
+    return aside
+
+
+def _exchange(one: str, other: str) -> None:
+    """Let two names change what they name, at one instant; nobody ever finds either missing.
+
+    Errors: OSError; ENOSYS, EINVAL where system or file system cannot.
+    """
+    fsio.fault("rename", other)
+    library = ctypes.CDLL(None, use_errno=True)
+    names = os.fsencode(one), os.fsencode(other)
+    if (swap := getattr(library, "renamex_np", None)) is not None:  # macOS
+        failed = swap(*names, _SWAP)
+    elif (swap := getattr(library, "renameat2", None)) is not None:
+        failed = swap(_HERE, names[0], _HERE, names[1], _SWAP)
+    else:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), other)
+    if failed:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), one, None, other)

@@ -1,0 +1,444 @@
+"""What a command to the orchestrator does: channels made and changed, dead letters sent again,
+the journal's segments moved, agents retired.
+
+Each ACTION is done whole, or refused with nothing changed and one line that says why; done again
+it changes nothing. Who may: anybody for itself; for others and on a channel its owner, the
+operator and the lead; on dead letters, the journal and agents the operator and the lead. Fields:
+docs/formats/msg.md. Source: DESIGN "Control"; message-engine.txt "Dead Letter Handling".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from relay.acomm.model import (
+    Channel,
+    ChannelConfig,
+    ChannelState,
+    ChannelType,
+    DeadLetter,
+    DeliveryMode,
+    Retention,
+    RetentionKind,
+)
+from relay.base.agent_status import RETIRE, REVIVE, StatusChange, parse_status_command
+from relay.base.errors import Refused
+from relay.base.jobs import Pack, Prune
+from relay.base.message import DELIVERY_MODES, DIGITS
+from relay.base.names import (
+    DIRECT_PREFIX,
+    EVERYONE_CHANNEL,
+    OPERATOR,
+    ORCHESTRATOR,
+    is_agent_name,
+    is_channel_name,
+)
+from relay.delivery.filters import filter_of, where
+from relay.delivery.key_registration import KeyRegistration, parse_key_registration
+from relay.engine import topics
+from relay.engine.commstore import CommStore
+from relay.journal.plan import PRUNE, SEAL, VERBS, JournalCommand
+
+TYPES = {
+    "group": ChannelType.GROUP,
+    "broadcast": ChannelType.BROADCAST,
+    "pubsub": ChannelType.PUB_SUB,
+    "direct": ChannelType.DIRECT,
+}
+STATES = {
+    "channel.pause": ChannelState.PAUSED,
+    "channel.resume": ChannelState.ACTIVE,
+    "channel.drain": ChannelState.DRAINING,
+    "channel.close": ChannelState.CLOSED,
+}
+# Those behind the fields of ChannelConfig are kept elsewhere; the engine says which it takes.
+SETTINGS = (*ChannelConfig.__struct_fields__, "max_pending", "flush", "description", "tags")
+RETENTION_WORDS = tuple(kind.name.lower() for kind in RetentionKind)
+
+
+# What is so now; or what is to be done beside the loop; or what the ledger is to say.
+ActionResult = str | JournalCommand | Prune | Pack | KeyRegistration | StatusChange
+
+
+class Command(NamedTuple):
+    """One command: what is asked, with which fields, by whom."""
+
+    action: str
+    fields: dict[str, str]  # by upper-case name, ACTION left out
+    sender: str
+    lead: str | None
+
+    @property
+    def is_privileged(self) -> bool:
+        """True for those who may change what is not their own."""
+        return self.sender in (OPERATOR, self.lead)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The fields that no action knows by name: settings of a channel."""
+        known = {*ACTIONS[self.action].needs, *ACTIONS[self.action].takes}
+        return {name.lower(): v for name, v in self.fields.items() if name not in known}
+
+
+class Action(NamedTuple):
+    """What one ACTION needs, may have besides, and does."""
+
+    do: Callable[[Command, CommStore], ActionResult]
+    needs: tuple[str, ...] = ("CHANNEL",)
+    takes: tuple[str, ...] = ()
+    has_settings: bool = False
+
+
+def execute(
+    fields: dict[str, str], sender: str, lead: str | None, store: CommStore
+) -> ActionResult:
+    """Do what a command asks; says in a line what is so now, or gives what others are to do: the
+    order that is carried out beside the loop; the key or an agent's new status for the ledger,
+    with the answer.
+
+    ``lead`` is the agent that has the role, where that is known.
+    Errors: Refused and CommError, with nothing changed.
+    """
+    given = dict(fields)
+    name = given.pop("ACTION", "").lower()
+    if name not in ACTIONS:
+        what = f"there is no ACTION {name[:60]!r}" if name else "ACTION is missing"
+        raise Refused(f"{what}: a command has a body line `ACTION: …`, one of {_list(ACTIONS)}")
+    action = ACTIONS[name]
+    missing = [field for field in action.needs if not given.get(field)]
+    if missing:
+        raise Refused(f"{missing[0]} is missing: {name} needs a body line `{missing[0]}: …`")
+    unknown = sorted(given.keys() - {*action.needs, *action.takes})
+    if unknown and not action.has_settings:
+        there_are = _list((*action.needs, *action.takes))
+        raise Refused(f"{name} takes no {unknown[0]}: its lines are {there_are or 'ACTION alone'}")
+    return action.do(Command(name, given, sender, lead), store)
+
+
+# -- channels --------------------------------------------------------------------------------
+
+
+def _create(command: Command, store: CommStore) -> str:
+    name = _open_name(command)
+    word = command.fields["TYPE"].lower()
+    if word not in TYPES:
+        raise Refused(f"TYPE {word[:60]!r} is not one of {_list(TYPES)}")
+    owner = command.fields.get("OWNER") or command.sender
+    if owner != command.sender and not command.is_privileged:
+        raise Refused(
+            f"only {OPERATOR} and the lead make a channel for somebody else, not {command.sender}"
+        )
+    _check_agent("OWNER", owner)
+    settings = _settings(command)
+    trials = CommStore()
+    trial = _make(trials, name, TYPES[word], owner, settings)  # a refusal leaves nothing
+    known = store.get_channel_by_name(name)
+    if known is None:
+        _make(store, name, TYPES[word], owner, settings)
+        return f"made the {trial.channel_type.label} channel {name}, its owner is {owner}"
+    same = (known.channel_type, known.owner) == (trial.channel_type, owner)
+    if settings:
+        same = same and _shape(known, store) == _shape(trial, trials)
+    if not same or known.state is ChannelState.CLOSED:
+        raise Refused(
+            f"there is a channel {name} already: {known.channel_type.label}, "
+            f"{known.state.label}, its owner is {known.owner}"
+        )
+    return f"the {trial.channel_type.label} channel {name} is there already, just so"
+
+
+def _make(
+    store: CommStore, name: str, kind: ChannelType, owner: str, settings: dict[str, object]
+) -> Channel:
+    channel = store.create_channel(name, kind, owner)
+    return store.configure_channel(channel.id, **settings) if settings else channel
+
+
+def _shape(channel: Channel, store: CommStore) -> tuple[object, ...]:
+    return channel.config, channel.description, channel.tags, store.get_settings(channel.id)
+
+
+def _join(command: Command, store: CommStore) -> str:
+    channel = _open_channel(command, store)
+    agent = _agent(command, channel)
+    store.join_channel(channel.id, agent)
+    return f"{agent} takes part in {channel.name}, a {channel.channel_type.label} channel"
+
+
+def _leave(command: Command, store: CommStore) -> str:
+    channel = _open_channel(command, store)
+    agent = _agent(command, channel)
+    if store.takes_part(channel.id, agent):
+        store.leave_channel(channel.id, agent)
+    return f"{agent} takes no part in {channel.name}"
+
+
+def _subscribe(command: Command, store: CommStore) -> str:
+    channel = _open_channel(command, store)
+    agent = _agent(command, channel)
+    wanted = filter_of(command.fields.get("FILTER", ""))
+    store.subscribe(channel.id, agent, command.fields["PATTERN"], wanted)
+    return f"{agent} receives {command.fields['PATTERN']} from {channel.name}{where(wanted)}"
+
+
+def _unsubscribe(command: Command, store: CommStore) -> str:
+    channel = _open_channel(command, store)
+    agent = _agent(command, channel)
+    pattern = command.fields.get("PATTERN") or None
+    if pattern is not None:
+        topics.match_mode(pattern)  # a pattern that is none ends nothing, and says so
+    ended = store.unsubscribe(channel.id, agent, pattern)
+    return f"{ended} subscription{'s' * (ended != 1)} of {agent} to {channel.name} ended"
+
+
+def _configure(command: Command, store: CommStore) -> str:
+    channel = _own_channel(command, store)
+    settings = _settings(command)
+    if not settings:
+        raise Refused(f"no setting is given: there are {_list(SETTINGS)}")
+    store.configure_channel(channel.id, **settings)
+    said = ", ".join(f"{name} {value}" for name, value in command.settings.items())
+    return f"channel {channel.name} has {said}"
+
+
+def _set_state(command: Command, store: CommStore) -> str:
+    channel = _own_channel(command, store)
+    state = STATES[command.action]
+    if state is ChannelState.CLOSED and channel.name.startswith(DIRECT_PREFIX):
+        raise Refused(
+            f"{channel.name} is the way between two agents, and closed is final: pause it"
+        )
+    store.set_channel_state(channel.id, state)
+    return f"channel {channel.name} is {state.label}"
+
+
+def _channel(command: Command, store: CommStore) -> Channel:
+    name = command.fields["CHANNEL"].removeprefix("#")
+    channel = store.get_channel_by_name(name)
+    if channel is None:
+        if not is_channel_name(name):
+            raise Refused(f"{name[:60]!r} is no name of a channel")
+        raise Refused(f"there is no channel {name}: `relay channel create {name}` makes one")
+    return channel
+
+
+def _open_name(command: Command) -> str:
+    """The name of a channel that anybody may make or join."""
+    name = command.fields["CHANNEL"].removeprefix("#")
+    if not is_channel_name(name) or name.startswith(DIRECT_PREFIX) or name == EVERYONE_CHANNEL:
+        raise Refused(
+            f"{name[:130]!r} is no channel for {command.action}: letters, digits, _ and -, parts "
+            f"joined by /, 128 bytes at most, neither {EVERYONE_CHANNEL} nor {DIRECT_PREFIX}…"
+        )
+    return name
+
+
+def _open_channel(command: Command, store: CommStore) -> Channel:
+    _open_name(command)
+    return _channel(command, store)
+
+
+def _own_channel(command: Command, store: CommStore) -> Channel:
+    """The channel, when the sender may change it."""
+    channel = _channel(command, store)
+    # Where these take nothing, the orchestrator could not even answer.
+    if channel.name == EVERYONE_CHANNEL or store.takes_part(channel.id, ORCHESTRATOR):
+        raise Refused(f"{channel.name} is the relay's own: it stays as it is")
+    is_between_two = channel.name.startswith(DIRECT_PREFIX)  # made by whoever wrote first
+    if not command.is_privileged and (is_between_two or command.sender != channel.owner):
+        who = "" if is_between_two else f"its owner {channel.owner}, "
+        raise Refused(
+            f"{command.action} of {channel.name} is for {who}{OPERATOR} and the lead, "
+            f"not for {command.sender}"
+        )
+    return channel
+
+
+def _agent(command: Command, channel: Channel) -> str:
+    """Whom the command speaks of: the sender, or the AGENT that it may speak for."""
+    agent = command.fields.get("AGENT") or command.sender
+    _check_agent("AGENT", agent)
+    if agent != command.sender and not command.is_privileged and command.sender != channel.owner:
+        raise Refused(
+            f"{command.action} of {agent} is for {agent} itself, {channel.owner} who owns "
+            f"{channel.name}, {OPERATOR} and the lead, not for {command.sender}"
+        )
+    return agent
+
+
+def _check_agent(field: str, name: str) -> None:
+    if not is_agent_name(name):
+        raise Refused(f"{field} {name[:70]!r} is no name of an agent")
+
+
+def _settings(command: Command) -> dict[str, object]:
+    """The settings in a command, as the engine takes them; it checks the values."""
+    unknown = [name for name in command.settings if name not in SETTINGS]
+    if unknown:
+        raise Refused(f"there is no setting {unknown[0]}: there are {_list(SETTINGS)}")
+    return {name: _value(name, text) for name, text in command.settings.items()}
+
+
+def _value(name: str, text: str) -> object:
+    if name == "delivery":
+        if text.lower() not in DELIVERY_MODES:
+            raise Refused(f"delivery {text[:60]!r} is not one of {_list(DELIVERY_MODES)}")
+        return DeliveryMode(DELIVERY_MODES.index(text.lower()))
+    if name == "retention":
+        return _retention(text)
+    if name == "description":
+        return None if text.lower() == "none" else text
+    if name == "tags":
+        return () if text.lower() == "none" else tuple(tag.strip() for tag in text.split(","))
+    words: dict[str, object] = {"none": None, "true": True, "false": False}
+    if DIGITS.fullmatch(text):
+        return int(text)
+    if name != "flush" and text.lower() not in words:
+        raise Refused(f"{name}: {text[:60]!r} is no whole number, true, false or none")
+    return words.get(text.lower(), text[:60])
+
+
+def _retention(text: str) -> Retention:
+    word, _, amount = text.lower().partition(" ")
+    is_forever = word == RETENTION_WORDS[RetentionKind.FOREVER]
+    is_amount = bool(DIGITS.fullmatch(amount.strip())) and int(amount) > 0
+    if word not in RETENTION_WORDS or is_forever == is_amount or (is_forever and amount):
+        raise Refused(
+            f"retention {text[:60]!r} is not one of forever, duration SECONDS, count MESSAGES, "
+            "size BYTES"
+        )
+    return Retention(RetentionKind(RETENTION_WORDS.index(word)), int(amount or 0))
+
+
+# -- dead letters ----------------------------------------------------------------------------
+
+
+def _replay(command: Command, store: CommStore) -> str:
+    letter = _dead_letter(command, store)
+    store.replay_dead_letter(letter.message.id)
+    name, recipients = command.fields["ID"], ", ".join(letter.recipients)
+    channel = store.get_channel(letter.message.channel_id)
+    if channel.state is ChannelState.PAUSED:
+        return (
+            f"dead letter {name} is held: channel {channel.name} is Paused; "
+            f"it is sent again to {recipients} when the channel is resumed"
+        )
+    return f"dead letter {name} is sent again to {recipients}"
+
+
+def _discard(command: Command, store: CommStore) -> str:
+    letter = _dead_letter(command, store)
+    store.discard_dead_letter(letter.message.id)
+    return f"dead letter {command.fields['ID']} is discarded"
+
+
+def _purge(command: Command, store: CommStore) -> str:
+    _require_privileged(command)
+    age = command.fields["OLDER_THAN"]
+    if not DIGITS.fullmatch(age):
+        raise Refused(f"OLDER_THAN {age[:60]!r} is no number of seconds")
+    gone = store.purge_dead_letters(int(age))
+    return f"{gone} dead letter{'s' * (gone != 1)} discarded"
+
+
+def _dead_letter(command: Command, store: CommStore) -> DeadLetter:
+    """The dead letter of that relay message id, or number in the store."""
+    _require_privileged(command)
+    wanted = command.fields["ID"]
+    for letter in store.dead_letters():
+        message = letter.message
+        if wanted in (str(message.id), message.relay_id):
+            return letter
+    raise Refused(f"{wanted[:60]!r} is no dead letter: `relay dead list` shows those there are")
+
+
+# -- the journal -----------------------------------------------------------------------------
+
+
+def _order(command: Command, store: CommStore) -> JournalCommand:
+    """The order that a command is: carried out by who has the journal."""
+    _require_privileged(command)
+    verb = command.action.removeprefix(JOURNAL)
+    words = command.fields.get("SEGMENTS", "").split()
+    numbers = {name: command.fields[name] for name in KEEPS if name in command.fields}
+    for name, text in [("SEGMENTS", word) for word in words] + list(numbers.items()):
+        if not DIGITS.fullmatch(text) or len(text) > MOST_DIGITS:
+            raise Refused(f"{name} {text[:60]!r} is no whole number")
+    age, size = (int(numbers[name]) if name in numbers else None for name in KEEPS)
+    return JournalCommand(verb, tuple(map(int, words)), age, size)
+
+
+def _register_key(command: Command, store: CommStore) -> KeyRegistration:
+    """The key that is registered for an agent from now on."""
+    _require_privileged(command)
+    return parse_key_registration(command.fields["NAME"], command.fields["KEY"])
+
+
+# -- agents ----------------------------------------------------------------------------------
+
+
+def _set_agent_status(command: Command, store: CommStore) -> StatusChange:
+    """The new status of an agent; whether there is one of that name the caller knows."""
+    _require_privileged(command)
+    name = command.fields["NAME"]
+    _check_agent("NAME", name)
+    if name == OPERATOR:
+        raise Refused(f"{OPERATOR} is the person at the keyboard: nobody retires it")
+    change = parse_status_command(command.action, command.fields, command.sender)
+    assert change is not None
+    return change
+
+
+# -- retention -------------------------------------------------------------------------------
+
+
+def _prune(command: Command, store: CommStore) -> Prune:
+    _require_privileged(command)
+    return Prune()
+
+
+def _pack(command: Command, store: CommStore) -> Pack:
+    _require_privileged(command)
+    before = command.fields.get("BEFORE", "")
+    if before and not DAY.fullmatch(before):
+        raise Refused(f"BEFORE {before[:60]!r} is no day like 2026-01-31")
+    return Pack(before)
+
+
+def _require_privileged(command: Command) -> None:
+    if not command.is_privileged:
+        raise Refused(
+            f"{command.action} is for {OPERATOR} and the lead alone, not for {command.sender}"
+        )
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+JOURNAL = "journal."
+KEEPS = ("KEEP_AGE", "KEEP_BYTES")
+DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+MOST_DIGITS = 15
+_FIELDS = {SEAL: (), PRUNE: KEEPS}
+_PATTERN = ("CHANNEL", "PATTERN")
+ACTIONS = {
+    "channel.create": Action(_create, ("CHANNEL", "TYPE"), ("OWNER",), has_settings=True),
+    "channel.join": Action(_join, takes=("AGENT",)),
+    "channel.leave": Action(_leave, takes=("AGENT",)),
+    "channel.subscribe": Action(_subscribe, _PATTERN, ("FILTER", "AGENT")),
+    "channel.unsubscribe": Action(_unsubscribe, takes=("PATTERN", "AGENT")),
+    "channel.config": Action(_configure, has_settings=True),
+    **{name: Action(_set_state) for name in STATES},
+    "agent.key": Action(_register_key, ("NAME", "KEY")),
+    RETIRE: Action(_set_agent_status, ("NAME",), ("REASON",)),
+    REVIVE: Action(_set_agent_status, ("NAME",)),
+    "dead.replay": Action(_replay, ("ID",)),
+    "dead.discard": Action(_discard, ("ID",)),
+    "dead.purge": Action(_purge, ("OLDER_THAN",)),
+    **{JOURNAL + verb: Action(_order, (), _FIELDS.get(verb, ("SEGMENTS",))) for verb in VERBS},
+    "prune": Action(_prune, ()),
+    "archive.pack": Action(_pack, (), ("BEFORE",)),
+}

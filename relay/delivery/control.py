@@ -1,0 +1,158 @@
+"""Control messages: what agents ask of the orchestrator itself, and its answers.
+
+Here: ``join``, ``leave``, ``subscribe``, ``unsubscribe`` and ``status``; a ``command`` is one of
+``relay.delivery.actions``, ``continuity`` of ``relay.delivery.resume``; ``spawn`` and
+``release`` are the supervisor's. Source: relay-file-system.txt 4.1, FORMATS 1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from relay.acomm.model import Channel, ChannelType, MessageFilter
+from relay.base.agent_status import StatusChange
+from relay.base.errors import CommError, MessageError, Refused
+from relay.base.jobs import Pack, Prune
+from relay.base.message import CHANNEL_KINDS, Kind, MessageFile, command_fields, control_fields
+from relay.base.names import DIRECT_PREFIX, EVERYONE_CHANNEL, is_channel_name
+from relay.delivery import actions
+from relay.delivery.filters import filter_of, where
+from relay.delivery.key_registration import KeyRegistration
+from relay.engine import topics
+from relay.engine.commstore import CommStore
+from relay.journal.plan import JournalCommand
+
+EVERYTHING = "#"  # the pattern of who subscribes to a channel and says no topic
+JOURNAL_ACCEPTED = "journal.{} is asked for; `relay journal status` shows what became of it"
+JOB_ACCEPTED = "{} is asked for; logs/relay.log shows what became of it"
+
+
+class ControlReply(NamedTuple):
+    """What the orchestrator says. ``ok`` None: nothing; it was told, not asked."""
+
+    ok: bool | None
+    text: str = ""
+    job: JournalCommand | Prune | Pack | None = None  # to be carried out beside the loop
+    key: KeyRegistration | None = None  # for the ledger: a key that counts from now on
+    status_change: StatusChange | None = None  # of an agent: noted with the answer
+    attached: bytes = b""  # stands behind the text, byte for byte
+
+
+def handle(
+    message: MessageFile, sender: str, store: CommStore, lead: str | None = None
+) -> ControlReply:
+    """Do what the message asks, once; doing it again changes nothing.
+
+    ``lead``: the agent that has the role, where the caller knows it; it may do what the
+    operator may.
+    """
+    if message.kind is Kind.STATUS:
+        return ControlReply(None)
+    if message.kind is Kind.COMMAND:
+        return _command(message, sender, store, lead)
+    if message.kind not in CHANNEL_KINDS:
+        return ControlReply(
+            False,
+            f"the orchestrator takes no {message.kind}: "
+            "it knows join, leave, subscribe, unsubscribe, spawn, release, continuity, status, "
+            "and command with an ACTION",
+        )
+    fields = control_fields(message)
+    name = fields.get("CHANNEL", "").removeprefix("#")
+    if message.to.startswith("#"):
+        if name not in ("", message.to[1:]):
+            said = f"TO says {message.to} and CHANNEL says {name}: name one channel"
+            return ControlReply(False, said)
+        name = message.to[1:]
+        fields.setdefault("PATTERN", EVERYTHING if message.kind is Kind.SUBSCRIBE else "")
+    if not name:
+        return ControlReply(
+            False,
+            f"CHANNEL is missing: {message.kind} needs `TO: #name`, or a body line `CHANNEL: name`",
+        )
+    if not is_channel_name(name) or name.startswith(DIRECT_PREFIX) or name == EVERYONE_CHANNEL:
+        return ControlReply(
+            False,
+            f"{name!r} is no channel to {message.kind}: letters, digits, _ and -, parts joined "
+            f"by /, 128 bytes at most, neither {EVERYONE_CHANNEL} nor {DIRECT_PREFIX}…",
+        )
+    try:
+        return _change_channel(message.kind, name, fields, sender, store)
+    except (CommError, Refused) as exc:
+        return ControlReply(False, str(exc))
+
+
+def registered_key(message: MessageFile, sender: str, store: CommStore) -> KeyRegistration | None:
+    """The key that a message registered when it was obeyed, where it is one that does."""
+    if message.kind is not Kind.COMMAND:
+        return None
+    fields = command_fields(message)
+    if fields.get("ACTION", "").lower() != "agent.key":
+        return None
+    done = actions.execute(fields, sender, sender, store)  # who it was has been asked
+    return done if isinstance(done, KeyRegistration) else None
+
+
+def _command(message: MessageFile, sender: str, store: CommStore, lead: str | None) -> ControlReply:
+    try:
+        fields = command_fields(message)
+        done = actions.execute(fields, sender, lead, store)
+    except (CommError, MessageError, Refused) as exc:
+        return ControlReply(False, str(exc))
+    if isinstance(done, JournalCommand):
+        return ControlReply(True, JOURNAL_ACCEPTED.format(done.verb), done)
+    if isinstance(done, KeyRegistration):
+        return ControlReply(True, str(done), key=done)
+    if isinstance(done, StatusChange):
+        return ControlReply(True, f"{done.name} is {done.status}", status_change=done)
+    if isinstance(done, Prune | Pack):
+        return ControlReply(True, JOB_ACCEPTED.format(fields["ACTION"].lower()), done)
+    return ControlReply(True, done)
+
+
+def _change_channel(
+    kind: Kind, name: str, fields: dict[str, str], sender: str, store: CommStore
+) -> ControlReply:
+    pattern = fields.get("PATTERN", "")
+    channel = store.get_channel_by_name(name)
+    if kind is Kind.JOIN:
+        if channel is None:
+            store.create_channel(name, ChannelType.GROUP, sender)
+            return ControlReply(True, f"made the group {name}, you are its owner")
+        store.join_channel(channel.id, sender)
+        return ControlReply(
+            True, f"you take part in {name}, a {channel.channel_type.label} channel"
+        )
+    if kind is Kind.SUBSCRIBE:
+        wanted = filter_of(fields.get("FILTER", ""))
+        return _subscribe(channel, name, pattern, wanted, sender, store)
+    if channel is None:
+        return ControlReply(False, f"there is no channel {name}")
+    if kind is Kind.LEAVE:
+        if not store.takes_part(channel.id, sender):  # it may be obeyed again after a crash
+            return ControlReply(True, f"you do not take part in {name}")
+        store.leave_channel(channel.id, sender)
+        return ControlReply(True, f"you no longer take part in {name}")
+    ended = store.unsubscribe(channel.id, sender, pattern or None)
+    return ControlReply(True, f"{ended} subscription{'s' * (ended != 1)} to {name} ended")
+
+
+def _subscribe(
+    channel: Channel | None,
+    name: str,
+    pattern: str,
+    wanted: MessageFilter | None,
+    sender: str,
+    store: CommStore,
+) -> ControlReply:
+    if not pattern:
+        return ControlReply(
+            False, "PATTERN is missing: subscribe needs a body line `PATTERN: build.#`"
+        )
+    made = channel is None
+    if channel is None:
+        topics.match_mode(pattern)  # a bad pattern must not leave an empty channel behind
+        channel = store.create_channel(name, ChannelType.PUB_SUB, sender)
+    store.subscribe(channel.id, sender, pattern, wanted)
+    also = f"made the channel {name}; " if made else ""
+    return ControlReply(True, f"{also}you receive {pattern} from {name}{where(wanted)}")

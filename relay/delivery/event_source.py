@@ -1,0 +1,208 @@
+"""Step 1: what the watcher tells and scans find becomes hints, reads and agents.
+
+A scan lists what inotify may have missed; it is made at a start, after an overflow, for a new agent
+and every ``detection.scan_interval_s``. What a file that left an inbox shows: ``readings``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+
+from relay.agents.roster import Roster
+from relay.agents.status import AgentStatusTracker
+from relay.base import directory_guard
+from relay.base.clock import NS_PER_MS, NS_PER_S
+from relay.base.errors import FormatError, UnsafePath
+from relay.base.home import READ
+from relay.base.incidents import Incident, IncidentDedup, IncidentKind
+from relay.base.names import MSG_SUFFIX, message_id_of
+from relay.base.watcher import WatchEvents
+from relay.delivery import lost_time
+from relay.delivery.context import Context
+from relay.delivery.intake import Intake
+from relay.delivery.notifications import Notifier
+from relay.delivery.readings import GRACE_NS, ReadDetector
+
+
+class EventSource:
+    """Owned by the loop."""
+
+    def __init__(
+        self,
+        context: Context,
+        intake: Intake,
+        roster: Roster,
+        statuses: AgentStatusTracker,
+        notifier: Notifier,
+    ) -> None:
+        self._context = context
+        self._detection = context.config.detection
+        self._home = context.home
+        self._ledger = context.ledger
+        self._store = context.store
+        self._reads = ReadDetector(context)
+        self._intake = intake
+        self._roster = roster
+        self._statuses = statuses
+        self._notifier = notifier
+        self._clock = context.clock
+        self._log = context.log
+        self._told = IncidentDedup()
+        self._next_scan_ns = 0
+        self._next_poll_ns = 0
+        self._recheck_ns: int | None = None
+        self._broken: dict[str, int] = {}  # agents without an inbox, since when (monotonic)
+        self._known_strays: dict[
+            str, set[str]
+        ] = {}  # in inboxes, and not unread as the ledger has it
+
+    def poll(self, wake: WatchEvents) -> None:
+        """Take what the watcher tells, and scan when that is due."""
+        now = self._clock.monotonic_ns()
+        scan = wake.scan or now >= self._next_scan_ns
+        appeared: list[str] = []
+        recheck = self._recheck_ns is not None and now >= self._recheck_ns
+        if wake.agents_changed or scan or recheck:
+            appeared = self._refresh_agents(complete=scan or recheck)
+        for touched in wake.touched:
+            if touched.agent in self._roster.agents:
+                self._intake.add(touched.agent, touched.file_name, renamed=touched.renamed)
+        self._reads.on_removed(wake.left)
+        if scan:
+            self._ledger.check_file()
+            lost_time.record_alive(self._context)
+            self._intake.rate_limit.sweep()
+            self._record_incidents(directory_guard.stray_agents(self._home))
+            self._next_scan_ns = now + self._detection.scan_interval_s * NS_PER_S
+            self._scan(self._roster.agents)
+            self.check_liveness(None)
+        elif self._roster.unwatched and now >= self._next_poll_ns:
+            self._scan(self._roster.unwatched | set(appeared))
+        elif appeared:
+            self._scan(appeared)
+            self.check_liveness(appeared)  # before what vanished with a mailbox is delivered again
+        if self._roster.unwatched:
+            self._next_poll_ns = now + self._detection.poll_interval_ms * NS_PER_MS
+        self._reads.check_missing()
+
+    def _refresh_agents(self, *, complete: bool) -> list[str]:
+        changes = self._roster.refresh(complete=complete)
+        self._recheck_ns = None
+        if changes.incomplete and not complete:  # whoever removes something is given a second
+            self._recheck_ns = self._clock.monotonic_ns() + NS_PER_S
+        if changes.appeared or changes.gone:
+            now = self._clock.now_ns()
+            with self._ledger.transaction():
+                for name in changes.appeared:
+                    self._ledger.agents.register(name, now)
+                for name in changes.gone:
+                    self._ledger.agents.deactivate(name, now)
+            self._statuses.refresh()
+        return changes.appeared
+
+    def due_ns(self) -> int:
+        """When there is something to scan, or somebody to look at again (monotonic)."""
+        due = [self._next_scan_ns]
+        if self._recheck_ns is not None:
+            due.append(self._recheck_ns)
+        if self._roster.unwatched:
+            due.append(self._next_poll_ns)
+        missing_ns = self._reads.due_ns()
+        if missing_ns is not None:
+            due.append(missing_ns)
+        return min(due)
+
+    def check_liveness(self, names: Iterable[str] | None) -> None:
+        """Judge who is away; who was and has a process again is greeted, and then active."""
+        with self._home.dirs() as dirs:
+            comebacks = self._statuses.check(dirs, names)
+        self._statuses.reactivate(
+            [one for one in comebacks if self._notifier.send_resume_message(one.name, one.key)]
+        )
+
+    def _scan(self, agents: Iterable[str]) -> None:
+        """List outboxes for what inotify missed, and inboxes for what was read unseen."""
+        for agent in sorted(agents):
+            try:
+                with self._home.dirs() as dirs:  # closed again: a thousand agents are many
+                    self._record_incidents(directory_guard.agent_incidents(dirs, agent))
+                    self._intake.scan(dirs, agent)
+                    others = self._reads.scan(dirs, agent)
+                self._record_incidents(self._strays(agent, others), again=True)
+            except FileNotFoundError:  # it has just gone: the roster's next refresh says so
+                self._repair(agent)
+                continue
+            except (OSError, UnsafePath) as exc:
+                self._log(
+                    f"Cannot scan agent {agent}, the next scan tries again: {exc}",
+                    action="scan_failed",
+                    level="warning",
+                    agent=agent,
+                )
+            self._broken.pop(agent, None)
+        for agent in self._statuses.retired:
+            if agent not in self._roster.agents:
+                self._reads.return_unread(agent)
+
+    def _repair(self, agent: str) -> None:
+        """Where an inbox alone went, and no watch says so, it is made again after a while."""
+        now = self._clock.monotonic_ns()
+        if now - self._broken.setdefault(agent, now) >= GRACE_NS and agent in self._roster.agents:
+            del self._broken[agent]
+            with contextlib.suppress(OSError, UnsafePath):
+                self._home.complete_agent(agent)
+
+    def _strays(self, agent: str, others: set[str]) -> list[Incident]:
+        """Messages in an inbox that no delivery names: the relay did not put them there."""
+        fresh = others - self._known_strays.get(agent, set())
+        self._known_strays[agent] = others
+        ids = {one for one in fresh if message_id_of(one + MSG_SUFFIX) is not None}
+        strays = sorted(self._ledger.deliveries.undelivered(agent, ids)) if ids else []
+        strays = [one for one in strays if not self._was_sent(one, agent)]
+        if not strays:
+            return []
+        path = f"agents/{agent}/inbox/{strays[0]}{MSG_SUFFIX}"
+        text = f"{path} was not delivered by the relay: find out who put it there"
+        if len(strays) > 1:
+            text += f"; so with {len(strays) - 1} more there"
+        return [Incident(IncidentKind.STRAY_MESSAGE, agent, path, text)]
+
+    def _was_sent(self, message_id: str, agent: str) -> bool:
+        """True for what the store knows, where the ledger is not whole."""
+        with contextlib.suppress(OSError, FormatError):
+            stored = self._store.ever_by_relay_id(message_id)
+            return stored is not None and agent in self._store.recipients(stored.id)
+        return False
+
+    def flush_reads(self) -> None:
+        """What was read goes into the ledger, once the journal has it."""
+        read: dict[str, int] = {}
+        for message_id, agent, *_ in self._reads.flush():
+            if agent in self._statuses.unavailable or agent in self._statuses.inactive:
+                read[agent] = max(read.get(agent, 0), self._read_at(agent, message_id))
+        if read:
+            self._statuses.mark_seen(read, by_reading=True)
+
+    def _read_at(self, agent: str, message_id: str) -> int:
+        """When a file left the inbox, or a time that is not before it (Unix ns)."""
+        with self._home.dirs() as dirs, contextlib.suppress(OSError, UnsafePath):
+            inbox = dirs.get("agents", agent, "inbox")
+            with contextlib.suppress(FileNotFoundError):
+                name = f"{READ}/{message_id}{MSG_SUFFIX}"
+                return os.stat(name, dir_fd=inbox, follow_symlinks=False).st_ctime_ns
+            return os.fstat(inbox).st_mtime_ns
+        return self._clock.now_ns()
+
+    def _record_incidents(self, found: list[Incident], *, again: bool = False) -> None:
+        """What a look at the home found, said and kept once while it lasts; ``again``: it may be
+        there from before a restart."""
+        repaired = [one for one in found if one.kind is IncidentKind.MODE_REPAIRED]
+        fresh = repaired + self._told.fresh([one for one in found if one not in repaired])
+        if not fresh:
+            return
+        with self._ledger.transaction():
+            self._ledger.agents.add_incidents(fresh, self._clock.now_ns(), again=again)
+        for one in fresh:
+            self._log(one.detail, action=str(one.kind), level="warning", agent=one.agent)

@@ -1,0 +1,199 @@
+"""The store's events in the journal: ``commit`` is the instant at which messages are accepted.
+
+    with the store's file   everything before its position
+    with the journal        everything else, in the order in which it happened
+
+An event is applied in memory first and kept; ``commit`` writes what was kept, with one sync, and
+returns when it is durable. What is not committed yet has had no effect outside the process.
+Source: DESIGN, "How a message flows", step 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import msgspec
+
+from relay.acomm.engine_state import Position
+from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.base.metrics import SECONDS, Histogram
+from relay.engine import events
+from relay.engine.commstore import CommStore
+from relay.engine.event_codec import VERSION, Checkpoint, EventCodec, Frame, Start
+from relay.journal.format import ARCHIVE_ROLLED, RECORD, RecordFlag
+from relay.journal.journal import Append, Journal
+from relay.journal.records import Record
+
+STREAM_ID = 1  # a home has one store, and one stream
+LINGER_MS = 20  # so long what nobody waits for may wait for a batch to share its sync
+RESERVED_BYTES = 64 << 10  # bytes kept free for answers, timers and the like beside the messages
+
+
+class CheckpointListener(Protocol):
+    """Who keeps account of the store's files."""
+
+    def written(self, offset: int) -> None:
+        """A new one covers the journal up to here."""
+
+
+class EventLog:
+    """The journal of one store. Owned by the loop."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        codec: EventCodec,
+        store: CommStore,
+        clock: Clock,
+        boot_id: str,
+        checkpoints: CheckpointListener,
+    ) -> None:
+        self.journal = journal
+        self._codec = codec
+        self._store = store
+        self._clock = clock
+        self._boot_id = boot_id
+        self._checkpoints = checkpoints
+        self._epoch = 0
+        self._recorded_boot_id = boot_id  # what the journal says of the machine
+        self._since: int | None = None  # monotonic: how long the oldest fresh event waits
+        self.commit_s = Histogram(SECONDS)  # its writes and syncs; a session has its own put here
+        store.fresh_events = []
+
+    def begin(self, epoch: int, boot_id: str = "") -> None:
+        """Say that a writer begins; what comes before may lack its end.
+
+        ``boot_id``: of the last writer, where the machine was switched off since: until ``settle``
+        the next start must find that out, too.
+        """
+        self._epoch, self._recorded_boot_id = epoch, boot_id or self._boot_id
+        start = Start(self._recorded_boot_id, epoch, self._clock.now_ns())
+        self._append_control(Frame(VERSION, start=start), RecordFlag.CONTROL)
+        self.commit()
+
+    def confirm_boot(self) -> None:
+        """What the last writer left is put right, durably: now this boot is the one to compare."""
+        if self._recorded_boot_id != self._boot_id:
+            self.begin(self._epoch)
+
+    @property
+    def is_behind(self) -> bool:
+        """True while events, or a word about a checkpoint, wait for their commit."""
+        return bool(self._store.fresh_events) or self.journal.end > self.journal.durable
+
+    def commit(self) -> None:
+        """Make everything that happened durable: one write, one sync.
+
+        Errors: OSError, JournalFailed; then nobody knows what of it is: open everything anew.
+        """
+        fresh = self._store.fresh_events
+        if fresh:
+            self._append(fresh)
+            self._store.fresh_events = []
+        self._since = None
+        if self.journal.end > self.journal.durable:
+            began = self._clock.monotonic_ns()
+            self.journal.commit()
+            self.commit_s.observe((self._clock.monotonic_ns() - began) / NS_PER_S)
+        for event in fresh or ():
+            if type(event) is events.Rolled:
+                self.journal.add_event(ARCHIVE_ROLLED, _note_of(event))
+
+    def _append(self, fresh: list[events.Event]) -> None:
+        """Encode a batch; the numbers of the events end with the store's own."""
+        sequence, offset = self._store.sequence - len(fresh), self.journal.end
+        encode, head_bytes = self._codec.encode_event, RECORD.size
+        batch: list[Append] = []
+        for event in fresh:
+            ext_id = event.message.id if type(event) is events.MessageSent else 0
+            payload = encode(sequence, event, offset)
+            batch.append(Append(payload, 0, ext_id))
+            sequence += 1
+            offset += head_bytes + len(payload)
+        self.journal.append(batch)
+
+    def _append_control(self, frame: Frame, flag: RecordFlag) -> None:
+        payload = self._codec.encode(frame, self.journal.end)
+        self.journal.append([Append(payload, int(flag))])
+
+    def commit_if_due(self) -> None:
+        """Commit what has waited long enough for a batch to take it along; prepare, and roll."""
+        now = self._clock.monotonic_ns()
+        if self.is_behind and self._since is None:
+            self._since = now
+        due = self.due_ns()
+        if due is not None and due <= now:
+            self.commit()
+        self.journal.roll_if_due()
+        self.journal.preallocate()  # in a backlog, too: without zeros ahead commits take far longer
+
+    def due_ns(self) -> int | None:
+        """When ``linger`` has something to do (monotonic)."""
+        return None if self._since is None else self._since + LINGER_MS * NS_PER_MS
+
+    def reserve(self, n_bytes: int) -> None:
+        """Errors: OSError when the disk has none for so many bytes of messages."""
+        self.journal.reserve(n_bytes + RESERVED_BYTES)
+
+    # -- checkpoints: what the flusher asks ------------------------------------------
+
+    def mark(self) -> Position:
+        """Where the store stands now, durable in the journal. Errors: as ``commit``."""
+        self.commit()
+        return Position(STREAM_ID, self.journal.end, self._boot_id)
+
+    def cover(self, position: Position) -> None:
+        """The store's file was written; it covers everything before ``position``."""
+        self.journal.note_checkpoint(position.offset)
+        self._checkpoints.written(position.offset)
+        frame = Frame(VERSION, checkpoint=Checkpoint(position.offset, self._store.sequence))
+        self._append_control(frame, RecordFlag.SNAPSHOT_BOUNDARY)
+
+    def seal(self) -> None:
+        """Commit, and seal the active segment where it holds anything. Errors: as ``commit``."""
+        self.commit()
+        self.journal.seal()
+
+    def close(self) -> None:
+        """Let the files go; what was not committed is lost."""
+        self._store.fresh_events = None
+        self.journal.close()
+
+
+def replay(
+    records: Iterator[Record],
+    codec: EventCodec,
+    store: CommStore,
+    heard: Callable[[Frame, int], None],
+    warn: Callable[[str], object],
+) -> None:
+    """Apply what the store has not had yet; ``heard`` gets every frame, and its offset.
+
+    Events that are missing, or do not fit what is there because others are missing, are told to
+    ``warn`` and passed over: the rest counts. Errors: FormatError, VersionError, SealedStore.
+    """
+    unfit = 0
+    for record in records:
+        frame = codec.decode(record.payload, record.offset)
+        heard(frame, record.offset)
+        if frame.event is None or frame.seq is None or frame.seq < store.state.sequence:
+            continue
+        if frame.seq > store.state.sequence:
+            missing = frame.seq - store.state.sequence
+            warn(f"{missing} events before offset {record.offset} of the journal are missing")
+            store.state.sequence = frame.seq
+        try:
+            store.state.apply(frame.event)
+        except (LookupError, ValueError):
+            unfit += 1
+        store.state.sequence = frame.seq + 1
+    if unfit:
+        warn(f"{unfit} events of the journal speak of what is not there, and were passed over")
+
+
+def _note_of(event: events.Rolled) -> bytes:
+    """What the manifest says of a rolled archive."""
+    return msgspec.msgpack.encode(
+        {"name": event.note.name, "messages": event.note.messages, "bytes": event.note.size}
+    )

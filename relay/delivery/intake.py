@@ -1,0 +1,300 @@
+"""Intake: from hints to messages. It decides which files are complete, and reads them.
+
+A file renamed into an outbox is complete when seen: a watcher tells of the rename, or its ctime is
+later than its mtime and it parses. One written in place waits until it has been still for
+``settle_ms``; one that does not parse may still be growing and is malformed only when it has
+been still for ``malformed_after_s``. Source: relay-file-system.txt 2.2, 2.3, 6.1; FORMATS 1.
+
+Of one sender's files the order is PRIORITY, then the name, within a batch. None overtakes one of
+its own that is still settling; for ``malformed_after_s``, then it has had its time.
+
+Time still: the larger of the file's age by its mtime and the time since we first saw it with this
+size and mtime, so that a clock that jumps holds nothing up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Container
+from typing import NamedTuple
+
+from relay.base import fsio
+from relay.base.checksums import SHA256_PREFIX, sha256_hex
+from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.base.config import DetectionSettings, LimitSettings, SecuritySettings
+from relay.base.errors import ForeignOwner, HardLink, MessageError, RelayError, UnsafePath
+from relay.base.home import PENDING, Dirs
+from relay.base.incidents import Incident, IncidentKind
+from relay.base.message import Kind, MessageFile, max_file_bytes, parse
+from relay.base.names import MSG_SUFFIX, shown
+from relay.base.outbox_file import FileKey, OutboxFile, found_of
+from relay.base.redaction import redact
+from relay.delivery.ratelimit import RateLimit
+from relay.delivery.unsent import PendingFiles
+from relay.delivery.waiting import (
+    Hint,
+    IntakeQueue,
+    OutboxQuota,
+    ThrottleStatus,
+    sort_within_agents,
+)
+
+_KIND_OF: dict[type[RelayError], IncidentKind] = {
+    HardLink: IncidentKind.HARD_LINK,
+    ForeignOwner: IncidentKind.FOREIGN_OWNER,
+}
+
+
+class Parsed(NamedTuple):
+    """A whole, well-formed message."""
+
+    file: OutboxFile
+    message: MessageFile
+    checksum: str  # SHA-256 of the content, hex
+    # Where it has secrets: as it was sent. ``message`` and ``checksum`` are without them.
+    original: MessageFile | None = None
+    redacted: bytes | None = None  # what goes to the archive in the place of the file
+
+
+class Malformed(NamedTuple):
+    """A file that will never be a message, and why."""
+
+    file: OutboxFile
+    reason: str
+    incident: IncidentKind | None = None  # it is none that an agent may put there
+    redacted: bytes | None = None  # as of Accepted
+
+    @property
+    def unsafe(self) -> bool:
+        """True for a link, FIFO, directory, device, and for what is not the agent's alone."""
+        return self.incident is not None
+
+
+ParseResult = Parsed | Malformed
+
+
+class Intake:
+    """The files that wait to be looked at, in order of discovery. Owned by the loop."""
+
+    def __init__(
+        self,
+        detection: DetectionSettings,
+        limits: LimitSettings,
+        clock: Clock,
+        log: Callable[..., object] = lambda *_, **__: None,
+        security: SecuritySettings | None = None,
+    ) -> None:
+        self._settle_ns = detection.settle_ms * NS_PER_MS
+        self._malformed_ns = detection.malformed_after_s * NS_PER_S
+        self._max_body = limits.max_body_bytes
+        self._max_file = max_file_bytes(limits.max_body_bytes)
+        self._clock = clock
+        self._log = log
+        security = security or SecuritySettings()
+        self.rate_limit = RateLimit(security.rate_per_s, security.rate_burst, clock)
+        self._queue = IntakeQueue(self.rate_limit, security.outbox_files, clock)
+        self._quota = OutboxQuota(security, self._max_file)
+        self._pending_files = PendingFiles(detection, clock, log)
+
+    @property
+    def backlog(self) -> int:
+        """Files known and not yet taken, waiting ones included."""
+        return len(self._queue)
+
+    @property
+    def is_busy(self) -> bool:
+        """True while files wait that can be looked at now."""
+        return self._queue.is_busy or self._pending_files.is_busy
+
+    @property
+    def throttled(self) -> ThrottleStatus:
+        """Who is over a limit now, and how often that was."""
+        limit, quota = self.rate_limit, self._quota
+        return ThrottleStatus(limit.limited, limit.limited_total, quota.over, quota.exceeded_total)
+
+    def add(self, agent: str, file_name: str, *, renamed: bool, counted: bool = False) -> None:
+        """A hint: look at this file. A rename outranks an earlier hint that it is being written.
+
+        ``paid``: it was taken before, and counts for its agent's rate no second time.
+        """
+        if not file_name.endswith(MSG_SUFFIX) or file_name.startswith("."):
+            return
+        self._queue.add(agent, file_name, renamed=renamed, counted=counted)
+
+    def retry(self, agent: str, file_name: str, due_ns: int, waited_ns: int = 0) -> None:
+        """Look again at ``due_ns`` (monotonic): a passing error held the message up, for
+        ``waited_ns`` so far."""
+        found_ns = self._clock.monotonic_ns() - waited_ns
+        self._queue.defer(Hint(agent, file_name, True, True, due_ns, found_ns=found_ns))
+
+    def scan(self, dirs: Dirs, agent: str) -> None:
+        """List an agent's outbox, and what its writers left in ``.pending``."""
+        outbox = dirs.get("agents", agent, "outbox")
+        names = sorted(os.listdir(outbox))
+        for name in names:
+            self.add(agent, name, renamed=False)
+        self._quota.check(agent, outbox, names)
+        self._pending_files.scan(dirs, agent)
+
+    def pop_new_alerts(self) -> list[Incident]:
+        """Limits that agents ran into since the last time; each is to be told once."""
+        begun = [
+            Incident(
+                IncidentKind.RATE_LIMITED,
+                agent,
+                f"agents/{agent}/outbox",
+                f"{agent} sends faster than {self.rate_limit.rate_per_s} messages a second "
+                "(security.rate_per_s): what is over waits in the outbox and goes at that rate, "
+                "nothing is lost",
+            )
+            for agent in self.rate_limit.pop_new_alerts()
+        ]
+        return begun + self._quota.pop_new_alerts()
+
+    def read_batch(
+        self, dirs: Dirs, limit: int, in_hand: Container[FileKey] = ()
+    ) -> list[ParseResult]:
+        """Look at up to ``limit`` files; those that must wait stay, those that are gone go.
+
+        A file ``in_hand`` is being worked on already, and is not looked at.
+        """
+        looks: list[ParseResult] = []
+        settling: set[str] = set()  # agents that are still writing one
+        for hint in self._queue.pop_batch(limit):
+            if hint.key in in_hand:
+                self._queue.unpop(hint)
+                continue
+            if hint.agent in settling:
+                self._queue.requeue(hint)
+                continue
+            look: ParseResult | Hint
+            try:
+                look = self._read_file(dirs, hint)
+            except FileNotFoundError:
+                continue  # taken back by its writer, or its agent is gone
+            except (OSError, UnsafePath) as exc:  # the outbox is broken, or no descriptor is left
+                look = hint._replace(due_ns=self._clock.monotonic_ns() + NS_PER_S)
+                self._log(
+                    f"Cannot look at a file, trying again in 1 s: {exc}",
+                    action="look_failed",
+                    level="warning",
+                    agent=hint.agent,
+                    file=hint.file_name,
+                )
+            if isinstance(look, Hint):
+                known_ns = self._clock.monotonic_ns() - hint.found_ns
+                if look.settling and known_ns < self._malformed_ns:
+                    self._queue.block_agent(look._replace(counted=True, settling=False))
+                    settling.add(look.agent)
+                else:
+                    self._queue.defer(look._replace(counted=True, settling=False))
+            else:
+                looks.append(look)
+        self._rescan(dirs)
+        looks = sort_within_agents(looks, lambda look: look.file.agent, _rank)
+        left = self._pending_files.pop_overdue(dirs, limit - len(looks), self._max_file, in_hand)
+        return looks + [self._refuse_pending(found, data) for found, data in left]
+
+    def _refuse_pending(self, found: OutboxFile, data: bytes) -> Malformed:
+        """A message that its writer left in ``.pending``."""
+        clean = redact(data, loose=True)
+        reason = self._pending_files.reason(found.agent)
+        return Malformed(found, reason, redacted=clean.data if clean else None)
+
+    def oldest_ns(self) -> int | None:
+        """When the file was heard of that waits longest (monotonic); None when none waits."""
+        return self._queue.oldest_ns()
+
+    def _rescan(self, dirs: Dirs) -> None:
+        """What did not fit in when an outbox was over its quota, now that there is room."""
+        for agent in self._queue.agents_to_rescan():
+            with contextlib.suppress(OSError, UnsafePath):  # the next scan says what is wrong
+                self.scan(dirs, agent)
+
+    def due_ns(self) -> int | None:
+        """When the next file is to be looked at (monotonic); 0: now."""
+        return 0 if self._pending_files.is_busy else self._queue.due_ns()
+
+    def _read_file(self, dirs: Dirs, hint: Hint) -> ParseResult | Hint:
+        agent, name = hint.agent, hint.file_name
+        outbox = dirs.get("agents", agent, "outbox")
+        try:
+            data, status = fsio.read_regular(name, outbox, self._max_file, narrow=hint.renamed)
+        except UnsafePath as exc:
+            status = os.stat(name, dir_fd=outbox, follow_symlinks=False)
+            kind = _KIND_OF.get(type(exc), IncidentKind.NOT_A_REGULAR_FILE)
+            return Malformed(found_of(agent, name, status), shown(str(exc)), kind)
+        found = found_of(agent, name, status)
+        now = self._clock.monotonic_ns()
+        seen = (status.st_size, status.st_mtime_ns)
+        if hint.seen != seen:
+            hint = hint._replace(seen=seen, seen_at_ns=now)
+        still_ns = max(self._clock.now_ns() - status.st_mtime_ns, now - hint.seen_at_ns)
+        again = hint._replace(due_ns=now + max(self._settle_ns, NS_PER_MS), settling=True)
+        changing = len(data) != found.size and found.size <= self._max_file
+        is_moving = changing or still_ns < self._settle_ns
+        if hint.renamed and not changing:
+            return self._parse(found, data)
+        was_renamed = status.st_mtime_ns < status.st_ctime_ns <= self._clock.now_ns()
+        if changing or (is_moving and not was_renamed) or _is_pending(dirs, agent, name):
+            return again
+        look = self._parse(found, data)
+        if isinstance(look, Malformed) and (is_moving or still_ns < self._malformed_ns):
+            return again._replace(settling=is_moving)
+        # Only now its mode is narrowed: that changes its ctime, which would look like a rename.
+        data, status = fsio.read_regular(name, outbox, self._max_file)
+        if seen != (status.st_size, status.st_mtime_ns):
+            return again
+        return self._parse(found_of(agent, name, status), data)
+
+    def _parse(self, found: OutboxFile, data: bytes) -> ParseResult:
+        """Parse what was read; every rule that it breaks is a reason."""
+        reason, message = self._classify(found, data)
+        if reason or message is None:
+            clean = redact(data, loose=True)
+            if clean is None:
+                return Malformed(found, reason)
+            # The same words of the text that may be kept: a reason quotes what is wrong.
+            reason = self._classify(found, clean.data)[0] or clean.clean(reason)
+            return Malformed(found, reason, redacted=clean.data)
+        clean = redact(data) if message.kind is Kind.SPAWN else None
+        if clean is not None:
+            original, message = message, parse(clean.data)
+            checksum = sha256_hex(message.content)
+            return Parsed(found, message, checksum, original, clean.data)
+        declared = message.headers.get("CHECKSUM")
+        if declared and message.body:  # parse has compared it with the body's
+            return Parsed(found, message, declared.removeprefix(SHA256_PREFIX))
+        return Parsed(found, message, sha256_hex(message.content))
+
+    def _classify(self, found: OutboxFile, data: bytes) -> tuple[str, MessageFile | None]:
+        """Why it is no message, or the message."""
+        if found.message_id is None:
+            return (
+                f"{shown(found.file_name)} is no name of a message: "
+                "{timestamp_ns}-{hex}.msg, 10 to 20 digits, -, up to 32 of 0-9a-f"
+            ), None
+        if found.size > self._max_file:
+            return (
+                f"{found.file_name} is {found.size} bytes, too large: the body may be "
+                f"{self._max_body}; put large data into an attachment"
+            ), None
+        try:
+            return "", parse(data, file=found.file_name, max_body_bytes=self._max_body)
+        except MessageError as exc:
+            return str(exc), None
+
+
+def _rank(look: ParseResult) -> tuple[int, str]:
+    """The sort key of one agent's files: priority, then name."""
+    priority = look.message.priority if isinstance(look, Parsed) else 2
+    return priority, look.file.file_name
+
+
+def _is_pending(dirs: Dirs, agent: str, name: str) -> bool:
+    """True while the writer still has a file of this name in ``.pending``."""
+    try:
+        return fsio.exists(name, dirs.get("agents", agent, "outbox", PENDING))
+    except FileNotFoundError:  # no such directory: nothing is pending there
+        return False

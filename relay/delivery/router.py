@@ -1,0 +1,340 @@
+"""The router: a message and who is there, to who gets it. Pure; it does no I/O.
+
+| TO | who |
+|---|---|
+| a name | that agent, through the Direct channel ``dm/{a}/{b}`` |
+| ``Lead`` (any case) | whoever has the role, else an agent of that name |
+| ``*`` | every active agent but the sender, through the Group channel ``all`` |
+| ``#channel`` | as the channel's type says |
+| ``__orchestrator__`` | the relay itself; it alone takes a spawn, and who joins a ``#channel`` |
+
+An ack, nack or response goes to the sender of what it answers, whatever TO says.
+Source: relay-file-system.txt 4, FORMATS 1, DESIGN "Addresses".
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping, Sequence, Set
+from typing import NamedTuple
+
+from relay.acomm.model import ChannelType, Message, MessageType, Metadata, Priority
+from relay.base.checksums import uuid4_of
+from relay.base.errors import FormatError
+from relay.base.message import (
+    ANSWERS,
+    CHANNEL_KINDS,
+    FOR_ORCHESTRATOR,
+    SIGNATURE_PREFIX,
+    Kind,
+    MessageFile,
+)
+from relay.base.names import (
+    DIRECT_PREFIX,
+    EVERYONE,
+    EVERYONE_CHANNEL,
+    LEAD,
+    ORCHESTRATOR,
+    direct_channel_name,
+    is_agent_name,
+    lead_by_name,
+)
+from relay.engine.commstore import CommStore
+
+MAX_ANSWER = 200  # characters of an answer that the ledger keeps with what it answers
+ACK_WORD = re.compile(r"\s*(received|in_progress|completed)\b")
+MESSAGE_TYPES = {
+    Kind.MESSAGE: MessageType.TEXT,
+    Kind.COMMAND: MessageType.COMMAND,
+    Kind.QUERY: MessageType.QUERY,
+    Kind.RESPONSE: MessageType.RESPONSE,
+    Kind.ACK: MessageType.ACKNOWLEDGMENT,
+    Kind.NACK: MessageType.ACKNOWLEDGMENT,
+    Kind.ERROR: MessageType.ERROR,
+    Kind.STATUS: MessageType.NOTIFICATION,
+    Kind.NOTIFICATION: MessageType.NOTIFICATION,
+    Kind.REMINDER: MessageType.NOTIFICATION,
+}
+# The kind that a type stands for; metadata `kind` where it stands for another.
+KIND_OF = {
+    MessageType.TEXT: Kind.MESSAGE,
+    MessageType.BROADCAST: Kind.MESSAGE,
+    MessageType.COMMAND: Kind.COMMAND,
+    MessageType.QUERY: Kind.QUERY,
+    MessageType.RESPONSE: Kind.RESPONSE,
+    MessageType.ACKNOWLEDGMENT: Kind.ACK,
+    MessageType.ERROR: Kind.ERROR,
+    MessageType.NOTIFICATION: Kind.NOTIFICATION,
+}
+AT_MOST_ONCE = "at-most-once"
+# Headers that have a field of their own in the engine, or are checked and done with.
+_KNOWN_HEADERS = frozenset(
+    ("THREAD", "RE", "PRIORITY", "TOPIC", "TTL", "CHECKSUM", "DELIVERY", "SIGNATURE", "AWAIT")
+)
+
+
+class Directory(NamedTuple):
+    """Who is there."""
+
+    agents: Set[str]  # those that have a mailbox, `operator` among them
+    lead: str | None = None
+    unavailable: Mapping[str, str] = {}  # terminated or retired: what who writes to them is told
+    inactive: Set[str] = frozenset()  # inactive: they get no broadcasts
+
+
+class Route(NamedTuple):
+    """Where a message goes: a channel, and the recipients when the channel does not say."""
+
+    channel: str
+    channel_type: ChannelType
+    members: tuple[str, ...] = ()  # who must take part before it is sent
+    recipients: tuple[str, ...] | None = None  # None: as the channel's type says
+    answers: Message | None = None
+    shown_channel: str | None = None  # the CHANNEL header of the delivered file
+
+
+class Bounce(NamedTuple):
+    """It goes to nobody: why, and what to do."""
+
+    reason: str
+    answers: Message | None = None  # what it answers all the same: its sender alone is gone
+
+
+def route(
+    message: MessageFile, sender: str, directory: Directory, store: CommStore
+) -> Route | Bounce:
+    """Decide where one message goes."""
+    if message.kind in ANSWERS:
+        return _route_answer(message, sender, directory, store)
+    if message.kind in CHANNEL_KINDS | FOR_ORCHESTRATOR and message.to != ORCHESTRATOR:
+        return _route_control(message, sender)
+    if message.to == EVERYONE:
+        active = directory.agents - directory.unavailable.keys() - directory.inactive
+        everyone = tuple(sorted(active | {sender}))
+        others = tuple(name for name in everyone if name != sender)
+        return Route(
+            EVERYONE_CHANNEL,
+            ChannelType.GROUP,
+            everyone,
+            others,
+            shown_channel=EVERYONE_CHANNEL,
+        )
+    if message.to.startswith("#"):
+        return _route_channel(message.to[1:], store)
+    return _route_direct(message.to, sender, directory)
+
+
+def _route_control(message: MessageFile, sender: str) -> Route | Bounce:
+    """The reason to refuse a control message that is addressed to an agent."""
+    where = ORCHESTRATOR
+    if message.kind in CHANNEL_KINDS:
+        if message.to.startswith("#"):
+            return _direct(sender, ORCHESTRATOR)
+        where = f"#channel, or {ORCHESTRATOR}"
+    return Bounce(f"KIND {message.kind} is for the relay itself: send it TO: {where}")
+
+
+def _route_direct(to: str, sender: str, directory: Directory) -> Route | Bounce:
+    name = to
+    if to == ORCHESTRATOR:
+        return _direct(sender, ORCHESTRATOR)
+    if to.lower() == LEAD:
+        name = directory.lead or lead_by_name(directory.agents, to) or ""
+        if not name:
+            return Bounce(
+                "nobody is Lead here: name one with `relay register NAME --role lead`, "
+                "or the setting `lead` in config.json"
+            )
+    if name == sender:
+        return Bounce(f"{sender} is the sender itself: nobody writes to itself")
+    if name in directory.unavailable:
+        return Bounce(directory.unavailable[name])
+    if name not in directory.agents:
+        return Bounce(
+            f"there is no agent {name}: `relay agents` lists those there are, "
+            f"`mkdir -p agents/{name}/outbox` in the home makes one"
+            if is_agent_name(name)
+            else f"{name} is a reserved name: no agent has it"
+        )
+    return _direct(sender, name)
+
+
+def route_again(sender: str, recipients: Sequence[str]) -> Route:
+    """The way of a message that was decided before a crash, when the way itself is gone since."""
+    if len(recipients) == 1:
+        return _direct(sender, recipients[0])
+    return Route(EVERYONE_CHANNEL, ChannelType.GROUP, (sender, *recipients), tuple(recipients))
+
+
+def _direct(sender: str, other: str) -> Route:
+    return Route(direct_channel_name(sender, other), ChannelType.DIRECT, (sender, other), (other,))
+
+
+def _route_channel(name: str, store: CommStore) -> Route | Bounce:
+    if name.startswith(DIRECT_PREFIX):
+        return Bounce(f"#{name} is a channel between two: write to the agent by its name")
+    if name == EVERYONE_CHANNEL:
+        return Bounce(f"#{name} is everybody: write TO: {EVERYONE}")
+    channel = store.get_channel_by_name(name)
+    if channel is None:
+        return Bounce(
+            f"there is no channel {name}: KIND join, TO: #{name} "
+            "makes a group, KIND subscribe a channel with topics"
+        )
+    return Route(name, channel.channel_type, shown_channel=name)
+
+
+def _route_answer(
+    message: MessageFile, sender: str, directory: Directory, store: CommStore
+) -> Route | Bounce:
+    """An answer goes back through the channel of what it answers, to its sender alone."""
+    original = find_original(message, sender, store)
+    if isinstance(original, Bounce):
+        return original
+    channel = store.get_channel(original.channel_id)
+    if message.kind is Kind.RESPONSE:
+        if original.message_type is not MessageType.QUERY:
+            return Bounce(
+                f"a response answers a query, and {_relay_id(original)} is none: "
+                "send it as KIND message with RE"
+            )
+    elif not store.expects_ack(original):
+        why = "only a command, a query or a message sent with DELIVERY at-least-once does"
+        if (original.metadata or {}).get("kind") == Kind.REMINDER:
+            why = "it is a reminder; answer the message that its RE names"
+        return Bounce(f"{_relay_id(original)} expects no acknowledgment: {why}")
+    if original.sender in directory.unavailable:
+        return Bounce(
+            f"{directory.unavailable[original.sender]}; what it asked is noted as answered",
+            original,
+        )
+    if original.sender != ORCHESTRATOR and original.sender not in directory.agents:
+        return Bounce(
+            f"{original.sender}, who sent it, is no longer here; it is noted as answered", original
+        )
+    if not store.takes_part(channel.id, sender):  # it has left: its answer is no reason to join
+        return _direct(sender, original.sender)._replace(answers=original)
+    return Route(
+        channel.name,
+        channel.channel_type,
+        (),
+        (original.sender,),
+        answers=original,
+        shown_channel=None if channel.channel_type is ChannelType.DIRECT else channel.name,
+    )
+
+
+def find_original(message: MessageFile, sender: str, store: CommStore) -> Message | Bounce:
+    """What an answer answers: RE names it, or it is the one in THREAD that awaits this agent."""
+    relay_id = message.headers.get("RE")
+    if relay_id is not None:
+        try:
+            original = store.ever_by_relay_id(relay_id)
+        except (OSError, FormatError) as exc:
+            return Bounce(f"RE {relay_id} cannot be looked up: {exc}")
+        if original is None:
+            return Bounce(f"RE {relay_id} names no message that the relay knows")
+        if sender not in store.recipients(original.id):
+            return Bounce(f"RE {relay_id} was not sent to {sender}")
+        return original
+    thread = message.headers["THREAD"]
+    asked = [
+        candidate
+        for candidate in store.thread_here(uuid4_of(thread)) or store.get_thread(uuid4_of(thread))
+        if sender in store.recipients(candidate.id) and store.expects_ack(candidate)
+    ]
+    # What is acknowledged as received may be completed later: it counts when nothing else waits.
+    waiting = [one for one in asked if not store.is_answered(one.id, sender)] or asked
+    if len(waiting) != 1:
+        return Bounce(
+            f"THREAD {thread} has {len(waiting)} messages that await an answer of {sender}: "
+            "name the one with RE"
+        )
+    return waiting[0]
+
+
+def _relay_id(message: Message) -> str:
+    return message.relay_id or str(message.id)
+
+
+class EngineFields(NamedTuple):
+    """What the engine is told of a message, as its ``accept`` takes it."""
+
+    message_type: MessageType
+    topic: str | None
+    correlation_id: str | None
+    priority: Priority
+    metadata: Metadata
+    ttl: int | None
+    signature: bytes | None
+
+
+def engine_fields(
+    message: MessageFile, message_id: str, discovered_at: int, answers: Message | None
+) -> EngineFields:
+    """The engine's view of a message file. Source: FORMATS 1 and 2, "metadata"."""
+    headers = message.headers
+    metadata: Metadata = {"relay_id": message_id, "to": message.to, "created_ns": discovered_at}
+    message_type = MESSAGE_TYPES.get(message.kind, MessageType.COMMAND)
+    if message.to == EVERYONE and message.kind is Kind.MESSAGE:
+        message_type = MessageType.BROADCAST
+    if KIND_OF[message_type] is not message.kind:
+        metadata["kind"] = str(message.kind)
+    if not headers and not message.attachments and message.kind is Kind.MESSAGE:
+        # the common case: a text to somebody
+        return EngineFields(message_type, None, None, Priority.NORMAL, metadata, None, None)
+    for name, value in headers.items():
+        if name not in _KNOWN_HEADERS:
+            metadata[f"h.{name}"] = value
+    for name in ("THREAD", "RE", "DELIVERY"):
+        if name in headers:
+            metadata[name.lower()] = headers[name]
+    if "AWAIT" in headers:
+        metadata["await_ms"] = message.await_ms or 0
+        if metadata.get("delivery", AT_MOST_ONCE) == AT_MOST_ONCE:  # who waits wants to know
+            metadata["delivery"] = "at-least-once"
+    if message.attachments:
+        metadata["attachments"] = " ".join(message.attachments)
+    signature = headers.get("SIGNATURE")
+    return EngineFields(
+        message_type,
+        headers.get("TOPIC"),
+        _correlation_id(message, message_id, message_type, metadata, answers),
+        Priority(message.priority),
+        metadata,
+        message.ttl_s,
+        base64.b64decode(signature.removeprefix(SIGNATURE_PREFIX)) if signature else None,
+    )
+
+
+def answer_status(message: MessageFile) -> tuple[str, str]:
+    """The status that an ack, nack or response gives, and the first line of what it says beside."""
+    text = message.body.decode().lstrip()
+    if message.kind is Kind.NACK:
+        status = "failed"
+    elif message.kind is Kind.RESPONSE:
+        status = "completed"
+    else:
+        word = ACK_WORD.match(message.content.decode())
+        status = word[1] if word else "received"
+        text = text.removeprefix(status).lstrip(" :,\t\r\n") if word else text
+    return status, text.partition("\n")[0].rstrip()[:MAX_ANSWER]
+
+
+def _correlation_id(
+    message: MessageFile,
+    message_id: str,
+    message_type: MessageType,
+    metadata: Metadata,
+    answers: Message | None,
+) -> str | None:
+    """The thread's id; what expects an answer without naming a thread is one of its own."""
+    if answers is not None:
+        return answers.correlation_id
+    if "THREAD" in message.headers:
+        return uuid4_of(message.headers["THREAD"])
+    expects = message_type in (MessageType.COMMAND, MessageType.QUERY)
+    if expects or metadata.get("delivery", AT_MOST_ONCE) != AT_MOST_ONCE:
+        return uuid4_of(message_id)
+    return None

@@ -1,0 +1,306 @@
+"""Files that wait to be looked at: each agent's in the order of their names, the agents in turn.
+
+    ready     may be looked at now; a batch takes the same share of each agent whose turn it is
+    blocked   an agent over its rate: its files stay until tokens come
+    held      an agent that is still writing one: no other of its files overtakes that
+    later     a file that is still being written, or is tried again
+
+A large backlog of one agent holds up nobody else, and who has nothing waiting comes before those
+who have: of a batch they have half. At most ``most_files`` of an agent are
+remembered: the others stay in its outbox, which is listed again as soon as there is room.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Sequence
+from itertools import islice
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
+
+from relay.base.clock import Clock
+from relay.base.config import SecuritySettings
+from relay.base.incidents import Incident, IncidentKind
+from relay.base.names import MSG_SUFFIX
+from relay.base.outbox_file import FileKey
+from relay.delivery.ratelimit import RateLimit
+
+Item = TypeVar("Item")
+
+
+class Hint(NamedTuple):
+    """A file to be looked at, and what earlier looks saw."""
+
+    agent: str
+    file_name: str
+    renamed: bool
+    counted: bool = False  # it counted for its agent's rate before
+    due_ns: int = 0  # monotonic; 0: now
+    seen: tuple[int, int] | None = None  # size and mtime when first seen so
+    seen_at_ns: int = 0  # monotonic
+    number: int = 0  # in the order of discovery
+    found_ns: int = 0  # monotonic: when it was first heard of
+    settling: bool = False  # of a look: it is still being written
+
+    @property
+    def key(self) -> FileKey:
+        """Agent and file name."""
+        return (self.agent, self.file_name)
+
+
+_BY_DISCOVERY = attrgetter("number")
+# Each agent in a batch costs the opening of its directories, so there are not all too many of them
+# in one: with a thousand backlogs, 16 files of 16 and not one of 256.
+AGENTS_PER_BATCH = 16
+
+
+class IntakeQueue:
+    """The hints of every agent. Owned by the loop."""
+
+    def __init__(self, limit: RateLimit, most_files: int, clock: Clock) -> None:
+        self._limit = limit
+        self._most_files = most_files
+        self._clock = clock
+        self._ready: dict[str, dict[str, Hint]] = {}  # agents in the order of their turns
+        self._throttled: dict[str, int] = {}  # agent -> when it may send again (monotonic ns)
+        self._settling: dict[str, Hint] = {}  # agent -> what it is still writing
+        self._last: dict[str, str] = {}  # agent -> the last name of its ready ones
+        self._unsorted: set[str] = set()  # agents whose ready ones are not in that order
+        self._deferred: dict[FileKey, Hint] = {}
+        self._new: set[str] = set()  # of the ready ones: nothing of theirs has been taken yet
+        self._incomplete: set[str] = set()  # agents with files that nobody remembers
+        self._count = 0  # of ready ones
+        self._number = 0
+
+    def __len__(self) -> int:
+        return self._count + len(self._deferred)
+
+    @property
+    def is_busy(self) -> bool:
+        """True while files wait that may be looked at now."""
+        return any(self._is_free(agent) for agent in self._ready)
+
+    def add(self, agent: str, file_name: str, *, renamed: bool, counted: bool) -> None:
+        """Remember a file; a rename outranks an earlier hint that it is being written."""
+        files = self._ready.get(agent)
+        known = files.get(file_name) if files else None
+        if known is None:
+            known = self._deferred.pop((agent, file_name), None)
+            self._count += 1
+        elif known.renamed or not renamed:
+            return
+        if known is None:
+            if files is not None and len(files) >= self._most_files:
+                self._incomplete.add(agent)
+                self._count -= 1
+                return
+            self._number += 1
+            now = self._clock.monotonic_ns()
+            hint = Hint(agent, file_name, renamed, counted, number=self._number, found_ns=now)
+        else:
+            hint = known._replace(renamed=renamed or known.renamed, due_ns=0)
+            if agent in self._settling and self._settling[agent].file_name == file_name:
+                del self._settling[agent]
+        if files is None:
+            self._new.add(agent)
+        self._put(hint)
+
+    def _put(self, hint: Hint) -> None:
+        """Among the ready ones of its agent; whether these are in order is seen to when picked."""
+        agent, name = hint.key
+        files = self._ready.setdefault(agent, {})
+        if name < self._last.get(agent, ""):
+            self._unsorted.add(agent)
+        else:
+            self._last[agent] = name
+        files[name] = hint
+
+    def defer(self, hint: Hint) -> None:
+        """Look at it when it is due."""
+        self._deferred[hint.key] = hint
+
+    def block_agent(self, hint: Hint) -> None:
+        """Look at it when it is due, and at nothing else of its agent before."""
+        self._settling[hint.agent] = hint
+        self.defer(hint)
+
+    def requeue(self, hint: Hint) -> None:
+        """It was picked, and waits for one before it; it has counted for its rate."""
+        if hint.file_name not in self._ready.get(hint.agent, ()):
+            self._count += 1
+            self._put(hint._replace(counted=True))
+
+    def unpop(self, hint: Hint) -> None:
+        """It was picked for nothing, and counts for no rate."""
+        if not hint.counted:
+            self._limit.spend(hint.agent, -1)
+
+    def pop_batch(self, most: int) -> list[Hint]:
+        """Up to ``most`` files that are due, as many of each agent: whose turn it is in the order
+        of discovery, an agent's own by name."""
+        self._wake_due()
+        least = max(1, most // AGENTS_PER_BATCH)
+        turns = self._round_robin()
+        picked: list[Hint] = []
+        while turns and len(picked) < most:
+            share = max(least, (most - len(picked)) // len(turns))
+            turns = [
+                agent
+                for agent in turns
+                if len(picked) < most and self._pop_share(agent, share, most, picked)
+            ]
+        picked.sort(key=_BY_DISCOVERY)
+        return sort_within_agents(picked, lambda hint: hint.agent, lambda hint: hint.file_name)
+
+    def _round_robin(self) -> list[str]:
+        """Agents that may be served: who had nothing waiting and one with a backlog, in turn."""
+        free = [agent for agent in self._ready if self._is_free(agent)]
+        new = [agent for agent in free if agent in self._new]
+        old = [agent for agent in free if agent not in self._new]
+        both = [agent for pair in zip(new, old, strict=False) for agent in pair]
+        return both + new[len(old) :] + old[len(new) :]
+
+    def _is_free(self, agent: str) -> bool:
+        return agent not in self._throttled and agent not in self._settling
+
+    def agents_to_rescan(self) -> list[str]:
+        """Agents whose outbox has files that nobody remembers, now that half of them are done."""
+        roomy = [
+            agent
+            for agent in self._incomplete
+            if 2 * len(self._ready.get(agent, ())) <= self._most_files
+        ]
+        self._incomplete.difference_update(roomy)
+        return roomy
+
+    def oldest_ns(self) -> int | None:
+        """When the file was heard of that waits longest (monotonic); None when none waits."""
+        firsts = [next(iter(files.values())) for files in self._ready.values()]
+        return min((hint.found_ns for hint in (*firsts, *self._deferred.values())), default=None)
+
+    def due_ns(self) -> int | None:
+        """When the next one may be looked at (monotonic); 0: now."""
+        if self.is_busy:
+            return 0
+        held = [hint.due_ns for agent, hint in self._settling.items() if agent in self._ready]
+        later = [hint.due_ns for hint in self._deferred.values()]
+        return min([*self._throttled.values(), *held, *later], default=None)
+
+    def _pop_share(self, agent: str, share: int, most: int, picked: list[Hint]) -> bool:
+        """Take an agent's share; True while it has more that may be taken. It goes to the end."""
+        files = self._ready.pop(agent)
+        if agent in self._unsorted:
+            self._unsorted.discard(agent)
+            files = dict(sorted(files.items()))
+            self._last[agent] = next(reversed(files))
+        self._new.discard(agent)
+        share = min(share, most - len(picked))
+        tokens = self._limit.allowance(agent)
+        free = tokens
+        # the front of the dict all at once: taking it key by key is quadratic
+        for name in list(islice(files, share)):
+            if not files[name].counted:
+                if not tokens:
+                    break
+                tokens -= 1
+            picked.append(files.pop(name))
+            self._count -= 1
+        if free != tokens:
+            self._limit.spend(agent, free - tokens)
+        if not files:
+            self._last.pop(agent, None)
+            return False
+        self._ready[agent] = files
+        if not tokens and not next(iter(files.values())).counted:
+            self._throttled[agent] = self._clock.monotonic_ns() + self._limit.wait_ns(agent)
+            return False
+        return True
+
+    def _wake_due(self) -> None:
+        now = self._clock.monotonic_ns()
+        for agent in [agent for agent, due in self._throttled.items() if due <= now]:
+            del self._throttled[agent]
+        for agent in [agent for agent, hint in self._settling.items() if hint.due_ns <= now]:
+            del self._settling[agent]
+        for key in [key for key, hint in self._deferred.items() if hint.due_ns <= now]:
+            hint = self._deferred.pop(key)._replace(due_ns=0)
+            if key[1] not in self._ready.get(key[0], ()):
+                self._put(hint)
+                self._count += 1
+
+
+def sort_within_agents(
+    items: Sequence[Item], agent_of: Callable[[Item], str], rank: Callable[[Item], Any]
+) -> list[Item]:
+    """Each agent's by ``rank``, in the places that are this agent's."""
+    places: dict[str, list[Item]] = {}
+    for item in items:
+        places.setdefault(agent_of(item), []).append(item)
+    sorted_ = {agent: iter(sorted(mine, key=rank)) for agent, mine in places.items()}
+    return [next(sorted_[agent_of(item)]) for item in items]
+
+
+class ThrottleStatus(NamedTuple):
+    """Agents over a limit now, and the episodes since the relay started."""
+
+    rate: list[str]
+    rate_total: int
+    quota: list[str]
+    quota_total: int
+
+
+class OutboxQuota:
+    """How much may wait in one outbox; looked at with each scan."""
+
+    def __init__(self, security: SecuritySettings, max_file: int) -> None:
+        self._most_files = security.outbox_files
+        self._max_file = max_file
+        self._most_bytes = security.outbox_mib << 20
+        self._over: set[str] = set()
+        self._begun: list[Incident] = []
+        self.exceeded_total = 0  # episodes, since the relay started
+
+    def check(self, agent: str, outbox: int, names: list[str]) -> None:
+        """What waits there now. Told once, until it is half of what may."""
+        files = [name for name in names if name.endswith(MSG_SUFFIX)]
+        may_be = len(files) * self._max_file > self._most_bytes  # larger ones are not taken
+        size = _bytes_of(files, outbox) if may_be and len(files) <= self._most_files else 0
+        if len(files) > self._most_files:
+            what = f"{len(files)} files wait in the outbox of {agent}, more than {self._most_files}"
+            setting = "security.outbox_files"
+        elif size > self._most_bytes:
+            most = self._most_bytes >> 20
+            what = f"{size >> 20} MiB wait in the outbox of {agent}, more than {most} MiB"
+            setting = "security.outbox_mib"
+        else:
+            if 2 * len(files) <= self._most_files and 2 * size <= self._most_bytes:
+                self._over.discard(agent)
+            return
+        if agent not in self._over:
+            self._over.add(agent)
+            self.exceeded_total += 1
+            detail = f"{what} ({setting}): each is taken in its turn, nothing is lost"
+            path = f"agents/{agent}/outbox"
+            self._begun.append(Incident(IncidentKind.QUOTA_EXCEEDED, agent, path, detail))
+
+    @property
+    def over(self) -> list[str]:
+        """Agents that are over it."""
+        return sorted(self._over)
+
+    def pop_new_alerts(self) -> list[Incident]:
+        """Who came over since the last time: to be told."""
+        begun, self._begun = self._begun, []
+        return begun
+
+
+def _bytes_of(names: list[str], folder: int) -> int:
+    total = 0
+    for name in names:
+        try:
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            continue  # it is sent, or taken back
+        total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return total

@@ -1,0 +1,403 @@
+"""What a store keeps, by what it is looked up: the tables that ``State`` is made of.
+
+Loaded from a file and copied into a snapshot here; what an event does to them is in
+``relay.engine.state``. Values are immutable and replaced, so ``snapshot`` copies pointers and any
+thread may read what it took. Source: data-structures.txt, "CommStore".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappush
+from operator import attrgetter
+from typing import Self
+
+import msgspec
+
+from relay.acomm import invariants
+from relay.acomm.engine_state import DeadNote, DuplicateKey, EngineState, Lost, Position, Snapshot
+from relay.acomm.model import (
+    ArchiveNote,
+    Channel,
+    ChannelSettings,
+    Delivery,
+    DeliveryState,
+    Message,
+    MessageStatus,
+    Metadata,
+    Obligation,
+    RetentionKind,
+    StoreFile,
+    Subscription,
+)
+from relay.engine import ack_rules
+from relay.engine.message_index import MessageIndex
+from relay.engine.pending import Pending
+from relay.engine.topics import TopicTrie
+
+_by_time = attrgetter("created_at", "id")
+_NO_SETTINGS = ChannelSettings()
+MANY_TIMERS = 4096  # from here on those that mean nothing any more are looked for
+_KEPT_BACK = frozenset({DeliveryState.SENT, DeliveryState.ACKNOWLEDGED})
+RECORD_BYTES = 160  # about what a message's record takes beside its content and metadata
+
+
+def variable_bytes(content: bytes, metadata: Metadata | None) -> int:
+    """About how many bytes of a record are those of its content and metadata."""
+    if not metadata:
+        return len(content)
+    size = len(content)
+    for name, value in metadata.items():  # of every message that a start loads
+        size += len(name)
+        if isinstance(value, str):
+            size += len(value) if value.isascii() else len(value.encode())
+    return size
+
+
+def record_bytes(message: Message) -> int:
+    """About how many bytes a message's record takes."""
+    return variable_bytes(message.content, message.metadata) + RECORD_BYTES
+
+
+class Tables:
+    """Everything that a store knows. Read it freely; only ``State`` changes it."""
+
+    def __init__(self, created_at: int) -> None:
+        self.created_at = created_at  # Unix seconds
+        self.modified_at = created_at
+        self.sequence = 0  # events applied since the store began
+        self.messages_sent = 0  # since it was opened
+        self.channels: dict[int, Channel] = {}
+        self.names: dict[str, int] = {}  # channel name -> id
+        self.members: dict[int, dict[str, None]] = {}  # channel -> participants, in order
+        self.counts: dict[int, int] = {}  # channel -> message_count
+        self.settings: dict[int, ChannelSettings] = {}  # channel -> where they are not default
+        self.messages: dict[int, Message] = {}
+        self.bytes_sent = 0  # of records, since it was opened
+        self.record_bytes = 0  # of every message kept, live, dead or archived
+        self.kept: dict[int, int] = {}  # live messages or bytes, of channels that bound those
+        self.pending = Pending()
+        self.retained: dict[int, None] = {}  # channels that do not keep messages for ever
+        self.deliveries: dict[int, dict[str, Delivery]] = {}  # inner dicts are replaced
+        self.queues: dict[str, dict[int, None]] = {}  # participant -> delivered, not received
+        self.relay_ids: dict[str, int] = {}
+        self.index = MessageIndex()
+        self.subscriptions: dict[int, Subscription] = {}
+        self.topics: dict[int, TopicTrie] = {}  # channel -> its subscriptions by pattern
+        self.timers: list[tuple[int, int, str]] = []  # heap of (due ms, message, recipient)
+        self._most_timers = MANY_TIMERS
+        self.owed: dict[int, dict[str, Obligation]] = {}  # open ones; inner dicts are replaced
+        self.reminders: list[tuple[int, int, str]] = []  # heap, like the timers, of what is owed
+        self._most_reminders = MANY_TIMERS
+        self.lost: tuple[Lost, ...] = ()  # when nobody ran, oldest first
+        self.dead: dict[int, DeadNote] = {}  # what was given up, by message
+        self.dead_letters: dict[int, Message] = {}  # those given up for all: no longer live
+        self.dead_index = MessageIndex()
+        self.duplicates: dict[DuplicateKey, int] = {}  # the exactly-once set: key -> expiry ms
+        self.next_forget_ms: int | None = None  # when the first of them expires
+        self.archive: dict[int, Message] = {}
+        self.archive_index = MessageIndex()
+        self._live_is_sorted = True
+        self._archive_is_sorted = True
+        self._archive_end = (0, 0)  # (created_at, id) of the last one
+        self.archives: tuple[ArchiveNote, ...] = ()  # files of what was rolled, oldest first
+        self.leaving: tuple[int, ...] = ()  # messages of the last of them that are still here
+        self.journal: Position | None = None  # what the file that it was loaded from covers
+        self.next_channel = self.next_message = self.next_subscription = 1
+
+    @property
+    def next_archive(self) -> int:
+        """The number of the next archive file."""
+        if not self.archives:
+            return 1
+        return int(self.archives[-1].name.rpartition("/")[2].partition(".")[0]) + 1
+
+    @classmethod
+    def load(cls, file: StoreFile) -> Self:
+        """The state that a file holds; counters that the file lacks are derived.
+
+        Where ENGINE_STATE is missing nobody's deliveries are known; ``derive`` finds them.
+        Errors: FormatError when it breaks an invariant, or its engine state is cut short.
+        """
+        kept = invariants.check(file)
+        state = cls(file.created_at)
+        state.modified_at = file.modified_at
+        for channel in file.channels:
+            state._add_channel(channel)
+        state._load_messages(file)
+        for subscription in file.subscriptions:
+            state._add_subscription(subscription)
+        state._load_deliveries(kept.deliveries)
+        unknown = {m.id: DeadNote(m.created_at, "", ()) for m in state.dead_letters.values()}
+        state.dead = unknown | kept.dead
+        state.duplicates = dict(kept.duplicates)
+        state.next_forget_ms = min(kept.duplicates.values(), default=None)
+        state.sequence = kept.sequence
+        for number in kept.held:
+            if number in state.messages:
+                state.pending.hold(state.messages[number])
+        for channel_id, settings in kept.settings.items():
+            state._set_settings(channel_id, settings)
+        state._load_owed(kept.owed)
+        state.lost = kept.lost
+        state.archives, state.leaving = kept.archives, kept.leaving
+        state.journal = kept.journal
+        rolled = (note.last_id for note in kept.archives)
+        numbers = (*state.messages, *state.dead_letters, *state.archive, *rolled)
+        state.next_channel = max([kept.next_channel - 1, *state.channels]) + 1
+        state.next_message = max([kept.next_message - 1, *numbers]) + 1
+        state.next_subscription = max([kept.next_subscription - 1, *state.subscriptions]) + 1
+        return state
+
+    def _load_messages(self, file: StoreFile) -> None:
+        """Each where its status says; another writer may have left them all in section 2."""
+        live, dead, archived = file.messages, file.dead_letters, file.archive
+        if any(message.status >= MessageStatus.DEAD_LETTER for message in live):
+            dead += tuple(m for m in live if m.status is MessageStatus.DEAD_LETTER)
+            archived += tuple(m for m in live if m.status is MessageStatus.ARCHIVED)
+            live = tuple(m for m in live if m.status < MessageStatus.DEAD_LETTER)
+        self.messages = {message.id: message for message in live}
+        self.index = MessageIndex(live)
+        self.dead_letters = {message.id: message for message in dead}
+        self.dead_index = MessageIndex(dead)
+        for message in (*live, *dead):
+            self.record_bytes += record_bytes(message)
+            if message.metadata is not None:
+                self._note_relay_id(message)
+        for message in live if self.kept else ():
+            if message.channel_id in self.kept:
+                self.kept[message.channel_id] += self._weight(message)
+        for message in archived:
+            self.record_bytes += record_bytes(message)
+            self._add_archived(message)
+
+    def snapshot(self) -> Snapshot:
+        """Everything as immutable values, in O(messages) pointer copies."""
+        if not self._live_is_sorted:  # a dead letter is back among them
+            self.messages = dict(sorted(self.messages.items()))
+            self._live_is_sorted = True
+        return Snapshot(
+            StoreFile(
+                self.created_at,
+                self.modified_at,
+                tuple(
+                    msgspec.structs.replace(channel, message_count=self.counts[channel.id])
+                    for channel in self.channels.values()
+                ),
+                tuple(self.messages.values()),
+                tuple(self.subscriptions.values()),
+                tuple(sorted(self.dead_letters.values(), key=_by_time)),
+                self._archive_in_order(),
+            ),
+            EngineState(
+                self.next_channel,
+                self.next_message,
+                self.next_subscription,
+                self.sequence,
+                self.deliveries.copy(),
+                self.dead.copy(),
+                self.duplicates.copy(),
+                self.settings.copy(),
+                tuple(self.pending.held),
+                self.archives,
+                self.leaving,
+                owed=self.owed.copy(),
+                lost=self.lost,
+            ),
+        )
+
+    def _archive_in_order(self) -> tuple[Message, ...]:
+        """The archive by time, as the file has it; sorted again only when one came late."""
+        if not self._archive_is_sorted:
+            self.archive = dict(sorted(self.archive.items(), key=lambda item: _by_time(item[1])))
+            self._archive_is_sorted = True
+        return tuple(self.archive.values())
+
+    def _set_deliveries(
+        self, message_id: int, known: dict[str, Delivery], moved: dict[str, Delivery]
+    ) -> None:
+        """Keep deliveries that moved, their queues and their timers."""
+        # a new dict, never a change of the old one: a snapshot may hold that
+        self.deliveries[message_id] = known | moved
+        for recipient, delivery in moved.items():
+            if delivery.due_ms:
+                heappush(self.timers, (delivery.due_ms, message_id, recipient))
+                if len(self.timers) > self._most_timers:
+                    self._drop_stale_timers()
+            if delivery.queued:
+                self.queues.setdefault(recipient, {})[message_id] = None
+            elif recipient in self.queues:
+                self.queues[recipient].pop(message_id, None)
+        limited = self.pending
+        if limited.held or limited.pending:
+            message = self.messages.get(message_id)
+            if message is not None:
+                # who acknowledges what was not let go yet does not let it go for the others
+                everybody = self.deliveries[message_id].values()
+                if any(one.state not in _KEPT_BACK for one in moved.values()) or not any(
+                    one.state is DeliveryState.SENT for one in everybody
+                ):
+                    self.pending.release(message)
+                self._note_pending(message)
+
+    def is_current(self, timer: tuple[int, int, str]) -> bool:
+        """False for a timer whose delivery has moved on since."""
+        due_ms, message_id, recipient = timer
+        delivery = self.deliveries.get(message_id, {}).get(recipient)
+        return delivery is not None and delivery.due_ms == due_ms and message_id in self.messages
+
+    def is_due(self, reminder: tuple[int, int, str]) -> bool:
+        """False for a reminder of what is owed no more, or not by then."""
+        due_ms, message_id, recipient = reminder
+        one = self.owed.get(message_id, {}).get(recipient)
+        return one is not None and one.due_ms == due_ms and message_id in self.messages
+
+    def _set_owed(self, message_id: int, moved: dict[str, Obligation | None]) -> None:
+        """Keep obligations as they are from now on; None: it is owed no more."""
+        both = self.owed.get(message_id, {}) | moved
+        left = {recipient: one for recipient, one in both.items() if one is not None}
+        if left:
+            self.owed[message_id] = left
+        else:
+            self.owed.pop(message_id, None)
+        for recipient, one in left.items():
+            if recipient in moved and one.due_ms:
+                heappush(self.reminders, (one.due_ms, message_id, recipient))
+        if len(self.reminders) > self._most_reminders:
+            self.reminders = [one for one in self.reminders if self.is_due(one)]
+            heapify(self.reminders)
+            self._most_reminders = max(MANY_TIMERS, 2 * len(self.reminders))
+        message = self.messages.get(message_id)
+        if message is not None and self.pending.pending:
+            self._note_pending(message)
+
+    def _load_owed(self, owed: dict[int, dict[str, Obligation]]) -> None:
+        self.owed = owed
+        self.reminders = [
+            (one.due_ms, number, recipient)
+            for number, known in owed.items()
+            for recipient, one in known.items()
+            if one.due_ms
+        ]
+        heapify(self.reminders)
+
+    def _drop_stale_timers(self) -> None:
+        """Acknowledged in time, a timer would stay until it is due, however late that is."""
+        self.timers = [timer for timer in self.timers if self.is_current(timer)]
+        heapify(self.timers)
+        self._most_timers = max(MANY_TIMERS, 2 * len(self.timers))
+
+    def _set_settings(self, channel_id: int, settings: ChannelSettings) -> None:
+        """Keep a channel's settings; what is pending is counted where that has a limit alone."""
+        self.settings.pop(channel_id, None)
+        self.pending.pending.pop(channel_id, None)
+        if settings != _NO_SETTINGS:
+            self.settings[channel_id] = settings
+        if settings.max_pending is not None:
+            self.pending.pending[channel_id] = {}
+            for message_id in self.index.channel(channel_id):
+                self._note_pending(self.messages[message_id])
+
+    def _note_pending(self, message: Message) -> None:
+        """Count the message as pending, or no more, as its deliveries stand now."""
+        numbers = self.pending.pending.get(message.channel_id)
+        if numbers is None:
+            return
+        deliveries = self.deliveries.get(message.id, {}).values()
+        if message.id not in self.pending.held and ack_rules.is_pending(
+            self.channels[message.channel_id], message, deliveries, self.owed.get(message.id, {})
+        ):
+            numbers[message.id] = None
+        else:
+            numbers.pop(message.id, None)
+
+    def _add_subscription(self, subscription: Subscription) -> None:
+        self.subscriptions[subscription.id] = subscription
+        trie = self.topics.setdefault(subscription.channel_id, TopicTrie())
+        trie.add(subscription.topic_pattern, subscription.id)
+
+    def _drop_subscription(self, subscription_id: int) -> None:
+        gone = self.subscriptions.pop(subscription_id, None)
+        if gone is not None:
+            self.topics[gone.channel_id].remove(gone.topic_pattern, gone.id)
+
+    def _add_channel(self, channel: Channel) -> None:
+        self.channels[channel.id] = channel
+        self.names[channel.name] = channel.id
+        self.members[channel.id] = {member.id: None for member in channel.participants}
+        self.counts[channel.id] = channel.message_count
+        self._note_retention(channel.id)
+
+    def _note_retention(self, channel_id: int) -> None:
+        """Keep in mind what the channel's retention goes by."""
+        kind = self.channels[channel_id].config.retention.kind
+        self.retained.pop(channel_id, None)
+        self.kept.pop(channel_id, None)
+        if kind is not RetentionKind.FOREVER:
+            self.retained[channel_id] = None
+        if kind in (RetentionKind.COUNT, RetentionKind.SIZE):
+            numbers = self.index.channel(channel_id)
+            self.kept[channel_id] = sum(self._weight(self.messages[n]) for n in numbers)
+
+    def _weight(self, message: Message) -> int:
+        """What a message counts for in its channel's retention: one, or its bytes."""
+        kind = self.channels[message.channel_id].config.retention.kind
+        return 1 if kind is RetentionKind.COUNT else len(message.content)
+
+    def _add_message(self, message: Message) -> None:
+        self.messages[message.id] = message
+        self.index.add(message)
+        if self.kept and message.channel_id in self.kept:
+            self.kept[message.channel_id] += self._weight(message)
+        if message.metadata is not None:
+            self._note_relay_id(message)
+
+    def _load_deliveries(self, deliveries: dict[int, dict[str, Delivery]]) -> None:
+        """Like ``_set_deliveries`` for each, all at once: a store is opened with it."""
+        self.deliveries = deliveries
+        for message_id, records in deliveries.items():
+            for recipient, delivery in records.items():
+                if delivery.due_ms:
+                    self.timers.append((delivery.due_ms, message_id, recipient))
+                if delivery.queued:
+                    self.queues.setdefault(recipient, {})[message_id] = None
+        heapify(self.timers)
+
+    def _add_archived(self, message: Message) -> None:
+        self.archive[message.id] = message
+        key = _by_time(message)
+        if key < self._archive_end:
+            self._archive_is_sorted = False
+        else:
+            self._archive_end = key
+        self.archive_index.add(message)
+        self._note_relay_id(message)
+
+    def _note_relay_id(self, message: Message) -> None:
+        relay_id = message.relay_id
+        if relay_id is not None:
+            self.relay_ids[relay_id] = message.id
+
+    def _drop_live(self, message_ids: Sequence[int]) -> list[Message]:
+        """Take messages out of the live ones; their deliveries stay known."""
+        gone = [self.messages.pop(message_id) for message_id in message_ids]
+        self.index.remove(gone)
+        for message in gone:
+            if message.channel_id in self.kept:
+                self.kept[message.channel_id] -= self._weight(message)
+            self.pending.release(message)
+            self.pending.pending.get(message.channel_id, {}).pop(message.id, None)
+        return gone
+
+    def _forget(self, message: Message) -> None:
+        """What was kept of a message that is gone for good."""
+        self.record_bytes -= record_bytes(message)
+        self.owed.pop(message.id, None)
+        for recipient, delivery in self.deliveries.pop(message.id, {}).items():
+            if delivery.queued:
+                self.queues[recipient].pop(message.id, None)
+            if self.duplicates:
+                self.duplicates.pop((message.correlation_id or "", message.id, recipient), None)
+        relay_id = message.relay_id
+        if relay_id is not None and self.relay_ids.get(relay_id) == message.id:
+            del self.relay_ids[relay_id]

@@ -1,1 +1,0 @@
-"""Housekeeping: what is done beside the loop so that the disk does not fill."""

@@ -1,0 +1,400 @@
+"""Copies of a segment: the local ones (Tier 0 and Tier 1), and the objects of Tier 2.
+
+A copy is durable and verified before the manifest says so, and the manifest forgets a copy before
+its file is removed. So a crash leaves an extra file at most, never one too few; ``clean_up`` adds
+it to the catalog again or removes it.
+
+An object carries the data to verify it: size, the crc64 of its bytes and of the segment in it, and
+the number of its records. Before an upload the store is asked for it (a crash may have come after
+the object was complete), afterwards it is verified, and only then is it recorded.
+
+    {stream_id:020d}/{segment_id:020d}.seg.zst           the Tier 1 file
+    {stream_id:020d}/dict-{id:010d}.zdict                 before the first segment that needs it;
+                                                          never deleted: it is small, and its
+                                                          references are not counted
+    {stream_id:020d}/manifest/{chunk_index:020d}.mlog     sealed, and before two snapshots
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable
+
+from relay.base import fsio
+from relay.base.errors import FormatError, JournalError, ObjectConflict, ObjectError, ObjectMissing
+from relay.journal import warm
+from relay.journal.catalog import Residency, SegmentEntry
+from relay.journal.files import FETCHED, TEMP, NewFile, SegmentCheck, pieces, remove, size_of
+from relay.journal.format import MAX_ETAG_BYTES, Field, Footer, ManifestType, Reason, crc64
+from relay.journal.manifest import Manifest
+from relay.journal.objects import ObjectFacts, ObjectStore
+from relay.journal.replay import chunk_path, is_chunk_uploaded
+from relay.journal.segment import WARM, FileSource, read_records, segment_path
+from relay.journal.warm import (
+    Dictionaries,
+    WarmSegment,
+    decode_dictionary,
+    dictionary_name,
+    warm_name,
+)
+
+_SEGMENT_FILE = re.compile(r"(0[0-9]{19})\.seg")
+_WARM_FILE = re.compile(r"(0[0-9]{19})\.seg\.zst")
+
+
+class LocalCopies:
+    """Tier 0 and Tier 1 of one stream. Used by one thread at a time: see Tiers."""
+
+    def __init__(self, stream_dir: str, manifest: Manifest, warn: Callable[[str], object]) -> None:
+        self.stream_dir = stream_dir
+        self.manifest = manifest
+        self.warn = warn
+        self.folder = os.path.join(stream_dir, WARM)
+        if not os.path.isdir(self.folder):
+            fsio.ensure_dir(self.folder)
+            fsio.sync_dir(stream_dir)
+        self.dictionaries = Dictionaries(self.folder)
+
+    def tier0(self, entry: SegmentEntry) -> str:
+        """Where the segment lies, or would, as it was written."""
+        return segment_path(self.stream_dir, entry.segment_id)
+
+    def tier1(self, entry: SegmentEntry) -> str:
+        """Where its compressed copy lies, or would."""
+        return os.path.join(self.folder, warm_name(entry.segment_id))
+
+    def entry(self, segment_id: int) -> SegmentEntry:
+        """As the manifest has it now. Errors: JournalError when it has left the stream."""
+        found = self.manifest.catalog.entries.get(segment_id)
+        if found is None:
+            raise JournalError(f"segment {segment_id}: not in {self.stream_dir}")
+        return found
+
+    def record(self, kind: ManifestType, entry: SegmentEntry, **fields: Field) -> None:
+        """Commit what was done to the manifest."""
+        self.manifest.record(kind, entry.segment_id, entry.base_offset, **fields)
+
+    def record_failure(self, kind: ManifestType, entry: SegmentEntry, **fields: Field) -> None:
+        """The same of a failure; where the disk takes not even that, the failure itself is told."""
+        with contextlib.suppress(OSError):
+            self.record(kind, entry, **fields)
+
+    def compress(self, entry: SegmentEntry) -> None:
+        """Tier 1 has the segment, proved, when this returns.
+
+        Errors: FormatError when the segment is damaged (noted as a permanent codec error),
+        OSError (noted as transient).
+        """
+        path = self.tier0(entry)
+        job_id = self.manifest.catalog.next_job_id
+        self.record(ManifestType.CompressionStarted, entry, job_id=job_id)
+        failed = ManifestType.CompressionFailed
+        try:
+            done = warm.compress(
+                path, self.tier1(entry), segment_check(entry, path), self.dictionaries
+            )
+        except FileNotFoundError as exc:
+            self.record_failure(failed, entry, reason_code=Reason.CODEC)
+            raise FormatError(path, 0, f"{entry.file_bytes} bytes", "no such file") from exc
+        except FormatError:
+            self.record_failure(failed, entry, reason_code=Reason.CODEC)
+            raise
+        except OSError:
+            self.record_failure(failed, entry, reason_code=Reason.TRANSIENT)
+            raise
+        self._record_compressed(entry, done.size, done.dictionary_id)
+
+    def _record_compressed(self, entry: SegmentEntry, size: int, dictionary_id: int) -> None:
+        kind = ManifestType.CompressionDone
+        self.record(kind, entry, compressed_bytes=size, dictionary_id=dictionary_id)
+
+    def verify_warm(self, entry: SegmentEntry) -> Footer:
+        """Inflate the compressed copy whole: it is the segment. Its footer.
+
+        Errors: FormatError, IntegrityError, FileNotFoundError.
+        """
+        path = self.tier1(entry)
+        check = segment_check(entry, path)
+        with WarmSegment(path, self.dictionaries) as opened:
+            for piece in opened.pieces():
+                check.feed(piece)
+        return check.done()
+
+    def restore(self, entry: SegmentEntry, source: str = "") -> None:
+        """Write Tier 0 from a compressed copy, proved; the manifest is not told.
+
+        Errors: FormatError, IntegrityError, FileNotFoundError, OSError.
+        """
+        source, target = source or self.tier1(entry), self.tier0(entry)
+        check = segment_check(entry, source)
+        with WarmSegment(source, self.dictionaries) as opened, NewFile(target) as file:
+            for piece in opened.pieces():
+                check.feed(piece)
+                file.write(piece)
+            check.done()
+            file.sync()
+            _read_all(entry, file.temp)
+            file.commit()
+
+    def evict(self, entry: SegmentEntry, tier: Residency) -> int:
+        """Forget a local copy, then remove its file; its bytes. The proof is the caller's."""
+        path = self.tier0(entry) if tier is Residency.TIER0 else self.tier1(entry)
+        size = entry.file_bytes if tier is Residency.TIER0 else entry.compressed_bytes
+        self.record(ManifestType.LocalEvicted, entry, reclaimed_bytes=size)
+        remove(path)
+        return size
+
+    def clean_up(self) -> None:
+        """Put right what a crash left: files that the manifest does not know of.
+
+        A good copy of a segment that it knows is taken in again, and leaves as any other does;
+        a file of a segment that was pruned is removed; what is neither stays, and is named.
+        """
+        entries = {entry.segment_id: entry for entry in self.manifest.entries()}
+        oldest = min(entries, default=0)
+        for folder, pattern, tier in (
+            (os.path.dirname(segment_path(self.stream_dir, 0)), _SEGMENT_FILE, Residency.TIER0),
+            (self.folder, _WARM_FILE, Residency.TIER1),
+        ):
+            for name in sorted(os.listdir(folder)):
+                path = os.path.join(folder, name)
+                if name.endswith((TEMP, FETCHED)):  # begun by a process that ended
+                    remove(path)
+                    continue
+                match = pattern.fullmatch(name)
+                entry = entries.get(int(match[1])) if match else None
+                if match and entry is None and int(match[1]) < oldest:
+                    remove(path)
+                elif entry is not None and entry.sealed and not entry.residency & tier:
+                    self._adopt(entry, tier, path)
+        self.remove_unused_dictionaries()
+
+    def _adopt(self, entry: SegmentEntry, tier: Residency, path: str) -> None:
+        try:
+            if tier is Residency.TIER1:
+                self.verify_warm(entry)
+                with WarmSegment(path, self.dictionaries) as opened:
+                    dictionary_id = opened.dictionary_id
+                self._record_compressed(entry, size_of(path) or 0, dictionary_id)
+            else:
+                self._check_file(entry, path)
+                self.record(ManifestType.HydrationDone, entry, resident_bytes=entry.file_bytes)
+        except (FormatError, FileNotFoundError) as exc:
+            self.warn(f"{exc}: not the copy of segment {entry.segment_id} it is named for; left")
+
+    def is_resident(self, entry: SegmentEntry) -> bool:
+        """Whether Tier 0 has the segment, whole."""
+        try:
+            self._check_file(entry, self.tier0(entry))
+        except (FormatError, FileNotFoundError):
+            return False
+        return True
+
+    def _check_file(self, entry: SegmentEntry, path: str) -> None:
+        check = segment_check(entry, path)
+        for piece in pieces(path):
+            check.feed(piece)
+        check.done()
+
+    def remove_unused_dictionaries(self) -> None:
+        """Remove the dictionaries that no segment needs; the newest may serve the next."""
+        needed = {entry.dictionary_id for entry in self.manifest.entries()}
+        for dictionary_id in self.dictionaries.ids()[:-1]:
+            if dictionary_id not in needed:
+                remove(self.dictionaries.path(dictionary_id))
+
+
+def _read_all(entry: SegmentEntry, path: str) -> None:
+    """Look at each record's own crc. Errors: IntegrityError."""
+    source = FileSource(path)
+    try:
+        for _ in read_records(source, entry.base_offset, entry.base_offset, entry.end_offset):
+            pass
+    finally:
+        source.close()
+
+
+def segment_check(entry: SegmentEntry, name: str) -> SegmentCheck:
+    """What the bytes of a sealed segment have to be; ``name``: of what they are read from."""
+    return SegmentCheck(name, entry.durable_bytes, entry.segment_crc64)
+
+
+CRC = "crc64"  # of the object's bytes; names of metadata
+SEGMENT_CRC = "segment-crc64"
+RECORDS = "records"
+
+
+class RemoteCopies:
+    """Tier 2 of one stream. Used by one thread at a time: see Tiers."""
+
+    def __init__(self, copies: LocalCopies, objects: ObjectStore, stream_id: int) -> None:
+        self.objects = objects
+        self._copies = copies
+        self._prefix = f"{stream_id:020d}"
+
+    def key(self, entry: SegmentEntry) -> str:
+        """Where the segment's object is, or would be."""
+        return entry.key or f"{self._prefix}/{warm_name(entry.segment_id)}"
+
+    def upload(self, entry: SegmentEntry) -> None:
+        """Tier 2 has the compressed segment, as far as the store can tell, when this returns.
+
+        Errors: ObjectError (noted with its reason), FormatError when the Tier 1 file is damaged,
+        OSError; both noted as transient.
+        """
+        key, copies = self.key(entry), self._copies
+        copies.record(ManifestType.UploadStarted, entry, key=key)
+        try:
+            footer = copies.verify_warm(entry)
+            if entry.dictionary_id:
+                path = copies.dictionaries.path(entry.dictionary_id)
+                self._put(self._dictionary_key(entry.dictionary_id), path, {})
+            etag = self._put(key, copies.tier1(entry), _proofs(entry, footer))
+        except ObjectError as exc:
+            kind = ManifestType.UploadFailed
+            copies.record_failure(kind, entry, key=key, reason_code=exc.reason)
+            raise
+        except (FormatError, OSError):
+            kind = ManifestType.UploadFailed
+            copies.record_failure(kind, entry, key=key, reason_code=Reason.TRANSIENT)
+            raise
+        copies.record(ManifestType.UploadDone, entry, key=key, etag=etag)
+
+    def verify(self, entry: SegmentEntry) -> None:
+        """Ask the store whether it has the object that was uploaded. Errors: ObjectError."""
+        key = self.key(entry)
+        facts = self.objects.head(key)
+        if facts is None:
+            raise self._missing(key)
+        expected = {SEGMENT_CRC: f"{entry.segment_crc64:016x}", "etag": entry.etag}
+        found = {SEGMENT_CRC: facts.metadata.get(SEGMENT_CRC), "etag": _etag(facts)}
+        if expected != found:
+            raise self._wrong(key, expected, found)
+
+    def hydrate(self, entry: SegmentEntry) -> None:
+        """Download the segment into Tier 0, proved. The manifest is told by the caller.
+
+        Errors: ObjectError, Reason.MISSING when the object is not there or not the segment;
+        FormatError, OSError.
+        """
+        path = self.download(entry)
+        try:
+            self._copies.restore(entry, path)
+        except FormatError as exc:
+            raise self._wrong(self.key(entry), "the segment", str(exc)) from exc
+        finally:
+            remove(path)
+
+    def download(self, entry: SegmentEntry) -> str:
+        """The object as a file, its checksum proved, and the dictionary that it needs: its path.
+
+        Errors: as ``hydrate``.
+        """
+        path = self._copies.tier1(entry) + FETCHED
+        self._get(self.key(entry), path)
+        try:
+            needed = WarmSegment.dictionary_of(path)
+            if needed:
+                self._get_dictionary(needed)
+        except FormatError as exc:
+            raise self._wrong(self.key(entry), "zstd frames", str(exc)) from exc
+        return path
+
+    def delete(self, entry: SegmentEntry) -> None:
+        """Remove the segment's object: queued in the manifest first, and done there afterwards."""
+        key = self.key(entry)
+        if self._copies.manifest.catalog.deleting.get(entry.segment_id) != key:
+            self._copies.record(ManifestType.Tier2DeleteQueued, entry, key=key)
+        self.objects.delete(key)
+        self._copies.record(ManifestType.Tier2Deleted, entry, key=key)
+
+    def chunks_to_upload(self) -> list[int]:
+        """Manifest chunks that no replay needs and Tier 2 has not."""
+        manifest = self._copies.manifest
+        return [i for i in manifest.redundant_chunks() if not is_chunk_uploaded(self._dir, i)]
+
+    def upload_chunk(self, index: int) -> None:
+        """Tier 2 has a chunk of the manifest, and its header says so. Errors: as ``upload``."""
+        path = chunk_path(self._dir, index)
+        self._put(f"{self._prefix}/manifest/{index:020d}.mlog", path, {})
+        self._copies.manifest.mark_uploaded(index)
+
+    @property
+    def _dir(self) -> str:
+        return self._copies.stream_dir
+
+    def _dictionary_key(self, dictionary_id: int) -> str:
+        return f"{self._prefix}/{dictionary_name(dictionary_id)}"
+
+    def _put(self, key: str, path: str, metadata: dict[str, str]) -> str:
+        """Send a file unless it is there; the ETag. Errors: ObjectConflict for other content."""
+        size, crc = size_of(path) or 0, 0
+        for piece in pieces(path):
+            crc = crc64(piece, crc)
+        metadata = metadata | {CRC: f"{crc:016x}"}
+        facts = self.objects.head(key)
+        if facts is None:
+            try:
+                self.objects.put(key, path, metadata)
+            except ObjectConflict:
+                pass  # an answer that was lost on its way: who is it?
+            facts = self.objects.head(key)
+        if facts is None:
+            raise ObjectError(f"{self.objects.url}/{key}: put, and not there", Reason.TRANSIENT)
+        found = {name: facts.metadata.get(name) for name in metadata} | {"size": facts.size}
+        if found != metadata | {"size": size}:
+            expected = metadata | {"size": size}
+            raise ObjectConflict(
+                f"{self.objects.url}/{key}: expected {_words(expected)}, found {_words(found)}",
+                Reason.AUTHENTICATION,  # the one code that says: an operator has to act
+            )
+        return _etag(facts)
+
+    def _get(self, key: str, path: str) -> None:
+        """Download an object to ``path`` whole, its size and checksum as its metadata say."""
+        download = self.objects.get(key)
+        with NewFile(path) as file:
+            crc = 0
+            for piece in download.pieces:
+                file.write(piece)
+                crc = crc64(piece, crc)
+            expected = {"size": download.facts.size, CRC: download.facts.metadata.get(CRC)}
+            found = {"size": file.size, CRC: f"{crc:016x}"}
+            if found != expected:
+                raise self._wrong(key, expected, found)
+            file.commit()
+
+    def _get_dictionary(self, dictionary_id: int) -> None:
+        path = self._copies.dictionaries.path(dictionary_id)
+        if os.path.exists(path):
+            return
+        fetched = path + FETCHED
+        self._get(self._dictionary_key(dictionary_id), fetched)
+        try:
+            self._copies.dictionaries.add(decode_dictionary(b"".join(pieces(fetched)), fetched))
+        finally:
+            remove(fetched)
+
+    def _missing(self, key: str) -> ObjectError:
+        return ObjectMissing(f"{self.objects.url}/{key}: no such object", Reason.MISSING)
+
+    def _wrong(self, key: str, expected: object, found: object) -> ObjectError:
+        text = f"{self.objects.url}/{key}: expected {_words(expected)}, found {_words(found)}"
+        return ObjectMissing(text, Reason.MISSING)
+
+
+def _proofs(entry: SegmentEntry, footer: Footer) -> dict[str, str]:
+    return {SEGMENT_CRC: f"{entry.segment_crc64:016x}", RECORDS: str(footer.record_count)}
+
+
+def _etag(facts: ObjectFacts) -> str:
+    """What the manifest has room for."""
+    return facts.etag.encode()[:MAX_ETAG_BYTES].decode(errors="ignore")
+
+
+def _words(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {told}" for name, told in value.items())
+    return str(value)

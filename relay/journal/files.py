@@ -1,0 +1,160 @@
+"""Whole files of the journal: made beside their name, moved there when they are complete.
+
+A file under its name is complete and durable; what a crash leaves is ``NAME.tmp``, which the next
+attempt begins anew. Removing is durable when ``remove`` returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from types import TracebackType
+
+from relay.base import fsio
+from relay.base.errors import FormatError, IntegrityError
+from relay.journal.format import FOOTER, Footer, SegmentFlag, crc64
+
+PIECE_BYTES = 1 << 20  # read and written at a time: no tier holds a whole segment in memory
+TEMP = ".tmp"
+FETCHED = ".fetched"  # a download, beside the name that it is to have
+
+
+class NewFile:
+    """A file that appears under ``path`` with ``commit``, whole, or not at all.
+
+    Used as a context: what was not committed when the block ends is removed.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.temp = path + TEMP
+        self.size = 0
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.temp)  # of a crash
+        self._fd = fsio.open_rw(self.temp, new=True)
+
+    def __enter__(self) -> NewFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._fd < 0:
+            return
+        self._close()
+        if error is None or isinstance(error, Exception):  # a killed process tidies nothing up
+            with contextlib.suppress(OSError):
+                os.unlink(self.temp)
+
+    def write(self, piece: bytes | memoryview) -> None:
+        """Add a piece. Errors: OSError."""
+        fsio.write_at(self._fd, piece, self.size, self.temp)
+        self.size += len(piece)
+
+    def sync(self) -> None:
+        """Make what was written durable under the temporary name: it can be read back now."""
+        fsio.sync_data(self._fd, self.temp)
+
+    def commit(self) -> None:
+        """The file has its name, durably, once this returns. Errors: OSError."""
+        self.sync()
+        folder = os.path.dirname(self.path)
+        dir_fd = fsio.open_dir(folder)
+        try:
+            source, target = os.path.basename(self.temp), os.path.basename(self.path)
+            fsio.rename(source, dir_fd, target, dir_fd)
+        finally:
+            os.close(dir_fd)
+        self._close()
+        fsio.sync_dir(folder)
+
+    def _close(self) -> None:
+        os.close(self._fd)
+        self._fd = -1
+
+
+class SegmentCheck:
+    """Tells whether the pieces fed to it are the sealed segment that the catalog knows.
+
+    ``name``: of the file, for errors, which are IntegrityError and FormatError.
+    """
+
+    def __init__(self, name: str, durable_bytes: int, segment_crc64: int) -> None:
+        self.name = name
+        self.durable_bytes = durable_bytes
+        self.segment_crc64 = segment_crc64
+        self.seen = 0
+        self._crc = 0
+        self._tail = b""  # what lies behind the records: the footer
+
+    @property
+    def file_bytes(self) -> int:
+        """Of the whole file: header, records, footer."""
+        return self.durable_bytes + FOOTER.size
+
+    def feed(self, piece: bytes | memoryview) -> None:
+        """The next piece. Errors: FormatError as soon as there are more bytes than there should."""
+        records = max(0, min(len(piece), self.durable_bytes - self.seen))
+        if records:
+            self._crc = crc64(memoryview(piece)[:records], self._crc)
+        self._tail += bytes(memoryview(piece)[records:][: FOOTER.size + 1])
+        self.seen += len(piece)
+        if self.seen > self.file_bytes:
+            raise FormatError(
+                self.name, self.file_bytes, "the end", f"{self.seen - self.file_bytes} bytes more"
+            )
+
+    def done(self) -> Footer:
+        """The footer, now that everything was fed."""
+        if self.seen != self.file_bytes:
+            raise FormatError(self.name, self.seen, f"{self.file_bytes} bytes", f"{self.seen}")
+        if self._crc != self.segment_crc64:
+            expected = f"crc64 {self.segment_crc64:016x}"
+            raise IntegrityError(self.name, 0, expected, f"{self._crc:016x}")
+        footer = Footer(*FOOTER.unpack(self._tail))
+        wanted = (self.durable_bytes, self.segment_crc64)
+        found = (footer.durable_bytes, footer.segment_crc64)
+        if found != wanted or not footer.flags & SegmentFlag.SEALED:
+            raise IntegrityError(self.name, self.durable_bytes, f"footer {wanted}", found)
+        return footer
+
+
+def remove(path: str) -> None:
+    """Remove a file, durably; one that is gone already is fine. Errors: OSError."""
+    folder = os.path.dirname(path)
+    fsio.fault("remove", path)
+    dir_fd = fsio.open_dir(folder)
+    try:
+        fsio.remove(os.path.basename(path), dir_fd)
+    finally:
+        os.close(dir_fd)
+    fsio.sync_dir(folder)
+
+
+def open_read(path: str) -> int:
+    """A descriptor for reading a regular file. Errors: FileNotFoundError, UnsafePath, OSError."""
+    return fsio.open_read(path)
+
+
+def pieces(path: str) -> Iterator[bytes]:
+    """The bytes of a file, a piece at a time."""
+    fd = open_read(path)
+    try:
+        at = 0
+        while piece := os.pread(fd, PIECE_BYTES, at):
+            yield piece
+            at += len(piece)
+    finally:
+        os.close(fd)
+
+
+def size_of(path: str) -> int | None:
+    """Bytes of the file; None when there is none."""
+    try:
+        return os.stat(path, follow_symlinks=False).st_size
+    except FileNotFoundError:
+        return None

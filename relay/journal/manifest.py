@@ -1,0 +1,433 @@
+"""The manifest: one record for each event of a segment's life, and the catalog made of them.
+
+A record is committed when ``append`` returns: written, synced, and counted by the chunk's header.
+Only then is it applied to the catalog. An append syncs twice, the records first: the header's 64
+bytes are one sector, and if they reached the disk alone, their crc would invalidate the records
+that were committed before. Acknowledgments do not wait for the manifest.
+
+Damage never stops a stream: replay ends at the last good record, ``damaged`` is True, new records
+go to a chunk after all existing ones, and the journal adds the rest by ``rebuild``. Once that is
+durable the damaged chunk and those after it are renamed to ``NAME.bad``; a crash before that finds
+the same damage again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Iterable
+
+from relay.base import fsio
+from relay.base.clock import NS_PER_MS, Clock
+from relay.base.errors import FormatError, RelayError
+from relay.journal.catalog import (
+    SNAPSHOTS,
+    Catalog,
+    CatalogSnapshot,
+    SegmentEntry,
+    read_snapshot,
+    snapshot_ids,
+    snapshot_path,
+    write_snapshot,
+)
+from relay.journal.format import (
+    CHUNK_CAPACITY,
+    MAX_ETAG_BYTES,
+    MAX_KEY_BYTES,
+    ChunkFlag,
+    ChunkHeader,
+    Field,
+    ManifestRecord,
+    ManifestType,
+    crc64,
+)
+from relay.journal.replay import (
+    FIRST_MANIFEST_RECORD,
+    MANIFEST,
+    ManifestChunk,
+    ManifestView,
+    Replay,
+    Warn,
+    chunk_indexes,
+    chunk_path,
+    decode_chunk,
+    load_chunk,
+    read_manifest,
+    replay,
+)
+
+
+class ChunkFile:
+    """The chunk that is being written. One owner; not safe for threads by itself.
+
+    ``broken`` after a failed sync, or a failed write of the header: nobody knows what is on disk
+    until the chunk is read again.
+    """
+
+    def __init__(self, path: str, header: ChunkHeader, records: int) -> None:
+        self.path = path
+        self.header = header
+        self.next_record = header.base_record + records  # ordinal of the next
+        self.broken = False
+        self._fd = fsio.open_rw(path)
+
+    @classmethod
+    def create(cls, stream_dir: str, index: int, base_record: int) -> ChunkFile:
+        """A new chunk without records; its file is there, whole, with its name durable."""
+        path = chunk_path(stream_dir, index)
+        header = ChunkHeader(
+            index, base_record, FIRST_MANIFEST_RECORD, FIRST_MANIFEST_RECORD, crc64(b""), 0
+        )
+        fsio.write_atomic(path, header.encode())
+        return cls(path, header, 0)
+
+    @classmethod
+    def resume(cls, stream_dir: str, chunk: ManifestChunk) -> ChunkFile:
+        """Go on with a chunk that was read. What was torn behind committed_len goes: its append
+        never returned. Another writer's tail may stand ahead of it: records follow what counts."""
+        path = chunk_path(stream_dir, chunk.header.chunk_index)
+        header = chunk.header._replace(tail_offset=chunk.header.committed_len)
+        file = cls(path, header, len(chunk.records))
+        if chunk.torn_bytes:
+            fsio.truncate(file._fd, chunk.header.committed_len, path)
+        return file
+
+    @property
+    def tail(self) -> int:
+        """The first unwritten byte, from the start of the file."""
+        return self.header.tail_offset
+
+    @property
+    def room(self) -> int:
+        """Bytes that it can still take."""
+        return 0 if self.header.flags & ChunkFlag.SEALED else CHUNK_CAPACITY - self.tail
+
+    def append(self, data: bytes, records: int) -> None:
+        """Commit ``records`` encoded records: when this returns, they are replayed.
+
+        Errors: OSError; when it was the writing of the records, the chunk is as it was.
+        """
+        assert not self.broken and len(data) <= self.room
+        fsio.write_at(self._fd, data, self.tail, self.path)
+        end = self.tail + len(data)
+        crc = crc64(data, self.header.chunk_crc64)
+        self.broken = True
+        fsio.sync_data(self._fd, self.path)
+        self._write_header(
+            self.header._replace(tail_offset=end, committed_len=end, chunk_crc64=crc)
+        )
+        self.next_record += records
+
+    def seal(self) -> None:
+        """Say in the header that no record follows. Errors: OSError, and then it is broken."""
+        self._write_header(self.header._replace(flags=self.header.flags | ChunkFlag.SEALED))
+
+    def _write_header(self, header: ChunkHeader) -> None:
+        self.broken = True
+        fsio.write_at(self._fd, header.encode(), 0, self.path)
+        fsio.sync_data(self._fd, self.path)
+        self.header = header
+        self.broken = False
+
+    def close(self) -> None:
+        """Let go of the file. Everything that was appended is durable already."""
+        os.close(self._fd)
+
+
+def mark_chunk_uploaded(stream_dir: str, index: int) -> None:
+    """Note in a sealed chunk's header that Tier 2 has it; durable on return.
+
+    Errors: OSError, FormatError when the chunk is not a good sealed one.
+    """
+    path = chunk_path(stream_dir, index)
+    header = decode_chunk(load_chunk(path), path, index).header
+    if not header.flags & ChunkFlag.SEALED:
+        raise FormatError(path, 56, "a sealed chunk", f"flags {header.flags}")
+    fd = fsio.open_rw(path)
+    try:
+        flags = header.flags | ChunkFlag.UPLOADED
+        fsio.write_at(fd, header._replace(flags=flags).encode(), 0, path)
+        fsio.sync_data(fd, path)
+    finally:
+        os.close(fd)
+
+
+__all__ = ["SNAPSHOT_EVERY", "Manifest", "ManifestView", "read_manifest"]
+
+SNAPSHOT_EVERY = 1_000  # records: a replay of so many takes about 10 ms
+_DIGITS = re.compile("0[0-9]{19}")
+_KEEP_SNAPSHOTS = 2  # the newest good ones: should one be damaged later, the other is there
+
+
+class Manifest:
+    """The writer of one stream's manifest. Safe for threads: the loop seals and opens segments,
+    a worker notes what the tiers do; an append holds the lock for its two syncs, no longer."""
+
+    def __init__(
+        self, stream_dir: str, clock: Clock, warn: Warn, seen: Replay, file: ChunkFile
+    ) -> None:
+        self.stream_dir = stream_dir
+        self.catalog: Catalog = seen.catalog  # changes under the lock: see entries()
+        self.damaged = seen.damaged
+        self._clock = clock
+        self._warn = warn
+        self._beyond = seen.after_damage
+        self._aside = range(seen.damaged_from or 0, file.header.chunk_index)
+        self._lock = threading.RLock()
+        self._snapshot_lock = threading.Lock()  # one at a time; taken before the other, never after
+        self._file: ChunkFile | None = file
+        self._since_snapshot = len(seen.records)
+        self._rolled = False
+
+    @classmethod
+    def open(cls, stream_dir: str, stream_id: int, clock: Clock, warn: Warn) -> Manifest:
+        """Replay what is there, and go on behind it; a new stream gets its first chunk.
+
+        Every finding is warned of. Opening changes nothing but a torn tail, and after damage.
+        Errors: OSError, UnsafePath; RelayError when the folder is of another stream.
+        """
+        name = os.path.basename(os.path.normpath(stream_dir))
+        if name.isdigit() and int(name) != stream_id:
+            raise RelayError(f"{stream_dir}: expected stream {stream_id}, found {int(name)}")
+        _make_folders(stream_dir)
+        seen = replay(stream_dir, warn)
+        for line in seen.torn:
+            warn(line)
+        if seen.damaged:
+            file = _behind_damage(stream_dir, seen)
+        elif seen.last is not None:
+            file = ChunkFile.resume(stream_dir, seen.last)
+            if file.room == 0:  # sealed, and the crash came before the next one
+                file = _next_chunk(stream_dir, file)
+        else:
+            file = ChunkFile.create(
+                stream_dir, seen.snapshot.chunk_index if seen.snapshot else 0, 0
+            )
+        return cls(stream_dir, clock, warn, seen, file)
+
+    def entries(self) -> list[SegmentEntry]:
+        """The catalog's entries by id, as of now; for other threads than the one that appends."""
+        with self._lock:
+            return list(self.catalog.entries.values())
+
+    def record(
+        self, kind: ManifestType, segment_id: int, logical_offset: int, **fields: Field
+    ) -> None:
+        """Append one record with the clock's time. Errors: as ``append``."""
+        at_ms = self._clock.now_ns() // NS_PER_MS
+        self.append(ManifestRecord(kind, segment_id, logical_offset, at_ms, fields))
+
+    def append(self, *records: ManifestRecord) -> None:
+        """Commit records in order: durable, and then in the catalog.
+
+        Errors: ValueError for a key or etag that no snapshot could hold, and nothing is written;
+        OSError: a prefix of them may be committed. After a failed sync everything is refused
+        with RelayError until the manifest is opened anew, for nobody knows what is on disk.
+        """
+        pieces = [_encode(record) for record in records]
+        with self._lock:
+            begin = 0
+            while begin < len(records):
+                begin = self._commit(records, pieces, begin)
+            self._since_snapshot += len(records)
+            due = self._due()
+        if due and not self.damaged:
+            try:
+                self.snapshot()
+            except (OSError, ValueError) as exc:  # the records are committed all the same
+                self._warn(f"{self.stream_dir}: no snapshot of the manifest: {exc}")
+
+    def _due(self) -> bool:
+        """Whether it is time for a snapshot."""
+        return self._rolled or self._since_snapshot >= SNAPSHOT_EVERY
+
+    def _commit(self, records: tuple[ManifestRecord, ...], pieces: list[bytes], begin: int) -> int:
+        """Append as many as the chunk takes; the next one begins when it takes none."""
+        file = self._usable()
+        if len(pieces[begin]) > file.room:
+            self._file = file = _next_chunk(self.stream_dir, file)
+            self._rolled = True
+        end, size = begin, 0
+        while end < len(pieces) and size + len(pieces[end]) <= file.room:
+            size += len(pieces[end])
+            end += 1
+        file.append(b"".join(pieces[begin:end]), end - begin)
+        for record in records[begin:end]:
+            self.catalog.apply(record)
+        return end
+
+    def _usable(self) -> ChunkFile:
+        if self._file is None:
+            raise RelayError(f"{self.stream_dir}: the manifest was closed", hint="open it again")
+        if self._file.broken:
+            raise RelayError(
+                f"{self._file.path}: a sync failed; nobody knows what is on disk",
+                hint="the manifest takes no more until the stream is opened anew",
+            )
+        return self._file
+
+    def snapshot(self) -> int:
+        """Write the catalog as of now beside the log, and note it there; the snapshot's id.
+
+        The entries are encoded and written without the lock: appends go on meanwhile.
+        Errors: OSError; then the snapshot may be there or not, and the log is as it was.
+        RelayError while damaged: a snapshot would hide what ``rebuild`` has to mend.
+        """
+        if self.damaged:
+            raise RelayError(f"{self.stream_dir}: the manifest is damaged; rebuild it first")
+        with self._snapshot_lock:
+            with self._lock:
+                file = self._usable()
+                there = snapshot_ids(self.stream_dir)
+                made = CatalogSnapshot(
+                    there[-1] + 1 if there else 1,
+                    file.header.chunk_index,
+                    file.tail,
+                    tuple(self.catalog.entries.values()),
+                )
+                self._since_snapshot = 0
+                self._rolled = False
+            write_snapshot(self.stream_dir, made)
+            with self._lock:
+                self._mark(made)
+            _drop_snapshots(self.stream_dir)
+            return made.snapshot_id
+
+    def _mark(self, made: CatalogSnapshot) -> None:
+        """Append the SnapshotMarker, which itself makes no snapshot due."""
+        fields: dict[str, Field] = {
+            "chunk_index": made.chunk_index,
+            "chunk_offset": made.chunk_offset,
+            "snapshot_id": made.snapshot_id,
+        }
+        at_ms = self._clock.now_ns() // NS_PER_MS
+        marker = ManifestRecord(ManifestType.SnapshotMarker, 0, 0, at_ms, fields)
+        self._commit((marker,), [marker.encode()], 0)
+
+    def rebuild(self, records: Iterable[ManifestRecord]) -> None:
+        """After damage: take in what the segments themselves say; ends ``damaged``.
+
+        Good records that stood behind the damage come first: nothing else may know where the
+        Tier 2 copies are. Then ``records``, which correct them where the files say otherwise.
+        Errors: as ``append``.
+        """
+        self.append(*self._beyond, *records)
+        self._beyond = []
+        self.damaged = False
+        self.snapshot()
+        self._set_aside()
+
+    def _set_aside(self) -> None:
+        """Rename the damaged chunk and those behind it; the snapshot leads past them."""
+        folder = fsio.open_dir(os.path.join(self.stream_dir, MANIFEST))
+        try:
+            for index in chunk_indexes(self.stream_dir):
+                if index in self._aside:
+                    name = os.path.basename(chunk_path(self.stream_dir, index))
+                    fsio.rename(name, folder, name + ".bad", folder)
+                    self._warn(f"{self.stream_dir}: manifest chunk kept aside as {name}.bad")
+        finally:
+            os.close(folder)
+
+    def redundant_chunks(self) -> list[int]:
+        """Indexes of sealed chunks that lie wholly before the last two good snapshots: no replay
+        needs them, unless both snapshots are damaged later."""
+        good = _good_snapshots(self.stream_dir)
+        if len(good) < _KEEP_SNAPSHOTS:
+            return []
+        before = min(snapshot.chunk_index for snapshot in good)
+        return [index for index in chunk_indexes(self.stream_dir) if index < before]
+
+    def mark_uploaded(self, index: int) -> None:
+        """Note in a sealed chunk that Tier 2 has a verified copy of it. Errors: OSError,
+        FormatError when it is damaged or not sealed."""
+        mark_chunk_uploaded(self.stream_dir, index)
+
+    def close(self) -> None:
+        """Let go of the files; a second time is harmless."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+            self._file = None
+
+
+def _make_folders(stream_dir: str) -> None:
+    """The stream's directories, with their names durable."""
+    parent = os.path.dirname(os.path.normpath(stream_dir)) or "."
+    for path in (parent, stream_dir):
+        if not os.path.isdir(path):
+            fsio.ensure_dir(path)
+            fsio.sync_dir(os.path.dirname(os.path.normpath(path)) or ".")
+    fsio.ensure_dir(os.path.join(stream_dir, MANIFEST))
+    fsio.ensure_dir(os.path.join(stream_dir, SNAPSHOTS))
+    fsio.sync_dir(stream_dir)
+
+
+def _encode(record: ManifestRecord) -> bytes:
+    for name, most in (("key", MAX_KEY_BYTES), ("etag", MAX_ETAG_BYTES)):
+        length = len(str(record.fields.get(name, "")).encode())
+        if length > most:
+            raise ValueError(f"{record.name}: {name} of {length} bytes, {most} at most")
+    return record.encode()
+
+
+def _next_chunk(stream_dir: str, file: ChunkFile) -> ChunkFile:
+    """Seal a chunk and begin the next; a crash in between leaves a sealed last one."""
+    if not file.header.flags & ChunkFlag.SEALED:
+        file.seal()
+    made = ChunkFile.create(stream_dir, file.header.chunk_index + 1, file.next_record)
+    file.close()
+    return made
+
+
+def _behind_damage(stream_dir: str, seen: Replay) -> ChunkFile:
+    """A chunk behind all that are there; one that an earlier rebuilding began goes on."""
+    there = chunk_indexes(stream_dir)
+    damaged = seen.damaged_from or 0
+    newest = max([damaged, *there])
+    if newest > damaged:
+        path = chunk_path(stream_dir, newest)
+        with contextlib.suppress(FormatError):
+            chunk = decode_chunk(load_chunk(path), path, newest)
+            if not chunk.header.flags & ChunkFlag.SEALED:
+                return ChunkFile.resume(stream_dir, chunk)
+    index = max(newest, _last_set_aside(stream_dir)) + 1
+    return ChunkFile.create(stream_dir, index, seen.next_record)
+
+
+def _last_set_aside(stream_dir: str) -> int:
+    """The highest index of a chunk that was kept aside; its number is not used again."""
+    names = os.listdir(os.path.join(stream_dir, MANIFEST))
+    aside = [name[:20] for name in names if name.endswith(".mlog.bad")]
+    return max([int(digits) for digits in aside if _DIGITS.fullmatch(digits)], default=-1)
+
+
+def _good_snapshots(stream_dir: str) -> list[CatalogSnapshot]:
+    """The newest good snapshots, as many as are kept."""
+    good: list[CatalogSnapshot] = []
+    for snapshot_id in reversed(snapshot_ids(stream_dir)):
+        with contextlib.suppress(FormatError):
+            good.append(read_snapshot(stream_dir, snapshot_id))
+        if len(good) == _KEEP_SNAPSHOTS:
+            break
+    return good
+
+
+def _drop_snapshots(stream_dir: str) -> None:
+    """Remove the snapshots that are older than the newest good ones; damaged ones stay."""
+    good = _good_snapshots(stream_dir)
+    if len(good) < _KEEP_SNAPSHOTS:
+        return
+    for snapshot_id in snapshot_ids(stream_dir):
+        if snapshot_id < good[-1].snapshot_id:
+            _remove(snapshot_path(stream_dir, snapshot_id))
+
+
+def _remove(path: str) -> None:
+    folder = fsio.open_dir(os.path.dirname(path))
+    try:
+        fsio.remove(os.path.basename(path), folder)
+    finally:
+        os.close(folder)

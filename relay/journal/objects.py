@@ -1,0 +1,321 @@
+"""Tier 2: object stores as far as the tiers need them: a directory, and S3 by obstore.
+
+An object is put once and never changed: ``put`` fails where there is one already. Its metadata
+(checksum, record count) lie beside it and tell, without reading it, whether it is the right one.
+
+    ROOT/{key}             the object, as it was uploaded
+    ROOT/{key}.meta.json   its metadata and ETag; written first, so an object has always got one
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from relay.base import fsio
+from relay.base.errors import ObjectConflict, ObjectError, ObjectMissing, RelayError
+from relay.journal.files import PIECE_BYTES, NewFile, pieces, remove, size_of
+from relay.journal.format import Reason, crc64
+
+if TYPE_CHECKING:
+    import obstore
+
+_META = ".meta.json"
+TIMEOUT_S = 300  # of one request: 64 MiB at 2 Mbit/s
+CONNECT_TIMEOUT_S = 10
+_STATUS = re.compile(r"status code: (\d{3})")
+_INSTANCE_METADATA = "169.254.169.254"  # asked for credentials where the environment has none
+
+
+class ObjectFacts(NamedTuple):
+    """What a store says of an object without sending it."""
+
+    size: int
+    etag: str
+    metadata: dict[str, str]
+
+
+class Download(NamedTuple):
+    """An object that is being read."""
+
+    facts: ObjectFacts
+    pieces: Iterator[bytes]  # errors while reading: ObjectError
+
+
+class ObjectStore(Protocol):
+    """Where Tier 2 lies. Every error is an ObjectError with its Reason; calls do not retry."""
+
+    url: str  # for messages, without credentials
+
+    def head(self, key: str) -> ObjectFacts | None:
+        """What is known of an object; None when there is none."""
+
+    def put(self, key: str, path: str, metadata: dict[str, str]) -> str:
+        """Store the file ``path``, durably; its ETag. Errors: ObjectConflict when the key is
+        taken, ObjectError."""
+
+    def get(self, key: str) -> Download:
+        """Read an object. Errors: ObjectError; Reason.MISSING when there is none."""
+
+    def delete(self, key: str) -> None:
+        """Remove an object, durably; one that is gone already is fine."""
+
+
+def open_objects(url: str) -> ObjectStore:
+    """The store that a setting names: a directory's path, or ``s3://bucket/prefix``.
+
+    Errors: RelayError when S3 is asked for and not installed.
+    """
+    if url.startswith("s3://"):
+        return S3Objects(url)
+    return DirectoryObjects(url.removeprefix("file://"))
+
+
+class DirectoryObjects:
+    """Objects as files below a directory, synced. The directory is never made: where a disk is
+    not mounted, nothing is to be written under its mount point."""
+
+    def __init__(self, root: str) -> None:
+        self.url = os.path.abspath(root)
+
+    def head(self, key: str) -> ObjectFacts | None:
+        """Size by the file, ETag and metadata by what lies beside it."""
+        path = self._path(key)
+        with self._failing(key):
+            size = size_of(path)
+            return None if size is None else self._facts(path, size)
+
+    def put(self, key: str, path: str, metadata: dict[str, str]) -> str:
+        """Copy the file; the ETag is the crc64 of what was written, read back."""
+        target = self._path(key)
+        with self._failing(key):
+            self._make_folders(key)
+            if size_of(target) is not None:
+                raise ObjectConflict(f"{target} is there already", Reason.AUTHENTICATION)
+            with NewFile(target) as file:
+                sent = 0
+                for piece in pieces(path):
+                    file.write(piece)
+                    sent = crc64(piece, sent)
+                file.sync()
+                self._expect(_crc_of(file.temp), sent, target)
+                etag = f"{sent:016x}"
+                meta = json.dumps({"etag": etag, "metadata": metadata}, sort_keys=True)
+                fsio.write_atomic(target + _META, meta.encode())
+                file.commit()
+            return etag
+
+    def get(self, key: str) -> Download:
+        """The file's bytes; whether they are the right ones is the caller's to check."""
+        facts = self.head(key)
+        if facts is None:
+            raise ObjectMissing(f"{self.url}/{key}: no such object", Reason.MISSING)
+        return Download(facts, self._read(key))
+
+    def delete(self, key: str) -> None:
+        """The object first: metadata without one are no object."""
+        path = self._path(key)
+        with self._failing(key):
+            if os.path.isdir(os.path.dirname(path)):
+                remove(path)
+                remove(path + _META)
+
+    def _path(self, key: str) -> str:
+        """Where the object of that key is. Errors: ObjectError for a key that leads elsewhere."""
+        parts = key.split("/")
+        if "\0" in key or not {"", ".", ".."}.isdisjoint(parts):
+            raise ObjectError(f"{self.url}: {key!r} is no key of an object", Reason.AUTHENTICATION)
+        return os.path.join(self.url, *parts)
+
+    def _read(self, key: str) -> Iterator[bytes]:
+        with self._failing(key):
+            yield from pieces(self._path(key))
+
+    def _facts(self, path: str, size: int) -> ObjectFacts:
+        try:
+            told = json.loads(b"".join(pieces(path + _META)))
+            return ObjectFacts(size, str(told["etag"]), dict(told["metadata"]))
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return ObjectFacts(size, "", {})  # so it is not taken for ours
+
+    def _make_folders(self, key: str) -> None:
+        folder = self.url
+        for name in os.path.dirname(key).split("/"):
+            above, folder = folder, os.path.join(folder, name)
+            if not os.path.isdir(folder):
+                fsio.ensure_dir(folder)
+                fsio.sync_dir(above)
+
+    def _expect(self, found: int, sent: int, target: str) -> None:
+        if found != sent:
+            raise ObjectError(
+                f"{target}: wrote crc64 {sent:016x}, read back {found:016x}", Reason.TRANSIENT
+            )
+
+    def _failing(self, key: str) -> AbstractContextManager[None]:
+        return _failing(self.url, key)
+
+
+@contextmanager
+def _failing(root: str, key: str) -> Iterator[None]:
+    """What the system refuses becomes an ObjectError with its reason."""
+    if not os.path.isdir(root):
+        hint = "mount it, or make the directory"
+        raise ObjectError(f"{root}: no such directory", Reason.UNAVAILABLE, hint=hint)
+    try:
+        yield
+    except OSError as exc:
+        denied = exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+        reason = Reason.AUTHENTICATION if denied else Reason.TRANSIENT
+        raise ObjectError(f"{root}/{key}: {exc.strerror or exc}", reason) from exc
+
+
+def _crc_of(path: str) -> int:
+    crc = 0
+    for piece in pieces(path):
+        crc = crc64(piece, crc)
+    return crc
+
+
+class S3Objects:
+    """A bucket, or a prefix in it (extra ``[s3]``). ``options``: obstore's S3Store options that do
+    not come from the environment.
+
+    Credentials, region and endpoint come from the environment (``AWS_ACCESS_KEY_ID``,
+    ``AWS_REGION``, ``AWS_ENDPOINT_URL`` ...), never from a setting. Each request is made once: the
+    tiers decide about retries, by the reason given here.
+    """
+
+    def __init__(self, url: str, **options: Any) -> None:
+        try:
+            import obstore
+        except ImportError:
+            raise RelayError(
+                f"{url}: obstore is not installed", hint="pip install agent-relay[s3]"
+            ) from None
+        bucket, _, prefix = url.removeprefix("s3://").partition("/")
+        self.url = url.rstrip("/")
+        self._prefix = prefix.strip("/")
+        self._obstore: Any = obstore
+        self._store = _open(bucket, options)
+
+    def head(self, key: str) -> ObjectFacts | None:
+        """By a HEAD request; a bucket that is missing looks the same as an object that is."""
+        try:
+            with self._failing(key):
+                return _facts(self._obstore.get(self._store, self._at(key), options={"head": True}))
+        except ObjectError as exc:
+            if exc.reason == Reason.MISSING:
+                return None
+            raise
+
+    def put(self, key: str, path: str, metadata: dict[str, str]) -> str:
+        """One PUT that fails where there is an object; the store checks the body's CRC-64/NVME."""
+        with self._failing(key, putting=True):
+            answer = self._obstore.put(
+                self._store, self._at(key), Path(path), attributes=metadata, mode="create"
+            )
+        return str(answer["e_tag"] or "").strip('"')
+
+    def get(self, key: str) -> Download:
+        """By a GET request; the bytes come as they are read."""
+        with self._failing(key):
+            answer = self._obstore.get(self._store, self._at(key))
+            return Download(_facts(answer), self._read(key, answer))
+
+    def delete(self, key: str) -> None:
+        """By a DELETE request."""
+        try:
+            with self._failing(key):
+                self._obstore.delete(self._store, self._at(key))
+        except ObjectError as exc:
+            if exc.reason != Reason.MISSING:
+                raise
+
+    def names(self, below: str = "") -> Iterator[str]:
+        """The keys that begin with ``below``, in order, by LIST requests. Errors: ObjectError."""
+        with self._failing(below):
+            skipped = len(self._at(""))
+            for page in self._obstore.list(self._store, prefix=self._at(below) or None):
+                yield from (str(one["path"])[skipped:] for one in page)
+
+    def _read(self, key: str, answer: Any) -> Iterator[bytes]:
+        with self._failing(key):
+            for piece in answer.stream(min_chunk_size=PIECE_BYTES):
+                yield bytes(piece)
+
+    def _at(self, key: str) -> str:
+        return f"{self._prefix}/{key}" if self._prefix else key
+
+    @contextmanager
+    def _failing(self, key: str, *, putting: bool = False) -> Iterator[None]:
+        """What obstore raises becomes an ObjectError with its reason, in one line."""
+        errors = self._obstore.exceptions
+        try:
+            yield
+        except (errors.BaseError, OSError, ValueError) as exc:
+            said = " ".join(str(exc).split("Debug source")[0].split())
+            text = f"{self.url}/{key}: {said}"
+            if isinstance(exc, errors.AlreadyExistsError) and putting:
+                raise ObjectConflict(text, Reason.AUTHENTICATION) from exc
+            reason = _reason(exc, said, putting, errors)
+            if reason is Reason.MISSING:
+                raise ObjectMissing(text, reason) from exc
+            raise ObjectError(text, reason, hint=_HINTS.get(reason, "")) from exc
+
+
+# Without s3:ListBucket a HEAD of what is not there is answered 403, not 404.
+_HINTS = {
+    Reason.AUTHENTICATION: "mend the credentials (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or"
+    " the bucket's policy (s3:ListBucket, too), and start the relay anew or run"
+    " `relay journal upload`",
+    Reason.UNAVAILABLE: "is the bucket there, and AWS_ENDPOINT_URL right? It is tried again",
+}
+
+
+def _reason(exc: Exception, said: str, putting: bool, errors: Any) -> Reason:
+    """The class of a failure: what decides whether it is tried again, and when."""
+    if isinstance(exc, (errors.PermissionDeniedError, errors.UnauthenticatedError)):
+        return Reason.AUTHENTICATION
+    if _INSTANCE_METADATA in said:
+        return Reason.AUTHENTICATION
+    if isinstance(exc, FileNotFoundError):
+        return Reason.UNAVAILABLE if putting or "NoSuchBucket" in said else Reason.MISSING
+    status = _STATUS.search(said)
+    if status is not None:
+        code = int(status[1])
+        # 4xx: the request itself is wrong (region, bucket name): no use in hurrying it again.
+        return Reason.TRANSIENT if code >= 500 or code in (408, 429) else Reason.UNAVAILABLE
+    if "error sending request" in said or "redirect" in said:
+        return Reason.UNAVAILABLE  # nobody listens there, or no such host
+    return Reason.TRANSIENT
+
+
+def _facts(answer: Any) -> ObjectFacts:
+    meta = answer.meta
+    metadata = {str(name): str(value) for name, value in answer.attributes.items()}
+    return ObjectFacts(int(meta["size"]), str(meta["e_tag"] or "").strip('"'), metadata)
+
+
+def _open(bucket: str, options: dict[str, Any]) -> obstore.store.S3Store:
+    from obstore.store import S3Store
+
+    endpoint = options.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL", "")
+    settings: dict[str, Any] = {
+        "client_options": {
+            "allow_http": endpoint.startswith("http://"),
+            "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
+            "timeout": timedelta(seconds=TIMEOUT_S),
+        },
+        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=TIMEOUT_S)},
+        "checksum_algorithm": "CRC64NVME",
+        "disable_bulk_delete": True,  # not every server has it
+    }
+    return S3Store(bucket, **{**settings, **options})

@@ -1,0 +1,412 @@
+"""Reading the manifest: its chunks, and the catalog that they give. Writes nothing.
+
+A chunk is a file of at most 256 KiB whose header says how much of it is committed. Replay starts
+at the newest good snapshot whose position exists, and continues through the chunks after it, each
+verified before any of it is applied. At a damaged chunk it stops after the last good record and
+reports the damage: records after it are kept apart, and the rest is rebuilt from the segments.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from relay.base import fsio
+from relay.base.errors import FormatError, IntegrityError, RelayError
+from relay.journal.catalog import (
+    Catalog,
+    CatalogSnapshot,
+    read_snapshot,
+    snapshot_ids,
+    snapshot_path,
+)
+from relay.journal.format import (
+    CHECKPOINT_WRITTEN,
+    CHUNK_CAPACITY,
+    CHUNK_HEADER,
+    MANIFEST_RECORD,
+    ChunkFlag,
+    ChunkHeader,
+    ManifestRecord,
+    ManifestType,
+    crc64,
+    decode_chunk_header,
+    decode_manifest_record,
+)
+
+MANIFEST = "manifest"
+FIRST_MANIFEST_RECORD = CHUNK_HEADER.size
+ROOM = CHUNK_CAPACITY - FIRST_MANIFEST_RECORD
+_NAME = re.compile(r"(0[0-9]{19})\.mlog")  # below 2^64, and so is the next
+_MAX_BYTES = 64 << 20  # another writer's chunks may be larger than ours
+
+
+class ManifestChunk(NamedTuple):
+    """A chunk as it was read and verified."""
+
+    header: ChunkHeader
+    records: list[ManifestRecord]
+    ends: list[int]  # where each record ends, from the start of the file
+    torn_bytes: int  # behind committed_len, not all zero: an append that never returned
+
+
+def chunk_path(stream_dir: str, index: int) -> str:
+    """Where the chunk of that index is."""
+    return os.path.join(stream_dir, MANIFEST, f"{index:020d}.mlog")
+
+
+def chunk_indexes(stream_dir: str) -> list[int]:
+    """The indexes of the chunks that are there, ascending; good or not."""
+    try:
+        names = os.listdir(os.path.join(stream_dir, MANIFEST))
+    except FileNotFoundError:
+        return []
+    return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+
+
+def load_chunk(path: str) -> bytes:
+    """A chunk's bytes. Errors: OSError, UnsafePath."""
+    return fsio.read_regular(path, None, _MAX_BYTES, shared=True)[0]
+
+
+def decode_chunk(
+    data: bytes, path: str, index: int, base_record: int | None = None
+) -> ManifestChunk:
+    """What a chunk's bytes say: header, index, base_record, chunk crc, and then each record.
+
+    ``index``: what its name says; ``base_record``: what must stand in it, None for any.
+    Errors: FormatError, VersionError, IntegrityError; then nothing of it may be used but what
+    ``salvage`` gives.
+    """
+    header = decode_chunk_header(data, path)
+    if header.chunk_index != index:
+        raise FormatError(path, 16, f"chunk_index {index}", header.chunk_index)
+    if base_record is not None and header.base_record != base_record:
+        raise FormatError(path, 24, f"base_record {base_record}", header.base_record)
+    end = header.committed_len
+    if not FIRST_MANIFEST_RECORD <= end <= len(data):
+        raise FormatError(
+            path, 40, f"committed_len from {FIRST_MANIFEST_RECORD} to {len(data)}", end
+        )
+    if header.tail_offset < end:
+        raise FormatError(path, 32, f"tail_offset of {end} and more", header.tail_offset)
+    found = crc64(memoryview(data)[FIRST_MANIFEST_RECORD:end])
+    if found != header.chunk_crc64:
+        raise IntegrityError(path, 48, f"chunk crc64 {header.chunk_crc64:016x}", f"{found:016x}")
+    records, ends, fault = _walk(data, end, path)
+    if fault is not None:
+        raise fault
+    torn = len(data) - end if any(memoryview(data)[end:]) else 0
+    return ManifestChunk(header, records, ends, torn)
+
+
+def salvage_chunk(data: bytes, path: str) -> tuple[list[ManifestRecord], list[int]]:
+    """The good records in front of the fault of a damaged chunk, and where each ends.
+
+    A record's crc covers its payload; its header is covered by the chunk's crc alone. So where
+    no record is bad by itself, the fault is in some header, nobody knows which, and none counts.
+    """
+    try:
+        end = decode_chunk_header(data, path).committed_len
+    except FormatError:
+        return [], []
+    end = end if FIRST_MANIFEST_RECORD <= end <= len(data) else len(data)
+    records, ends, fault = _walk(data, end, path)
+    return (records, ends) if fault is not None else ([], [])
+
+
+def _walk(
+    data: bytes, end: int, path: str
+) -> tuple[list[ManifestRecord], list[int], FormatError | None]:
+    """The records up to ``end`` or to the first fault."""
+    records: list[ManifestRecord] = []
+    ends: list[int] = []
+    at = FIRST_MANIFEST_RECORD
+    try:
+        while at < end:
+            record, at = decode_manifest_record(data, at, end, path)
+            records.append(record)
+            ends.append(at)
+    except FormatError as exc:
+        return records, ends, exc
+    return records, ends, None
+
+
+def is_chunk_uploaded(stream_dir: str, index: int) -> bool:
+    """Whether a chunk's header says that Tier 2 has it. Errors: OSError, FormatError."""
+    path = chunk_path(stream_dir, index)
+    return bool(decode_chunk_header(load_chunk(path), path).flags & ChunkFlag.UPLOADED)
+
+
+assert ROOM > MANIFEST_RECORD.size + 2 * 0xFFFF + 4  # the largest record fits an empty chunk
+
+
+Warn = Callable[[str], object]
+
+_SEGMENTS = "segments"
+_TRIES = 5  # of a reader whose files change under it
+
+
+class Replay(NamedTuple):
+    """What the files of a manifest come to."""
+
+    catalog: Catalog
+    records: list[ManifestRecord]  # those that were applied
+    last: ManifestChunk | None  # where a writer goes on; None: there is none, or damage
+    next_record: int  # ordinal of the next record
+    damaged_from: int | None  # index of the chunk where replay stopped
+    after_damage: list[ManifestRecord]  # good records behind the damage, not applied
+    findings: list[str]
+    torn: list[str]  # a write in progress, or one that a crash cut short
+    snapshot: CatalogSnapshot | None  # the one that it started with
+
+    @property
+    def damaged(self) -> bool:
+        """True when the catalog is not all that was ever recorded."""
+        return self.damaged_from is not None
+
+
+def replay(stream_dir: str, warn: Warn) -> Replay:
+    """Read the manifest of a stream. Every finding is warned of; damage is no exception.
+
+    Errors: OSError, UnsafePath.
+    """
+    findings: list[str] = []
+
+    def find(line: str) -> None:
+        findings.append(line)
+        warn(line)
+
+    start, first = _start(stream_dir, find)
+    run = _ReplayRun(stream_dir, start, find)
+    run.go(first)
+    catalog = run.catalog
+    if catalog.unknown:
+        flags = sorted({f"type {r.type} flags {r.flags}" for r in run.records if not r.is_known})
+        folder = os.path.join(stream_dir, MANIFEST)
+        find(f"{folder}: {catalog.unknown} records of unknown types skipped: {', '.join(flags)}")
+    return Replay(
+        catalog,
+        run.records,
+        run.last if run.damaged_from is None else None,
+        run.next_record,
+        run.damaged_from,
+        run.after_damage,
+        findings,
+        run.torn,
+        start,
+    )
+
+
+def _start(stream_dir: str, find: Warn) -> tuple[CatalogSnapshot | None, int]:
+    """The snapshot to start with and the chunk to begin in.
+
+    Where no position of a snapshot exists and chunk 0 has gone, too, the newest good snapshot is
+    the best there is, and its chunk will be found missing.
+    """
+    ids = snapshot_ids(stream_dir)  # first: a snapshot is written when its chunk is there
+    there = chunk_indexes(stream_dir)
+    best: CatalogSnapshot | None = None
+    for snapshot_id in reversed(ids):
+        try:
+            snapshot = read_snapshot(stream_dir, snapshot_id)
+        except FileNotFoundError:
+            continue  # removed meanwhile: a newer one is there
+        except RelayError as exc:
+            find(f"{exc}: this snapshot is not used")
+            continue
+        best = best or snapshot
+        if _position_exists(stream_dir, snapshot, there):
+            return snapshot, snapshot.chunk_index
+        path = snapshot_path(stream_dir, snapshot_id)
+        position = f"chunk {snapshot.chunk_index} at {snapshot.chunk_offset}"
+        find(f"{path}: its position, {position}, is no end of a record: it is not used")
+    if 0 in there or best is None:
+        return None, 0
+    return best, best.chunk_index
+
+
+def _position_exists(stream_dir: str, snapshot: CatalogSnapshot, there: list[int]) -> bool:
+    """Whether a record ends, or the chunk begins, where the snapshot says."""
+    if snapshot.chunk_index not in there:
+        return False
+    if snapshot.chunk_offset == FIRST_MANIFEST_RECORD:
+        return True
+    path = chunk_path(stream_dir, snapshot.chunk_index)
+    data = load_chunk(path)
+    try:
+        return snapshot.chunk_offset in decode_chunk(data, path, snapshot.chunk_index).ends
+    except FormatError:  # the snapshot is good, and says what stood in the damaged chunk
+        return snapshot.chunk_offset <= len(data)
+
+
+class _ReplayRun:
+    """One replay on its way through the chunks."""
+
+    def __init__(self, stream_dir: str, start: CatalogSnapshot | None, find: Warn) -> None:
+        self.stream_dir = stream_dir
+        self.start = start
+        self.find = find
+        self.catalog = Catalog(start.entries if start else ())
+        self.records: list[ManifestRecord] = []
+        self.after_damage: list[ManifestRecord] = []
+        self.torn: list[str] = []
+        self.last: ManifestChunk | None = None
+        self.next_record = 0
+        self.damaged_from: int | None = None
+
+    def go(self, first: int) -> None:
+        """Apply every chunk from ``first`` on, or up to the damage."""
+        there = [index for index in chunk_indexes(self.stream_dir) if index >= first]
+        if there[:1] != [first]:
+            self._missing(first, bool(there))
+        for expected, index in enumerate(there, first):
+            if self.damaged_from is None and index != expected:
+                self._missing(expected, True)
+            if self.damaged_from is None:
+                self._chunk(index, index == there[-1])
+            else:
+                self._read_after_damage(index)
+
+    def _missing(self, index: int, others: bool) -> None:
+        """A chunk that should be there is not: damage, unless the stream has not begun."""
+        if self.damaged_from is not None:
+            return
+        if not others and self.start is None and not self._has_segments():
+            return
+        self.damaged_from = index
+        path = chunk_path(self.stream_dir, index)
+        self.find(f"{path}: this chunk is missing; replay stops before it")
+
+    def _has_segments(self) -> bool:
+        try:
+            names = os.listdir(os.path.join(self.stream_dir, _SEGMENTS))
+        except FileNotFoundError:
+            return False
+        return any(name.endswith(".seg") for name in names)
+
+    def _chunk(self, index: int, newest: bool) -> None:
+        """Verify a chunk, then apply it."""
+        path = chunk_path(self.stream_dir, index)
+        base = self.next_record if self.last is not None or index == 0 else None
+        data = load_chunk(path)
+        if not data and newest:
+            self.find(f"{path}: created and never written; it is begun anew")
+            return
+        try:
+            chunk = decode_chunk(data, path, index, base)
+        except FormatError as exc:
+            self._damage(index, data, path, exc)
+            return
+        self.next_record = chunk.header.base_record + len(chunk.records)
+        self._apply(index, chunk.header.base_record, chunk.records, chunk.ends)
+        self.last = chunk
+        if chunk.torn_bytes:
+            at = chunk.header.committed_len
+            self.torn.append(f"{path} at {at}: torn tail of {chunk.torn_bytes} bytes dropped")
+
+    def _damage(self, index: int, data: bytes, path: str, fault: FormatError) -> None:
+        """Stop here: the good records in front of the fault count, the rest is kept apart."""
+        self.damaged_from = index
+        records, ends = salvage_chunk(data, path)
+        if fault.offset in (16, 24):  # a chunk of another place: none of it belongs here
+            records, ends = [], []
+        base = max(self.next_record, _base_record(data, path))
+        used = self._apply(index, base, records, ends)
+        self.next_record = base + len(records)
+        self.find(f"{fault}; replay stops there, {used} records of this chunk used")
+
+    def _apply(self, index: int, base: int, records: list[ManifestRecord], ends: list[int]) -> int:
+        """Apply what the snapshot does not cover; how many that are."""
+        skip = 0
+        if self.start is not None and index == self.start.chunk_index:
+            skip = sum(end <= self.start.chunk_offset for end in ends)
+            # Jobs are counted in the manifest alone. Each took a record, so this is enough.
+            self.catalog = Catalog(self.start.entries, jobs=base + skip)
+        for record in records[skip:]:
+            self.catalog.apply(record)
+        self.records += records[skip:]
+        return len(records) - skip
+
+    def _read_after_damage(self, index: int) -> None:
+        """A chunk behind the damage: good records in it may be of use to whoever rebuilds."""
+        path = chunk_path(self.stream_dir, index)
+        try:
+            chunk = decode_chunk(load_chunk(path), path, index)
+        except FormatError as exc:
+            self.find(f"{exc}; it lies behind the damage")
+            return
+        self.next_record = max(self.next_record, chunk.header.base_record + len(chunk.records))
+        self.after_damage += chunk.records
+
+
+def _base_record(data: bytes, path: str) -> int:
+    """What a damaged chunk says of its first record; 0 where its header is the damage."""
+    try:
+        return decode_chunk_header(data, path).base_record
+    except FormatError:
+        return 0
+
+
+class ManifestView(NamedTuple):
+    """A manifest as another process sees it at one instant."""
+
+    catalog: Catalog
+    records: list[ManifestRecord]  # behind the newest good snapshot
+    findings: list[str]
+    damaged: bool
+
+
+def read_manifest(stream_dir: str, warn: Warn) -> ManifestView:
+    """The catalog of a stream, read only, while its writer goes on.
+
+    A fault that another look does not show was a write in progress. Errors: OSError, UnsafePath.
+    """
+    before: list[str] | None = None
+    for last in [False] * _TRIES + [True]:
+        try:
+            seen = replay(stream_dir, lambda _: None)
+        except FileNotFoundError:  # a chunk was pruned between listing and reading
+            if last:
+                raise
+            continue
+        if not seen.damaged or seen.findings == before:
+            break
+        before = seen.findings
+    for line in seen.findings:
+        warn(line)
+    return ManifestView(seen.catalog, seen.records, seen.findings, seen.damaged)
+
+
+def checkpoint_offsets(stream_dir: str) -> list[int]:
+    """The offsets that the two newest checkpoints cover, by the manifest, newest first.
+
+    Two checkpoints cover the stream below the second. Reads chunks from the newest back, and skips
+    damaged ones: the result is then smaller, never larger.
+    """
+    found: list[int] = []
+    for index in reversed(chunk_indexes(stream_dir)):
+        path = chunk_path(stream_dir, index)
+        try:
+            records = decode_chunk(load_chunk(path), path, index).records
+        except (FormatError, FileNotFoundError):
+            continue
+        for record in reversed(records):
+            if record.type == ManifestType.CustomEvent and len(found) < 2:
+                found += _checkpoint_offset(record.fields)
+        if len(found) >= 2:
+            break
+    return found
+
+
+def _checkpoint_offset(fields: dict[str, int | str | bytes]) -> list[int]:
+    if fields["schema_id"] != CHECKPOINT_WRITTEN:
+        return []
+    try:
+        return [int(msgspec.msgpack.decode(fields["blob"], type=dict[str, int])["offset"])]  # type: ignore[arg-type]
+    except (msgspec.DecodeError, KeyError):
+        return []

@@ -1,0 +1,401 @@
+"""Segment files: writing the active one, reading any, and starting and sealing them.
+
+    | header 52 | record | record | ...      | zeros ahead ...   active
+    | header 52 | record | record | ... | footer 40 |             sealed
+
+An active segment is filled with zeros ahead, so that a commit is one ``pwrite`` and one
+``fdatasync`` of bytes that are already allocated. The crc64 of a segment is updated while it is
+written: sealing reads nothing. Files are changed before the manifest, so that after a crash a file
+may be ahead of the manifest and never behind it; recover.py handles that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+from relay.base import fsio
+from relay.base.clock import NS_PER_MS, Clock
+from relay.base.errors import IntegrityError, SegmentAway
+from relay.journal.catalog import Residency, SegmentEntry
+from relay.journal.format import (
+    FOOTER,
+    SEGMENT_HEADER,
+    Field,
+    Footer,
+    ManifestRecord,
+    ManifestType,
+    SegmentFlag,
+    SegmentHeader,
+    crc64,
+)
+from relay.journal.manifest import Manifest
+from relay.journal.records import (
+    HeaderCrcs,
+    Record,
+    claimed_length,
+    decode_records,
+    describe_fault,
+    find_record,
+)
+from relay.journal.replay import read_manifest
+
+SEGMENTS = "segments"
+WARM = "warm"
+UNSYNCED = ".unsynced"  # beside a segment: from which position on a failed sync left it unknown
+FIRST_RECORD = SEGMENT_HEADER.size  # where the first record lies
+_PIECE_BYTES = 1 << 20  # read at once; more only for one record that is longer
+_FIRST_PIECE = 1 << 16  # who follows the tail mostly finds a few records
+
+_WARM_NAME = re.compile(r"(0[0-9]{19})\.seg\.zst")
+_NAME = re.compile(r"(0[0-9]{19})\.seg")  # below 2^64, and so is the next
+OnGap = Callable[[int, int, IntegrityError], object]  # from, to (logical offsets), why
+
+
+def segment_path(stream_dir: str, segment_id: int) -> str:
+    """Where a segment lies in Tier 0."""
+    return os.path.join(stream_dir, SEGMENTS, f"{segment_id:020d}.seg")
+
+
+def segment_ids(stream_dir: str) -> list[int]:
+    """The segments in Tier 0, ascending; one listing, no file is looked at."""
+    try:
+        names = os.listdir(os.path.join(stream_dir, SEGMENTS))
+    except FileNotFoundError:
+        return []
+    return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+
+
+class SegmentSource(Protocol):
+    """The bytes of a segment, wherever they lie."""
+
+    path: str  # for messages
+
+    def read_at(self, at: int, length: int) -> bytes:
+        """Up to ``length`` bytes of the segment file; fewer only at its end."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+class FileSource:
+    """A segment in Tier 0. Errors of opening: FileNotFoundError, UnsafePath."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._fd = fsio.open_read(path)
+
+    def read_at(self, at: int, length: int) -> bytes:
+        """Up to ``length`` bytes; fewer only at the end of the file."""
+        length = min(length, self.size() - at)  # pread makes room for all that it is asked for
+        if length <= 0:
+            return b""
+        data = os.pread(self._fd, length, at)
+        while len(data) < length:
+            more = os.pread(self._fd, length - len(data), at + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def size(self) -> int:
+        """Bytes of the file now."""
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+def read_footer(source: SegmentSource, size: int) -> Footer | None:
+    """The footer at the end of a sealed and truncated file of ``size`` bytes."""
+    position = size - FOOTER.size
+    data = source.read_at(position, FOOTER.size) if position >= FIRST_RECORD else b""
+    return Footer(*FOOTER.unpack(data)) if is_footer(data, position) else None
+
+
+def is_footer(data: bytes, position: int) -> bool:
+    """True if ``data``, read at ``position``, begins with a footer of the records before it."""
+    if len(data) < FOOTER.size:
+        return False
+    footer = Footer(*FOOTER.unpack_from(data))
+    return footer.durable_bytes == position and bool(footer.flags & SegmentFlag.SEALED)
+
+
+def read_records(
+    source: SegmentSource, base: int, start: int, end: int, gap: OnGap | None = None
+) -> Iterator[Record]:
+    """The records of [start, end) of the stream; ``base``: the offset of the segment's first.
+
+    A record that is not good ends it with IntegrityError; with ``gap`` the next good one is looked
+    for, ``gap`` told of what is missing, and reading goes on behind it.
+    """
+    starts = HeaderCrcs()
+    at, length = start, _FIRST_PIECE
+    while at < end:
+        piece = source.read_at(FIRST_RECORD + at - base, min(length, end - at))
+        before = at
+        for record in decode_records(piece, at, starts):
+            yield record
+            at = record.end
+        if at > before:
+            length = _PIECE_BYTES
+        elif length < (claimed := min(claimed_length(piece, at), end - at)):
+            length = claimed
+        else:
+            at = _behind_damage(source, base, at, end, gap, starts)
+
+
+def _behind_damage(
+    source: SegmentSource, base: int, at: int, end: int, gap: OnGap | None, starts: HeaderCrcs
+) -> int:
+    """The offset of the next good record, or ``end``; the gap is told."""
+    data = source.read_at(FIRST_RECORD + at - base, end - at)
+    why = IntegrityError(source.path, FIRST_RECORD + at - base, *describe_fault(data, at, starts))
+    if gap is None:
+        raise why
+    found = find_record(data, 1, at, starts)
+    behind = end if found < 0 else at + found
+    gap(at, behind, why)
+    return behind
+
+
+def rewrite(fd: int, path: str, position: int, end: int) -> None:
+    """Write what a file has from ``position`` to ``end`` once more; durable after a sync.
+
+    After a failed sync the kernel may hold pages for clean that the disk has not.
+    """
+    while position < end and (piece := os.pread(fd, min(_PIECE_BYTES, end - position), position)):
+        fsio.write_at(fd, piece, position, path)
+        position += len(piece)
+
+
+class ActiveSegment:
+    """The segment that records are appended to. One writer, one thread.
+
+    After an OSError of ``write``, ``sync`` or ``seal`` nobody knows what is in the file: it is
+    closed, and what it holds is found by opening the journal anew.
+    """
+
+    def __init__(self, path: str, fd: int, header: SegmentHeader, base: int) -> None:
+        self.path = path
+        self.header = header
+        self.base = base
+        self.position = FIRST_RECORD  # behind the last record written
+        self.count = 0
+        self.crc = crc64(header.encode())
+        self.ext_id = 0
+        self.first_ms = 0  # of the first record; what its age counts from
+        self.zeroed = FIRST_RECORD  # the file is there, as zeros or records, up to here
+        self.flush_failure = False  # a sync failed while it was active
+        self._fd = fd
+
+    @classmethod
+    def create(cls, stream_dir: str, header: SegmentHeader, base: int, ahead: int) -> ActiveSegment:
+        """A new file with its header and zeros up to ``ahead``; both are durable, and its name.
+
+        On a disk that is full nothing is left of it. Errors: OSError, FileExistsError.
+        """
+        path = segment_path(stream_dir, header.segment_id)
+        fd = fsio.open_rw(path, new=True)
+        segment = cls(path, fd, header, base)
+        try:
+            fsio.write_at(fd, header.encode(), 0, path)
+            segment.extend(ahead)
+            fsio.sync_data(fd, path)
+            fsio.sync_dir(os.path.dirname(path))
+        except OSError:
+            os.close(fd)
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # it is empty: no record was ever in it
+            raise
+        return segment
+
+    @property
+    def end(self) -> int:
+        """The logical offset behind the last record written."""
+        return self.base + self.position - FIRST_RECORD
+
+    def extend(self, upto: int) -> None:
+        """Fill with zeros up to a position; not synced. Errors: OSError, harmless: a new try
+        writes the same zeros."""
+        while self.zeroed < upto:
+            piece = bytes(min(upto - self.zeroed, _PIECE_BYTES))
+            fsio.write_at(self._fd, piece, self.zeroed, self.path)
+            self.zeroed += len(piece)
+
+    def cut(self, upto: int) -> None:
+        """Cut off zeros that are ahead of a position. Errors: OSError, harmless."""
+        if upto >= self.position:
+            fsio.truncate(self._fd, upto, self.path)
+            self.zeroed = upto
+
+    def write(self, data: bytes, count: int) -> None:
+        """Append ``count`` encoded records; durable after ``sync``."""
+        fsio.write_at(self._fd, data, self.position, self.path)
+        self.position += len(data)
+        self.zeroed = max(self.zeroed, self.position)
+        self.crc = crc64(data, self.crc)
+        self.count += count
+
+    def sync(self) -> None:
+        """Everything written is durable when this returns."""
+        fsio.sync_data(self._fd, self.path)
+
+    def mark_unsynced(self, position: int) -> None:
+        """Leave word that what lies from ``position`` on may not be on the disk, though reading
+        it back says so. As far as a disk takes it that just failed."""
+        self.flush_failure = True
+        with contextlib.suppress(OSError):
+            fsio.write_atomic(self.path + UNSYNCED, str(position).encode())
+
+    def rewrite_from(self, position: int) -> None:
+        """Write what the file has from ``position`` on once more; durable after ``sync``."""
+        rewrite(self._fd, self.path, position, self.position)
+
+    def seal(self, flags: SegmentFlag = SegmentFlag.SEALED) -> Footer:
+        """Put the footer behind the last record, cut the zeros off, sync. The file is done."""
+        footer = Footer(self.count, self.position, self.crc, self.ext_id, flags)
+        fsio.write_at(self._fd, footer.encode(), self.position, self.path)
+        fsio.truncate(self._fd, self.position + FOOTER.size, self.path)
+        fsio.sync_data(self._fd, self.path)
+        self.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self.path + UNSYNCED)  # the sync above went well
+        return footer
+
+    def close(self) -> None:
+        """Close the file; what was not synced may be lost with the power, not with the process."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+class SegmentPolicy(NamedTuple):
+    """When segments roll, and how far they are written ahead."""
+
+    segment_bytes: int = 64 << 20  # header and footer included; one longer record has its own
+    segment_age_s: float = 86_400  # since its first record: a quiet day reaches the tiers, too
+    slice_bytes: int = 1 << 20  # zeros at a time: some ms of writing, beside the acks
+    ahead_bytes: int = 64 << 20  # zeros ahead at most, whatever room is asked for
+
+
+class Stream(NamedTuple):
+    """What everything about one stream needs to know."""
+
+    folder: str
+    stream_id: int
+    clock: Clock
+    policy: SegmentPolicy
+    manifest: Manifest
+    epoch: int  # count of the daemon's starts
+
+
+def start_segment(stream: Stream, base: int) -> ActiveSegment:
+    """The next segment, empty, durable, and known to the manifest. Errors: OSError, RelayError."""
+    number = stream.manifest.catalog.next_segment_id
+    header = SegmentHeader(stream.stream_id, number, stream.clock.now_ns() // NS_PER_MS)
+    ahead = min(FIRST_RECORD + stream.policy.slice_bytes, stream.policy.segment_bytes)
+    active = ActiveSegment.create(stream.folder, header, base, ahead)
+    try:
+        stream.manifest.append(opened_record(header, base, stream.epoch))
+    except BaseException:
+        active.close()
+        raise
+    return active
+
+
+def seal_segment(stream: Stream, active: ActiveSegment, covered: int) -> None:
+    """Seal a segment and tell the manifest. Errors: OSError, RelayError."""
+    end = active.end
+    footer = active.seal()
+    at_ms = stream.clock.now_ns() // NS_PER_MS
+    number = active.header.segment_id
+    stream.manifest.append(seal_record(number, end, at_ms, footer, covered, active.flush_failure))
+
+
+def opened_record(header: SegmentHeader, base: int, epoch: int) -> ManifestRecord:
+    """What the manifest is told of a new segment."""
+    fields: dict[str, Field] = {"base_offset": base, "epoch": epoch}
+    kind = ManifestType.SegmentOpened
+    return ManifestRecord(kind, header.segment_id, base, header.creation_ts_ms, fields)
+
+
+def seal_record(
+    segment_id: int, end: int, at_ms: int, footer: Footer, covered: int, failed: bool
+) -> ManifestRecord:
+    """What the manifest is told of a seal. ``end``: the logical offset behind the segment;
+    ``failed``: a sync failed while it was active."""
+    fields: dict[str, Field] = {
+        "durable_bytes": footer.durable_bytes,
+        "segment_crc64": footer.segment_crc64,
+        "ext_id": footer.ext_id,
+        "coordinator_watermark": covered,
+        "flush_failure": int(failed),
+    }
+    return ManifestRecord(ManifestType.SealSegment, segment_id, end, at_ms, fields)
+
+
+Fetch = Callable[[SegmentEntry], SegmentSource]
+
+
+def open_segment(stream_dir: str, entry: SegmentEntry, fetch: Fetch | None) -> SegmentSource:
+    """The bytes of a segment: from Tier 0, or what ``fetch`` gives. Errors: SegmentAway."""
+    path = segment_path(stream_dir, entry.segment_id)
+    if entry.residency & Residency.TIER0:
+        try:
+            return FileSource(path)
+        except FileNotFoundError:
+            if fetch is None:
+                raise SegmentAway(
+                    f"segment {entry.segment_id}: {path} is missing",
+                    hint="`relay aof check` says what the stream has",
+                ) from None
+    if fetch is None:
+        tiers = entry.residency & ~Residency.TIER0
+        raise SegmentAway(f"segment {entry.segment_id} is in {tiers.name or 'no tier'} alone")
+    return fetch(entry)
+
+
+def read_sealed(
+    stream_dir: str, entry: SegmentEntry, start: int, fetch: Fetch | None, gap: OnGap | None
+) -> Iterator[Record]:
+    """The records of a sealed segment from ``start`` on."""
+    source = open_segment(stream_dir, entry, fetch)
+    try:
+        yield from read_records(source, entry.base_offset, start, entry.end_offset, gap)
+    finally:
+        source.close()
+
+
+class SegmentFile(NamedTuple):
+    """One segment of a stream; ``path`` is empty if there is no local copy."""
+
+    segment_id: int
+    path: str
+    entry: SegmentEntry | None  # None: it is not in the manifest
+
+
+def segment_files(stream_dir: str) -> list[SegmentFile]:
+    """All segments with a file or an entry, by id; the file of Tier 0 before that of Tier 1."""
+    found = {number: os.path.join(stream_dir, WARM, name) for number, name in _warm(stream_dir)}
+    found |= {number: segment_path(stream_dir, number) for number in segment_ids(stream_dir)}
+    entries = read_manifest(stream_dir, lambda line: None).catalog.entries
+    return [
+        SegmentFile(number, found.get(number, ""), entries.get(number))
+        for number in sorted(found.keys() | entries.keys())
+    ]
+
+
+def _warm(stream_dir: str) -> Iterator[tuple[int, str]]:
+    """Id and file name of the segments in Tier 1."""
+    try:
+        names = os.listdir(os.path.join(stream_dir, WARM))
+    except FileNotFoundError:
+        return
+    for name in names:
+        if match := _WARM_NAME.fullmatch(name):
+            yield int(match[1]), name

@@ -1,0 +1,334 @@
+"""Tier 1: a sealed segment as zstd frames of at most 64 KiB each, and their dictionaries.
+
+One record is read by decompressing one or two frames. There is no index: each frame's header has
+its length, and walking the frames of 64 MiB takes some ten milliseconds, once per file. Each frame
+has its size and a checksum. A segment counts as compressed once the file was read back and equals
+the segment, byte for byte.
+
+    warm/{segment_id:020d}.seg.zst     frame · frame · …   (`zstd -d` decompresses it)
+    warm/dict-{id:010d}.zdict          where one makes the files smaller   (`zstd -d -D`)
+
+A dictionary is trained from one segment, never changed or overwritten, and kept while a segment
+needs it; its id is in each frame that was compressed with it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from relay.base.errors import FormatError, IntegrityError
+from relay.journal.files import NewFile, SegmentCheck, open_read, pieces
+
+if TYPE_CHECKING:
+    from backports import zstd
+else:
+    try:
+        from compression import zstd
+    except ImportError:
+        from backports import zstd
+
+DICTIONARY_BYTES = 64 << 10  # a larger one gains nothing measurable on frames of 64 KiB
+SAMPLE_BYTES = 4 << 10  # of records as they lie in the segment, headers included
+LEAST_GAIN = 0.03  # of the file's size: what a file more to look after has to be worth
+
+_NAME = re.compile(r"dict-([0-9]{10})\.zdict")
+
+
+def dictionary_name(dictionary_id: int) -> str:
+    """``dict-0123456789.zdict``."""
+    return f"dict-{dictionary_id:010d}.zdict"
+
+
+class Dictionaries:
+    """The dictionaries of one ``warm`` folder, loaded when they are first needed."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._loaded: dict[int, zstd.ZstdDict] = {}
+
+    def path(self, dictionary_id: int) -> str:
+        """Where the dictionary lies, or would."""
+        return os.path.join(self.folder, dictionary_name(dictionary_id))
+
+    def ids(self) -> list[int]:
+        """Of the dictionaries there are; the newest last."""
+        with os.scandir(self.folder) as entries:
+            found = [
+                (entry.stat().st_mtime_ns, int(match[1]))
+                for entry in entries
+                if (match := _NAME.fullmatch(entry.name))
+            ]
+        return [dictionary_id for _, dictionary_id in sorted(found)]
+
+    def get(self, dictionary_id: int, needed_by: str) -> zstd.ZstdDict:
+        """A dictionary; ``needed_by``: the file that names it.
+
+        Errors: FormatError when it is missing, or is not the one that its name says.
+        """
+        known = self._loaded.get(dictionary_id)
+        if known is not None:
+            return known
+        path = self.path(dictionary_id)
+        try:
+            content = b"".join(pieces(path))
+        except FileNotFoundError:
+            expected = f"its dictionary {dictionary_id} as {path}"
+            raise FormatError(needed_by, 0, expected, "no such file") from None
+        loaded = decode_dictionary(content, path)
+        if loaded.dict_id != dictionary_id:
+            raise FormatError(path, 4, f"dictionary {dictionary_id}", loaded.dict_id)
+        self._loaded[dictionary_id] = loaded
+        return loaded
+
+    def add(self, dictionary: zstd.ZstdDict) -> None:
+        """Keep a new one, durably: a segment may need it once this returns."""
+        if dictionary.dict_id not in self._loaded:
+            with NewFile(self.path(dictionary.dict_id)) as file:
+                file.write(dictionary.dict_content)
+                file.commit()
+            self._loaded[dictionary.dict_id] = dictionary
+
+    def newest(self) -> zstd.ZstdDict | None:
+        """The one made last: what the next segment most likely looks like.
+
+        None when there is none, or it is damaged: those who need it will say so.
+        """
+        ids = self.ids()
+        try:
+            return self.get(ids[-1], self.folder) if ids else None
+        except FormatError:
+            return None
+
+
+def decode_dictionary(content: bytes, path: str) -> zstd.ZstdDict:
+    """The dictionary in a file's bytes. Errors: FormatError."""
+    try:
+        return zstd.ZstdDict(content)
+    except ValueError as exc:
+        raise FormatError(path, 0, "a zstd dictionary", str(exc)) from exc
+
+
+def train_dictionary(samples: Sequence[bytes]) -> zstd.ZstdDict | None:
+    """A dictionary of what the samples share; None when there is too little to learn from."""
+    try:
+        return zstd.train_dict(samples, DICTIONARY_BYTES)
+    except (zstd.ZstdError, ValueError):
+        return None
+
+
+FRAME_BYTES = 64 << 10  # of the segment: what must be inflated for one record
+LEVEL = 3
+_OPTIONS = {
+    int(zstd.CompressionParameter.compression_level): LEVEL,
+    int(zstd.CompressionParameter.checksum_flag): 1,
+}
+_WINDOW_BYTES = 1 << 20  # read at a time to walk the frames
+_MOST_FRAME_BYTES = FRAME_BYTES + 1024  # of one that cannot be compressed, with its headers
+_PROBES = 64  # frames that decide about a dictionary
+_LEAST_BYTES = 1 << 20  # a smaller segment is not worth one
+
+
+class Compressed(NamedTuple):
+    """What became of a segment."""
+
+    size: int  # bytes of the file
+    dictionary_id: int  # 0: none
+
+
+def warm_name(segment_id: int) -> str:
+    """``00000000000000000007.seg.zst``."""
+    return f"{segment_id:020d}.seg.zst"
+
+
+def compress(source: str, target: str, check: SegmentCheck, known: Dictionaries) -> Compressed:
+    """Write the sealed segment ``source`` to ``target``; durable and proved when it returns.
+
+    ``check`` knows what the segment must be; it is fed with the source here, and what was
+    written is read back and checked again before it has its name. Errors: FormatError and
+    IntegrityError when the source is damaged (``check.name`` is named), OSError.
+    """
+    dictionary = _choose_dictionary(source, known)
+    again = SegmentCheck(target, check.durable_bytes, check.segment_crc64)
+    with NewFile(target) as file:
+        for frame in _frames(source, check, dictionary):
+            file.write(frame)
+        check.done()
+        file.sync()
+        with WarmSegment(file.temp, known) as written:
+            for piece in written.pieces():
+                again.feed(piece)
+        again.done()
+        file.commit()
+        return Compressed(file.size, dictionary.dict_id if dictionary else 0)
+
+
+class WarmSegment:
+    """A segment of Tier 1, read in place; positions are those of the segment's own file."""
+
+    def __init__(self, path: str, known: Dictionaries) -> None:
+        """Open it and find its frames. Errors: FormatError, OSError."""
+        self.path = path
+        self._fd = open_read(path)
+        try:
+            self._starts, self._at, self.dictionary_id = _walk(self._fd, path)
+            self._dictionary = known.get(self.dictionary_id, path) if self.dictionary_id else None
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._last = (-1, b"")  # the frame inflated last: neighbours are read one after another
+
+    @staticmethod
+    def dictionary_of(path: str) -> int:
+        """The dictionary that a file needs, 0 for none; its frames are walked for it.
+
+        Errors: FormatError, OSError.
+        """
+        fd = open_read(path)
+        try:
+            return _walk(fd, path)[2]
+        finally:
+            os.close(fd)
+
+    def __enter__(self) -> WarmSegment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the descriptor back; twice is fine."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    @property
+    def size(self) -> int:
+        """Bytes of the segment's file, inflated."""
+        return self._starts[-1]
+
+    def read_at(self, position: int, length: int) -> bytes:
+        """``length`` bytes of the segment from ``position``, fewer at its end.
+
+        Inflates the frames in question and no other. Errors: IntegrityError.
+        """
+        end = min(position + length, self.size)
+        if position >= end:
+            return b""
+        number = bisect_right(self._starts, position) - 1
+        out = []
+        while self._starts[number] < end:
+            begin = self._starts[number]
+            out.append(self._frame(number)[max(0, position - begin) : end - begin])
+            number += 1
+        return b"".join(out)
+
+    def pieces(self) -> Iterator[bytes]:
+        """The whole segment, a frame at a time."""
+        for number in range(len(self._at) - 1):
+            yield self._frame(number)
+
+    def _frame(self, number: int) -> bytes:
+        if self._last[0] == number:
+            return self._last[1]
+        at, end = self._at[number], self._at[number + 1]
+        wanted = self._starts[number + 1] - self._starts[number]
+        try:
+            data = zstd.decompress(os.pread(self._fd, end - at, at), zstd_dict=self._dictionary)
+        except zstd.ZstdError as exc:
+            raise IntegrityError(self.path, at, "a whole zstd frame", str(exc)) from exc
+        if len(data) != wanted:
+            raise IntegrityError(self.path, at, f"{wanted} bytes in the frame", len(data))
+        self._last = (number, data)
+        return data
+
+
+def _frames(source: str, check: SegmentCheck, dictionary: zstd.ZstdDict | None) -> Iterator[bytes]:
+    """The segment's bytes as frames, each checked before it is compressed."""
+    compressor = _compressor(dictionary)
+    fd = open_read(source)
+    try:
+        at = 0
+        while piece := os.pread(fd, FRAME_BYTES, at):
+            check.feed(piece)
+            yield compressor.compress(piece, compressor.FLUSH_FRAME)
+            at += len(piece)
+    finally:
+        os.close(fd)
+
+
+def _compressor(dictionary: zstd.ZstdDict | None) -> zstd.ZstdCompressor:
+    if dictionary is None:
+        return zstd.ZstdCompressor(options=_OPTIONS)
+    return zstd.ZstdCompressor(options=_OPTIONS, zstd_dict=dictionary.as_digested_dict)
+
+
+def _choose_dictionary(source: str, known: Dictionaries) -> zstd.ZstdDict | None:
+    """The dictionary that pays: the newest there is, which costs nothing, else a new one.
+
+    Decided on frames from all over the segment, so the whole is compressed once only.
+    """
+    fd = open_read(source)
+    try:
+        size = os.fstat(fd).st_size
+        if size < _LEAST_BYTES:
+            return None
+        step = max(FRAME_BYTES, size // _PROBES)
+        probes = [os.pread(fd, FRAME_BYTES, at) for at in range(0, size, step)]
+    finally:
+        os.close(fd)
+    plain = _total(probes, None)
+    newest = known.newest()
+    if newest is not None and _total(probes, newest) <= plain * (1 - LEAST_GAIN):
+        return newest
+    learned = train_dictionary([s for probe in probes for s in _samples(probe)])
+    if learned is None:
+        return None
+    scale = size / sum(map(len, probes))
+    saved = (plain - _total(probes, learned)) * scale - len(learned.dict_content)
+    if saved < plain * scale * LEAST_GAIN:
+        return None
+    known.add(learned)
+    return learned
+
+
+def _samples(probe: bytes) -> Iterator[bytes]:
+    """A quarter of a frame: learning from all of it would judge the dictionary by its own words."""
+    for at in range(0, len(probe), 4 * SAMPLE_BYTES):
+        yield probe[at : at + SAMPLE_BYTES]
+
+
+def _total(probes: list[bytes], dictionary: zstd.ZstdDict | None) -> int:
+    compressor = _compressor(dictionary)
+    return sum(len(compressor.compress(probe, compressor.FLUSH_FRAME)) for probe in probes)
+
+
+def _walk(fd: int, path: str) -> tuple[list[int], list[int], int]:
+    """Where each frame begins in the segment and in the file, both with the end; dictionary id.
+
+    Errors: FormatError for anything but frames that say their size, at most 64 KiB each.
+    """
+    starts, offsets, dictionaries = [0], [0], set()
+    total = os.fstat(fd).st_size
+    window, base = b"", 0
+    while (at := offsets[-1]) < total:
+        if at + _MOST_FRAME_BYTES > base + len(window):
+            window, base = os.pread(fd, _WINDOW_BYTES, at), at
+        rest = memoryview(window)[at - base :][:_MOST_FRAME_BYTES]
+        try:
+            info = zstd.get_frame_info(rest)
+            length = zstd.get_frame_size(rest)
+        except zstd.ZstdError as exc:
+            raise FormatError(path, at, "a whole zstd frame", str(exc)) from exc
+        if not info.decompressed_size or info.decompressed_size > FRAME_BYTES:
+            expected = f"a frame of 1 to {FRAME_BYTES} bytes"
+            raise FormatError(path, at, expected, info.decompressed_size)
+        starts.append(starts[-1] + info.decompressed_size)
+        offsets.append(at + length)
+        dictionaries.add(info.dictionary_id)
+    if len(dictionaries) > 1:
+        raise FormatError(path, 0, "one dictionary for all frames", sorted(dictionaries))
+    return starts, offsets, dictionaries.pop() if dictionaries else 0

@@ -1,0 +1,262 @@
+"""The attachment store: ``attachments/{2 hex}/{sha256}``, addressed by content.
+
+    attachments/{2 hex}/{sha256}       content whose SHA-256 is its name
+    attachments/{2 hex}/{sha256}.bad   other content, or not a regular file: set aside
+
+Senders store files there before they refer to them; a message is accepted once the relay has
+verified the SHA-256 of each. Attachments that no message refers to for a while are removed.
+Source: relay-file-system.txt 3.4, FORMATS 1, header ATTACHMENT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import stat
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from relay.base import fsio
+from relay.base.checksums import SHA256_PREFIX
+from relay.base.config import LimitSettings
+from relay.base.errors import UnsafePath
+from relay.base.home import Dirs, Home
+from relay.base.incidents import IncidentKind
+from relay.ledger import Ledger
+
+FOLDER = "attachments"
+BAD = ".bad"
+AT_ONCE_BYTES = 1 << 20  # hashed within a batch: under a millisecond
+PIECE_BYTES = 1 << 20
+TURN_PIECES = 8  # before the next agent's turn: some ten milliseconds
+MOST_OPEN = 4  # files of one agent that are read at a time
+SLICE = 200  # files examined between pauses: a millisecond, which the loop may wait for
+REMOVAL = 12  # the cost of a removal, in examined files: ext4 avoids inodes freed just now
+MOST_KNOWN = 10_000  # results in the cache
+_PREFIX = re.compile(r"[0-9a-f]{2}")
+
+Version = tuple[int, int, int]  # inode, size, mtime: a changed file is read again
+Key = tuple[str, Version]  # its SHA-256 by name, and the version of the file
+
+
+class AttachmentProblem(NamedTuple):
+    """An attachment that is missing, too large, or has other content."""
+
+    reason: str
+    kind: IncidentKind | None = None  # None: missing or too large, which is not an incident
+
+
+class _LargeFile:
+    """A large file that is read piece by piece."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.total = hashlib.sha256()
+        self.offset = 0
+
+    def go_on(self) -> bool:
+        """Read for one turn; True at the end of the file. Hashing releases the GIL."""
+        for _ in range(TURN_PIECES):
+            piece = os.pread(self.fd, PIECE_BYTES, self.offset)
+            if not piece:
+                return True
+            self.total.update(piece)
+            self.offset += len(piece)
+        return False
+
+
+class AttachmentVerifier:
+    """Verifies attachments and caches the results. Owned by the loop; a thread of its own reads
+    large ones, and ends when nothing is left. Agents that wait take turns there, so that one with
+    many gigabytes does not delay the others."""
+
+    def __init__(self, limits: LimitSettings) -> None:
+        self._most_mib = limits.max_attachment_mib
+        self._known: OrderedDict[Key, str] = OrderedDict()  # -> the SHA-256 found
+        self._reading: dict[Key, _LargeFile] = {}
+        self._turns: dict[
+            str, dict[Key, None]
+        ] = {}  # agent -> attachments that it waits for, oldest first
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def check(self, dirs: Dirs, reference: str, agent: str) -> AttachmentProblem | bool:
+        """True: verified. False: a large one is still being read, ask again.
+
+        ``agent``: the sender that refers to it, and waits.
+        """
+        digest = reference.removeprefix(SHA256_PREFIX)
+        try:
+            fd = fsio.open_own(digest, dirs.get(FOLDER, digest[:2]))
+        except FileNotFoundError:
+            return AttachmentProblem(
+                f"ATTACHMENT {reference} is not in the attachment store: store it first"
+            )
+        except UnsafePath as exc:
+            return AttachmentProblem(
+                f"ATTACHMENT {reference}: {exc}", IncidentKind.ATTACHMENT_UNSAFE
+            )
+        key = (digest, _version(fd))
+        size = key[1][1]
+        if size > self._most_mib << 20:
+            os.close(fd)
+            return AttachmentProblem(
+                f"ATTACHMENT {reference} is {size >> 20} MiB, at most {self._most_mib} "
+                "(limits.max_attachment_mib): send it in parts, or send its location"
+            )
+        with self._lock:
+            found = self._known.get(key)
+            if found is None and size > AT_ONCE_BYTES:
+                self._begin(key, fd, agent)
+                return False
+        try:
+            if found is None:
+                found = _hash(fd)
+                self._keep(key, found)
+        finally:
+            os.close(fd)
+        if found == digest:
+            return True
+        return AttachmentProblem(
+            f"ATTACHMENT {reference}: the stored file has the SHA-256 {found}; "
+            "it was set aside, store the right one and send again",
+            IncidentKind.ATTACHMENT_MISMATCH,
+        )
+
+    def _begin(self, key: Key, fd: int, agent: str) -> None:
+        """Have the thread read it, in the turns of this agent; called with the lock held.
+
+        An agent that has MOST_OPEN files open asks again: descriptors are shared by all.
+        """
+        mine = self._turns.setdefault(agent, {})
+        if key in self._reading or len(mine) >= MOST_OPEN:
+            os.close(fd)
+        else:
+            self._reading[key] = _LargeFile(fd)
+        if key in self._reading:
+            mine[key] = None
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._read_all, name="attachments", daemon=True)
+            self._thread.start()
+
+    def _next(self) -> Key | None:
+        """Pop the attachment to read next; its agent goes to the end. Called with the lock held."""
+        while self._turns:
+            agent = next(iter(self._turns))
+            waiting = self._turns.pop(agent)
+            for key in [key for key in waiting if key not in self._reading]:
+                del waiting[key]  # it was read in another agent's turn
+            if waiting:
+                self._turns[agent] = waiting
+                return next(iter(waiting))
+        return None
+
+    def _read_all(self) -> None:
+        """Run the thread: one turn after another, until nothing is left."""
+        while True:
+            with self._lock:
+                key = self._next()
+                if key is None:
+                    self._thread = None
+                    return
+                reading = self._reading[key]
+            found = ""
+            try:
+                if not reading.go_on():
+                    continue
+                found = reading.total.hexdigest()
+            except OSError:
+                pass  # a failing disk: the loop asks again
+            with self._lock:
+                os.close(self._reading.pop(key).fd)
+            if found:
+                self._keep(key, found)
+
+    def _keep(self, key: Key, found: str) -> None:
+        with self._lock:
+            self._known[key] = found
+            while len(self._known) > MOST_KNOWN:
+                self._known.popitem(last=False)
+
+
+def set_aside(dirs: Dirs, reference: str) -> None:
+    """Rename an attachment whose content does not match; idempotent. Errors: OSError."""
+    digest = reference.removeprefix(SHA256_PREFIX)
+    with contextlib.suppress(FileNotFoundError):
+        folder = dirs.get(FOLDER, digest[:2])
+        aside, number = digest + BAD, 0
+        while fsio.exists(aside, folder):
+            number += 1
+            aside = f"{digest}{BAD}.{number}"
+        fsio.rename(digest, folder, aside, folder)
+
+
+def remove_unreferenced(
+    home: Home, ledger: Ledger, older_than_ns: int, *, dry_run: bool = False
+) -> Iterator[str | None]:
+    """Remove attachments that are no longer needed; yields each path, relative to the home, and
+    None from time to time, so that the caller can pause.
+
+    These were last written, and last referred to, before ``older_than_ns`` (Unix ns); a sender
+    that attaches an existing file updates its mtime. Attachments of undelivered or unread messages
+    stay. After a kill the next call goes on. ``dry_run``: nothing is removed. Errors: OSError.
+    """
+    needed = ledger.agents.needs_attachment
+    kept: set[str] = set()
+    cost = 0
+    with home.dirs() as dirs:
+        for prefix in sorted(filter(_PREFIX.fullmatch, os.listdir(dirs.get(FOLDER)))):
+            for name in _old(dirs, prefix, older_than_ns, kept):
+                cost += 1
+                if name and needed(name, older_than_ns):
+                    kept.add(name)
+                elif name:
+                    cost += REMOVAL
+                    if not dry_run:
+                        fsio.remove(name, dirs.get(FOLDER, prefix))
+                    yield f"{FOLDER}/{prefix}/{name}"
+                if cost >= SLICE:
+                    yield None
+                    cost = 0
+    # files that were gone before, too: after a kill here, the next call finds them missing
+    if not dry_run:
+        named = ledger.agents.last_references()
+        stale = [name for name, at in named.items() if at < older_than_ns and name not in kept]
+        gone = [name for name in stale if not needed(name, older_than_ns)]
+        if gone:
+            with ledger.transaction():
+                ledger.agents.remove_references(gone)
+
+
+def _old(dirs: Dirs, prefix: str, older_than_ns: int, kept: set[str]) -> Iterator[str]:
+    """Yield the names of a folder's old files, and "" for others, which are added to ``kept``."""
+    try:
+        names = sorted(os.listdir(dirs.get(FOLDER, prefix)))
+    except UnsafePath:
+        return  # a link, or not a directory
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):  # set aside meanwhile
+            status = os.stat(name, dir_fd=dirs.get(FOLDER, prefix), follow_symlinks=False)
+            if status.st_mtime_ns >= older_than_ns or stat.S_ISDIR(status.st_mode):
+                kept.add(name)
+                yield ""
+            else:
+                yield name
+
+
+def _version(fd: int) -> Version:
+    status = os.fstat(fd)
+    return (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _hash(fd: int) -> str:
+    """The SHA-256 of a whole file; hashing releases the GIL."""
+    total, offset = hashlib.sha256(), 0
+    while piece := os.pread(fd, PIECE_BYTES, offset):
+        total.update(piece)
+        offset += len(piece)
+    return total.hexdigest()

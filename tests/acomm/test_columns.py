@@ -1,0 +1,163 @@
+"""Section 257: the messages as columns, told on when they are not true to the records."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.acomm import codec, columns, envelope
+from relay.acomm.columns import FIRST_LANE, Block, Columns
+from relay.acomm.container import parse_header, parse_sections
+from relay.acomm.engine_state import EngineState, Snapshot
+from relay.acomm.message_record import encode_message
+from relay.acomm.model import Message
+from relay.acomm.reader import Reader
+from relay.acomm.verify import verify
+from relay.base.errors import FormatError
+from relay.engine.archives import Archives
+from tests.acomm.support import (
+    MESSAGES,
+    STEADY,
+    assemble,
+    golden,
+    message,
+    messages_body,
+    small_store,
+)
+
+pytestmark = pytest.mark.shows("audit 1.6")
+
+
+def section(*messages: Message) -> bytes:
+    """Section 257 of these messages, no channel among them."""
+    return columns.encode(messages, [len(encode_message(one)) for one in messages], ())
+
+
+def opened(data: bytes) -> Columns:
+    return Columns.open(Reader(data, "it"))
+
+
+def swapped(data: bytes, tag: int, block: bytes) -> bytes:
+    """The section with another block under a tag; without it for no bytes."""
+    found, parts = opened(data), [data[:8]]
+    for number in sorted(found.tags() | {tag}):
+        reader = found.block(number) if number in found.tags() else Reader(b"", "it")
+        raw = block if number == tag else reader.data[reader.pos : reader.end]
+        if raw:
+            packed = envelope.pack(raw)
+            parts += (struct.pack("<IQ", number, len(packed)), packed)
+    return b"".join(parts)
+
+
+def problems(*messages: Message, body: bytes) -> tuple[str, ...]:
+    """What check says of a file with these messages and this section 257."""
+    has_metadata = 16 * any(one.metadata is not None for one in messages)
+    sections = [(2, messages_body(*messages)), (257, body)]
+    data = assemble(sections, counts=(0, len(messages), 0, 0), flags=has_metadata)
+    return verify(data, "it").problems
+
+
+def test_an_archive_has_its_columns_and_the_live_store_has_none(tmp_path: Path) -> None:
+    file = golden()
+    Archives(str(tmp_path)).write("day/000001.acomm", Snapshot(file, EngineState()))
+    data = (tmp_path / "day" / "000001.acomm").read_bytes()
+    kinds = [one.kind for one in parse_sections(data, "it", parse_header(data, "it", len(data)))]
+    assert kinds == [1, 2, 3, 4, 5, 6, 256, 257]
+    warnings: list[str] = []
+    assert codec.decode(data, "it", warn=warnings.append).messages == file.messages
+    assert (warnings, verify(data, "it").problems) == ([], ())
+    plain = codec.encode(file)
+    assert 257 not in [
+        one.kind for one in parse_sections(plain, "it", parse_header(plain, "it", len(plain)))
+    ]
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_a_file_with_columns_is_the_same_store(compress: bool) -> None:
+    data = codec.encode(small_store(), compress, columns=True)
+    assert codec.decode(data) == small_store()
+    assert data == codec.encode(small_store(), compress, columns=True)
+    assert verify(data, "it").problems == ()
+
+
+@STEADY
+@given(st.lists(MESSAGES, max_size=6, unique_by=lambda one: one.id))
+def test_columns_of_any_messages_are_true_to_them(messages: list[Message]) -> None:
+    ordered = sorted(messages, key=lambda one: (one.created_at, one.id))
+    found = opened(section(*ordered))
+    assert found.count == len(ordered)
+    assert list(columns.verify(found, ordered, ())) == []
+    if ordered:
+        assert list(columns.verify(found, ordered[1:], ())) != []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "block"),
+    [
+        ("id", 9, "1 (id)"),
+        ("sender", "beta!", "3 (sender)"),
+        ("channel_id", 2, "4 (channel)"),
+        ("topic", "a.b", "6 (topic)"),
+        ("correlation_id", "c", "7 (correlation_id)"),
+        ("created_at", 5, "10 (created_at)"),
+        ("delivered_at", 5, "11 (delivered_at)"),
+        ("acknowledged_at", 5, "12 (acknowledged_at)"),
+        ("ttl", 0, "13 (ttl)"),
+        ("status", 3, "14 (status)"),
+        ("retry_count", 1, "15 (retry_count)"),
+        ("signature", b"", "16 (signature_size)"),
+        ("metadata", {}, "9 (metadata)"),
+        ("content", b"longer", "5 (content_size)"),
+    ],
+)
+def test_columns_at_odds_with_the_messages_are_told(field: str, value: object, block: str) -> None:
+    other = msgspec.structs.replace(message(1), **{field: value})
+    lines = problems(message(1), body=section(other))
+    assert any(line.startswith(f"it: column block {block} disagrees") for line in lines), lines
+
+
+def test_a_lane_at_odds_a_block_missing_and_another_count_are_told() -> None:
+    one = message(1, metadata={"n": 1, "to": "bob"})
+    good = section(one)
+    assert problems(one, body=good) == ()
+    (line,) = problems(one, body=swapped(good, FIRST_LANE, struct.pack("<q", 2)))
+    assert line == "it: column block 32 (lane 0) disagrees with section 2 from byte 0 of 8 on"
+    (line,) = problems(one, body=swapped(good, Block.STATUS, b""))
+    assert line == (
+        "it: column block 14 (status): expected column block 14 in section 257, found none"
+    )
+    (line,) = problems(one, body=section(one, one))
+    assert line == "it: section 257: expected 1 messages as in section 2, found 2"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"\0", "count of section 257 of 8 bytes"),
+        (bytes(8) + b"\1\0\0\0", "length of a column block of 8 bytes"),
+        (bytes(8) + struct.pack("<IQ", 1, 2**60), f"column block 1 of {2**60} bytes"),
+        (bytes(8) + struct.pack("<IQ", 1, 0) * 2, "column block 1 once"),
+    ],
+)
+def test_a_section_257_that_does_not_add_up_is_a_fault(body: bytes, expected: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        opened(body)
+    assert caught.value.expected == expected
+    data = assemble([(257, body)])
+    (problem,) = verify(data, "it").problems
+    assert problem.startswith(
+        f"it: section 257 at {120 + caught.value.offset}: expected {expected}"
+    )
+    assert codec.decode(data, warn=pytest.fail).messages == ()  # an aid keeps nobody from reading
+
+
+@pytest.mark.shows("audit 1.8")
+def test_who_does_not_know_a_section_warns_and_skips_it() -> None:
+    warnings: list[str] = []
+    codec.decode(assemble([(258, b"abc")]), "it", warn=warnings.append)
+    assert warnings == ["it: section 258, 3 bytes, is not known: skipped"]

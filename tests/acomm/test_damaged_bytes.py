@@ -1,0 +1,123 @@
+"""Damaged files at every depth: whatever the bytes, the answer is a store or a FormatError.
+
+Most damage is sealed with a right checksum, for without it the SHA-256 would catch all of it.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+
+from relay.acomm import codec
+from relay.acomm.message_record import read_message, read_messages
+from relay.acomm.model import Message
+from relay.acomm.reader import Reader
+from relay.acomm.verify import verify
+from relay.base.errors import FormatError, IntegrityError, ValidationFailed
+from tests.acomm.support import messages_body, patch, reseal, small_store
+
+PLAIN = codec.encode(small_store(), compress=False)
+COMPRESSED = codec.encode(small_store())
+
+
+def take(data: bytes) -> None:
+    """Read it, or be refused in one line; what was read can be written and read again."""
+    verify(data, "it")
+    try:
+        store = codec.decode(data, "it", warn=lambda _: None)
+    except FormatError as exc:
+        assert str(exc).startswith("it at ")
+        assert "\n" not in str(exc)
+        return
+    try:
+        again = codec.encode(store)
+    except ValidationFailed:
+        return  # above a limit that holds for writing
+    assert codec.encode(codec.decode(again)) == again
+
+
+@pytest.mark.parametrize("value", [0x00, 0x01, 0x7F, 0xFF])
+@pytest.mark.parametrize("data", [PLAIN, COMPRESSED], ids=["plain", "compressed"])
+def test_every_byte_of_a_file_overwritten(data: bytes, value: int) -> None:
+    for at in range(len(data) - 40):
+        take(patch(data, at, bytes([value])))
+
+
+@pytest.mark.shows("engine 8.6")
+@pytest.mark.parametrize("data", [PLAIN, COMPRESSED], ids=["plain", "compressed"])
+def test_a_flipped_bit_is_never_missed(data: bytes) -> None:
+    for at in range(len(data)):
+        damaged = data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :]
+        with pytest.raises(FormatError) as caught:
+            codec.decode(damaged, "it")
+        if 5 <= at < len(data) - 8:  # neither magic of another format nor the footer's
+            assert isinstance(caught.value, IntegrityError)
+
+
+@pytest.mark.parametrize("data", [PLAIN, COMPRESSED], ids=["plain", "compressed"])
+def test_a_file_cut_short_is_never_taken(data: bytes) -> None:
+    for size in range(len(data)):
+        with pytest.raises(FormatError):
+            codec.decode(data[:size], "it")
+    for size in range(136, len(data)):  # sealed anew, with the size that it has now
+        cut = reseal(data[:size])
+        with pytest.raises(FormatError):
+            codec.decode(patch(cut, 64, struct.pack("<Q", size)), "it")
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("data", [PLAIN, COMPRESSED], ids=["plain", "compressed"])
+def test_random_damage(data: bytes, seed: int) -> None:
+    dice = random.Random(seed)
+    for _ in range(600):
+        damaged = bytearray(data)
+        for _ in range(dice.randint(1, 8)):
+            at = dice.randrange(10, len(damaged) - 40)
+            kind = dice.randrange(4)
+            if kind == 0:
+                damaged[at] = dice.randrange(256)
+            elif kind == 1:
+                piece = dice.choice((b"\xff" * 4, b"\xff" * 8, bytes(8), struct.pack("<I", at)))
+                damaged[at : at + len(piece)] = piece
+            elif kind == 2:
+                del damaged[at : at + dice.randint(1, 9)]
+            else:
+                damaged[at:at] = dice.randbytes(dice.randint(1, 9))
+            if len(damaged) < 200:
+                break
+        # Most of it shall get past the check of the size.
+        damaged[64:72] = struct.pack("<Q", len(damaged) + (dice.randrange(20) == 0))
+        take(reseal(bytes(damaged)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_fast_way_and_the_strict_one_agree_on_any_bytes(seed: int) -> None:
+    dice = random.Random(seed)
+    whole = messages_body(*small_store().messages)[8:]
+    for _ in range(3000):
+        damaged = bytearray(whole)
+        for _ in range(dice.randint(1, 3)):
+            damaged[dice.randrange(len(damaged))] = dice.choice((0, 1, 2, 3, 4, 5, 9, 0xC3, 0xFF))
+        data = bytes(damaged)
+        # The reader ends before the bytes do, as a section does before the file.
+        assert read_fast(data) == read_strictly(data)
+
+
+def read_fast(data: bytes) -> str:
+    reader = Reader(data, "it", 0, len(data) - 5)
+    try:
+        messages = read_messages(reader, 2)
+    except FormatError as exc:
+        return str(exc)
+    return repr((messages, reader.pos))
+
+
+def read_strictly(data: bytes) -> str:
+    reader = Reader(data, "it", 0, len(data) - 5)
+    try:
+        messages: tuple[Message, ...] = (read_message(reader), read_message(reader))
+    except FormatError as exc:
+        return str(exc)
+    return repr((messages, reader.pos))

@@ -1,0 +1,265 @@
+"""Section 256: counters and deliveries to bytes and back, and blocks that are broken."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relay.acomm.engine_state import (
+    ARCHIVES,
+    COUNTERS,
+    DEAD,
+    DELIVERIES,
+    DUPLICATES,
+    HELD,
+    LEAVING,
+    LOST,
+    OWED,
+    SETTINGS,
+    DeadNote,
+    EngineState,
+    Lost,
+    Position,
+)
+from relay.acomm.model import (
+    FLUSH_MODES,
+    ArchiveNote,
+    ChannelSettings,
+    Delivery,
+    DeliveryState,
+    Obligation,
+)
+from relay.base.errors import FormatError
+
+U64 = st.integers(0, 2**64 - 1)
+STATES = st.builds(
+    EngineState,
+    U64,
+    U64,
+    U64,
+    U64,
+    st.dictionaries(
+        U64,
+        st.dictionaries(
+            st.text(max_size=12),
+            st.builds(
+                Delivery,
+                st.sampled_from(DeliveryState),
+                st.integers(1, 9),
+                U64,
+                st.booleans(),
+                st.integers(0, 9),
+            ),
+            max_size=4,
+        ),
+        max_size=5,
+    ),
+    st.dictionaries(
+        U64,
+        st.builds(
+            DeadNote, U64, st.text(max_size=9), st.lists(st.text(max_size=9), max_size=3).map(tuple)
+        ),
+        max_size=3,
+    ),
+    st.dictionaries(st.tuples(st.text(max_size=9), U64, st.text(max_size=9)), U64, max_size=3),
+    st.dictionaries(
+        U64,
+        st.builds(
+            ChannelSettings,
+            st.none() | st.integers(1, 2**64 - 1),
+            st.sampled_from(FLUSH_MODES),
+        ),
+        max_size=3,
+    ),
+    st.lists(U64, max_size=4).map(tuple),
+    st.lists(st.builds(ArchiveNote, st.text(max_size=9), *[U64] * 7), max_size=3).map(tuple),
+    st.lists(U64, max_size=4).map(tuple),
+    st.none() | st.builds(Position, U64, U64, st.text(max_size=9)),
+    st.dictionaries(
+        U64,
+        st.dictionaries(
+            st.text(max_size=9),
+            st.builds(Obligation, U64, st.integers(0, 9), st.text(max_size=9), U64),
+            min_size=1,
+            max_size=3,
+        ),
+        max_size=3,
+    ),
+    st.lists(st.builds(Lost, U64, st.integers(-(2**63), 2**63 - 1)), max_size=3).map(tuple),
+)
+ONE = EngineState(
+    3,
+    8,
+    2,
+    41,
+    {
+        7: {
+            "bob": Delivery(DeliveryState.DELIVERED, 6, 9, True, 4),
+            "é": Delivery(DeliveryState.BOUNCED),
+        },
+        2: {},
+    },
+    {7: DeadNote(5, "why", ("bob",))},
+    {("c", 7, "bob"): 10},
+    {2: ChannelSettings(5, "immediate"), 1: ChannelSettings(None, "manual")},
+    (7, 9),
+    (ArchiveNote("d/000001.acomm", 2, 3, 4, 50, 60, 1, 700),),
+    (3,),
+    Position(1, 4096, "boot"),
+    {7: {"bob": Obligation(9, 1, "received", 8)}},
+    (Lost(50, -60),),
+)
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<I", len(value.encode())) + value.encode()
+
+
+ONE_BYTES = {
+    1: struct.pack("<4Q", 3, 8, 2, 41),
+    2: (
+        struct.pack("<QQQII", 2, 2, 7, 0, 1)
+        + struct.pack("<III", 2, 0, 2)
+        + text("bob")
+        + struct.pack("<BIQBI", 3, 6, 9, True, 4)
+        + text("é")
+        + struct.pack("<BIQBI", 6, 1, 0, False, 0)
+    ),
+    3: struct.pack("<QQQ", 1, 7, 5) + text("why") + struct.pack("<I", 1) + text("bob"),
+    4: struct.pack("<Q", 1)
+    + text("c")
+    + struct.pack("<Q", 7)
+    + text("bob")
+    + struct.pack("<Q", 10),
+    5: struct.pack("<Q", 2) + struct.pack("<QQB", 1, 0, 3) + struct.pack("<QQB", 2, 5, 1),
+    6: struct.pack("<3Q", 2, 7, 9),
+    7: struct.pack("<Q", 1) + text("d/000001.acomm") + struct.pack("<7Q", 2, 3, 4, 50, 60, 1, 700),
+    8: struct.pack("<2Q", 1, 3),
+    10: struct.pack("<2Q", 1, 4096) + text("boot"),
+    11: struct.pack("<2Q", 1, 7)
+    + text("bob")
+    + struct.pack("<QI", 9, 1)
+    + text("received")
+    + struct.pack("<Q", 8),
+    12: struct.pack("<QQq", 1, 50, -60),
+}
+
+
+def broken(blocks: dict[int, bytes]) -> FormatError:
+    with pytest.raises(FormatError) as caught:
+        EngineState.decode(blocks)
+    assert str(caught.value).startswith("section 256 at ")
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_the_bytes_one_by_one() -> None:
+    assert ONE.encode() == ONE_BYTES
+    assert EngineState.decode(ONE_BYTES) == ONE
+
+
+@given(STATES)
+def test_what_is_encoded_decodes_and_in_the_same_order(state: EngineState) -> None:
+    again = EngineState.decode(state.encode())
+    assert again == state
+    for number, recipients in state.deliveries.items():
+        assert list(again.deliveries[number]) == list(recipients)
+    assert again.encode() == state.encode()
+
+
+@given(STATES)
+def test_the_order_of_messages_changes_no_byte(state: EngineState) -> None:
+    turned = dict(reversed(state.deliveries.items()))
+    assert state._replace(deliveries=turned).encode() == state.encode()
+
+
+def test_what_is_missing_has_its_default() -> None:
+    assert EngineState.decode({}) == EngineState(1, 1, 1, 0, {})
+    assert EngineState.decode({COUNTERS: ONE_BYTES[COUNTERS]}).deliveries == {}
+    assert EngineState.decode({DELIVERIES: ONE_BYTES[DELIVERIES]}).next_message == 1
+
+
+def test_unknown_blocks_are_skipped() -> None:
+    assert EngineState.decode(ONE_BYTES | {99: b"later"}) == ONE
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 33])
+def test_counters_of_another_size(size: int) -> None:
+    broken({COUNTERS: bytes(size)})
+
+
+@pytest.mark.parametrize(
+    "tag", [DELIVERIES, DEAD, DUPLICATES, SETTINGS, HELD, ARCHIVES, LEAVING, OWED, LOST]
+)
+def test_a_block_cut_short_anywhere(tag: int) -> None:
+    for size in range(len(ONE_BYTES[tag])):
+        broken({tag: ONE_BYTES[tag][:size]})
+
+
+def test_deliveries_with_bytes_left_over_say_where() -> None:
+    data = ONE_BYTES[DELIVERIES]
+    error = broken({DELIVERIES: data + b"\0"})
+    assert (error.offset, error.found) == (len(data), "1 bytes")
+
+
+def test_a_state_outside_the_enum() -> None:
+    data = bytearray(ONE_BYTES[DELIVERIES])
+    data[-18] = 9  # the last list's last state
+    broken({DELIVERIES: bytes(data)})
+
+
+def test_a_flush_mode_that_is_none() -> None:
+    broken({SETTINGS: struct.pack("<QQQB", 1, 1, 0, 4)})
+
+
+def test_a_recipient_that_is_no_text() -> None:
+    data = ONE_BYTES[DELIVERIES].replace(b"bob", b"b\xffb")
+    broken({DELIVERIES: data})
+
+
+def test_a_count_that_is_not_there_is_found_out_at_once() -> None:
+    broken({DELIVERIES: struct.pack("<Q", 2**63)})
+    broken({DELIVERIES: struct.pack("<QQII", 1, 7, 0, 2**32 - 1)})
+    broken({DELIVERIES: struct.pack("<QQIII", 1, 7, 0, 1, 2**32 - 1)})
+
+
+def test_a_message_without_its_list_is_a_fault() -> None:
+    broken({DELIVERIES: struct.pack("<QQIII", 1, 7, 1, 1, 0)})
+
+
+def test_messages_that_stand_alike_share_one_list() -> None:
+    alike = {number: {"bob": Delivery(DeliveryState.DELIVERED)} for number in range(1000)}
+    data = EngineState(deliveries=alike).encode()[DELIVERIES]
+    assert len(data) == 8 + 1000 * 12 + 4 + 4 + len(text("bob")) + 18
+    again = EngineState.decode({DELIVERIES: data}).deliveries
+    assert again == alike
+    assert again[0] is again[999]
+
+
+@settings(max_examples=500)
+@given(st.binary(max_size=80), st.binary(max_size=40))
+def test_any_bytes_are_a_state_or_a_fault(deliveries: bytes, counters: bytes) -> None:
+    for tag in (DELIVERIES, DEAD, DUPLICATES, SETTINGS, HELD, ARCHIVES, LEAVING, OWED, LOST):
+        blocks = {tag: deliveries, COUNTERS: counters}
+        with contextlib.suppress(FormatError):
+            EngineState.decode(blocks)
+
+
+@settings(max_examples=500)
+@given(STATES, st.integers(0, 400), st.integers(1, 255))
+def test_a_flipped_byte_is_another_state_or_a_fault(state: EngineState, at: int, flip: int) -> None:
+    data = bytearray(state.encode()[DELIVERIES])
+    data[at % len(data)] ^= flip
+    try:
+        again = EngineState.decode({DELIVERIES: bytes(data)})
+    except FormatError:
+        return
+    assert in_order(again) != in_order(state)
+
+
+def in_order(state: EngineState) -> list[tuple[int, list[tuple[str, Delivery]]]]:
+    return [(number, list(records.items())) for number, records in state.deliveries.items()]

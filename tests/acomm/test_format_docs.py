@@ -1,0 +1,115 @@
+"""docs/formats/acomm.md says what the Structs and the codec say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from struct import Struct
+
+import pytest
+
+from relay.acomm import message_record, model, records
+from relay.acomm.columns import FIRST_LANE, Block
+from relay.acomm.container import (
+    FOOTER,
+    FOOTER_MAGIC,
+    HEADER,
+    MAGIC,
+    MAX_FILE_BYTES,
+    SECTION,
+    Flag,
+    Header,
+    Section,
+    SectionType,
+)
+from relay.acomm.indexes import IndexType
+from relay.acomm.model import Labelled
+
+DOCS = (Path(__file__).parents[2] / "docs" / "formats" / "acomm.md").read_text()
+CODES = {"u16": "H", "u32": "I", "u64": "Q"}
+
+
+def tables(heading: str) -> list[list[list[str]]]:
+    """The tables under a heading, each a list of rows of cells, heads left out."""
+    section = re.split(r"^#+ ", DOCS.split(f"# {heading}\n", 1)[1], maxsplit=1, flags=re.M)[0]
+    blocks = re.findall(r"(?:^\|.*\n)+", section, flags=re.M)
+    return [
+        [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()[2:]]
+        for block in blocks
+    ]
+
+
+@pytest.mark.shows("engine 8.1")
+@pytest.mark.parametrize(
+    ("heading", "struct", "fields"),
+    [
+        ("Header", HEADER, ("magic", *Header.__struct_fields__, "reserved")),
+        ("Section table entry", SECTION, ("type", *Section.__struct_fields__[1:])),
+        ("Footer", FOOTER, ("checksum", "magic")),
+    ],
+)
+def test_a_table_is_its_struct(heading: str, struct: Struct, fields: tuple[str, ...]) -> None:
+    *rows, total = tables(heading)[0]
+    offset, packed = 0, "<"
+    for at, size, kind, _, meaning in rows:
+        assert int(at) == offset
+        assert meaning
+        packed += CODES.get(kind, f"{size}s")
+        offset += int(size)
+    assert [row[3] for row in rows] == list(fields)
+    assert Struct(packed).format == struct.format
+    assert (int(total[0]), total[4]) == (struct.size, "total")
+
+
+def test_the_numbers_stand_in_the_tables() -> None:
+    assert MAGIC.decode() in tables("Header")[0][0][4]
+    assert FOOTER_MAGIC.decode() in tables("Footer")[0][1][4]
+    flags = {row[1]: 1 << int(row[0]) for row in tables("Header")[1][:-1]}
+    assert flags == {str(flag.name): flag.value for flag in Flag}
+    sections = {row[1]: int(row[0]) for row in tables("Section table entry")[1] if row[1]}
+    assert sections == {kind.name: kind.value for kind in SectionType}
+    kinds = {row[1].upper(): int(row[0]) for row in tables("Indexes, section 4")[0]}
+    assert kinds == {kind.name: kind.value for kind in IndexType}
+    blocks = {row[1]: int(row[0]) for row in tables("Blocks of COLUMNS")[0][:-1]}
+    assert blocks == {block.name: block.value for block in Block}
+    assert tables("Blocks of COLUMNS")[0][-1][0] == f"{FIRST_LANE} and above"
+    limits = {row[0]: row[1] for row in tables("Writing")[0]}
+    assert limits["file"].startswith(f"{MAX_FILE_BYTES:,} bytes")
+    assert limits["content of a message"] == f"{message_record.MAX_CONTENT_BYTES:,} bytes"
+
+
+@pytest.mark.parametrize(
+    ("heading", "cls", "smallest"),
+    [
+        ("Message", model.Message, message_record.MIN_MESSAGE),
+        ("Channel", model.Channel, records.MIN_CHANNEL),
+        ("Participant", model.Participant, records.MIN_PARTICIPANT),
+        ("ChannelConfig", model.ChannelConfig, 27),
+        ("Subscription", model.Subscription, records.MIN_SUBSCRIPTION),
+        ("MessageFilter", model.MessageFilter, 29),
+    ],
+)
+def test_a_record_has_the_fields_of_its_value(heading: str, cls: type, smallest: int) -> None:
+    *rows, total = tables(heading)[0]
+    assert [row[2] for row in rows] == list(cls.__struct_fields__)  # type: ignore[attr-defined]
+    assert sum(int(row[0].split()[0]) for row in rows) == smallest
+    assert total == [f"{smallest} +", "", "", "total"]
+
+
+@pytest.mark.parametrize(
+    "enum",
+    [
+        model.MessageType,
+        model.MessageStatus,
+        model.Priority,
+        model.ChannelType,
+        model.ChannelState,
+        model.ParticipantRole,
+        model.MatchMode,
+        model.DeliveryMode,
+        model.SortField,
+        model.SortOrder,
+    ],
+)
+def test_an_enum_is_written_out(enum: type[Labelled]) -> None:
+    assert ", ".join(f"{member.value} {member.label}" for member in enum) in DOCS

@@ -1,0 +1,209 @@
+"""Any store goes into a file and comes out again as it was, in the same bytes every time."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.acomm import codec, jsonl, model, sections
+from relay.acomm.message_record import MIN_MESSAGE, encode_message, read_message, read_messages
+from relay.acomm.reader import Reader
+from relay.acomm.records import (
+    MIN_CHANNEL,
+    MIN_PARTICIPANT,
+    MIN_SUBSCRIPTION,
+    encode_channel,
+    encode_subscription,
+)
+from relay.acomm.verify import verify
+from relay.base import fsio
+from relay.base.errors import StoreCapacity, UnsafePath, ValidationFailed
+from tests.acomm.support import MESSAGES, STEADY, STORES, golden, message, small_store
+
+pytestmark = pytest.mark.shows("engine 8.9")
+
+
+@STEADY
+@given(STORES, st.booleans())
+def test_a_store_comes_back_equal(store: model.StoreFile, compress: bool) -> None:
+    data = codec.encode(store, compress)
+    assert codec.decode(data) == store
+    assert codec.encode(store, compress) == data
+
+
+@STEADY
+@given(STORES)
+def test_json_lines_come_back_equal(store: model.StoreFile) -> None:
+    assert jsonl.from_lines(jsonl.to_lines(store)) == store
+
+
+@STEADY
+@given(st.lists(MESSAGES, max_size=5))
+def test_many_messages_read_as_one_by_one(messages: list[model.Message]) -> None:
+    data = b"".join(map(encode_message, messages))
+    reader = Reader(data, "it")
+    one_by_one = [read_message(reader) for _ in messages]
+    reader.finish("the messages")
+    assert list(read_messages(Reader(data, "it"), len(messages))) == one_by_one == messages
+
+
+def test_long_texts_are_read_as_short_ones() -> None:
+    long = "é" * 3000
+    whole = message(correlation_id=long, metadata={long: long, "k" * 256: 1, "short": long})
+    store = model.StoreFile(0, 0, messages=(whole, message(2)))
+    assert codec.decode(codec.encode(store)) == store
+
+
+@pytest.mark.shows("engine 8.4")
+def test_records_are_put_in_order() -> None:
+    one, two, three = message(7, created_at=1), message(2, created_at=2), message(3, created_at=2)
+    store = model.StoreFile(0, 0, messages=(three, one, two), archive=(two, one))
+    assert codec.decode(codec.encode(store)).messages == (one, two, three)
+    assert codec.decode(codec.encode(store)).archive == (one, two)
+    metadata = message(metadata={"z": 1, "a": 2, "é": 3})
+    assert encode_message(metadata) == encode_message(message(metadata={"é": 3, "a": 2, "z": 1}))
+
+
+def test_a_float_that_is_no_number_survives() -> None:
+    store = model.StoreFile(0, 0, messages=(message(metadata={"x": math.nan}),))
+    for back in (codec.decode(codec.encode(store)), jsonl.from_lines(jsonl.to_lines(store))):
+        metadata = back.messages[0].metadata
+        assert metadata is not None
+        assert isinstance(metadata["x"], float)
+        assert math.isnan(metadata["x"])
+
+
+def test_an_encrypted_store_says_so_and_has_room_for_the_seal() -> None:
+    sealed = message(content=bytes(1_048_576 + 28))
+    store = model.StoreFile(0, 0, messages=(sealed,), encrypted=True)
+    data = codec.encode(store)
+    assert codec.decode(data) == store
+    assert data[10] & 32
+    with pytest.raises(ValidationFailed):
+        codec.encode(msgspec.structs.replace(store, encrypted=False))
+
+
+def test_the_gzip_header_holds_no_clock_and_no_system() -> None:
+    data = codec.encode(small_store())
+    at = data.index(b"\x1f\x8b\x08")
+    assert data[at : at + 10] == b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
+
+
+def test_the_smallest_records_are_as_small_as_the_readers_think() -> None:
+    kind = model.ChannelType.GROUP
+    channel = model.Channel(0, "", kind, "")
+    member = msgspec.structs.replace(channel, participants=(model.Participant(""),))
+    exact = model.MatchMode.EXACT
+    assert len(encode_message(model.Message(0, model.MessageType.TEXT, "", 0, b""))) == MIN_MESSAGE
+    assert len(encode_channel(channel)) == MIN_CHANNEL
+    assert len(encode_channel(member)) == MIN_CHANNEL + MIN_PARTICIPANT
+    assert len(encode_subscription(model.Subscription(0, 0, "", "", exact))) == MIN_SUBSCRIPTION
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("content", bytes(1_048_577)),
+        ("sender", "x" * 129),
+        ("topic", "é" * 129),
+        ("sender", "\ud800"),
+        ("correlation_id", "\ud800"),
+        ("id", 2**64),
+        ("channel_id", -1),
+        ("created_at", -1),
+        ("delivered_at", 2**64),
+        ("acknowledged_at", -1),
+        ("ttl", 2**64),
+        ("retry_count", 2**32),
+        ("metadata", {"k": 2**63}),
+        ("metadata", {"k": "\ud800"}),
+        ("metadata", {"\ud800": 1}),
+    ],
+)
+def test_what_a_message_cannot_hold_is_refused_by_name(field: str, value: object) -> None:
+    bad = msgspec.structs.replace(message(), **{field: value})
+    with pytest.raises(ValidationFailed, match=field):
+        codec.encode(model.StoreFile(0, 0, messages=(bad,)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", "x" * 129),
+        ("owner", "x" * 129),
+        ("participants", (model.Participant("x" * 129),)),
+        ("config", model.ChannelConfig(max_participants=2**32)),
+        ("message_count", -1),
+        ("tags", ("\ud800",)),
+    ],
+)
+def test_what_a_channel_cannot_hold_is_refused(field: str, value: object) -> None:
+    (channel,) = small_store().channels
+    bad = msgspec.structs.replace(channel, **{field: value})
+    with pytest.raises(ValidationFailed):
+        codec.encode(model.StoreFile(0, 0, channels=(bad,)))
+
+
+def test_what_stands_at_a_limit_is_written() -> None:
+    full = message(content=bytes(1_048_576), sender="x" * 128, topic="t" * 256)
+    store = model.StoreFile(0, 0, messages=(full,))
+    assert codec.decode(codec.encode(store)) == store
+    with pytest.raises(ValidationFailed, match="modified_at"):
+        codec.encode(model.StoreFile(0, -1))
+
+
+@pytest.mark.parametrize("limit", ["MAX_MESSAGES", "MAX_CHANNELS", "MAX_SUBSCRIPTIONS"])
+def test_a_count_above_its_limit_is_refused(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = small_store()
+    monkeypatch.setattr(sections, limit, 0)
+    with pytest.raises(StoreCapacity, match=f"{limit[4:].lower()}, a store file holds 0"):
+        codec.encode(store)
+
+
+def test_a_file_above_its_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sections, "MAX_FILE_BYTES", 400)
+    with pytest.raises(StoreCapacity, match="bytes, a store file holds 400"):
+        codec.encode(small_store())
+    # What is small when it is compressed, and too large for any reader to inflate.
+    monkeypatch.setattr(sections, "MAX_FILE_BYTES", 5000)
+    with pytest.raises(StoreCapacity):
+        codec.encode(model.StoreFile(0, 0, messages=(message(content=bytes(5000)),)))
+
+
+@pytest.mark.shows("engine 8.7")
+def test_a_write_is_there_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "relay.acomm"
+    codec.write(str(path), golden())
+    assert codec.read(str(path)) == golden()
+    assert os.listdir(tmp_path) == ["relay.acomm"]
+
+    def refuse(operation: str, name: str) -> None:
+        if operation == "rename":
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(fsio, "fault", refuse)
+    with pytest.raises(OSError, match="No space"):
+        codec.write(str(path), small_store())
+    monkeypatch.undo()
+    assert codec.read(str(path)) == golden()
+    codec.write(str(path), small_store(), compress=False)
+    assert codec.read(str(path)) == small_store()
+    assert os.listdir(tmp_path) == ["relay.acomm"]
+    assert verify(path.read_bytes(), str(path)).problems == ()
+
+
+def test_what_is_no_regular_file_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "."):
+        with pytest.raises(UnsafePath, match="not a regular file"):
+            codec.read(str(tmp_path / name))
+    with pytest.raises(FileNotFoundError):
+        codec.read(str(tmp_path / "gone"))

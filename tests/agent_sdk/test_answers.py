@@ -1,0 +1,255 @@
+"""Answers: replies, acks, questions that wait, and what the relay says to control messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent_sdk import Agent, Kind, MessageError, Refused, Timeout
+from relay.base.errors import InvalidName
+from relay.base.message import MessageFile
+from tests.agent_sdk.support import HandRelay, script
+
+
+@pytest.fixture
+def relay(tmp_path: Path) -> HandRelay:
+    return HandRelay(tmp_path / "home")
+
+
+@pytest.fixture
+def alice(relay: HandRelay) -> Agent:
+    agent = Agent("alice", relay.root)
+    yield agent
+    agent.close()
+
+
+@pytest.fixture
+def bob(relay: HandRelay) -> Agent:
+    agent = Agent("bob", relay.root)
+    yield agent
+    agent.close()
+
+
+def take(agent: Agent) -> object:
+    message = agent.receive(timeout_s=0)
+    assert message is not None
+    return message
+
+
+def test_a_reply_goes_to_the_sender_in_the_same_thread(
+    relay: HandRelay, alice: Agent, bob: Agent
+) -> None:
+    sent = alice.send("bob", "shall we?", thread="t-1")
+    relay.carry()
+    bob.reply(take(bob), "we shall", priority=1)
+    relay.carry()
+    answer = take(alice)
+    assert (answer.sender, answer.re, answer.thread, answer.kind, answer.body) == (
+        "bob", sent, "t-1", Kind.MESSAGE, "we shall",
+    )  # fmt: skip
+    assert answer.headers["PRIORITY"] == "1"
+
+
+def test_a_reply_may_open_another_thread_and_be_another_kind(
+    relay: HandRelay, alice: Agent, bob: Agent
+) -> None:
+    alice.send("bob", "which branch?", kind="query", thread="t-1")
+    relay.carry()
+    question = take(bob)
+    bob.reply(question, "main")
+    bob.reply(question, "by the way", kind="message", thread="t-2")
+    relay.carry()
+    answer, aside = alice.messages(timeout_s=0)
+    assert (answer.kind, answer.thread) == (Kind.RESPONSE, "t-1")
+    assert (aside.kind, aside.thread) == (Kind.MESSAGE, "t-2")
+
+
+def test_a_question_waits_for_its_response_and_leaves_the_rest(
+    relay: HandRelay, alice: Agent, bob: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay.deliver("alice", "before")
+    relay.put_bytes("alice", "1706123456-ab.msg", b"no message")
+
+    def something_else() -> None:
+        relay.carry()
+        relay.deliver("alice", "meanwhile")
+        relay.deliver("alice", "to another question", kind=Kind.RESPONSE, RE="1706123456-cd")
+
+    def bob_answers() -> None:
+        question = take(bob)
+        assert question.headers["AWAIT"] == "30s"
+        bob.ack(question, "in_progress")
+        bob.reply(question, "main")
+        relay.carry()
+
+    script(monkeypatch, something_else, bob_answers)
+    answer = alice.query("bob", "which branch?", timeout_s=30)
+    assert (answer.body, answer.kind) == ("main", Kind.RESPONSE)
+    with pytest.raises(MessageError):
+        alice.receive(timeout_s=0)
+    assert [message.body for message in alice.messages(timeout_s=0)] == [
+        "before", "meanwhile", "to another question", "in_progress",
+    ]  # fmt: skip
+
+
+def test_a_question_that_is_refused(
+    relay: HandRelay, alice: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_bob() -> None:
+        sent = relay.waiting("alice", "outbox")[0].removesuffix(".msg")
+        relay.deliver("alice", "no agent bob", sender="__orchestrator__", kind=Kind.NACK, RE=sent)
+
+    script(monkeypatch, no_bob)
+    with pytest.raises(Refused, match="no agent bob"):
+        alice.query("bob", "which branch?", timeout_s=30)
+
+
+def test_a_response_that_comes_too_late_is_received_like_any_message(
+    relay: HandRelay, alice: Agent, bob: Agent
+) -> None:
+    with pytest.raises(Timeout, match=r"no response to .* came within 0.05 s"):
+        alice.query("bob", "which branch?", timeout_s=0.05)
+    relay.carry()
+    question = take(bob)
+    assert question.headers["AWAIT"] == "50ms"
+    bob.reply(question, "main")
+    relay.carry()
+    assert take(alice).re == question.id
+
+
+def test_acks_go_to_the_sender_or_by_id_to_the_relay(
+    relay: HandRelay, alice: Agent, bob: Agent
+) -> None:
+    sent = alice.send("bob", "deploy", kind="command")
+    relay.carry()
+    command = take(bob)
+    bob.ack(command)
+    bob.ack(command, "completed", "all green")
+    bob.nack(command, "no: frozen")
+    bob.ack(sent, "in_progress")
+    bob.ack(sent, to="alice")
+    relay.carry()
+    assert [(m.kind, m.re, m.body) for m in alice.messages(timeout_s=0)] == [
+        (Kind.ACK, sent, "received"),
+        (Kind.ACK, sent, "completed\nall green"),
+        (Kind.NACK, sent, "no: frozen"),
+        (Kind.ACK, sent, "received"),
+    ]
+    ((_, message),) = relay.for_orchestrator
+    assert (message.to, message.kind, message.body) == (
+        "__orchestrator__", Kind.ACK, b"in_progress",
+    )  # fmt: skip
+    with pytest.raises(MessageError, match="'done' is not one of received"):
+        bob.ack(command, "done")
+    with pytest.raises(MessageError, match="RE"):
+        bob.ack("that one")
+
+
+def test_channels_are_asked_for_at_the_relay(relay: HandRelay, alice: Agent) -> None:
+    sent = [
+        alice.join("ci"),
+        alice.subscribe("#ci/front", "build.#"),
+        alice.subscribe("ci", "#", filter="sender=bob"),
+        alice.unsubscribe("ci/front", "build.#"),
+        alice.leave("ci"),
+        alice.status("building"),
+    ]
+    assert relay.carry() == sent
+    assert [(m.kind, m.body) for _, m in relay.for_orchestrator] == [
+        (Kind.JOIN, b"CHANNEL: ci"),
+        (Kind.SUBSCRIBE, b"CHANNEL: ci/front\nPATTERN: build.#"),
+        (Kind.SUBSCRIBE, b"CHANNEL: ci\nPATTERN: #\nFILTER: sender=bob"),
+        (Kind.UNSUBSCRIBE, b"CHANNEL: ci/front\nPATTERN: build.#"),
+        (Kind.LEAVE, b"CHANNEL: ci"),
+        (Kind.STATUS, b"building"),
+    ]
+    with pytest.raises(InvalidName):
+        alice.join("c i")
+    with pytest.raises(MessageError, match="not one word"):
+        alice.subscribe("ci", "build.#\nCHANNEL: other")
+    with pytest.raises(MessageError, match="not one line"):
+        alice.subscribe("ci", "#", filter="sender=a\nCHANNEL: other")
+
+
+def answer(relay: HandRelay, kind: Kind, text: str) -> None:
+    """What the relay says to the last thing that it was asked."""
+    relay.carry()
+    sent, _ = relay.for_orchestrator[-1]
+    relay.deliver("alice", text, sender="__orchestrator__", kind=kind, RE=sent)
+
+
+def test_given_time_it_waits_for_the_relays_word(
+    relay: HandRelay, alice: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(
+        monkeypatch,
+        lambda: answer(relay, Kind.ACK, "completed you take part in ci"),
+        lambda: answer(relay, Kind.NACK, "there is no channel dev"),
+    )
+    sent = alice.join("ci", timeout_s=5)
+    assert relay.for_orchestrator == [
+        (sent, MessageFile("__orchestrator__", Kind.JOIN, relay.for_orchestrator[0][1].headers,
+                           b"CHANNEL: ci"))
+    ]  # fmt: skip
+    with pytest.raises(Refused, match="there is no channel dev"):
+        alice.leave("dev", timeout_s=5)
+    with pytest.raises(Timeout):
+        alice.leave("dev", timeout_s=0)
+    assert alice.receive(timeout_s=0) is None
+
+
+def test_a_request_waits_past_progress_and_leaves_the_rest(
+    relay: HandRelay, alice: Agent, bob: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay.deliver("alice", "before")
+
+    def bob_begins() -> None:
+        relay.carry()
+        command = take(bob)
+        assert (command.kind, command.headers["AWAIT"]) == (Kind.COMMAND, "30s")
+        bob.ack(command)
+        bob.ack(command, "in_progress", "completed in a minute")
+        relay.deliver("alice", "to another", kind=Kind.ACK, RE="1706123456-cd")
+        bob.ack(command, "completed", "shipped")
+        relay.carry()
+
+    told: list[str] = []
+    script(monkeypatch, bob_begins)
+    answer = alice.request("bob", "deploy", 30, progress=lambda ack: told.append(ack.body))
+    assert answer.body == "completed\nshipped"
+    assert told == ["received", "in_progress\ncompleted in a minute"]
+    assert [message.body for message in alice.messages(timeout_s=0)] == ["before", "to another"]
+
+
+@pytest.mark.parametrize("kind", [Kind.RESPONSE, Kind.MESSAGE])
+def test_a_request_is_answered_by_whatever_names_it(
+    relay: HandRelay, alice: Agent, bob: Agent, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    def bob_answers() -> None:
+        relay.carry()
+        bob.reply(take(bob), "main", kind=kind)
+        relay.carry()
+
+    script(monkeypatch, bob_answers)
+    assert alice.request("bob", "branch?", 5, kind="query", thread="t-1").thread == "t-1"
+
+
+@pytest.mark.parametrize("kind", [Kind.NACK, Kind.ERROR])
+def test_a_request_that_is_refused(
+    relay: HandRelay, alice: Agent, bob: Agent, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    def bob_refuses() -> None:
+        relay.carry()
+        bob.reply(take(bob), "no such branch", kind=kind)
+        relay.carry()
+
+    script(monkeypatch, bob_refuses)
+    with pytest.raises(Refused, match="no such branch"):
+        alice.request("bob", "deploy", 5)
+
+
+def test_a_request_that_nobody_answers_says_what_was_sent(relay: HandRelay, alice: Agent) -> None:
+    with pytest.raises(Timeout, match=r"no answer to .* came within 0.05 s") as error:
+        alice.request("bob", "deploy", 0.05)
+    assert relay.waiting("alice", "outbox") == [f"{error.value.message_id}.msg"]

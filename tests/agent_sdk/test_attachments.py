@@ -1,0 +1,117 @@
+"""Attachments: content by its hash, whole or not there, written once."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from agent_sdk import Agent, MessageError, RelayError
+from relay.base import fsio
+from relay.base.errors import IntegrityError, NotFound
+from tests.agent_sdk.support import HandRelay
+
+DATA = bytes(range(256)) * 9000  # 2.2 MiB: more than one piece
+DIGEST = hashlib.sha256(DATA).hexdigest()
+
+
+@pytest.fixture
+def relay(tmp_path: Path) -> HandRelay:
+    return HandRelay(tmp_path / "home")
+
+
+@pytest.fixture
+def alice(relay: HandRelay) -> Agent:
+    agent = Agent("alice", relay.root)
+    yield agent
+    agent.close()
+
+
+def stored(relay: HandRelay) -> list[str]:
+    """Every file in the store, hidden ones too."""
+    store = relay.root / "attachments"
+    return sorted(str(path.relative_to(store)) for path in store.rglob("*") if path.is_file())
+
+
+def test_bytes_and_files_get_the_same_name(relay: HandRelay, alice: Agent, tmp_path: Path) -> None:
+    source = tmp_path / "a file.bin"
+    source.write_bytes(DATA)
+    assert alice.attach(DATA) == f"sha256:{DIGEST}"
+    first = (relay.root / "attachments" / DIGEST[:2] / DIGEST).stat()
+    assert alice.attach(source) == alice.attach(str(source)) == f"sha256:{DIGEST}"
+    assert stored(relay) == [f"{DIGEST[:2]}/{DIGEST}"]
+    again = (relay.root / "attachments" / DIGEST[:2] / DIGEST).stat()
+    assert again.st_ino == first.st_ino
+    assert again.st_mtime_ns > first.st_mtime_ns  # wanted again: not to be collected
+    assert first.st_mode & 0o777 == 0o600
+    assert alice.open_attachment(f"sha256:{DIGEST}") == DATA
+
+
+def test_nothing_is_an_attachment_too(alice: Agent) -> None:
+    assert alice.open_attachment(alice.attach(b"")) == b""
+
+
+def test_a_damaged_attachment_is_an_error(relay: HandRelay, alice: Agent) -> None:
+    reference = alice.attach(DATA)
+    path = relay.root / "attachments" / DIGEST[:2] / DIGEST
+    path.write_bytes(DATA[:-1] + b"x")
+    with pytest.raises(IntegrityError, match=DIGEST):
+        alice.open_attachment(reference)
+    path.write_bytes(DATA[:-1])
+    assert alice.attach(DATA) == reference  # another size shows that it must be written again
+    assert alice.open_attachment(reference) == DATA
+
+
+@pytest.mark.parametrize("reference", ["", "sha256:12", DIGEST, "sha256:../" + "0" * 61])
+def test_a_reference_that_is_none(alice: Agent, reference: str) -> None:
+    with pytest.raises(MessageError, match="64 hex digits"):
+        alice.open_attachment(reference)
+
+
+def test_an_attachment_that_is_not_there(alice: Agent) -> None:
+    with pytest.raises(NotFound):
+        alice.open_attachment(f"sha256:{DIGEST}")
+    alice.attach(DATA)
+    with pytest.raises(NotFound):
+        alice.open_attachment(f"sha256:{DIGEST[:-4]}0000")
+
+
+@pytest.mark.parametrize("fails", ["create", "write", "rename"])
+def test_a_full_disk_is_waited_for_and_leaves_nothing(
+    relay: HandRelay, alice: Agent, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    slept: list[float] = []
+    failures = [errno.ENOSPC, errno.ENOSPC, errno.EIO]
+
+    def fault(operation: str, name: str) -> None:
+        if operation == fails and failures:
+            code = failures.pop(0)
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("agent_sdk.disk._sleep", slept.append)
+    monkeypatch.setattr(fsio, "fault", fault)
+    with pytest.raises(OSError, match="Input/output"):
+        alice.attach(DATA)
+    assert slept == [0.1, 0.2]
+    assert stored(relay) == []
+    alice.attach(DATA)
+    assert stored(relay) == [f"{DIGEST[:2]}/{DIGEST}"]
+
+
+def test_a_file_that_changes_meanwhile_is_not_stored_under_a_wrong_name(
+    relay: HandRelay, alice: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "growing.log"
+    source.write_bytes(b"one")
+
+    def fault(operation: str, name: str) -> None:
+        if operation == "create":
+            source.write_bytes(b"one, two")
+
+    monkeypatch.setattr(fsio, "fault", fault)
+    with pytest.raises(RelayError, match="changed while it was being attached"):
+        alice.attach(source)
+    assert stored(relay) == []

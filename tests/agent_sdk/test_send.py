@@ -1,0 +1,360 @@
+"""Sending: what stands in the outbox, when, and what a fault leaves there."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_sdk import Agent, MessageError
+from relay.base import fsio
+from relay.base.checksums import sha256_hex
+from relay.base.clock import Clock
+from relay.base.errors import HomeMissing, InvalidName, NotFound, RelayError
+from relay.base.message import parse
+from tests.agent_sdk.support import FIRST_NS, HandRelay, open_fds
+
+pytestmark = pytest.mark.shows("ready 1.1")
+
+ROOT = Path(__file__).parents[2]
+
+
+class StillClock(Clock):
+    """Shows what the test sets."""
+
+    def __init__(self) -> None:
+        self.at_ns = FIRST_NS
+
+    def now_ns(self) -> int:
+        return self.at_ns
+
+
+@pytest.fixture
+def relay(tmp_path: Path) -> HandRelay:
+    return HandRelay(tmp_path / "home")
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, operation: str, *codes: int) -> list[str]:
+    """Let the next calls of ``operation`` fail; returns the list of what was called."""
+    called: list[str] = []
+    left = list(codes)
+
+    def fault(name: str, _: str) -> None:
+        called.append(name)
+        if name == operation and left:
+            code = left.pop(0)
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fsio, "fault", fault)
+    return called
+
+
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Nobody sleeps; the list holds how long they would have."""
+    slept: list[float] = []
+    monkeypatch.setattr("agent_sdk.disk._sleep", slept.append)
+    return slept
+
+
+def test_a_message_is_a_file_in_the_outbox(relay: HandRelay) -> None:
+    body = "line one\n\nline two\n"
+    with Agent("alice", relay.root) as alice:
+        sent = alice.send(
+            "bob", body, kind="command", thread="t-1", priority=0,
+            topic="build.ok", ttl_s=60, delivery="at-least-once", await_s=30,
+            headers={"x-tool": "make"},
+        )  # fmt: skip
+    (name,) = relay.waiting("alice", "outbox")
+    assert name == f"{sent}.msg"
+    path = relay.box("alice", "outbox") / name
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_text() == (
+        "TO: bob\nKIND: command\nTHREAD: t-1\nPRIORITY: 0\nTOPIC: build.ok\nTTL: 60\n"
+        "DELIVERY: at-least-once\nAWAIT: 30s\nX-TOOL: make\n"
+        f"CHECKSUM: sha256:{sha256_hex(body.encode())}\n\n{body}"
+    )
+    assert relay.waiting("alice", "outbox/.pending") == []
+
+
+def test_written_synced_renamed_synced_in_this_order(
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Agent("alice", relay.root) as alice:
+        called = fail(monkeypatch, "none")
+        alice.send("bob", "hello")
+        assert called == ["create", "write", "sync", "rename", "sync_dir"]
+
+
+def test_ids_grow_although_the_clock_goes_back(relay: HandRelay) -> None:
+    clock = StillClock()
+    with Agent("alice", relay.root, clock=clock) as alice:
+        sent = [alice.send("bob", "1"), alice.send("bob", "2")]
+        clock.at_ns -= 10**12
+        sent.append(alice.send("bob", "3"))
+        clock.at_ns = FIRST_NS + 10
+        sent.append(alice.send("bob", "4"))
+    assert [int(one.split("-")[0]) - FIRST_NS for one in sent] == [0, 1, 2, 10]
+    assert relay.waiting("alice", "outbox") == [f"{one}.msg" for one in sent]
+
+
+@pytest.mark.parametrize(
+    ("to", "body", "options", "says"),
+    [
+        ("b ob", "x", {}, "is not an address"),
+        ("", "x", {}, "is not an address"),
+        ("bob", "", {}, "the body is empty"),
+        ("bob", b"\xff", {}, "not UTF-8"),
+        ("bob", "\ud800", {}, "not Unicode text"),
+        ("bob", "x" * 1_048_577, {}, "put it into an attachment"),
+        ("bob", "x", {"kind": "shout"}, "'shout' is not one of message, command"),
+        ("bob", "x", {"kind": "ack"}, "needs RE"),
+        ("bob", "x", {"re": "yesterday"}, "is not a message id"),
+        ("bob", "x", {"thread": "a b"}, "is not 1-128 of"),
+        ("bob", "x", {"priority": 5}, "0 (critical) to 4"),
+        ("bob", "x", {"ttl_s": 0}, "seconds above 0"),
+        ("bob", "x", {"headers": {"A": "1\n2"}}, "line break"),
+        ("bob", "x", {"headers": {"A": "\ud800"}}, "not Unicode text"),
+        ("bob", "x", {"headers": {"A B": "1"}}, "is not a header name"),
+        ("bob", "x", {"headers": {"From": "carol"}}, "only the relay writes it"),
+        ("bob", "x", {"headers": {"KIND": "query"}}, "argument of its own"),
+        ("bob", "x", {"thread": "t", "headers": {"Thread": "u"}}, "argument of its own"),
+        ("bob", "x", {"attachments": ["sha256:1"]}, "64 hex digits"),
+        (None, "x", {}, "to is None, expected str"),
+        ("bob", 5, {}, "body is 5, expected str or bytes"),
+        ("bob", "x", {"kind": None}, "kind is None, expected str"),
+        ("bob", "x", {"await_s": float("nan")}, "await_s is nan, expected a number of seconds"),
+    ],
+)
+def test_a_bad_message_is_an_error_here_and_never_sent(
+    relay: HandRelay, to: Any, body: Any, options: dict, says: str
+) -> None:
+    with Agent("alice", relay.root) as alice:
+        with pytest.raises(MessageError) as error:
+            alice.send(to, body, **options)
+        assert says in str(error.value)
+        assert relay.waiting("alice", "outbox") == []
+        assert relay.waiting("alice", "outbox/.pending") == []
+
+
+def test_the_limit_for_a_body_is_the_relays_own(relay: HandRelay) -> None:
+    (relay.root / "config.json").write_text('{"limits": {"max_body_bytes": 4}}')
+    with Agent("alice", relay.root) as alice:
+        alice.send("bob", "1234")
+        with pytest.raises(MessageError, match="5 bytes, at most 4"):
+            alice.send("bob", "12345")
+
+
+def test_an_attachment_must_be_there(relay: HandRelay) -> None:
+    with Agent("alice", relay.root) as alice:
+        with pytest.raises(NotFound):
+            alice.send("bob", "see there", attachments=["sha256:" + "0" * 64])
+        reference = alice.attach(b"\0\1")
+        sent = alice.send("bob", "see there", attachments=[reference])
+    data = (relay.box("alice", "outbox") / f"{sent}.msg").read_bytes()
+    assert parse(data).attachments == (reference,)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("operation", ["create", "write", "sync", "rename"])
+def test_a_full_disk_is_waited_for(
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch, operation: str, code: int
+) -> None:
+    with Agent("alice", relay.root) as alice:
+        slept = pauses(monkeypatch)
+        fail(monkeypatch, operation, code, code, code)
+        sent = alice.send("bob", "hello")
+    assert slept == [0.1, 0.2, 0.4]
+    assert relay.waiting("alice", "outbox") == [f"{sent}.msg"]
+    assert relay.waiting("alice", "outbox/.pending") == []
+
+
+def test_a_disk_that_stays_full_is_an_error_and_leaves_nothing(
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Agent("alice", relay.root, disk_full_retry_s=2) as alice:
+        slept = pauses(monkeypatch)
+        fail(monkeypatch, "sync", *[errno.ENOSPC] * 99)
+        with pytest.raises(OSError, match="No space left"):
+            alice.send("bob", "hello")
+        assert sum(slept) == pytest.approx(2)
+        assert relay.waiting("alice", "outbox") == []
+        assert relay.waiting("alice", "outbox/.pending") == []
+        monkeypatch.undo()
+        alice.send("bob", "hello again")
+
+
+def test_a_full_disk_is_waited_for_at_the_start_too(
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept = pauses(monkeypatch)
+    fail(monkeypatch, "create", errno.ENOSPC)
+    with Agent("alice", relay.root) as alice:
+        alice.send("bob", "hello")
+    assert slept == [0.1]
+
+
+@pytest.mark.parametrize("operation", ["sync", "rename"])
+def test_a_file_that_was_taken_for_an_orphan_meanwhile_is_written_once_more(
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    pending = relay.box("alice", "outbox") / ".pending"
+    with Agent("alice", relay.root) as alice:
+        held_up = [operation]
+
+        def fault(name: str, _: str) -> None:
+            if held_up == [name]:  # for 30 s, after which the relay removes it
+                held_up.clear()
+                for left in pending.iterdir():
+                    left.unlink()
+
+        monkeypatch.setattr(fsio, "fault", fault)
+        sent = alice.send("bob", "hello")
+    assert held_up == []
+    assert relay.waiting("alice", "outbox") == [f"{sent}.msg"]
+    assert relay.waiting("alice", "outbox/.pending") == []
+
+
+def test_other_errors_come_out_at_once(relay: HandRelay, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Agent("alice", relay.root) as alice:
+        slept = pauses(monkeypatch)
+        fail(monkeypatch, "rename", errno.EIO)
+        with pytest.raises(OSError, match="Input/output"):
+            alice.send("bob", "hello")
+    assert slept == []
+    assert relay.waiting("alice", "outbox/.pending") == []
+
+
+def test_after_the_rename_it_is_sent_even_if_the_directory_cannot_be_synced(
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Agent("alice", relay.root) as alice:
+        fail(monkeypatch, "sync_dir", errno.ENOSPC)
+        with pytest.raises(OSError, match="No space left") as error:
+            alice.send("bob", "hello")
+    (name,) = relay.waiting("alice", "outbox")
+    assert error.value.__notes__ == [
+        f"message {name.removesuffix('.msg')} is sent all the same: do not send it again"
+    ]
+
+
+def test_killed_before_the_rename_nothing_is_sent(relay: HandRelay) -> None:
+    program = (
+        "import os, sys\n"
+        "from agent_sdk import Agent\n"
+        "from relay.base import fsio\n"
+        "alice = Agent('alice', sys.argv[1])\n"
+        "def fault(operation, name):\n"
+        "    if operation == 'rename': os.kill(os.getpid(), 9)\n"
+        "fsio.fault = fault\n"
+        "alice.send('bob', 'hello')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, str(relay.root)], cwd=ROOT)
+    assert ended.returncode == -signal.SIGKILL
+    assert relay.waiting("alice", "outbox") == []
+    assert len(relay.waiting("alice", "outbox/.pending")) == 1  # the relay removes it after 30 s
+
+
+def test_a_mailbox_that_is_gone_is_said_so(relay: HandRelay) -> None:
+    with Agent("alice", relay.root) as alice:
+        (relay.root / "agents" / "alice").rename(relay.root / "gone")
+        with pytest.raises(RelayError, match="alice has no outbox any more"):
+            alice.send("bob", "hello")
+        with pytest.raises(RelayError, match="alice has no inbox any more"):
+            alice.receive(timeout_s=0)
+
+
+def test_who_it_is_stands_in_meta_json_beside_what_others_put_there(relay: HandRelay) -> None:
+    Agent("alice", relay.root, clock=StillClock()).close()
+    meta = relay.root / "agents" / "alice" / "meta.json"
+    meta.write_text('{"pid": 1, "role": "lead", "public_key": "k"}')
+    others = {"role": "lead", "public_key": "k", "started_at": FIRST_NS}
+    with Agent("alice", relay.root, clock=StillClock()):
+        stat = Path("/proc/self/stat").read_text()
+        assert json.loads(meta.read_text()) == others | {
+            "pid": os.getpid(),
+            "pid_start_ticks": int(stat.rpartition(")")[2].split()[19]),
+        }
+        assert meta.stat().st_mode & 0o777 == 0o600
+    assert json.loads(meta.read_text()) == others
+
+
+def test_who_leaves_takes_nobody_else_out(relay: HandRelay) -> None:
+    meta = relay.root / "agents" / "alice" / "meta.json"
+    alice = Agent("alice", relay.root)
+    meta.write_text('{"pid": 1, "pid_start_ticks": 7}')  # another process is alice now
+    alice.close()
+    assert json.loads(meta.read_text()) == {"pid": 1, "pid_start_ticks": 7}
+    alice = Agent("alice", relay.root)
+    meta.write_text("[no object]")
+    alice.close()
+    assert meta.read_text() == "[no object]"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("end", "is_registered"),
+    [("", False), ("raise SystemExit(3)", False), ("os.kill(os.getpid(), 9)", True)],
+)
+def test_a_program_that_ends_leaves_though_it_closes_nothing(
+    relay: HandRelay, end: str, is_registered: bool
+) -> None:
+    program = f"import os\nfrom agent_sdk import Agent\nbob = Agent('bob', {str(relay.root)!r})\n"
+    root = str(Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", program + end], cwd=root, check=False)
+    meta = json.loads((relay.root / "agents" / "bob" / "meta.json").read_text())
+    assert ("pid" in meta) is is_registered
+
+
+@pytest.mark.parametrize("damaged", ["", "{", "[1]", "\x00" * 8])
+def test_a_damaged_meta_json_is_set_aside(relay: HandRelay, damaged: str) -> None:
+    Agent("alice", relay.root).close()
+    folder = relay.root / "agents" / "alice"
+    (folder / "meta.json").write_text(damaged)
+    with Agent("alice", relay.root):
+        assert (folder / "meta.json.bad").read_text() == damaged
+        assert json.loads((folder / "meta.json").read_text())["pid"] == os.getpid()
+
+
+def test_no_home_and_no_name_are_errors(relay: HandRelay, tmp_path: Path) -> None:
+    with pytest.raises(HomeMissing):
+        Agent("alice", tmp_path / "elsewhere")
+    for name in ("", "admin", "__orchestrator__", "../alice", "a" * 64):
+        with pytest.raises(InvalidName):
+            Agent(name, relay.root)
+    assert relay.root.joinpath("agents").exists()
+
+
+def test_the_home_comes_from_the_environment(
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENT_RELAY_DIR", str(relay.root))
+    with Agent("alice") as alice:
+        assert alice.home == str(relay.root)
+        assert alice.name == "alice"
+
+
+def test_no_descriptor_is_left(relay: HandRelay) -> None:
+    before = open_fds()
+    with Agent("alice", relay.root) as alice:
+        alice.send("bob", "hello")
+        alice.attach(b"data")
+        alice.receive(timeout_s=0)
+    alice.close()
+    assert open_fds() == before
+
+
+def test_who_acts_for_another_process_leaves_meta_json_alone(relay: HandRelay) -> None:
+    meta = relay.root / "agents" / "alice" / "meta.json"
+    with Agent("alice", relay.root) as alice:
+        before = meta.read_bytes()
+        with Agent("alice", relay.root, registers=False) as other:
+            other.send("bob", "hi")
+        assert meta.read_bytes() == before
+        alice.send("bob", "hi")

@@ -1,0 +1,158 @@
+"""What may be started, where, with what and by whom; each refusal says what to do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from relay.agents.requests import ProcessRequest, Requester, Spec, read_request
+from relay.base.config import SpawnSettings, decode
+from relay.base.errors import ConfigError
+from relay.base.message import parse
+
+OPERATOR = Requester("operator", "1769851800000000000-01", 7, "ann")
+
+
+@pytest.fixture
+def cwd(tmp_path: Path) -> Path:
+    (tmp_path / "project").mkdir()
+    return tmp_path / "project"
+
+
+def ask(
+    text: str, settings: SpawnSettings | None = None, asker: Requester = OPERATOR
+) -> ProcessRequest | str:
+    found = read_request(parse(text.encode()), asker, settings or SpawnSettings())
+    assert not isinstance(found, str) or "\n" not in found
+    return found
+
+
+def spec_of(text: str, settings: SpawnSettings | None = None) -> Spec:
+    found = ask(text, settings)
+    assert isinstance(found, ProcessRequest) and found.spec is not None, found
+    return found.spec
+
+
+def test_both_forms_ask_for_the_same(cwd: Path) -> None:
+    lines = f"NAME: w\nCLI: claude\nWORKING_DIR: {cwd}\nENV: A=1,B=2\nRESTART: always\n"
+    in_body = spec_of(f"KIND: spawn\n\n{lines}PROMPT: do it\nall")
+    in_header = spec_of(f"KIND: spawn\n{lines}\ndo it\nall".replace("WORKING_DIR", "CWD"))
+    assert in_body == in_header
+    assert in_body.argv == ("claude", "-p", "do it\nall")
+    assert (in_body.env, in_body.restart) == ({"A": "1", "B": "2"}, "always")
+    assert in_body.cwd == os.path.realpath(cwd)
+    assert (in_body.requested_by, in_body.request_id) == OPERATOR[:2]
+
+
+@pytest.mark.parametrize("cli", ["claude", "codex", "gemini", "sh", "python"])
+def test_the_presets_are_given_the_prompt_as_one_word(cwd: Path, cli: str) -> None:
+    prompt = "say 'hi'; rm -rf $HOME {name} {cwd}"
+    argv = spec_of(f"KIND: spawn\nNAME: w\nCLI: {cli}\nCWD: {cwd}\n\n{prompt}").argv
+    assert argv[-1] == prompt  # nothing in it is read a second time
+    assert argv[:-1] == SpawnSettings().clis[cli][:-1]
+
+
+def test_tokens_are_replaced_inside_words_and_nothing_else_is(cwd: Path) -> None:
+    settings = SpawnSettings(
+        clis={"x": ("run", "--as={name}", "{cwd}/bin:{prompt}", "{other}", "$HOME")}
+    )
+    found = spec_of(f"KIND: spawn\nNAME: w\nCLI: x\nCWD: {cwd}\n\ngo", settings)
+    real = os.path.realpath(cwd)
+    assert found.argv == ("run", "--as=w", f"{real}/bin:go", "{other}", "$HOME")
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("CLI: sh", "NAME is missing: say whom to spawn"),
+        ("NAME: 1x\nCLI: sh", "NAME '1x' is no name to spawn"),
+        ("NAME: operator\nCLI: sh", "NAME 'operator' is no name to spawn"),
+        ("NAME: relay\nCLI: sh", "NAME 'relay' is no name to spawn"),
+        ("NAME: root\nCLI: sh", "NAME 'root' is no name to spawn"),
+        ("NAME: ../x\nCLI: sh", "NAME '../x' is no name to spawn"),
+        ("NAME: w", "CLI is missing: spawn.clis in config.json has claude, codex"),
+        ("NAME: w\nCLI: bash", "there is no CLI 'bash': spawn.clis in config.json has claude"),
+        ("NAME: w\nCLI: sh\nRESTART: often", "RESTART 'often' is not one of never, on-failure"),
+        ("NAME: w\nCLI: sh\nCWD: work", "WORKING_DIR work is no absolute path"),
+        (
+            "NAME: w\nCLI: sh\nCWD: /nowhere/at/all",
+            "WORKING_DIR /nowhere/at/all: there is no such directory",
+        ),
+        ("NAME: w\nCLI: sh\nCWD: /dev/null", "WORKING_DIR /dev/null: there is no such directory"),
+        ("NAME: w\nCLI: sh\nENV: A=1,A=2", "ENV: A is given twice"),
+        ("NAME: w\nCLI: sh\nENV: hunter2", "ENV: its part 1 is not KEY=value"),
+        ("NAME: w\nCLI: sh\nENV: A=1\nPATH=x", "ENV: PATH may not be set: spawn.env_deny has PATH"),
+        ("NAME: w\nCLI: sh\nENV: LD_PRELOAD=x", "ENV: LD_PRELOAD may not be set"),
+        ("NAME: w\nCLI: sh\nENV: AGENT_RELAY_NAME=x", "ENV: AGENT_RELAY_NAME may not be set"),
+        ("NAME: w\nCLI: sh\nENV: PYTHONPATH=x", "ENV: PYTHONPATH may not be set"),
+        ("NAME: w\nCLI: sh\nPROMPT:", "PROMPT is missing: CLI sh is told what to do by it"),
+        ("NAME: w\nCLI: sh\nPROMPT: a\0b", "PROMPT and ENV may hold no NUL"),
+    ],
+)
+def test_what_is_refused_says_why(tmp_path: Path, lines: str, said: str) -> None:
+    if "CWD" not in lines:
+        lines += f"\nCWD: {tmp_path}"
+    if "PROMPT" not in lines:
+        lines += "\nPROMPT: go"
+    found = ask(f"KIND: spawn\n\n{lines}")
+    assert isinstance(found, str) and found.startswith(said), found
+    assert "hunter2" not in found
+
+
+def test_a_directory_lies_under_a_root_for_real(tmp_path: Path) -> None:
+    root, other = tmp_path / "root", tmp_path / "rootless"
+    for path in (root / "a", other):
+        path.mkdir(parents=True)
+    (root / "out").symlink_to(other)
+    (tmp_path / "in").symlink_to(root / "a")
+    settings = SpawnSettings(roots=(str(root),))
+
+    def start_in(path: Path) -> ProcessRequest | str:
+        return ask(f"KIND: spawn\nNAME: w\nCLI: sh\nCWD: {path}\n\ngo", settings)
+
+    for good in (root, root / "a", tmp_path / "in", root / "a" / ".."):
+        assert isinstance(start_in(good), ProcessRequest), good
+    for bad in (other, root / "out", root / "..", root / "a" / ".." / ".."):
+        assert f"lies under none of spawn.roots: {root}" in str(start_in(bad)), bad
+    found = ask("KIND: spawn\nNAME: w\nCLI: sh\n\ngo", settings)
+    assert isinstance(found, ProcessRequest) and found.spec and found.spec.cwd == str(root)
+
+
+@pytest.mark.parametrize(
+    ("allow", "name", "lead", "may"),
+    [
+        (("lead", "operator"), "operator", None, True),
+        (("lead", "operator"), "ann", "ann", True),
+        (("lead", "operator"), "bob", "ann", False),
+        (("lead", "operator"), "lead", "ann", False),  # a name is not the role
+        (("lead", "operator"), "lead", "lead", True),
+        (("bob",), "bob", None, True),
+        (("bob",), "operator", None, False),
+        ((), "operator", "operator", False),
+        (("*",), "anybody", None, True),
+    ],
+)
+@pytest.mark.parametrize("kind", ["spawn", "release"])
+def test_who_may(
+    tmp_path: Path, kind: str, allow: tuple[str, ...], name: str, lead: str | None, may: bool
+) -> None:
+    asker = Requester(name, "1769851800000000000-01", 7, lead)
+    text = f"KIND: {kind}\nNAME: w\nCLI: sh\nCWD: {tmp_path}\n\ngo"
+    found = ask(text, SpawnSettings(allow_from=allow), asker)
+    assert isinstance(found, ProcessRequest) is may
+    assert may or f"(spawn.allow_from in config.json), not for {name}" in str(found)
+
+
+def test_a_release_needs_a_name_alone() -> None:
+    found = ask("KIND: release\nNAME: w\nREASON: done \x07 now\n\n".replace("\x07", "-"))
+    assert isinstance(found, ProcessRequest) and found.spec is None
+    assert (found.intent.name, found.intent.reason) == ("w", "done - now")
+    assert str(ask("KIND: release\n\nREASON: x")).startswith("NAME is missing: say whom to release")
+
+
+@pytest.mark.parametrize("argv", ["[]", '[""]'])
+def test_a_template_without_a_program_is_a_fault_of_the_configuration(argv: str) -> None:
+    with pytest.raises(ConfigError, match=r"spawn\.clis\.x is .* expected a program first"):
+        decode(b'{"spawn": {"clis": {"x": %s}}}' % argv.encode())

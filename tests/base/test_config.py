@@ -1,0 +1,212 @@
+"""config.json: every default goes out and comes back, every mistake is named in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from relay.base import config as config_module
+from relay.base.config import (
+    Config,
+    DetectionSettings,
+    LimitSettings,
+    RetrySettings,
+    Settings,
+    changes,
+    decode,
+    encode,
+)
+from relay.base.errors import EXIT_USAGE, ConfigError
+from relay.base.message import DEFAULT_MAX_BODY_BYTES
+
+SECTIONS: dict[str, Settings] = {
+    name: value
+    for name in Config.__struct_fields__
+    if isinstance(value := getattr(Config(), name), Settings)
+}
+SETTINGS = [("", name) for name in Config.__struct_fields__ if name not in SECTIONS] + [
+    (section, name) for section, value in SECTIONS.items() for name in value.__struct_fields__
+]
+
+
+def key(section: str, name: str) -> str:
+    return f"{section}.{name}" if section else name
+
+
+def with_value(section: str, name: str, value: Any) -> bytes:
+    return json.dumps({section: {name: value}} if section else {name: value}).encode()
+
+
+def refused(data: bytes) -> str:
+    with pytest.raises(ConfigError) as caught:
+        decode(data, "/home/x/config.json")
+    text = str(caught.value)
+    assert text.startswith("/home/x/config.json: ")
+    assert "\n" not in text
+    assert caught.value.exit_code == EXIT_USAGE
+    return text
+
+
+def test_what_is_written_reads_back() -> None:
+    assert decode(encode(Config())) == Config()
+    changed = Config(
+        lead="ann",
+        detection=DetectionSettings(watcher="scan", settle_ms=0),
+        limits=LimitSettings(batch_files=1),
+    )
+    assert decode(encode(changed)) == changed
+
+
+def test_the_file_has_every_setting_on_a_line_of_its_own() -> None:
+    text = encode(Config()).decode()
+    assert text.endswith("}\n")
+    for _, name in SETTINGS:
+        assert text.count(f'"{name}": ') == 1
+    assert json.loads(text)["detection"]["settle_ms"] == 100
+
+
+def test_what_the_file_leaves_out_has_its_default() -> None:
+    assert decode(b"{}") == Config()
+    assert decode(b'{"limits": {"batch_files": 7}}') == Config(limits=LimitSettings(batch_files=7))
+
+
+def test_the_defaults_are_the_source_documents() -> None:
+    default = Config()
+    assert default.detection == DetectionSettings("auto", 30, 100, 100, 5, 30)
+    assert default.limits.max_body_bytes == DEFAULT_MAX_BODY_BYTES
+    assert (default.store.checkpoint_messages, default.store.checkpoint_ms) == (25_000, 60_000)
+    assert default.ledger.busy_timeout_ms == 5000
+
+
+@pytest.mark.parametrize("section", ["", *SECTIONS])
+def test_a_key_that_is_none_is_named(section: str) -> None:
+    assert "`settle_msec`" in refused(with_value(section, "settle_msec", 1))
+    if section:
+        assert f"$.{section}" in refused(with_value(section, "settle_msec", 1))
+
+
+@pytest.mark.parametrize(("section", "name"), SETTINGS)
+def test_a_value_of_another_type_is_named(section: str, name: str) -> None:
+    is_list = isinstance(getattr(SECTIONS.get(section, Config()), name), tuple)
+    assert key(section, name) in refused(with_value(section, name, {} if is_list else []))
+    assert key(section, name) in refused(with_value(section, name, None))
+
+
+@pytest.mark.parametrize(("section", "name"), [s for s in SETTINGS if s[0]])
+def test_a_number_below_its_least_is_named(section: str, name: str) -> None:
+    assert key(section, name) in refused(with_value(section, name, -1))
+    may_be_0 = {"settle_ms", "malformed_after_s", "checkpoint_pause_factor", "busy_timeout_ms"}
+    may_be_0 |= {"compress_after_s", "keep_mib", "keep_age_s", "floor_mib"}
+    may_be_0 |= {n for n in SECTIONS["retention"].__struct_fields__ if n != "every_s"}
+    if name in may_be_0:
+        decode(with_value(section, name, 0))
+    else:
+        assert key(section, name) in refused(with_value(section, name, 0))
+
+
+@pytest.mark.parametrize(("section", "name"), [s for s in SETTINGS if s[0]])
+def test_a_number_beyond_32_bits_is_named(section: str, name: str) -> None:
+    assert key(section, name) in refused(with_value(section, name, 2**31))
+
+
+def test_a_body_above_the_engines_limit_is_refused() -> None:
+    assert "limits.max_body_bytes" in refused(with_value("limits", "max_body_bytes", 1_048_577))
+
+
+@pytest.mark.parametrize("watcher", ["auto", "inotify", "scan"])
+def test_the_watchers_there_are(watcher: str) -> None:
+    assert decode(with_value("detection", "watcher", watcher)).detection.watcher == watcher
+
+
+@pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
+def test_the_log_levels_there_are(level: str) -> None:
+    assert decode(with_value("", "log_level", level)).log_level == level
+
+
+def test_a_word_that_is_none_of_them_is_shown_with_those_there_are() -> None:
+    text = refused(with_value("detection", "watcher", "polling"))
+    assert "detection.watcher is 'polling', expected one of auto, inotify, scan" in text
+    text = refused(with_value("", "log_level", "INFO"))
+    assert "log_level is 'INFO', expected one of debug, info, warning, error" in text
+
+
+@pytest.mark.parametrize("listen", ["", "127.0.0.1:9464", "127.9.9.9:1", "[::1]:65535", "::1:80"])
+def test_metrics_may_be_had_on_loopback(listen: str) -> None:
+    assert decode(with_value("admin", "listen", listen)).admin.listen == listen
+
+
+@pytest.mark.parametrize(
+    "listen",
+    [
+        *("0.0.0.0:9464", "192.168.1.2:9464", "[::]:9464", "example.com:80", "localhost:9464"),
+        *("9464", ":9464", "127.0.0.1", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:65536"),
+        *("127.0.0.1:x", "127.0.0.1:-1", "127.0.0.1:٣", "127.0.0.1:99999999999", " 127.0.0.1:1"),
+    ],
+)
+def test_nothing_but_loopback_is_listened_on(listen: str) -> None:
+    text = refused(with_value("admin", "listen", listen))
+    assert f"admin.listen is {listen!r}, expected 127.0.0.1:PORT or [::1]:PORT" in text
+
+
+def test_what_changed_is_named() -> None:
+    after = decode(b'{"lead": "ann", "disk": {"floor_mib": 1, "check_s": 5}}')
+    assert changes(Config(), after) == ["lead: '' -> 'ann'", "disk.floor_mib: 64 -> 1"]
+    assert changes(after, after) == []
+
+
+def test_the_wal_is_alarming_before_it_is_full() -> None:
+    text = refused(b'{"ledger": {"wal_alert_mib": 2, "wal_most_mib": 1}}')
+    assert "ledger.wal_alert_mib is 2, expected no more than wal_most_mib, 1" in text
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"lead": "\xff"}', b"null", b'"x"', b"{}x"])
+def test_what_is_no_json_object_is_refused(data: bytes) -> None:
+    refused(data)
+
+
+def test_every_setting_has_a_reason_beside_it() -> None:
+    source = Path(config_module.__file__).read_text().splitlines()
+    for section, name in SETTINGS:
+        at = next(n for n, line in enumerate(source) if line.startswith(f"    {name}: "))
+        beside = "  # " in source[at]
+        above = source[at - 1].strip().startswith("#")
+        assert beside or above, f"{key(section, name)} has no reason"
+
+
+@pytest.mark.shows("ready 1.6")
+@pytest.mark.parametrize(
+    ("attempts", "pause_s"), [(0, 1), (1, 1), (2, 2), (3, 4), (6, 32), (7, 60), (10**6, 60)]
+)
+def test_pauses_double_up_to_a_minute(attempts: int, pause_s: int) -> None:
+    assert RetrySettings().pause_s(attempts) == pause_s
+
+
+def test_a_configuration_is_never_altered() -> None:
+    with pytest.raises((AttributeError, TypeError)):
+        Config().lead = "x"  # type: ignore[misc]
+    assert msgspec.structs.replace(Config(), lead="x").lead == "x"
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b'{"lead": "system"}', "lead is 'system', expected the name of an agent"),
+        (b'{"lead": "no\\nname"}', r"lead is 'no\nname', expected the name of an agent"),
+        (b'{"log_level": "debug", "log_level": "info"}', "'log_level' is given twice"),
+        (b'{"log": {"max_mib": 1, "max_mib": 2}}', "'max_mib' is given twice"),
+        (b'{"journal": {"objects": "ftp://host/x"}}', "expected a directory, or s3://bucket"),
+        (b'{"journal": {"objects": "s3://"}}', "expected a directory, or s3://bucket"),
+    ],
+)
+def test_what_could_not_be_meant_is_refused(data: bytes, said: str) -> None:
+    assert said in refused(data)
+
+
+@pytest.mark.parametrize("objects", ["", "/mnt/tier2", "tier2", "file:///mnt/x", "s3://bucket"])
+def test_where_the_journal_may_go(objects: str) -> None:
+    data = json.dumps({"lead": "operator", "journal": {"objects": objects}}).encode()
+    assert decode(data).journal.objects == objects

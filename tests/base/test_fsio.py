@@ -1,0 +1,465 @@
+"""Writing: whole files or none, modes whatever the umask, and what a full disk leaves."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.base import fsio
+from relay.base.errors import ForeignOwner, HardLink, UnsafePath
+from tests.procs import no_room_above
+
+pytestmark = pytest.mark.shows("engine 8.7")
+
+UMASKS = [0o000, 0o002, 0o022, 0o027, 0o077]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[int]:
+    """A descriptor of tmp_path; the test may not leave another one open."""
+    before = len(os.listdir("/proc/self/fd"))
+    fd = fsio.open_dir(str(tmp_path))
+    yield fd
+    os.close(fd)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.fixture
+def umask() -> Iterator[Callable[[int], int]]:
+    """Sets the umask until the test ends."""
+    before = os.umask(0o022)
+    yield os.umask
+    os.umask(before)
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, wanted: str, code: int = errno.ENOSPC) -> list[str]:
+    """Let the named operation fail; returns the list of all operations so far."""
+    seen: list[str] = []
+
+    def fault(operation: str, name: str) -> None:
+        seen.append(operation)
+        if operation == wanted:
+            raise OSError(code, os.strerror(code), name)
+
+    monkeypatch.setattr(fsio, "fault", fault)
+    return seen
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+# -- modes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.shows("ready 4.1")
+@pytest.mark.parametrize("mask", UMASKS)
+def test_what_is_made_is_700_and_600_whatever_the_umask(
+    mask: int, umask: Callable[[int], int], folder: int, tmp_path: Path
+) -> None:
+    umask(mask)
+    fsio.ensure_dir("d", folder)
+    fsio.create("f", b"x", folder)
+    fsio.write_atomic(str(tmp_path / "w"), b"x")
+    with fsio.locked(str(tmp_path / "l")):
+        pass
+    assert mode(tmp_path / "d") == 0o700
+    assert [mode(tmp_path / name) for name in "fwl"] == [0o600, 0o600, 0o600]
+
+
+@pytest.mark.parametrize("given", [0o755, 0o777, 0o500, 0o750])
+def test_a_directory_that_is_there_is_made_700(given: int, folder: int, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d").chmod(given)
+    fsio.ensure_dir("d", folder)
+    assert mode(tmp_path / "d") == 0o700
+
+
+@pytest.mark.parametrize("given", [0o644, 0o666, 0o400, 0o755])
+def test_a_file_that_is_read_is_made_600(given: int, folder: int, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"hi")
+    (tmp_path / "f").chmod(given)
+    before = (tmp_path / "f").stat()
+    data, status = fsio.read_regular("f", folder, 100)
+    assert (data, mode(tmp_path / "f")) == (b"hi", 0o600)
+    assert status.st_mtime_ns == before.st_mtime_ns
+
+
+def test_restrict_leaves_a_right_mode_alone(folder: int, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"")
+    (tmp_path / "f").chmod(0o600)
+    before = (tmp_path / "f").stat().st_ctime_ns
+    fsio.restrict("f", 0o600, folder)
+    assert (tmp_path / "f").stat().st_ctime_ns == before
+
+
+def test_what_belongs_to_somebody_else_is_refused(
+    folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "d").mkdir(0o755)
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(UnsafePath, match=f"d belongs to user {owner}, not to {owner + 1}"):
+        fsio.ensure_dir("d", folder)
+    assert mode(tmp_path / "d") == 0o755
+
+
+def test_a_file_of_somebody_else_is_refused_and_keeps_its_mode(
+    folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").write_bytes(b"hi")
+    (tmp_path / "f").chmod(0o644)
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(ForeignOwner, match=rf"^f belongs to user {owner}, not to {owner + 1}$"):
+        fsio.read_regular("f", folder, 100)
+    assert fsio.read_regular("f", folder, 100, shared=True)[0] == b"hi"
+    assert mode(tmp_path / "f") == 0o644
+
+
+def test_a_file_of_another_name_is_refused_and_keeps_its_mode(folder: int, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"hi")
+    (tmp_path / "secret").chmod(0o644)
+    (tmp_path / "f").hardlink_to(tmp_path / "secret")
+    with pytest.raises(
+        HardLink, match=r"^f has 2 hard links: it is a file elsewhere, too; use a copy$"
+    ):
+        fsio.read_regular("f", folder, 100)
+    with pytest.raises(HardLink, match="has 2 hard links"):
+        fsio.restrict("f", 0o600, folder)
+    assert fsio.read_regular("f", folder, 100, shared=True)[0] == b"hi"
+    assert mode(tmp_path / "secret") == 0o644
+
+
+def test_a_file_is_not_replaced_through_a_linked_directory(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "store").symlink_to("elsewhere")
+    with pytest.raises(UnsafePath, match="store is a link or no directory"):
+        fsio.write_atomic(str(tmp_path / "store" / "f"), b"x")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_restrict_says_whether_it_was_another(folder: int, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"")
+    (tmp_path / "f").chmod(0o644)
+    assert fsio.restrict("f", 0o600, folder) is True
+    assert fsio.restrict("f", 0o600, folder) is False
+
+
+# -- write_atomic --------------------------------------------------------------------------
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    fsio.write_atomic(str(path), b"old")
+    first = path.stat().st_ino
+    with open(path, "rb") as reader:
+        fsio.write_atomic(str(path), b"new" * 100_000)
+        assert reader.read() == b"old"
+    assert path.read_bytes() == b"new" * 100_000
+    assert path.stat().st_ino != first
+    assert os.listdir(tmp_path) == ["f"]
+
+
+@pytest.mark.shows("ready 1.1")
+def test_the_bytes_are_durable_before_the_name_and_the_name_when_it_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def sync(fd: int) -> None:
+        steps.append("sync " + os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        fsync(fd)
+
+    def move(source: str, target: str, **fds: int) -> None:
+        steps.append("rename")
+        rename(source, target, **fds)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "rename", move)
+    fsio.write_atomic(str(tmp_path / "f"), b"x")
+    monkeypatch.chdir(tmp_path)
+    fsio.write_atomic("g", b"x")
+    here = tmp_path.name
+    assert steps == ["sync f.tmp", "rename", f"sync {here}", "sync g.tmp", "rename", f"sync {here}"]
+
+
+def test_where_there_is_a_full_sync_it_is_used_and_else_the_plain_one(
+    folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").write_bytes(b"x")
+    steps: list[str] = []
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", lambda fd, command: steps.append(f"full {command}"))
+    monkeypatch.setattr(os, "fsync", lambda fd: steps.append("plain"))
+    with open(tmp_path / "f") as file:
+        fsio.sync_file(file.fileno())
+        assert steps == ["full 51"]
+
+        def refuse(fd: int, command: int) -> None:
+            raise OSError(errno.ENOTSUP, "not on this file system")
+
+        monkeypatch.setattr(fcntl, "fcntl", refuse)
+        fsio.sync_file(file.fileno())
+        assert steps == ["full 51", "plain"]
+
+
+@pytest.mark.shows("ready 1.1")
+@pytest.mark.parametrize("operation", ["create", "write", "rename"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_the_old_file_survives_whatever_fails(
+    operation: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "f"
+    fsio.write_atomic(str(path), b"old")
+    seen = fail_at(monkeypatch, operation, code)
+    with pytest.raises(OSError, match=os.strerror(code)):
+        fsio.write_atomic(str(path), b"new")
+    assert seen[-1] == operation
+    assert path.read_bytes() == b"old"
+    assert ("f.tmp" in os.listdir(tmp_path)) == (operation == "rename")
+
+    monkeypatch.undo()
+    fsio.write_atomic(str(path), b"new")
+    assert path.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["f"]
+
+
+def test_a_full_disk_is_not_filled_with_the_piece(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "f"
+    fsio.write_atomic(str(path), b"old")
+    with no_room_above(4096), pytest.raises(OSError):
+        fsio.write_atomic(str(path), b"x" * 5000)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["f"]
+
+
+def test_what_a_crash_left_beside_it_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / "f.tmp").write_bytes(b"a long piece of an earlier try")
+    fsio.write_atomic(str(tmp_path / "f"), b"new")
+    assert (tmp_path / "f").read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["f"]
+
+
+def test_a_link_in_the_place_of_the_temp_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_bytes(b"safe")
+    (tmp_path / "f.tmp").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+        fsio.write_atomic(str(tmp_path / "f"), b"new")
+    assert (tmp_path / "victim").read_bytes() == b"safe"
+
+
+# -- create, rename, remove ----------------------------------------------------------------
+
+
+def test_create_takes_no_name_that_is_there(folder: int, tmp_path: Path) -> None:
+    fsio.create("f", b"one", folder)
+    with pytest.raises(FileExistsError):
+        fsio.create("f", b"two", folder)
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileExistsError):
+        fsio.create("link", b"two", folder)
+    assert (tmp_path / "f").read_bytes() == b"one"
+    assert sorted(os.listdir(tmp_path)) == ["f", "link"]
+
+
+def test_create_on_a_full_disk_leaves_nothing(folder: int, tmp_path: Path) -> None:
+    with no_room_above(4096), pytest.raises(OSError) as caught:
+        fsio.create("f", b"x" * 5000, folder)
+    assert caught.value.errno == errno.EFBIG
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("operation", ["create", "write"])
+def test_create_that_fails_leaves_nothing(
+    operation: str, folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_at(monkeypatch, operation)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        fsio.create("f", b"x", folder)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_large_file_is_written_to_its_end(folder: int, tmp_path: Path) -> None:
+    data = os.urandom(3_000_000)
+    fsio.create("f", data, folder)
+    assert (tmp_path / "f").read_bytes() == data
+
+
+def test_rename_moves_between_directories_and_replaces(folder: int, tmp_path: Path) -> None:
+    fsio.ensure_dir("d", folder)
+    other = fsio.open_dir("d", folder)
+    fsio.create("a", b"new", folder)
+    fsio.create("b", b"old", other)
+    fsio.rename("a", folder, "b", other)
+    os.close(other)
+    assert (tmp_path / "d" / "b").read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["d"]
+
+
+def test_rename_can_be_made_to_fail(
+    folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsio.create("a", b"x", folder)
+    fail_at(monkeypatch, "rename", errno.EIO)
+    with pytest.raises(OSError):
+        fsio.rename("a", folder, "b", folder)
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_move_is_a_rename(folder: int, tmp_path: Path) -> None:
+    fsio.create("a", b"new", folder)
+    fsio.create("b", b"old", folder)
+    inode = (tmp_path / "a").stat().st_ino
+    fsio.move("a", folder, "b", folder)
+    assert (tmp_path / "b").stat().st_ino == inode
+    assert os.listdir(tmp_path) == ["b"]
+
+
+def test_a_move_to_another_file_system_is_a_copy(
+    folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsio.create("a", b"new", folder)
+    fsio.create("b", b"old", folder)
+    fail_at(monkeypatch, "rename", errno.EXDEV)
+    fsio.move("a", folder, "b", folder)
+    assert (tmp_path / "b").read_bytes() == b"new"
+    assert mode(tmp_path / "b") == 0o600
+    assert os.listdir(tmp_path) == ["b"]
+
+
+@pytest.mark.parametrize("operation", ["create", "write"])
+def test_a_copy_that_fails_leaves_the_source(
+    operation: str, folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsio.create("a", b"new", folder)
+
+    def fault(given: str, name: str) -> None:
+        if given in ("rename", operation):
+            code = errno.EXDEV if given == "rename" else errno.ENOSPC
+            raise OSError(code, os.strerror(code), name)
+
+    monkeypatch.setattr(fsio, "fault", fault)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        fsio.move("a", folder, "b", folder)
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_move_that_fails_otherwise_is_no_copy(
+    folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsio.create("a", b"new", folder)
+    fail_at(monkeypatch, "rename", errno.EIO)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        fsio.move("a", folder, "b", folder)
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_remove_is_harmless_the_second_time(folder: int, tmp_path: Path) -> None:
+    fsio.create("f", b"x", folder)
+    fsio.remove("f", folder)
+    fsio.remove("f", folder)
+    assert os.listdir(tmp_path) == []
+
+
+def test_exists_sees_a_link_to_nowhere(folder: int, tmp_path: Path) -> None:
+    assert not fsio.exists("f", folder)
+    (tmp_path / "f").symlink_to("nowhere")
+    assert fsio.exists("f", folder)
+
+
+# -- the lock ------------------------------------------------------------------------------
+
+HOLDER = """
+import sys
+from relay.base import fsio
+try:
+    with fsio.locked(sys.argv[1]):
+        print("held", flush=True)
+        sys.stdin.read()
+except BlockingIOError:
+    print("refused", flush=True)
+"""
+
+
+def holder(path: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+def test_the_lock_is_one_processs_until_it_ends_however_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    with holder(path) as first:
+        assert first.stdout and first.stdout.readline() == "held\n"
+        with holder(path) as second:
+            assert second.stdout and second.stdout.readline() == "refused\n"
+        with pytest.raises(BlockingIOError), fsio.locked(str(path)):
+            pass
+        first.kill()
+    with fsio.locked(str(path)), holder(path) as third:
+        assert third.stdout and third.stdout.readline() == "refused\n"
+    with fsio.locked(str(path)):
+        pass
+    assert mode(path) == 0o600
+
+
+def test_the_kernel_says_who_holds_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    assert fsio.lock_owner(str(path)) is None
+    with holder(path) as process:
+        assert process.stdout and process.stdout.readline() == "held\n"
+        for _ in range(2):  # asking takes nothing
+            assert fsio.lock_owner(str(path)) == process.pid
+        process.kill()
+    assert fsio.lock_owner(str(path)) is None
+
+
+def test_who_holds_a_lock_is_asked_on_a_disk_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / ".lock"
+    with holder(path) as process:
+        assert process.stdout and process.stdout.readline() == "held\n"
+        really = os.open
+
+        def read_only(name: str, flags: int, *args: int) -> int:
+            if flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT):
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), name)
+            return really(name, flags, *args)
+
+        monkeypatch.setattr(os, "open", read_only)
+        assert fsio.lock_owner(str(path)) == process.pid
+        process.kill()
+
+
+def test_the_lock_is_free_when_its_block_fails(tmp_path: Path) -> None:
+    path = str(tmp_path / ".lock")
+    with pytest.raises(ZeroDivisionError), fsio.locked(path):
+        raise ZeroDivisionError
+    with fsio.locked(path):
+        pass
+
+
+def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_bytes(b"")
+    (tmp_path / ".lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+        with fsio.locked(str(tmp_path / ".lock")):
+            pass

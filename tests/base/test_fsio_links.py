@@ -1,0 +1,185 @@
+"""Reading: regular files alone, no link followed at any component, sizes told truly."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.base import fsio
+from relay.base.errors import UnsafePath
+
+pytestmark = pytest.mark.shows("ready 4.4")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[int]:
+    """A descriptor of tmp_path."""
+    fd = fsio.open_dir(str(tmp_path))
+    yield fd
+    os.close(fd)
+
+
+def make_link(path: Path) -> None:
+    (path.parent / "target").write_bytes(b"secret")
+    path.symlink_to("target")
+
+
+def make_dangling(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def make_socket(path: Path) -> None:
+    os.mknod(path, stat.S_IFSOCK | 0o600)  # bind() takes no path this long
+
+
+def make_device_link(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+ODD: dict[str, Callable[[Path], None]] = {
+    "a link": make_link,
+    "a link to nowhere": make_dangling,
+    "a link to a device": make_device_link,
+    "a FIFO": os.mkfifo,
+    "a socket": make_socket,
+    "a directory": Path.mkdir,
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_what_is_no_regular_file_is_refused_at_once(kind: str, folder: int, tmp_path: Path) -> None:
+    ODD[kind](tmp_path / "odd.msg")
+    with pytest.raises(UnsafePath, match=r"odd\.msg is not a regular file") as caught:
+        fsio.read_regular("odd.msg", folder, 100)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_device_is_refused() -> None:
+    dev = fsio.open_dir("/dev")
+    try:
+        with pytest.raises(UnsafePath, match="zero is not a regular file"):
+            fsio.read_regular("zero", dev, 100)
+    finally:
+        os.close(dev)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices")
+def test_a_device_in_an_outbox_is_refused(folder: int, tmp_path: Path) -> None:
+    try:
+        os.mknod(tmp_path / "zero.msg", 0o600 | 0o020000, os.makedev(1, 5))
+    except PermissionError:
+        pytest.skip("not even this root")
+    with pytest.raises((UnsafePath, PermissionError)):  # a mount may forbid devices altogether
+        fsio.read_regular("zero.msg", folder, 100)
+
+
+def test_a_file_that_is_not_there(folder: int) -> None:
+    with pytest.raises(FileNotFoundError):
+        fsio.read_regular("f", folder, 100)
+
+
+def test_a_directory_that_is_not_there(folder: int) -> None:
+    with pytest.raises(FileNotFoundError):
+        fsio.open_dir("d", folder)
+
+
+def test_a_refusal_leaves_no_descriptor_open(folder: int, tmp_path: Path) -> None:
+    for number, make in enumerate(ODD.values()):
+        make(tmp_path / f"odd{number}")
+    before = sorted(os.listdir("/proc/self/fd"))
+    for number in range(len(ODD)):
+        with pytest.raises(UnsafePath):
+            fsio.read_regular(f"odd{number}", folder, 100)
+        with pytest.raises((UnsafePath, FileNotFoundError)):
+            fsio.open_dir(f"odd{number}/x", folder)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("kind", ["a link", "a FIFO", "a socket"])
+def test_what_is_no_directory_is_not_opened_as_one(kind: str, folder: int, tmp_path: Path) -> None:
+    ODD[kind](tmp_path / "odd")
+    with pytest.raises(UnsafePath, match="odd is a link or no directory"):
+        fsio.open_dir("odd", folder)
+
+
+def test_a_link_to_a_directory_is_not_opened(folder: int, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with pytest.raises(UnsafePath):
+        fsio.open_dir("link", folder)
+    with pytest.raises(UnsafePath):
+        fsio.open_dir(str(tmp_path / "link"))
+    with pytest.raises(UnsafePath, match="link exists and is not a directory"):
+        fsio.ensure_dir("link", folder)
+    with pytest.raises(NotADirectoryError):
+        fsio.sync_dir(str(tmp_path / "link"))
+
+
+# -- sizes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 100])
+def test_a_file_up_to_the_limit_is_read_whole(size: int, folder: int, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"x" * size)
+    data, status = fsio.read_regular("f", folder, 100)
+    assert data == b"x" * size
+    assert status.st_size == size
+    assert status.st_ino == (tmp_path / "f").stat().st_ino
+
+
+def test_a_file_above_the_limit_is_cut_there_and_its_size_is_told(
+    folder: int, tmp_path: Path
+) -> None:
+    (tmp_path / "f").write_bytes(b"x" * 500)
+    data, status = fsio.read_regular("f", folder, 100)
+    assert (len(data), status.st_size) == (100, 500)
+
+
+def test_a_file_that_grows_while_it_is_read_shows(
+    folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"x" * 50)
+    read = os.read
+
+    def read_and_grow(fd: int, size: int) -> bytes:
+        data = read(fd, size)
+        with open(path, "ab") as writer:
+            writer.write(b"more")
+        return data
+
+    monkeypatch.setattr(os, "read", read_and_grow)
+    data, status = fsio.read_regular("f", folder, 100)
+    assert len(data) < status.st_size
+
+
+def test_a_file_that_shrinks_while_it_is_read_shows(
+    folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"x" * 50)
+    fstat = os.fstat
+
+    def stat_and_cut(fd: int) -> os.stat_result:
+        status = fstat(fd)
+        if path.stat().st_size == 50:
+            os.truncate(path, 20)
+        return status
+
+    monkeypatch.setattr(os, "fstat", stat_and_cut)
+    data, status = fsio.read_regular("f", folder, 100)
+    assert (len(data), status.st_size) == (20, 20)
+
+
+def test_short_reads_are_put_together(
+    folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").write_bytes(bytes(range(100)))
+    read = os.read
+    monkeypatch.setattr(os, "read", lambda fd, size: read(fd, min(size, 7)))
+    assert fsio.read_regular("f", folder, 1000)[0] == bytes(range(100))
+    assert fsio.read_regular("f", folder, 10)[0] == bytes(range(10))

@@ -1,0 +1,185 @@
+"""Names and ids: who may be called what, and ids that come out the same every time."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.base.errors import EXIT_USAGE, InvalidName
+from relay.base.names import (
+    MESSAGE_ID,
+    RESERVED_NAMES,
+    check_agent_name,
+    derived_id,
+    direct_channel_name,
+    is_agent_name,
+    is_channel_name,
+    message_id_of,
+    new_message_id,
+    shown,
+)
+
+AGENTS = st.from_regex(r"[a-zA-Z][a-zA-Z0-9_-]{0,62}", fullmatch=True)
+
+
+@pytest.mark.parametrize("name", ["a", "Z", "bob", "Bob-9_x", "a" * 63, "lead", "operator"])
+def test_a_name_that_an_agent_may_have(name: str) -> None:
+    assert is_agent_name(name)
+    assert check_agent_name(name) == name
+
+
+@pytest.mark.shows("ready 4.2")
+@pytest.mark.parametrize(
+    "name",
+    ["", "9a", "_a", "-a", "a" * 64, "a b", "a/b", "..", ".a", "a.b", "é", "ａ", "bob\n", "*"],
+)
+def test_a_name_outside_the_rule(name: str) -> None:
+    assert not is_agent_name(name)
+    with pytest.raises(InvalidName, match="is not a valid name") as caught:
+        check_agent_name(name)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == EXIT_USAGE
+
+
+@pytest.mark.shows("ready 4.2")
+@pytest.mark.parametrize("name", ["__orchestrator__", "system", "root", "admin", "dm", "all"])
+def test_a_reserved_name_in_any_case(name: str) -> None:
+    for spelling in (name, name.upper(), name.title()):
+        assert not is_agent_name(spelling)
+        with pytest.raises(InvalidName, match="is reserved"):
+            check_agent_name(spelling)
+
+
+@pytest.mark.parametrize("name", [None, 5, b"bob"])
+def test_what_is_no_text_is_no_name(name: Any) -> None:
+    with pytest.raises(InvalidName, match="expected an agent name as text"):
+        check_agent_name(name)
+
+
+def test_operator_is_the_person_and_nobody_is_called_alike() -> None:
+    assert is_agent_name("operator")
+    assert not is_agent_name("Operator")
+    with pytest.raises(InvalidName, match="is reserved"):
+        check_agent_name("OPERATOR")
+
+
+def test_the_documents_reserved_names_are_among_ours() -> None:
+    assert {"__orchestrator__", "system", "root", "admin"} < RESERVED_NAMES
+
+
+@pytest.mark.parametrize(
+    ("name", "valid"),
+    [
+        ("ops", True),
+        ("9", True),
+        ("team/backend/alerts", True),
+        ("a-b_c/D", True),
+        ("c" * 128, True),
+        ("c" * 129, False),
+        ("", False),
+        ("/a", False),
+        ("a/", False),
+        ("a//b", False),
+        ("a.b", False),
+        ("../a", False),
+        ("é", False),
+        ("a\n", False),
+    ],
+)
+def test_names_of_channels(name: str, valid: bool) -> None:
+    assert is_channel_name(name) is valid
+
+
+@pytest.mark.parametrize(
+    ("file_name", "message_id"),
+    [
+        ("1706123456789012345-a1b2c3d4.msg", "1706123456789012345-a1b2c3d4"),
+        ("1234567890-.msg", "1234567890-"),
+        ("1" * 20 + "-" + "f" * 32 + ".msg", "1" * 20 + "-" + "f" * 32),
+        ("123456789-a.msg", None),
+        ("1" * 21 + "-a.msg", None),
+        ("1234567890-" + "f" * 33 + ".msg", None),
+        ("1234567890-A1.msg", None),
+        ("1234567890-g.msg", None),
+        ("1234567890.msg", None),
+        ("1234567890-a1", None),
+        ("1234567890-a1.msg.msg", None),
+        ("1234567890-a1.msg\n", None),
+        ("../1234567890-a1.msg", None),
+        ("١٢٣٤٥٦٧٨٩٠-a1.msg", None),
+        (".msg", None),
+        ("", None),
+    ],
+)
+def test_the_message_id_is_the_stem_of_the_file_name(
+    file_name: str, message_id: str | None
+) -> None:
+    assert message_id_of(file_name) == message_id
+
+
+def test_a_new_id_has_the_time_and_64_random_bits() -> None:
+    at = 1706123456789012345
+    ids = {new_message_id(at) for _ in range(1000)}
+    assert len(ids) == 1000
+    assert all(re.fullmatch(rf"{at}-[0-9a-f]{{16}}", one) for one in ids)
+    assert all(message_id_of(one + ".msg") == one for one in ids)
+
+
+def test_a_derived_id_is_the_same_today_and_in_ten_years() -> None:
+    at = 1706123456789012345
+    assert derived_id(at, "answer", "alice", f"{at}-a1b2c3d4", "nack") == (
+        "1706123456789012345-9cc1eff5b6d8510371ec1d0d36c6f4b0"
+    )
+
+
+@given(st.integers(0, 10**20 - 1), st.lists(st.text(), max_size=4))
+def test_a_derived_id_is_a_message_id(at_ns: int, parts: list[str]) -> None:
+    one = derived_id(at_ns, *parts)
+    assert MESSAGE_ID.fullmatch(one)
+    assert derived_id(at_ns, *parts) == one
+    assert derived_id(at_ns, *parts, "more") != one
+
+
+def test_a_derived_id_keeps_its_parts_apart() -> None:
+    assert derived_id(10**18, "ab", "c") != derived_id(10**18, "a", "bc")
+    assert derived_id(10**18, "a", 1) == derived_id(10**18, "a", "1")
+
+
+def test_an_id_of_a_file_with_no_sensible_time_is_still_one() -> None:
+    for at_ns in (-5, 0, 999_999_999):
+        made = derived_id(at_ns, "x")
+        assert made.startswith("1000000000-") and MESSAGE_ID.fullmatch(made)
+
+
+def test_a_file_name_that_is_no_text_can_be_shown_and_be_a_part() -> None:
+    name = os.fsdecode(b"caf\xc3\xa9-\xff.msg")
+    assert shown(name) == "café-\\xff.msg"
+    assert shown("1234567890-.msg") == "1234567890-.msg"
+    assert shown("a b\x1b[31m\n\u2028.msg") == "a b\\x1b[31m\\n\\u2028.msg"
+    assert MESSAGE_ID.fullmatch(derived_id(10**18, name))
+
+
+def test_the_channel_of_two_is_one_whoever_asks() -> None:
+    assert direct_channel_name("bob", "alice") == "dm/alice/bob"
+    assert direct_channel_name("alice", "bob") == "dm/alice/bob"
+    assert direct_channel_name("bob", "Zoe") == "dm/Zoe/bob"
+
+
+def test_above_128_bytes_it_is_a_hash() -> None:
+    a, b = "a" * 63, "b" * 61
+    assert direct_channel_name(a, b) == f"dm/{a}/{b}"
+    assert len(direct_channel_name(a, b)) == 128
+    long = direct_channel_name(a, "b" * 62)
+    assert re.fullmatch(r"dm/[0-9a-f]{32}", long)
+    assert direct_channel_name("b" * 62, a) == long
+    assert direct_channel_name(a, "b" * 63) != long
+
+
+@given(AGENTS, AGENTS)
+def test_it_is_always_a_channel_name(a: str, b: str) -> None:
+    assert is_channel_name(direct_channel_name(a, b))

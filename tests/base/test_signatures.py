@@ -1,0 +1,129 @@
+"""Ed25519: the vectors of RFC 8032, what exactly is signed, and stored messages checked."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import msgspec
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from relay.acomm.model import Message, StoreFile
+from relay.acomm.signed import is_signed_by, wrong_signatures
+from relay.base import signatures
+from tests.acomm.support import message
+
+pytestmark = pytest.mark.shows("engine 6.15")
+
+# RFC 8032, 7.1, TEST 1 to 3: private key, public key, message, signature.
+VECTORS = [
+    (
+        "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60",
+        "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a",
+        "",
+        "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e06522490155"
+        "5fb8821590a33bacc61e39701cf9b46bd25bf5f0595bbe24655141438e7a100b",
+    ),
+    (
+        "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb",
+        "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c",
+        "72",
+        "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da"
+        "085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00",
+    ),
+    (
+        "c5aa8df43f9f837bedb7442f31dcb7b166d38535076f094b85ce3a2e0b4458f7",
+        "fc51cd8e6218a1a38da47ed00230f0580816ed13ba3303ac5deb911548908025",
+        "af82",
+        "6291d657deec24024827e69c3abe01a30ce548a284743a445e3680d7db5ac3ac"
+        "18ff9b538d16f290ae67f760984dc6594a7c15e9716ed28dc027beceea1ec40a",
+    ),
+]
+PRIVATE = bytes.fromhex(VECTORS[0][0])
+PUBLIC = bytes.fromhex(VECTORS[0][1])
+OTHER = bytes.fromhex(VECTORS[1][1])
+FIELDS = ("alice", "1700000000000000001-0000abcd", "#team", "grüße".encode())
+GOLDEN = (
+    "a76e15dd998ba55163a05d0ae4b7f80dedbe67071e372d417f27e8a2f4f67426"
+    "bd7f2b93cccfe130fd33511e311828173b8f747c21af4ab68f15845a33613907"
+)
+
+
+@pytest.mark.parametrize(("private", "public", "text", "signature"), VECTORS)
+def test_the_primitive_is_that_of_the_rfc(
+    private: str, public: str, text: str, signature: str
+) -> None:
+    assert signatures.public_key(bytes.fromhex(private)).hex() == public
+    key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private))
+    assert key.sign(bytes.fromhex(text)).hex() == signature
+
+
+def test_what_is_signed_byte_for_byte() -> None:
+    packed = b"".join(
+        struct.pack("<I", len(field)) + field
+        for field in (b"alice", b"1700000000000000001-0000abcd", b"#team", "grüße".encode())
+    )
+    digest = hashlib.sha256(packed).digest()
+    assert signatures.signed_digest(*FIELDS) == digest
+    signature = signatures.sign(PRIVATE, *FIELDS)
+    assert signature == Ed25519PrivateKey.from_private_bytes(PRIVATE).sign(digest)
+    assert signature.hex() == GOLDEN
+    assert signatures.verify(PUBLIC, signature, *FIELDS)
+
+
+def test_any_other_field_key_or_signature_does_not_verify() -> None:
+    signature = signatures.sign(PRIVATE, *FIELDS)
+    sender, relay_id, to, body = FIELDS
+    for other in (
+        ("alicf", relay_id, to, body),
+        (sender, relay_id + "0", to, body),
+        (sender, relay_id, "#teams", body),
+        (sender, relay_id, to, body + b"\n"),
+        (sender + relay_id[0], relay_id[1:], to, body),  # the same bytes, cut elsewhere
+    ):
+        assert not signatures.verify(PUBLIC, signature, *other)
+    assert not signatures.verify(OTHER, signature, *FIELDS)
+    for wrong in (b"", signature[:-1], signature + b"\0", bytes(64)):
+        assert not signatures.verify(PUBLIC, wrong, *FIELDS)
+    for no_key in (b"", PUBLIC[:31], b"\xff" * 32):
+        assert not signatures.verify(no_key, signature, *FIELDS)
+
+
+def test_a_key_has_a_name() -> None:
+    assert signatures.key_id(PUBLIC) == "aid_" + hashlib.sha256(PUBLIC).hexdigest()[:32]
+    assert len(signatures.key_id(PUBLIC)) == 36
+
+
+def stored(content: bytes = b"deploy", **fields: object) -> Message:
+    """A message as the relay keeps it, signed by alpha."""
+    body = fields.pop("body", content)
+    assert isinstance(body, bytes)
+    signature = signatures.sign(PRIVATE, "alpha", "17-ab", "bob", body)
+    metadata = {"relay_id": "17-ab", "to": "bob", "created_ns": 17}
+    return message(content=content, metadata=metadata, signature=signature, **fields)
+
+
+def test_a_stored_message_is_checked_by_itself() -> None:
+    assert is_signed_by(stored(), PUBLIC)
+    assert not is_signed_by(stored(), OTHER)
+    assert not is_signed_by(stored(b"deploy", body=b"destroy"), PUBLIC)
+    assert not is_signed_by(stored(sender="beta"), PUBLIC)
+    for change in ({"signature": None}, {"metadata": None}, {"metadata": {"relay_id": 17}}):
+        assert not is_signed_by(msgspec.structs.replace(stored(), **change), PUBLIC)
+
+
+def test_an_acknowledgment_without_a_body_is_signed_without_one() -> None:
+    assert is_signed_by(stored(b"received", body=b""), PUBLIC)
+    assert is_signed_by(stored(b"received"), PUBLIC)
+    assert not is_signed_by(stored(b"deploy", body=b""), PUBLIC)
+
+
+def test_wrong_signatures_are_told_and_others_passed_over() -> None:
+    wrong = stored(b"deploy", body=b"destroy")
+    file = StoreFile(0, 0, messages=(stored(), wrong), dead_letters=(wrong,), archive=(message(),))
+    assert list(wrong_signatures(file, {"alpha": PUBLIC, "beta": OTHER})) == [
+        "messages: the signature of message 1 is not alpha's, or it was changed",
+        "dead_letters: the signature of message 1 is not alpha's, or it was changed",
+    ]
+    assert list(wrong_signatures(file, {"beta": OTHER})) == []

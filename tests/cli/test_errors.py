@@ -1,0 +1,254 @@
+"""What a wrong command line, an empty name or the system itself is answered with: one line."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shlex
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relay.base.errors import EXIT_FAILED, EXIT_OK, EXIT_STATE, EXIT_TIMEOUT, EXIT_USAGE, RelayError
+from relay.base.home import Home
+from relay.cli import run
+from relay.ledger import Ledger
+from tests.procs import PROJECT, environment
+
+MESSAGE_ID = "1700000000000000001-01"
+SCHEMA_1 = PROJECT / "tests" / "fixtures" / "ledger" / "schema-v1.sql"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    root = tmp_path / "home"
+    with Home.create(str(root), b"{}") as made:
+        Ledger.open(made.path("ledger.db")).close()
+        made.make_agent("bob")
+    return root
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on stderr; nothing is on stdout."""
+    out, err = capsys.readouterr()
+    assert out == "" and err.endswith("\n") and err.count("\n") == 1
+    return err.rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("frob", "relay: No such command 'frob'; see `relay --help`"),
+        ("send", "relay: Missing argument 'TO'; see `relay send --help`"),
+        (
+            "channel show",
+            "relay: Missing argument 'NAME'; see `relay channel show --help`",
+        ),
+        (
+            "send --priority 9 bob hi",
+            "relay: Invalid value for '--priority': 9 is not in the range 0<=x<=4;"
+            " see `relay send --help`",
+        ),
+        (
+            "send --priority high bob hi",
+            "relay: Invalid value for '--priority': 'high' is no whole number;"
+            " see `relay send --help`",
+        ),
+        *(
+            (
+                f"{command} {option} nan",
+                f"relay: Invalid value for '{option}': nan is no number;"
+                f" see `relay {command.removesuffix(' ci')} --help`",
+            )
+            for command, option in (
+                ("top", "--every"),
+                ("down", "--timeout"),
+                ("channel close ci", "--timeout"),
+            )
+        ),
+    ],
+)
+def test_a_wrong_command_line(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words.split()) == EXIT_USAGE
+    assert said(capsys) == line
+
+
+@pytest.mark.parametrize(
+    "words", ["tail --no-follow --since 99999999d", "tail --since 999999999d --no-follow --json"]
+)
+def test_a_time_before_all_times_is_the_beginning(words: str, home: Path) -> None:
+    assert run(["--home", str(home), *words.split()]) == EXIT_OK
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["tail --no-follow", "tail --no-follow --agent nobody", "ledger audit --agent nobody"],
+)
+def test_nothing_is_said_to_be_nothing(
+    words: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["--home", str(home), *words.split()]) == EXIT_OK
+    assert said(capsys) == "nothing found"
+    assert run(["--home", str(home), *words.split(), "--json"]) == EXIT_OK
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_ledger_that_is_none_and_a_folder_that_is_not_there(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text"
+    text.write_text("hello, no ledger is here")
+    for path, why in ((tmp_path, "is not a regular file"), (text, "file is not a database")):
+        assert run(["--home", str(home), "ledger", "check", str(path)]) == EXIT_FAILED
+        line = said(capsys)
+        assert why in line and "; name a ledger's backup" in line
+        assert "relay ledger check" not in line  # that is what was done
+    target = tmp_path / "nowhere" / "monday.db"
+    assert run(["--home", str(home), "ledger", "backup", str(target)]) == EXIT_FAILED
+    expected = f"relay: there is no directory {target.parent}; make it, or name another file"
+    assert said(capsys) == expected
+
+
+def in_shell(home: Path, words: str) -> subprocess.CompletedProcess[str]:
+    """A command with redirections, as a shell carries it out."""
+    program = shlex.join([sys.executable, "-m", "relay.cli", "--home", str(home)])
+    return subprocess.run(
+        ["sh", "-c", f"exec {program} {words}"], env=environment(), capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("send bob - <&-", EXIT_USAGE),  # nothing to read: an empty body
+        ("inbox --as bob --take >&-", EXIT_TIMEOUT),
+        ("status <&- >&- 2>&-", EXIT_STATE),
+    ],
+)
+def test_a_closed_stream_is_no_crash_and_no_files_number(words: str, code: int, home: Path) -> None:
+    done = in_shell(home, words)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_message_is_taken_with_stdout_closed(home: Path) -> None:
+    name = f"{MESSAGE_ID}.msg"
+    text = b"ID: %b\nFROM: alice\nSENT: 2026-11-20T23:37:25.431916Z\nATTEMPT: 1\nTO: bob\n\nhello"
+    (home / "agents" / "bob" / "inbox" / name).write_bytes(text % MESSAGE_ID.encode())
+    done = in_shell(home, "inbox --as bob --take >&-")
+    assert (done.returncode, done.stderr) == (EXIT_OK, "")
+
+
+def test_a_group_alone_shows_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["channel"])
+    out, err = capsys.readouterr()
+    assert "Commands:" in out + err and "relay: " not in err
+
+
+@pytest.mark.parametrize("words", ["agents", "ps", "tail --no-follow"])
+def test_a_ledger_of_an_earlier_version_waits_for_the_next_start(
+    words: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "ledger.db").unlink()
+    with contextlib.closing(sqlite3.connect(home / "ledger.db")) as db:
+        db.executescript(SCHEMA_1.read_text())
+    assert run(["--home", str(home), *words.split()]) == EXIT_FAILED
+    line = said(capsys)
+    assert line.startswith(f"relay: {home}/ledger.db: no such ")
+    assert line.endswith("is migrated to the current schema by the next `relay up`")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["ack", "x", "--as", "bob"], "relay: header RE: 'x' is not a message id"),
+        (
+            ["send", "a b", "hi"],
+            "relay: header TO: 'a b' is not an address: expected a name, *, #channel",
+        ),
+    ],
+)
+def test_values_of_a_command_line_have_no_line_number(
+    words: list[str], line: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["--home", str(home), *words]) == EXIT_USAGE
+    assert said(capsys).startswith(line)
+
+
+@pytest.mark.parametrize("words", [["--home", "", "status"], ["init", "--home", ""]])
+def test_an_empty_home_is_no_other_home(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("AGENT_RELAY_DIR", str(tmp_path / "another"))
+    assert run(words) == EXIT_USAGE
+    assert said(capsys).startswith("relay: Invalid value for --home: it is empty: name a directory")
+    assert not (tmp_path / "another").exists()
+
+
+def test_no_control_character_of_others_reaches_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(root: str) -> Home:
+        raise RelayError("bob says \x1b]0;owned\x07")
+
+    monkeypatch.setattr("relay.cli.common.Home", refuse)
+    assert run(["status"]) == EXIT_FAILED
+    assert said(capsys) == r"relay: bob says \x1b]0;owned\x07"
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EACCES, f"; `ls -ld` it: user {os.geteuid()} has to be allowed to"),
+        (errno.ENOSPC, "; make room on that disk, then try again"),
+        (errno.EROFS, "; mount it to be written, or name another place"),
+        (errno.ENOTDIR, ""),
+    ],
+)
+def test_what_the_system_refuses_is_said_with_a_remedy(
+    number: int,
+    remedy: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(root: str) -> Home:
+        raise OSError(number, os.strerror(number), "/srv/relay")
+
+    monkeypatch.setattr("relay.cli.common.Home", refuse)
+    assert run(["status"]) == EXIT_FAILED
+    assert said(capsys) == f"relay: /srv/relay: {os.strerror(number)}{remedy}"
+
+
+@pytest.mark.parametrize(
+    "words", [["inbox", "--take"], ["inbox"], ["ack", MESSAGE_ID], ["nack", MESSAGE_ID, "no"]]
+)
+def test_a_slip_in_a_name_makes_no_agent(
+    words: list[str], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["--home", str(home), *words, "--as", "bbo"]) == EXIT_FAILED
+    assert f"there is no agent bbo in {home}" in said(capsys)
+    assert not (home / "agents" / "bbo").exists()
+
+
+def test_who_sends_for_the_first_time_is_told_that_this_made_an_agent(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for told in (f"relay: carl is a new agent of {home}\n", ""):
+        assert run(["--home", str(home), "send", "bob", "hi", "--as", "carl"]) == EXIT_OK
+        assert capsys.readouterr().err == told
+
+
+def test_through_a_pipe_a_body_is_what_was_sent(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = b"FROM: ann\nID: 1700000000000000001-01\nTO: bob\n\n\x1b[31mred\x1b[0m\n"
+    (home / "agents/bob/inbox/1700000000000000001-01.msg").write_bytes(message)
+    assert run(["--home", str(home), "inbox", "--as", "bob", "--take"]) == EXIT_OK
+    assert capsys.readouterr().out.endswith("\n\x1b[31mred\x1b[0m\n")

@@ -1,0 +1,65 @@
+"""The help of every command: an example in it, and words that are those of the engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from relay.cli import cli
+from relay.cli.channel import TYPES, config
+from relay.cli.history import SORTS, STATUSES
+from relay.cli.history import TYPES as MESSAGE_TYPES
+from relay.delivery.actions import ACTIONS, SETTINGS
+from relay.delivery.actions import TYPES as CHANNEL_TYPES
+from relay.engine import MessageStatus, MessageType, SortField
+from tests.base.test_message_docs import tables
+
+
+def commands(group: click.Group, path: str = "relay") -> Iterator[tuple[str, click.Command]]:
+    """Every command by its command line, groups among them."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield f"{path} {name}", command
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{path} {name}")
+
+
+ALL = dict(commands(cli))
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_every_command_has_an_example(path: str) -> None:
+    command = ALL[path]
+    assert command.epilog and "Example" in command.epilog
+    if path != "relay sh":
+        assert f"\n  {path}" in command.epilog
+
+
+def test_words_that_the_commands_repeat_are_the_engines() -> None:
+    """They are written out so that help need not import the engine."""
+    assert list(MESSAGE_TYPES) == [kind.label for kind in MessageType]
+    assert list(STATUSES) == [status.label for status in MessageStatus]
+    sorts = [field.label for field in SortField]
+    assert sorts == ["CreatedAt", "Priority", "Sender", "MessageType"]
+    assert list(SORTS) == ["created", "priority", "sender", "type"]
+
+
+def test_every_setting_and_type_is_in_the_help() -> None:
+    assert config.epilog is not None
+    assert set(re.findall(r"\w+", config.epilog)) >= set(SETTINGS)
+    assert list(TYPES) == list(CHANNEL_TYPES)
+
+
+def test_every_action_is_in_the_page_on_messages() -> None:
+    (rows,) = tables("Commands to the relay")
+    assert [row[0] for row in rows] == list(ACTIONS)
+    for name, needs, takes in rows:
+        action = ACTIONS[name]
+        assert needs == ", ".join(action.needs)
+        settings = ("settings",) if action.has_settings else ()
+        assert takes == ", ".join((*action.takes, *settings))

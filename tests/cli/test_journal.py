@@ -1,0 +1,298 @@
+"""`relay journal` while no relay runs; what one is asked: tests/integration/test_journal_orders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from relay.base import fsio
+from relay.base.clock import Clock
+from relay.base.config import Config, JournalSettings, encode
+from relay.base.errors import EXIT_STATE, AlreadyRunning, ConfigError, NotFound, RelayError
+from relay.base.home import BASE, STORE
+from relay.cli import cli
+from relay.cli.daemon import init
+from relay.daemon.journal_commands import covered_offset
+from relay.journal.journal import Append, Journal
+from relay.journal.replay import checkpoint_offsets
+from relay.journal.segment import SegmentPolicy, segment_path
+from tests.box import Box
+from tests.journal.payloads import payload
+
+
+def run(home: Path, *args: object) -> Result:
+    """`relay --home HOME journal …`."""
+    return CliRunner().invoke(cli, ["--home", str(home), "journal", *map(str, args)])
+
+
+def lines(result: Result) -> list[dict[str, Any]]:
+    """Of `--json`."""
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def refused(result: Result) -> RelayError:
+    """The error that ends a command; the top level prints it as one line."""
+    assert isinstance(result.exception, RelayError), result.output
+    return result.exception
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home whose journal has three sealed segments; two checkpoints cover two of them."""
+    root = tmp_path / "home"
+    assert CliRunner().invoke(init, ["--home", str(root)]).exit_code == 0
+    stream_dir = root / "journal" / f"{1:020d}"
+    stream_dir.parent.mkdir(mode=0o700, exist_ok=True)
+    warnings: list[str] = []
+    journal = Journal.open(str(stream_dir), 1, Clock(), SegmentPolicy(), warnings.append)
+    for number in range(3):
+        journal.append([Append(payload(100 * number + n)) for n in range(100)])
+        journal.seal()
+        journal.note_checkpoint(journal.durable)
+    journal.append([Append(b"the last")])
+    journal.commit()
+    journal.close()
+    assert warnings == []
+    return root
+
+
+def records(home: Path) -> list[bytes]:
+    """Everything in the journal, with no object store named."""
+    journal = Journal.open(str(home / "journal" / f"{1:020d}"), 1, Clock(), SegmentPolicy(), print)
+    try:
+        return [record.payload for record in journal.read()]
+    finally:
+        journal.close()
+
+
+def test_status_shows_where_each_segment_is(home: Path) -> None:
+    rows = lines(run(home, "status", "--json"))
+    assert [(row["segment"], row["sealed"], row["tiers"]) for row in rows] == [
+        (0, True, [0]),
+        (1, True, [0]),
+        (2, True, [0]),
+        (3, False, [0]),
+    ]
+    assert rows[0]["end_offset"] == rows[1]["base_offset"]
+    table = run(home, "status").stdout.splitlines()
+    assert table[0].split() == ["SEGMENT", "BASE", "END", "BYTES", "COMPRESSED", "TIERS", "FAILED"]
+    assert table[4].split()[:3] == ["3", str(rows[3]["base_offset"]), "active"]
+
+
+def test_down_to_tier_2_and_back(home: Path, tmp_path: Path) -> None:
+    before = records(home)
+    store = tmp_path / "tier2"
+    store.mkdir()
+    assert run(home, "compress", 1).stdout == "compressed segment 1\n"
+    assert [row["done"] for row in lines(run(home, "compress", "--json"))] == ["compressed"] * 2
+    result = run(home, "upload", "--objects", store)
+    assert result.stdout == "".join(f"uploaded segment {n}\n" for n in range(3))
+    # The third is covered by one checkpoint alone.
+    assert run(home, "evict").stdout == "evicted segment 0\nevicted segment 1\n"
+    assert run(home, "evict", "--warm", "--objects", store).stdout.count("evicted") == 2
+    rows = lines(run(home, "status", "--json"))
+    assert [row["tiers"] for row in rows] == [[2], [2], [0, 1, 2], [0]]
+    assert rows[0]["key"] == f"{1:020d}/{0:020d}.seg.zst"
+    assert run(home, "hydrate", "--objects", store).stdout.count("hydrated segment") == 2
+    assert records(home) == before
+
+
+def test_what_fails_is_a_line_and_the_next_is_tried(home: Path) -> None:
+    path = Path(segment_path(str(home / "journal" / f"{1:020d}"), 1))
+    path.write_bytes(path.read_bytes()[:-1] + b"\7")
+    path.write_bytes(path.read_bytes()[:900] + b"\7" + path.read_bytes()[901:])
+    result = run(home, "compress")
+    assert result.stdout == "compressed segment 0\ncompressed segment 2\n"
+    assert result.stderr.startswith(f"segment 1: {path} at ") and result.stderr.count("\n") == 1
+    assert result.return_value == 1 if result.return_value is not None else True
+    (failed,) = [row["failed"] for row in lines(run(home, "status", "--json")) if row["failed"]]
+    assert failed == "CompressionFailed (codec, 1 times)"
+
+
+def configure(home: Path, **settings: Any) -> None:
+    (home / "config.json").write_bytes(encode(Config(journal=JournalSettings(**settings))))
+
+
+@pytest.fixture
+def with_store(tmp_path: Path) -> Path:
+    """The home of a relay that is down: a journal, a checkpoint and the one before."""
+    box = Box(
+        tmp_path / "box",
+        "alice",
+        "bob",
+        config=Config(journal=JournalSettings(segment_bytes=4096, compress_segments=False)),
+    )
+    for number in range(40):
+        box.send("alice", f"TO: bob\n\nnumber {number}")
+        if number % 10 == 9:
+            box.flush()
+    box.close()
+    return tmp_path / "box"
+
+
+def test_prune_plans_first(with_store: Path) -> None:
+    home = with_store
+    assert len(checkpoint_offsets(str(home / "journal" / f"{1:020d}"))) == 2
+    before = lines(run(home, "status", "--json"))
+    with fsio.locked(str(home / ".lock")):  # a relay may run
+        rows = lines(run(home, "prune", "--keep-bytes", "0B", "--dry-run", "--json"))
+    assert [(row["segment"], row["would"]) for row in rows[:2]] == [(0, "prune"), (1, "prune")]
+    said = run(home, "prune", "--keep-bytes", "0B", "--dry-run").stdout.splitlines()
+    assert said[0].startswith("would prune segment 0: ") and "0 are kept" in said[0]
+    assert lines(run(home, "status", "--json")) == before
+    assert not (home / BASE).exists()
+    assert run(home, "prune", "--keep-age", "1d").stdout == ""
+    pruned = run(home, "prune", "--keep-bytes", "0B").stdout.splitlines()
+    assert pruned == [f"pruned segment {row['segment']}" for row in rows]
+    left = lines(run(home, "status", "--json"))
+    assert left == before[len(rows) :]
+    assert (
+        left[0]["base_offset"] <= covered_offset(str(home / BASE)) < left[-1]["base_offset"] + 4096
+    )
+    assert covered_offset(str(home / BASE)) == covered_offset(str(home / (STORE + ".prev")))
+
+
+def test_prune_goes_no_further_than_its_base(with_store: Path) -> None:
+    for name in (STORE, STORE + ".prev"):
+        path = with_store / name
+        path.write_bytes(path.read_bytes()[:-7])
+    assert run(with_store, "prune", "--keep-bytes", "0B", "--dry-run").stdout == ""
+    assert run(with_store, "prune", "--keep-bytes", "0B").stdout == ""
+    assert not (with_store / BASE).exists()
+
+
+def test_what_is_kept_stands_in_the_configuration(with_store: Path) -> None:
+    configure(with_store, keep_mib=1)
+    nothing = run(with_store, "prune", "--dry-run")  # it has no MiB yet
+    assert (nothing.stdout, nothing.stderr) == ("", "nothing would go\n")
+    would = run(with_store, "prune", "--dry-run", "--keep-bytes", "1B").stdout
+    assert "would prune segment 0: " in would
+    configure(with_store, keep_age_s=86_400)
+    assert run(with_store, "prune", "--dry-run").stdout == ""
+    assert "would prune" in run(with_store, "prune", "--dry-run", "--keep-bytes", "0B").stdout
+
+
+def test_nothing_to_do_and_no_object_store_are_said(home: Path) -> None:
+    assert run(home, "compress").exit_code == 0
+    again = run(home, "compress")
+    assert (again.exit_code, again.stdout, again.stderr) == (0, "", "nothing to do\n")
+    assert run(home, "compress", "--json").output == ""
+    nowhere = run(home, "upload")
+    assert nowhere.exit_code == 2 and "no object store is named" in nowhere.output
+    assert all(row["failed"] is None for row in lines(run(home, "status", "--json")))
+
+
+def test_the_object_store_is_the_configured_one(home: Path, tmp_path: Path) -> None:
+    (home / "tier2").mkdir()
+    configure(home, objects="tier2")
+    assert run(home, "upload", 0).stdout == "uploaded segment 0\n"
+    assert (home / "tier2" / f"{1:020d}" / f"{0:020d}.seg.zst").exists()
+    other = tmp_path / "other"
+    other.mkdir()
+    assert run(home, "upload", 1, "--objects", other).stdout == "uploaded segment 1\n"
+    assert [path.name for path in other.rglob("*.zst")] == [f"{1:020d}.seg.zst"]
+
+
+def damage(path: Path) -> bytes:
+    """One byte of it; what it was."""
+    data = path.read_bytes()
+    path.write_bytes(data[:900] + bytes([data[900] ^ 7]) + data[901:])
+    return data
+
+
+def test_a_damaged_segment_is_mended_from_another_tier(home: Path) -> None:
+    assert run(home, "compress", 1).stdout == "compressed segment 1\n"
+    path = Path(segment_path(str(home / "journal" / f"{1:020d}"), 1))
+    whole = damage(path)
+    assert run(home, "hydrate", 1).stdout == "hydrated segment 1\n"
+    assert path.read_bytes() == whole
+
+
+def test_a_segment_is_restored_by_hand(home: Path, tmp_path: Path) -> None:
+    before = records(home)
+    folder = home / "journal" / f"{1:020d}"
+    tier2 = tmp_path / "tier2"
+    tier2.mkdir()
+    configure(home, objects=str(tier2))
+    assert run(home, "upload").stdout.count("uploaded") == 3
+    warm = folder / "warm" / f"{1:020d}.seg.zst"
+    backup, whole = warm.read_bytes(), Path(segment_path(str(folder), 1)).read_bytes()
+    # Both local copies and the object are damaged: the backup goes to warm/.
+    (object_,) = tier2.rglob(warm.name)
+    for path in (Path(segment_path(str(folder), 1)), warm, object_):
+        path.write_bytes(path.read_bytes()[:100])
+    result = run(home, "hydrate", 1)
+    assert result.stdout == "" and "segment 1: " in result.stderr
+    warm.write_bytes(backup)
+    assert run(home, "hydrate", 1).stdout == "hydrated segment 1\n"
+    assert Path(segment_path(str(folder), 1)).read_bytes() == whole
+    # In Tier 2 alone, and the object is gone: it is put back under its key.
+    object_.write_bytes(backup)
+    assert run(home, "evict", 0, 1).stdout.count("evicted") == 2
+    assert run(home, "evict", "--warm", 0, 1).stdout.count("evicted") == 2
+    object_.unlink()
+    result = run(home, "hydrate", 1)
+    assert "put the object back" in result.stderr
+    object_.write_bytes(backup)
+    assert run(home, "hydrate").stdout == "hydrated segment 0\nhydrated segment 1\n"
+    assert records(home) == before
+    # A copy of the segment file itself.
+    Path(segment_path(str(folder), 1)).unlink()
+    Path(segment_path(str(folder), 1)).write_bytes(whole)
+    assert records(home) == before
+
+
+def test_a_damaged_configuration_is_said_so(home: Path) -> None:
+    (home / "config.json").write_text('{"journal": {"keep_byte": 1}}')
+    error = refused(run(home, "status"))
+    assert isinstance(error, ConfigError) and "keep_byte" in str(error)
+
+
+@pytest.mark.parametrize("text", ["1", "-1d", "xd", "1y", "", "1 d", "9999999999999999d"])
+def test_what_to_keep_needs_a_unit(home: Path, text: str) -> None:
+    result = run(home, "prune", f"--keep-age={text}")
+    assert result.exit_code == 2 and "none of 10s, 10min, 10h, 10d" in result.stderr
+
+
+def test_prune_asks_what_to_keep(home: Path) -> None:
+    result = run(home, "prune")
+    assert result.exit_code == 2 and "--keep-age or --keep-bytes" in result.stderr
+
+
+def test_seal_ends_the_active_segment(home: Path) -> None:
+    assert run(home, "seal").stdout == "sealed segment 3\n"
+    result = run(home, "seal")
+    assert (result.stdout, result.stderr) == ("", "segment 4 is empty: nothing to seal\n")
+
+
+def test_while_another_process_has_the_journal_only_status_works(home: Path) -> None:
+    with fsio.locked(str(home / ".lock")):
+        assert len(lines(run(home, "status", "--json"))) == 4
+        for verb in (
+            ["seal"],
+            ["compress"],
+            ["upload", "--objects", home],
+            ["evict"],
+            ["hydrate"],
+            ["prune", "--keep-age=1d"],
+        ):
+            error = refused(run(home, *verb))
+            assert isinstance(error, AlreadyRunning) and error.exit_code == EXIT_STATE
+            assert "another process has the journal" in str(error)
+
+
+def test_a_segment_that_is_not_there_is_named(home: Path) -> None:
+    assert "segment 9 is not in the stream" in str(refused(run(home, "compress", 9)))
+    assert "segment 3: not sealed yet" in str(refused(run(home, "compress", 3)))
+
+
+def test_without_a_journal_it_says_so(tmp_path: Path) -> None:
+    assert CliRunner().invoke(init, ["--home", str(tmp_path / "h")]).exit_code == 0
+    for verb in ("status", "compress"):
+        error = refused(run(tmp_path / "h", verb))
+        assert isinstance(error, NotFound) and "no journal" in str(error)

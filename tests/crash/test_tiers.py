@@ -1,0 +1,149 @@
+"""The tiers, killed at every call that touches a disk or the object store: nothing is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from relay.base import fsio
+from relay.journal.catalog import Residency
+from relay.journal.plan import TierPolicy
+from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
+
+EVERYTHING = AT_ONCE._replace(local_bytes=0)
+WAYS = {
+    "compress": AT_ONCE,
+    "evict": EVERYTHING,
+    "upload": AT_ONCE,
+    "upload and evict": EVERYTHING,
+    "prune": EVERYTHING._replace(keep_bytes=15_000),
+    "prune local copies": AT_ONCE._replace(keep_bytes=15_000),
+}
+
+
+LOCAL = ("compress", "evict", "prune local copies")  # without an object store
+PARTS = 4  # of the calls, so that no test takes long
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing of ours handles it."""
+
+
+class Killer:
+    """Ends the process at the n-th call."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, operation: str, name: str) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+
+
+def run_killed(stream: Stream, store: FaultyObjects, at: int, read: bool = False) -> bool:
+    """Run the tiers until the n-th call; False when they were done before it."""
+    killer = Killer(at)
+    before = fsio.fault
+    fsio.fault = store.fault = killer
+    try:
+        if read:
+            list(stream.journal.read())
+        else:
+            stream.run()
+    except Killed:
+        return True
+    finally:
+        fsio.fault = before
+        store.fault = lambda call, key: None
+    return False
+
+
+@pytest.mark.shows("journal 4.9")
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("way", WAYS)
+def test_killed_at_every_call_nothing_is_lost(way: str, part: int, tmp_path: Path) -> None:
+    uploads = way not in LOCAL
+    at, killed = part, True
+    while killed:
+        root = tmp_path / str(at)
+        root.mkdir()
+        store = FaultyObjects(root / "tier2")
+        stream = Stream(root, WAYS[way], store if uploads else None)
+        stream.fill(2, records=60)
+        stream.cover()
+        killed = run_killed(stream, store, at)
+        stream.reopen()
+        assert stream.read() == stream.expected(), f"killed at call {at}"
+        stream.cover()
+        stream.run()
+        assert stream.read() == stream.expected(), f"went on after a kill at call {at}"
+        stream.run()
+        stands_clean(stream, store)
+        assert [line for line in stream.warnings if "torn tail" not in line] == []
+        stream.close()
+        at += PARTS
+    assert at > 10
+
+
+def test_killed_at_every_call_of_hydrating_nothing_is_lost(tmp_path: Path) -> None:
+    at, killed = 0, True
+    while killed:
+        root = tmp_path / str(at)
+        root.mkdir()
+        store = FaultyObjects(root / "tier2")
+        stream = Stream(root, EVERYTHING, store)
+        stream.fill(2, records=60)
+        stream.cover()
+        stream.run()
+        assert stream.entry(0).residency == Residency.TIER2
+        killed = run_killed(stream, store, at, read=True)
+        stream.reopen()
+        assert stream.read() == stream.expected(), f"killed at call {at}"
+        stream.cover()
+        stream.run()
+        stands_clean(stream, store)
+        stream.close()
+        at += 1
+    assert at > 10
+
+
+def stands_clean(stream: Stream, store: FaultyObjects) -> None:
+    """The files there are are those that the manifest names: no copy too many, none too few."""
+    sealed = [entry for entry in stream.journal.manifest.entries() if entry.sealed]
+    for folder, tier, end in (
+        ("segments", Residency.TIER0, ".seg"),
+        ("warm", Residency.TIER1, ".seg.zst"),
+    ):
+        named = [f"{e.segment_id:020d}{end}" for e in sealed if e.residency & tier]
+        assert stream.files(folder) == named
+    there = sorted(path.name for path in Path(store.url).rglob("*.zst"))
+    assert there == [
+        f"{e.segment_id:020d}.seg.zst" for e in sealed if e.residency & Residency.TIER2
+    ]
+    assert not list(Path(store.url).rglob("*.tmp"))
+
+
+def test_the_policies_do_what_they_are_named_for(tmp_path: Path) -> None:
+    ends: dict[str, list[Residency]] = {}
+    for way, policy in WAYS.items():
+        root = tmp_path / way
+        root.mkdir()
+        assert isinstance(policy, TierPolicy)
+        store = FaultyObjects(root / "tier2")
+        stream = Stream(root, policy, None if way in LOCAL else store)
+        stream.fill(2, records=60)
+        stream.cover()
+        stream.run()
+        ends[way] = [e.residency for e in stream.journal.manifest.entries() if e.sealed]
+        stream.close()
+    t0, t1, t2 = Residency
+    assert ends == {
+        "compress": [t0 | t1] * 2,
+        "evict": [t1] * 2,
+        "upload": [t0 | t1 | t2] * 2,
+        "upload and evict": [t2] * 2,
+        "prune": [t2],
+        "prune local copies": [t0 | t1],
+    }

@@ -1,0 +1,349 @@
+"""Health, metrics and status over HTTP: a real socket, asked while the loop stands still."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from relay.base import status_client
+from relay.base.config import AdminSettings, Config
+from relay.base.home import Home
+from relay.base.metrics import WAIT
+from relay.base.status_client import SOCKET
+from relay.daemon import admin
+from relay.daemon.admin import Admin
+from relay.daemon.status import SharedStatus
+from tests.fakes import FakeClock
+from tests.procs import until
+
+
+class Asked:
+    """A board, its servers, and who asks them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.clock = FakeClock()
+        self.log: list[str] = []
+        self.board = SharedStatus(str(root), Config(), self.clock)
+        self.admin = Admin(self.board, lambda text, **_: self.log.append(text))
+
+    def ask(
+        self, path: str, *, method: str = "GET", port: int = 0, host: str = ""
+    ) -> tuple[int, str, str]:
+        """(status, type, body)."""
+        connection: http.client.HTTPConnection
+        if port:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        else:
+            connection = status_client._UnixConnection(str(self.root / SOCKET), 5)
+        connection.request(method, path, headers={"Host": host} if host else {})
+        answer = connection.getresponse()
+        body = answer.read().decode()
+        connection.close()
+        return answer.status, answer.getheader("Content-Type", ""), body
+
+    def serve(self) -> None:
+        """As a session that waits."""
+        self.board.is_serving = True
+        self.board.tally.begin(WAIT)
+
+
+@pytest.fixture
+def asked() -> Iterator[Asked]:
+    """In a directory with a short name: a socket's path may not be long."""
+    root = Path(tempfile.mkdtemp(prefix="relay-", dir="/tmp"))
+    made = Asked(root)
+    yield made
+    made.admin.end()
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def served(asked: Asked) -> Asked:
+    """The socket answers, and a session serves."""
+    asked.serve()
+    asked.admin.begin("")
+    return asked
+
+
+@pytest.mark.shows("ready 3.3")
+def test_a_relay_that_serves_is_healthy_and_ready(served: Asked) -> None:
+    assert served.ask("/healthz") == (200, "text/plain; charset=utf-8", "healthy\n")
+    assert served.ask("/readyz") == (200, "text/plain; charset=utf-8", "ready\n")
+    assert served.log == []
+
+
+def test_a_loop_that_is_stuck_is_named_with_its_step(served: Asked) -> None:
+    served.board.tally.begin("commit")
+    served.clock.advance(14)
+    assert served.ask("/healthz")[0] == 200
+    served.clock.advance(1)
+    said = "the loop is stuck: in step commit for 15 s\n"
+    assert served.ask("/healthz")[::2] == (503, said)
+    assert served.ask("/readyz")[::2] == (503, said)
+    status = json.loads(served.ask("/status")[2])
+    assert (status["healthy"], status["step"], status["step_s"]) == (False, "commit", 15)
+    served.board.tally.begin(WAIT)  # it goes on by itself
+    served.clock.advance(3600)
+    assert served.ask("/healthz")[0] == 200
+
+
+def test_alive_and_not_ready(asked: Asked) -> None:
+    asked.admin.begin("")
+    assert asked.ask("/healthz")[0] == 200
+    assert asked.ask("/readyz")[::2] == (503, "it is starting\n")
+    asked.board.trouble = "the disk is full"
+    said = "not serving, will retry: the disk is full\n"
+    assert asked.ask("/readyz")[::2] == (503, said)
+    asked.board.trouble = ""
+    asked.serve()
+    asked.board.pauses = {"test": "intake is paused: for the test"}
+    assert asked.ask("/readyz")[::2] == (503, "intake is paused: for the test\n")
+    assert asked.ask("/healthz")[0] == 200
+
+
+def test_metrics_say_what_they_are(served: Asked) -> None:
+    code, kind, body = served.ask("/metrics?name=x")
+    assert code == 200
+    assert kind.startswith("text/plain; version=0.0.4")
+    assert "\nrelay_healthy 1.0\n" in body
+
+
+def test_status_is_json_with_what_the_page_promises(served: Asked) -> None:
+    code, kind, body = served.ask("/status")
+    assert (code, kind, body[-1]) == (200, "application/json", "\n")
+    status = json.loads(body)
+    assert status["pid"] == os.getpid()
+    assert status["ready"] is True
+    assert status["snapshot_age_s"] is None
+
+
+@pytest.mark.parametrize("path", ["/", "/nothing", "/metrics/", "/%00", "status"])
+def test_another_page_is_404_and_one_line(served: Asked, path: str) -> None:
+    code, _, body = served.ask(path)
+    assert code == 404
+    assert body == "404 there are /healthz, /readyz, /metrics, /status\n"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "BREW"])
+def test_another_method_is_405_and_one_line(served: Asked, method: str) -> None:
+    assert served.ask("/status", method=method)[::2] == (405, "405 GET alone\n")
+
+
+@pytest.mark.parametrize(
+    "line", [b"hello\r\n\r\n", b"GET /status HTTP/9.9\r\n\r\n", b"\xff\r\n\r\n"]
+)
+def test_what_is_no_request_gets_a_line_and_stops_nobody(served: Asked, line: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(5)
+        client.connect(str(served.root / SOCKET))
+        client.sendall(line)
+        said = client.makefile("rb").read()
+    assert said and b"Traceback" not in said and b"<html" not in said.lower()
+    assert served.ask("/healthz")[0] == 200
+
+
+def test_a_line_without_end_is_refused(served: Asked) -> None:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(5)
+        client.connect(str(served.root / SOCKET))
+        client.sendall(b"GET /" + b"x" * 70_000 + b" HTTP/1.0\r\n\r\n")
+        assert b"414" in client.makefile("rb").readline()
+
+
+def test_who_connects_and_says_nothing_keeps_nobody_waiting(served: Asked) -> None:
+    silent = [socket.socket(socket.AF_UNIX) for _ in range(20)]
+    for one in silent:
+        one.connect(str(served.root / SOCKET))
+    assert served.ask("/healthz")[0] == 200
+    for one in silent:
+        one.close()
+
+
+def connected(asked: Asked) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX)
+    client.settimeout(10)
+    client.connect(str(asked.root / SOCKET))
+    client.sendall(b"GET /healthz HTTP/1.0\r\n")
+    return client
+
+
+def is_cut_off(client: socket.socket) -> bool:
+    with client, contextlib.suppress(ConnectionError):
+        return client.recv(1) == b""
+    return True
+
+
+def test_of_many_who_linger_the_oldest_is_cut_off(
+    served: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "MOST_CONNECTIONS", 3)
+    slow = [connected(served) for _ in range(4)]
+    assert is_cut_off(slow[0])
+    assert served.ask("/healthz")[0] == 200
+    assert is_cut_off(slow[1])
+    slow[3].sendall(b"\r\n")
+    assert slow[3].recv(12) == b"HTTP/1.0 200"
+    for one in slow[2:]:
+        one.close()
+
+
+def test_who_asks_in_drops_has_no_more_time_than_others(
+    served: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "REQUEST_TIMEOUT_S", 0.5)
+    slow = connected(served)
+    with contextlib.suppress(OSError):
+        until(lambda: slow.sendall(b"X: y\r\n"), patience_s=8)  # never true: an error ends it
+    assert is_cut_off(slow)
+    assert served.ask("/healthz")[0] == 200
+
+
+def test_the_socket_is_the_owners_and_goes_with_the_relay(served: Asked) -> None:
+    status = os.stat(served.root / SOCKET)
+    assert stat.S_ISSOCK(status.st_mode)
+    assert stat.S_IMODE(status.st_mode) == 0o600
+    served.admin.end()
+    assert not (served.root / SOCKET).exists()
+
+
+def test_the_socket_of_a_killed_relay_is_replaced(asked: Asked) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(asked.root / SOCKET))
+    asked.serve()
+    asked.admin.begin("")
+    assert asked.ask("/healthz")[0] == 200
+    assert asked.log == []
+
+
+def test_what_is_no_socket_is_left_alone_and_said(asked: Asked) -> None:
+    (asked.root / SOCKET).write_text("mine")
+    asked.admin.begin("")
+    (line,) = asked.log
+    assert line.endswith("exists and is not a socket")
+    assert asked.admin.trouble in line
+    asked.admin.end()
+    assert (asked.root / SOCKET).read_text() == "mine"
+
+
+def test_a_path_too_long_for_a_socket_is_said_and_gone_without(tmp_path: Path) -> None:
+    root = tmp_path / ("x" * 110)
+    root.mkdir()
+    long = Asked(root)
+    long.admin.begin("")
+    (line,) = long.log
+    assert (
+        "bytes, and a socket's may have at most 107: set XDG_RUNTIME_DIR to a directory of your own"
+        in line
+    )
+    assert list(root.iterdir()) == []
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def test_on_loopback_when_configured(asked: Asked) -> None:
+    port = free_port()
+    asked.serve()
+    asked.admin.begin(f"127.0.0.1:{port}")
+    for host in ("", "localhost", f"localhost:{port}", "[::1]:9464"):
+        assert asked.ask("/healthz", port=port, host=host)[0] == 200
+    assert asked.ask("/healthz")[0] == 200
+    asked.admin.end()
+    with pytest.raises(ConnectionRefusedError):
+        asked.ask("/healthz", port=port)
+
+
+def test_on_the_newer_loopback_as_well(asked: Asked) -> None:
+    with socket.socket(socket.AF_INET6) as one:
+        try:
+            one.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+        port = one.getsockname()[1]
+    asked.serve()
+    asked.admin.begin(f"[::1]:{port}")
+    connection = http.client.HTTPConnection("::1", port, timeout=5)
+    connection.request("GET", "/healthz")
+    assert connection.getresponse().read() == b"healthy\n"
+    connection.close()
+
+
+def test_a_browser_led_here_by_a_foreign_name_hears_nothing(asked: Asked) -> None:
+    port = free_port()
+    asked.admin.begin(f"127.0.0.1:{port}")
+    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example"):
+        assert asked.ask("/status", port=port, host=host)[0] == 403
+
+
+def test_D10_by_any_name_on_the_socket_and_by_its_own_address_on_tcp(asked: Asked) -> None:
+    port = free_port()
+    asked.serve()
+    asked.admin.begin(f"127.0.0.2:{port}")
+    assert asked.ask("/healthz", host="evil.example")[0] == 200  # who may open it is the owner
+    for host, code in (
+        ("127.0.0.2", 200),
+        (f"127.0.0.2:{port}", 200),
+        ("LocalHost", 200),
+        ("127.0.0.3", 403),
+        ("evil.example", 403),
+        ("[::2]", 403),
+    ):
+        connection = http.client.HTTPConnection("127.0.0.2", port, timeout=5)
+        connection.request("GET", "/status", headers={"Host": host})
+        answer = connection.getresponse()
+        assert (answer.status, host) == (code, host)
+        if code == 403:
+            assert answer.read() == (
+                b"403 ask by one of localhost, 127.0.0.1, [::1], or admin.listen\n"
+            )
+        connection.close()
+    with socket.create_connection(("127.0.0.2", port), timeout=5) as bare:  # it names no host
+        bare.sendall(b"GET /status HTTP/1.0\r\n\r\n")
+        assert bare.recv(100).startswith(b"HTTP/1.0 403 ")
+
+
+def test_a_port_that_is_taken_is_said_and_the_socket_answers(asked: Asked) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        asked.serve()
+        asked.admin.begin(address)
+    (line,) = asked.log
+    assert f"no server on admin.listen {address}: " in line
+    assert json.loads(asked.ask("/status")[2])["admin_trouble"] in line
+
+
+def test_the_time_of_a_stall_is_the_settings(served: Asked) -> None:
+    admin = AdminSettings(stall_after_s=2)
+    served.board.config = msgspec.structs.replace(served.board.config, admin=admin)
+    served.board.tally.begin("complete")
+    served.clock.advance(3)
+    assert served.ask("/healthz")[0] == 503
+
+
+def test_the_command_line_asks_the_same(served: Asked) -> None:
+    (served.root / "agents").mkdir()
+    (served.root / "config.json").write_text("{}")
+    with Home(str(served.root)) as home:
+        said: dict[str, Any] | None = status_client.ask_status(home)
+        assert said is not None and said["ready"] is True
+        served.admin.end()
+        assert status_client.ask_status(home) is None
+    assert status_client.SOCKET == SOCKET

@@ -1,0 +1,205 @@
+"""``/metrics``: read back as a collector reads it, and compared with the page that lists it."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from relay.base.disk import DiskState, DiskUsage
+from relay.base.metrics import STAGES
+from relay.daemon import metrics
+from relay.daemon.metrics import COUNTERS
+from relay.daemon.status import TOTALS, SharedStatus, StatusPublisher
+from tests.box import Box
+from tests.procs import PROJECT
+
+UNITS = ("_seconds", "_bytes", "_ratio")
+
+
+def published(box: Box) -> tuple[SharedStatus, StatusPublisher]:
+    """The box's board, with its tally."""
+    board = SharedStatus(box.home.root, box.config, box.clock)
+    board.tally = box.dispatcher.tally
+    board.disk = DiskUsage(DiskState.OK, 1000, 300, 70.0, 50)
+    publisher = StatusPublisher(box.dispatcher, box.store, box.watcher, box.clock)
+    board.snapshot = publisher.step(news=True)
+    return board, publisher
+
+
+def families(board: SharedStatus) -> dict[str, Metric]:
+    return {
+        family.name: family
+        for family in text_string_to_metric_families(metrics.page(board).decode())
+    }
+
+
+def value(board: SharedStatus, name: str, **labels: str) -> float:
+    (sample,) = (
+        one
+        for family in families(board).values()
+        for one in family.samples
+        if one.name == name and one.labels == labels
+    )
+    return float(sample.value)
+
+
+@pytest.mark.shows("ready 3.2")
+def test_every_metric_has_a_help_a_type_and_a_name_by_the_rules(box: Box) -> None:
+    board, _ = published(box)
+    text = metrics.page(board).decode()
+    found = families(board)
+    assert len(found) > 30
+    for name, family in found.items():
+        assert name.startswith("relay_")
+        assert re.search(rf"^# HELP {name}(_total)? \S", text, re.M), name
+        assert family.type in ("counter", "gauge", "histogram")
+        assert family.samples
+        if family.type == "counter":
+            assert all(one.name == f"{name}_total" for one in family.samples)
+    assert {family.type for family in found.values()} == {"counter", "gauge", "histogram"}
+    assert text.endswith("\n")
+
+
+def test_every_total_is_a_metric(box: Box) -> None:
+    assert list(COUNTERS) == list(TOTALS)
+    board, _ = published(box)
+    counters = [name for name, family in families(board).items() if family.type == "counter"]
+    assert sorted(counters) == sorted(name for name, _ in COUNTERS.values())
+
+
+def test_histograms_add_up(box: Box) -> None:
+    box.send("alice", "TO: bob\n\nhi")
+    box.clock.advance(1)
+    box.tick()
+    board, _ = published(box)
+    histograms = [f for f in families(board).values() if f.type == "histogram"]
+    assert len(histograms) == 4
+    for family in histograms:
+        by_labels: dict[str, list[tuple[float, float]]] = {}
+        counts: dict[str, float] = {}
+        for one in family.samples:
+            key = one.labels.get("stage", "")
+            if one.name.endswith("_bucket"):
+                by_labels.setdefault(key, []).append((float(one.labels["le"]), one.value))
+            elif one.name.endswith("_count"):
+                counts[key] = one.value
+        for key, buckets in by_labels.items():
+            assert buckets == sorted(buckets)
+            assert [count for _, count in buckets] == sorted(count for _, count in buckets)
+            assert buckets[-1] == (float("inf"), counts[key])
+    (stages,) = (f for f in histograms if f.name == "relay_stage_seconds")
+    assert {one.labels["stage"] for one in stages.samples} == set(STAGES)
+
+
+@pytest.mark.shows("ready 3.2")
+def test_the_numbers_are_those_of_the_box(box: Box) -> None:
+    box.drop("alice", "TO: bob\n\nhi")
+    box.drop("alice", "TO: nobody\n\nhi")
+    box.send("alice", "TO: bob\nKIND: command\n\ndo it")
+    board, _ = published(box)
+    assert value(board, "relay_messages_accepted_total") == 2
+    assert value(board, "relay_messages_refused_total") == 1
+    assert value(board, "relay_deliveries_written_total") == 3
+    assert value(board, "relay_delivery_seconds_count") == 2
+    assert value(board, "relay_batch_files_sum") == 3
+    assert value(board, "relay_acknowledgments_owed") == 1
+    assert value(board, "relay_agents") == 4
+    assert value(board, "relay_inotify_watches") == 9
+    assert value(board, "relay_journal_commit_seconds_count") > 0
+    assert value(board, "relay_disk_used_ratio") == 0.7
+    assert value(board, "relay_resident_memory_bytes") > 1_000_000
+    wal = os.stat(box.path("ledger.db-wal")).st_size
+    assert value(board, "relay_ledger_wal_bytes") == wal > 0
+    assert value(board, "relay_build_info", version="0.1.0") == 1
+
+
+def test_each_reason_of_a_pause_is_its_own(box: Box) -> None:
+    board, _ = published(box)
+    assert value(board, "relay_intake_paused_by", reason="disk") == 0
+    board.pauses = {"wal": "a reader"}
+    assert value(board, "relay_intake_paused_by", reason="disk") == 0
+    assert value(board, "relay_intake_paused_by", reason="wal") == 1
+    assert value(board, "relay_intake_paused") == 1
+    assert value(board, "relay_ledger_wal_limit_bytes") == 1024 << 20
+
+
+def test_a_file_that_waits_makes_queue_and_age(box: Box) -> None:
+    box.dispatcher.pauses["test"] = "for the test"
+    box.send("alice", "TO: bob\n\nhi")
+    board, _ = published(box)
+    box.clock.advance(90)
+    assert value(board, "relay_queue_files") == 1
+    assert value(board, "relay_outbox_age_seconds") == 90
+    assert value(board, "relay_snapshot_age_seconds") == 90
+    box.dispatcher.pauses["test"] = ""
+    box.tick()
+    board, _ = published(box)
+    assert value(board, "relay_queue_files") == value(board, "relay_outbox_age_seconds") == 0
+
+
+def test_a_file_that_is_put_off_again_and_again_ages(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(box.dispatcher, "_room_for", lambda looks: "no room")
+    box.send("alice", "TO: bob\n\nhi")
+    for _ in range(3):
+        box.clock.advance(20)
+        box.tick()
+    board, _ = published(box)
+    assert value(board, "relay_outbox_age_seconds") == pytest.approx(60, abs=1)
+    assert value(board, "relay_messages_postponed_total") == 4
+
+
+def test_before_the_first_session_there_is_little_to_say(box: Box) -> None:
+    board = SharedStatus(box.home.root, box.config, box.clock)
+    assert "relay_queue_files" not in families(board)
+    assert value(board, "relay_ready") == 0
+
+
+def test_a_snapshot_a_second_and_none_while_nothing_happens(box: Box) -> None:
+    board, publisher = published(box)
+    assert publisher.due_ns() is None
+    assert publisher.step(news=False) is None
+    assert publisher.step(news=True) is None  # too early: it is due by itself in a second
+    due = publisher.due_ns()
+    assert due is not None and due - box.clock.monotonic_ns() == 10**9
+    box.clock.advance(1)
+    later = publisher.step(news=False)
+    assert later is not None and board.snapshot is not None
+    assert later.monotonic_ns - board.snapshot.monotonic_ns == 10**9
+    assert publisher.due_ns() is None
+    box.clock.advance(100)
+    assert publisher.step(news=False) is None
+
+
+def test_overflows_are_counted_once(box: Box) -> None:
+    board, publisher = published(box)
+    box.watcher.overflows += 2
+    for _ in range(2):
+        box.clock.advance(1)
+        board.snapshot = publisher.step(news=True)
+        assert value(board, "relay_inotify_overflows_total") == 2
+
+
+def test_the_page_lists_every_metric(box: Box) -> None:
+    board, _ = published(box)
+    rows = re.findall(
+        r"^\| `(relay_\w+)`(?:, by `(\w+)`)? \| (\w+) \| ([^|]+) \|$",
+        (PROJECT / "docs" / "metrics.md").read_text(),
+        re.M,
+    )
+    listed = [
+        (name.removesuffix("_total") if kind == "counter" else name, kind, text.strip())
+        for name, _, kind, text in rows
+    ]
+    there = [(f.name, f.type, f.documentation) for f in families(board).values()]
+    assert listed == there
+
+
+def test_the_page_lists_every_stage() -> None:
+    text = (PROJECT / "docs" / "metrics.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \| ([^|]+) \|$", text, re.M) == list(STAGES.items())

@@ -1,0 +1,250 @@
+"""The unit that has the system start the relay: what stands in it, and where."""
+
+from __future__ import annotations
+
+import os
+import plistlib
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relay import cli
+from relay.base.home import Home, tag_of
+from relay.daemon import service as services
+from relay.daemon.service import NoService, service_of
+
+
+def linux(home: str = "/home/a/.agent-relay", python: str = "/usr/bin/python3") -> str:
+    return service_of(home, {"HOME": "/home/a"}, "linux", python).text.decode()
+
+
+def test_the_unit_says_what_the_relay_needs() -> None:
+    text = linux()
+    for line in (
+        "Type=notify",
+        'ExecStart="/usr/bin/python3" "-m" "relay.daemon" "--home" "/home/a/.agent-relay"',
+        "ExecReload=/bin/kill -HUP $MAINPID",
+        "Restart=on-failure",
+        "KillMode=process",  # agents go on
+        "TimeoutStopSec=30",
+        "WatchdogSec=60",
+        "WantedBy=default.target",
+    ):
+        assert line in text.splitlines()
+
+
+def test_nothing_in_a_path_is_expanded() -> None:
+    (line,) = re.findall("ExecStart=.*", linux('/h/%n $HOME "x" \\y'))
+    assert line.endswith('"--home" "/h/%%n $$HOME \\"x\\" \\\\y"')
+
+
+@pytest.mark.parametrize("home", ["relative", "/a\nExecStart=/bin/sh", "/a\0b"])
+def test_a_path_that_no_unit_can_have_is_refused(home: str) -> None:
+    with pytest.raises(NoService, match="no absolute path"):
+        linux(home)
+
+
+@pytest.mark.parametrize(
+    ("environ", "path"),
+    [
+        ({"HOME": "/home/a"}, "/home/a/.config/systemd/user/agent-relay.service"),
+        (
+            {"HOME": "/home/a", "XDG_CONFIG_HOME": "/x"},
+            "/x/systemd/user/agent-relay.service",
+        ),
+    ],
+)
+def test_the_unit_goes_where_systemd_looks(environ: dict[str, str], path: str) -> None:
+    assert service_of("/home/a/.agent-relay", environ, "linux").path == path
+
+
+def test_launchd_has_a_list_of_its_own() -> None:
+    home = "/Users/it's a/.agent-relay"
+    found = service_of(home, {"HOME": "/Users/it's a"}, "darwin", "/usr/bin/python3")
+    assert found.path == "/Users/it's a/Library/LaunchAgents/local.agent-relay.plist"
+    job = plistlib.loads(found.text)
+    assert job["ProgramArguments"][-3:] == ["relay.daemon", "--home", home]
+    assert job["KeepAlive"] == {"SuccessfulExit": False}
+    assert job["AbandonProcessGroup"] is True
+    assert "'/Users/it'\\''s a/Library" in found.start[0]
+
+
+def test_elsewhere_there_is_none() -> None:
+    with pytest.raises(NoService, match="no service for win32"):
+        service_of("/h", {"HOME": "/"}, "win32")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
+@pytest.mark.parametrize("folder", ["home", 'a % $PATH "home"'])
+def test_systemd_finds_nothing_wrong_with_it(tmp_path: Path, folder: str) -> None:
+    found = service_of(str(tmp_path / folder), {"HOME": str(tmp_path)}, "linux")
+    services.install(found)
+    done = subprocess.run(
+        ["systemd-analyze", "--user", "verify", found.path],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "SYSTEMD_LOG_LEVEL": "warning"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "Failed to initialize manager" in done.stderr:
+        pytest.skip(f"systemd-analyze cannot work here: {done.stderr}")
+    said = [line for line in done.stderr.splitlines() if "agent-relay" in line]
+    assert (said, done.returncode) == ([], 0)
+
+
+# -- the commands --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The relay home that a person has by default."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(sys, "platform", "linux")
+    Home.create(str(tmp_path / ".agent-relay"), b"{}").close()
+    return tmp_path / ".agent-relay"
+
+
+@pytest.fixture
+def other(home: Path) -> Path:
+    """Another home of the same person."""
+    Home.create(str(home.parent / 'the "other" home'), b"{}").close()
+    return home.parent / 'the "other" home'
+
+
+def run(home: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = cli.run(["--home", str(home), "service", *words])
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+def test_installed_shown_and_removed(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unit = tmp_path / "config" / "systemd" / "user" / "agent-relay.service"
+    missing = f"{unit}: there is none: `relay service install`\n"
+    assert run(home, capsys, "status") == (5, missing)
+    code, said = run(home, capsys, "install")
+    assert code == 0 and said.startswith(f"wrote {unit}; now run\n  systemctl --user daemon-reload")
+    assert unit.stat().st_mode & 0o777 == 0o600
+    assert run(home, capsys, "show") == (0, unit.read_text())
+    assert run(home, capsys, "install", "--print") == (0, unit.read_text())
+    assert run(home, capsys, "install")[1].startswith("unchanged: ")
+    assert run(home, capsys, "status")[0] == 0
+    unit.write_text("[Unit]\n")
+    assert run(home, capsys, "status")[0] == 5
+    assert run(home, capsys, "install")[1].startswith("wrote ")
+    assert run(home, capsys, "uninstall")[0] == 0
+    assert not unit.exists()
+    code, said = run(home, capsys, "uninstall")
+    assert (code, said) == (1, f"relay: there is no {unit}; nothing was installed for {home}\n")
+
+
+def test_printing_writes_nothing(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(home, capsys, "install", "--print")[0] == 0
+    assert not (tmp_path / "config").exists()
+
+
+def test_a_link_in_its_place_is_not_followed(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unit = tmp_path / "config" / "systemd" / "user" / "agent-relay.service"
+    unit.parent.mkdir(parents=True)
+    target = tmp_path / "precious"
+    target.write_text("mine")
+    unit.symlink_to(target)
+    code, said = run(home, capsys, "install")
+    assert code == 1 and "is a link" in said and said.count("\n") == 1
+    assert target.read_text() == "mine"
+
+
+# -- one a home ----------------------------------------------------------------------------
+
+
+def units(home: Path) -> list[str]:
+    folder = home.parent / "config" / "systemd" / "user"
+    return sorted(os.listdir(folder)) if folder.exists() else []
+
+
+def test_M17_two_homes_have_two_units(
+    home: Path, other: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(home, capsys, "install")[0] == 0
+    code, said = run(other, capsys, "install")
+    own = f"agent-relay-{tag_of(str(other))}.service"
+    assert code == 0 and f"systemctl --user enable --now {own}" in said
+    assert units(home) == [own, "agent-relay.service"]
+    assert run(home, capsys, "status")[0] == run(other, capsys, "status")[0] == 0
+    assert run(home, capsys, "show")[1] != run(other, capsys, "show")[1]
+    code, said = run(home, capsys, "uninstall")
+    assert code == 0 and "disable --now agent-relay.service" in said
+    assert units(home) == [own]
+    code, said = run(home, capsys, "uninstall")
+    folder = home.parent / "config" / "systemd" / "user"
+    assert code == 1 and f"{folder / own} is that of {other}" in said
+    assert units(home) == [own]
+    code, said = run(other, capsys, "uninstall")
+    assert code == 0 and f"disable --now {own}" in said
+
+
+def test_M17_a_unit_of_the_old_name_is_that_of_the_home_that_it_names(
+    home: Path, other: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = home.parent / "config" / "systemd" / "user"
+    folder.mkdir(parents=True)
+    old = folder / "agent-relay.service"
+    found = service_of(str(other), os.environ, "linux", "/an/older/python3")
+    old.write_bytes(found.text)
+    assert run(other, capsys, "status")[1].startswith(f"{old}: of another Python")
+    assert run(home, capsys, "uninstall")[0] == 1
+    assert run(home, capsys, "install")[0] == 0  # beside it, under a name of its own
+    own = f"agent-relay-{tag_of(str(home))}.service"
+    assert units(home) == [own, "agent-relay.service"]
+    assert old.read_bytes() == found.text
+    code, said = run(other, capsys, "install")
+    assert code == 0 and said.startswith(f"wrote {old};")
+    assert services.home_in(str(old)) == str(other)
+    assert run(other, capsys, "uninstall")[0] == 0
+    assert run(home, capsys, "install")[1].startswith(f"unchanged: {folder / own}")
+    assert units(home) == [own]
+
+
+def test_M17_a_file_that_names_another_home_is_neither_replaced_nor_removed(
+    home: Path, other: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(other, capsys, "install")[0] == 0
+    moved = home.parent / "moved"
+    folder = home.parent / "config" / "systemd" / "user"
+    Home.create(str(moved), b"{}").close()
+    unit = folder / f"agent-relay-{tag_of(str(moved))}.service"
+    text = (folder / units(home)[0]).read_bytes()
+    unit.write_bytes(text)
+    for word in ("install", "uninstall"):
+        code, said = run(moved, capsys, word)
+        assert code == 1 and f"{unit} is that of {other}, not of {moved}" in said
+    assert unit.read_bytes() == text
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+@pytest.mark.parametrize("name", ["home", 'a % $PATH "home" \\n é', "x --home y"])
+def test_M17_the_home_in_a_file_is_found_again(tmp_path: Path, platform: str, name: str) -> None:
+    home = str(tmp_path / name)
+    found = service_of(home, {"HOME": str(tmp_path)}, platform, "/usr/bin/python3")
+    assert tag_of(home) in found.path and tag_of(home) in found.stop[0]
+    services.install(found)
+    assert services.home_in(found.path) == home
+    services.uninstall(found)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"<plist>", b"ExecStart=relay up\n"])
+def test_M17_what_is_no_unit_names_no_home(tmp_path: Path, data: bytes) -> None:
+    for suffix in (".service", ".plist"):
+        (tmp_path / f"x{suffix}").write_bytes(data)
+        assert services.home_in(str(tmp_path / f"x{suffix}")) is None
+    assert services.home_in(str(tmp_path / "nothing.service")) is None

@@ -1,0 +1,460 @@
+"""Commands to the orchestrator: each ACTION, who may, what is refused, and doing it again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from relay.acomm.model import (
+    Channel,
+    ChannelConfig,
+    ChannelState,
+    ChannelType,
+    DeliveryMode,
+    DeliveryState,
+    Retention,
+    RetentionKind,
+)
+from relay.base.message import parse
+from relay.delivery import actions
+from relay.delivery.actions import ACTIONS, SETTINGS
+from relay.delivery.control import ControlReply, handle
+from relay.engine.commstore import CommStore
+from relay.journal.plan import JournalCommand
+from tests.engine.support import AT_LEAST_ONCE, channel_of, send, standing
+from tests.fakes import FakeClock
+
+pytestmark = pytest.mark.shows("engine 7.6")
+
+
+def ask(
+    store: CommStore, body: str, sender: str = "operator", lead: str | None = None, head: str = ""
+) -> ControlReply:
+    text = f"TO: __orchestrator__\nKIND: command\n{head}\n{body}"
+    answer = handle(parse(text.encode()), sender, store, lead)
+    assert answer.text and "\n" not in answer.text
+    return answer
+
+
+def done(store: CommStore, body: str, sender: str = "operator", lead: str | None = None) -> str:
+    """It is done; the second time changes nothing, and is fine as well."""
+    first = ask(store, body, sender, lead)
+    assert first.ok is True, first.text
+    before = store.snapshot().values
+    again = ask(store, body, sender, lead)
+    assert again.ok is True, again.text
+    assert before.channels == store.snapshot().values.channels
+    assert before.subscriptions == store.snapshot().values.subscriptions
+    return first.text
+
+
+def refused(store: CommStore, body: str, sender: str = "operator", lead: str | None = None) -> str:
+    """It is answered with a nack, and nothing is changed."""
+    before = store.snapshot()
+    answer = ask(store, body, sender, lead)
+    assert answer.ok is False, answer.text
+    assert store.snapshot() == before
+    return answer.text
+
+
+def channel(store: CommStore, name: str = "ci") -> Channel:
+    found = store.get_channel_by_name(name)
+    assert found is not None
+    return found
+
+
+def members(store: CommStore, name: str = "ci") -> list[str]:
+    return [one.id for one in channel(store, name).participants]
+
+
+@pytest.fixture
+def ci(store: CommStore) -> CommStore:
+    """The PubSub channel ci, owned by alice."""
+    channel_of(store, ChannelType.PUB_SUB, "alice", name="ci")
+    return store
+
+
+# -- any command ---------------------------------------------------------------------------
+
+
+def test_a_command_without_its_action_hears_which_there_are(store: CommStore) -> None:
+    for body, said in (("deploy: now", "ACTION is missing"), ("ACTION: x.y", "no ACTION 'x.y'")):
+        text = refused(store, body)
+        assert said in text and all(name in text for name in ACTIONS)
+
+
+def test_the_body_is_lines_of_fields_each_once(store: CommStore) -> None:
+    assert "the body, line 2: 'hello' is not a line" in refused(
+        store, "ACTION: channel.join\nhello"
+    )
+    assert "line 3: CHANNEL is given twice" in refused(
+        store, "ACTION: channel.join\nCHANNEL: a\nchannel: b"
+    )
+
+
+def test_names_of_fields_in_any_case_and_the_action_as_a_header(store: CommStore) -> None:
+    assert ask(store, "channel: #ci\ntype: Group\n\n", head="ACTION: Channel.Create\n").ok
+    assert channel(store).channel_type is ChannelType.GROUP
+
+
+@pytest.mark.parametrize("name", [n for n in ACTIONS if ACTIONS[n].needs])
+def test_what_is_missing_is_named(store: CommStore, name: str) -> None:
+    needed = ACTIONS[name].needs[0]
+    for body in ("", f"\n{needed}:"):
+        text = refused(store, f"ACTION: {name}{body}")
+        assert text == f"{needed} is missing: {name} needs a body line `{needed}: …`"
+
+
+@pytest.mark.parametrize("name", [n for n in ACTIONS if not ACTIONS[n].has_settings])
+def test_a_line_that_it_does_not_know_is_named(store: CommStore, name: str) -> None:
+    needs = "\n".join(f"{field}: 1" for field in ACTIONS[name].needs)
+    text = refused(store, f"ACTION: {name}\n{needs}\nVOLUME: 11")
+    first = (*ACTIONS[name].needs, *ACTIONS[name].takes, "ACTION alone")[0]
+    assert text.startswith(f"{name} takes no VOLUME: its lines are {first}")
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in ACTIONS if n.startswith("channel.") and n != "channel.create"]
+)
+def test_a_channel_that_is_not_there(store: CommStore, name: str) -> None:
+    text = refused(store, f"ACTION: {name}\nCHANNEL: ci" + _more(name))
+    assert text == "there is no channel ci: `relay channel create ci` makes one"
+    assert "is no" in refused(store, f"ACTION: {name}\nCHANNEL: a b" + _more(name))
+
+
+def _more(name: str) -> str:
+    """The lines that an action needs besides its channel."""
+    also = {"channel.subscribe": "\nPATTERN: #", "channel.config": "\necho: true"}
+    return also.get(name, "")
+
+
+# -- making channels -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["group", "broadcast", "pubsub", "direct"])
+def test_a_channel_of_each_type_is_made_once(store: CommStore, word: str) -> None:
+    text = done(store, f"ACTION: channel.create\nCHANNEL: ci\nTYPE: {word}", "alice")
+    made = channel(store)
+    assert (made.channel_type.label.lower(), made.owner) == (word, "alice")
+    assert text == f"made the {made.channel_type.label} channel ci, its owner is alice"
+    assert len(store.list_channels()) == 1
+
+
+def test_a_channel_for_somebody_else_with_settings(store: CommStore) -> None:
+    body = (
+        "ACTION: channel.create\nCHANNEL: ci\nTYPE: pubsub\nOWNER: alice\n"
+        "ack_timeout: 30\ndelivery: At-Least-Once\nretention: count 7"
+    )
+    done(store, body)
+    assert channel(store).owner == "alice"
+    assert channel(store).config == ChannelConfig(
+        AT_LEAST_ONCE, ack_timeout=30, retention=Retention(RetentionKind.COUNT, 7)
+    )
+    assert "only operator and the lead" in refused(store, body.replace("ci", "cd"), "bob")
+    done(store, body.replace("ci", "cd"), "bob", lead="bob")
+
+
+def test_the_same_channel_with_the_settings_it_got_later_is_the_same(store: CommStore) -> None:
+    create = "ACTION: channel.create\nCHANNEL: ci\nTYPE: group"
+    done(store, create)
+    done(store, "ACTION: channel.config\nCHANNEL: ci\necho: true")
+    assert ask(store, create).text == "the Group channel ci is there already, just so"
+
+
+@pytest.mark.parametrize(
+    "also", ["alice\nTYPE: group", "bob\nTYPE: pubsub", "alice\nTYPE: pubsub\necho: true"]
+)
+def test_another_channel_of_that_name_is_not_made(ci: CommStore, also: str) -> None:
+    text = refused(ci, f"ACTION: channel.create\nCHANNEL: ci\nOWNER: {also}", "operator")
+    assert text == "there is a channel ci already: PubSub, Active, its owner is alice"
+
+
+def test_a_closed_channel_is_not_made_again(ci: CommStore) -> None:
+    ci.set_channel_state(channel(ci).id, ChannelState.CLOSED)
+    text = refused(ci, "ACTION: channel.create\nCHANNEL: ci\nTYPE: pubsub", "alice")
+    assert "PubSub, Closed" in text
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("CHANNEL: a b\nTYPE: group", "'a b' is no channel for channel.create"),
+        ("CHANNEL: all\nTYPE: group", "neither all nor dm/"),
+        ("CHANNEL: dm/a/b\nTYPE: direct", "neither all nor dm/"),
+        ("CHANNEL: ci\nTYPE: crowd", "TYPE 'crowd' is not one of group, broadcast, pubsub, direct"),
+        ("CHANNEL: ci\nTYPE: group\nOWNER: a b", "OWNER 'a b' is no name of an agent"),
+        ("CHANNEL: ci\nTYPE: group\nOWNER: __orchestrator__", "is no name of an agent"),
+        ("CHANNEL: ci\nTYPE: group\nvolume: 11", "there is no setting volume"),
+        ("CHANNEL: ci\nTYPE: group\nack_timeout: 0", "ack_timeout: 0 is not a number from 1"),
+    ],
+)
+def test_a_channel_that_cannot_be(store: CommStore, lines: str, said: str) -> None:
+    assert said in refused(store, f"ACTION: channel.create\n{lines}")
+    assert store.list_channels() == []
+
+
+# -- taking part ---------------------------------------------------------------------------
+
+
+def test_taking_part_and_leaving(ci: CommStore) -> None:
+    assert done(ci, "ACTION: channel.join\nCHANNEL: #ci", "bob") == (
+        "bob takes part in ci, a PubSub channel"
+    )
+    assert members(ci) == ["alice", "bob"]
+    assert done(ci, "ACTION: channel.leave\nCHANNEL: ci", "bob") == "bob takes no part in ci"
+    assert members(ci) == ["alice"]
+
+
+def test_subscribing_and_ending_it(ci: CommStore) -> None:
+    subscribe = "ACTION: channel.subscribe\nCHANNEL: ci\nPATTERN: "
+    assert done(ci, f"{subscribe}build.#", "bob") == "bob receives build.# from ci"
+    done(ci, f"{subscribe}test.*", "bob")
+    unsubscribe = "ACTION: channel.unsubscribe\nCHANNEL: ci"
+    assert done(ci, f"{unsubscribe}\nPATTERN: test.*", "bob") == (
+        "1 subscription of bob to ci ended"
+    )
+    assert done(ci, unsubscribe, "bob") == "1 subscription of bob to ci ended"
+    assert ci.state.subscriptions == {}
+
+
+@pytest.mark.parametrize("verb", ["join", "leave", "subscribe", "unsubscribe"])
+def test_for_another_it_is_done_by_operator_owner_and_lead(ci: CommStore, verb: str) -> None:
+    body = f"ACTION: channel.{verb}\nCHANNEL: ci\nAGENT: carol{_more(f'channel.{verb}')}"
+    text = refused(ci, body, "bob")
+    assert text == (
+        f"channel.{verb} of carol is for carol itself, alice who owns ci, operator and the lead, "
+        "not for bob"
+    )
+    for sender, lead in (("operator", None), ("alice", None), ("bob", "bob"), ("carol", None)):
+        assert "carol" in done(ci, body, sender, lead)
+
+
+def test_an_agent_that_can_be_none(ci: CommStore) -> None:
+    for name in ("a b", "__orchestrator__", "system"):
+        assert "is no name of an agent" in refused(
+            ci, f"ACTION: channel.join\nCHANNEL: ci\nAGENT: {name}"
+        )
+
+
+@pytest.mark.parametrize("verb", ["subscribe", "unsubscribe"])
+def test_a_pattern_that_is_none(ci: CommStore, verb: str) -> None:
+    text = refused(ci, f"ACTION: channel.{verb}\nCHANNEL: ci\nPATTERN: a.#.b")
+    assert text.startswith("topic_pattern: ")
+
+
+def test_a_group_has_no_topics(store: CommStore) -> None:
+    channel_of(store, ChannelType.GROUP, "alice", name="ci")
+    text = refused(store, "ACTION: channel.subscribe\nCHANNEL: ci\nPATTERN: #", "bob")
+    assert "only a PubSub channel has topics" in text
+
+
+@pytest.mark.parametrize("verb", ["join", "leave", "subscribe", "unsubscribe"])
+@pytest.mark.parametrize("name", ["all", "dm/alice/bob"])
+def test_nobody_joins_what_is_not_to_be_joined(store: CommStore, verb: str, name: str) -> None:
+    channel_of(store, ChannelType.PUB_SUB, "alice", name=name)
+    text = refused(store, f"ACTION: channel.{verb}\nCHANNEL: {name}{_more(f'channel.{verb}')}")
+    assert f"{name!r} is no channel for channel.{verb}" in text
+
+
+# -- settings and states -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "value"),
+    [
+        ("delivery: exactly-once", "delivery", DeliveryMode.EXACTLY_ONCE),
+        ("max_message_size: 10", "max_message_size", 10),
+        ("max_participants: 2", "max_participants", 2),
+        ("retention: duration 3600", "retention", Retention(RetentionKind.DURATION, 3600)),
+        ("retention: SIZE 5", "retention", Retention(RetentionKind.SIZE, 5)),
+        ("retention: forever", "retention", Retention()),
+        ("ACK_TIMEOUT: 30", "ack_timeout", 30),
+        ("max_retries: 0", "max_retries", 0),
+        ("retry_backoff_ms: 50", "retry_backoff_ms", 50),
+        ("echo: true", "echo", True),
+        ("sticky_messages: True", "sticky_messages", True),
+        ("priority_ordering: false", "priority_ordering", False),
+    ],
+)
+def test_every_setting(ci: CommStore, line: str, field: str, value: object) -> None:
+    text = done(ci, f"ACTION: channel.config\nCHANNEL: ci\n{line}", "alice")
+    assert getattr(channel(ci).config, field) == value
+    assert field in text
+
+
+@pytest.mark.parametrize("name", ["ack_timeout", "max_participants"])
+def test_none_takes_an_optional_setting_back(ci: CommStore, name: str) -> None:
+    done(ci, f"ACTION: channel.config\nCHANNEL: ci\n{name}: 9\necho: true")
+    done(ci, f"ACTION: channel.config\nCHANNEL: ci\n{name}: none")
+    assert channel(ci).config == ChannelConfig(echo=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "no setting is given: there are delivery"),
+        ("volume: 11", f"there is no setting volume: there are {', '.join(SETTINGS)}"),
+        ("self: 1", "there is no setting self"),
+        ("channel_id: 1", "there is no setting channel_id"),
+        ("delivery: maybe", "delivery 'maybe' is not one of at-most-once"),
+        ("delivery: 1", "delivery '1' is not one of at-most-once"),
+        ("retention: 3600", "retention '3600' is not one of forever, duration SECONDS"),
+        ("retention: duration", "is not one of forever"),
+        ("retention: duration 0", "is not one of forever"),
+        ("retention: duration soon", "is not one of forever"),
+        ("retention: forever 1", "is not one of forever"),
+        ("ack_timeout: soon", "ack_timeout: 'soon' is no whole number, true, false or none"),
+        ("ack_timeout:", "ack_timeout: ''"),
+        ("ack_timeout: -1", "ack_timeout: '-1'"),
+        ("max_retries: none", "max_retries: None"),
+        ("max_message_size: 0", "max_message_size: 0 is not a number from 1"),
+        ("echo: 1", "echo: 1: "),
+        ("echo: true\nack_timeout: 0", "ack_timeout: 0 is not a number"),
+    ],
+)
+def test_a_setting_that_cannot_be(ci: CommStore, line: str, said: str) -> None:
+    assert said in refused(ci, f"ACTION: channel.config\nCHANNEL: ci\n{line}")
+
+
+def test_pause_drain_resume_close(ci: CommStore) -> None:
+    for verb, state in (("pause", "Paused"), ("drain", "Draining"), ("resume", "Active")):
+        assert done(ci, f"ACTION: channel.{verb}\nCHANNEL: ci") == f"channel ci is {state}"
+        assert channel(ci).state.label == state
+    assert done(ci, "ACTION: channel.close\nCHANNEL: ci") == "channel ci is Closed"
+    for verb in ("pause", "drain", "resume"):
+        assert refused(ci, f"ACTION: channel.{verb}\nCHANNEL: ci") == (
+            "channel ci is Closed, and that is final"
+        )
+
+
+CHANGES = ["config", "pause", "resume", "drain", "close"]
+
+
+@pytest.mark.parametrize("verb", CHANGES)
+def test_a_channel_is_changed_by_operator_owner_and_lead(ci: CommStore, verb: str) -> None:
+    body = f"ACTION: channel.{verb}\nCHANNEL: ci{_more(f'channel.{verb}')}"
+    assert refused(ci, body, "bob", lead="carol") == (
+        f"channel.{verb} of ci is for its owner alice, operator and the lead, not for bob"
+    )
+    for sender in ("operator", "alice", "carol"):
+        done(ci, body, sender, lead="carol")
+
+
+@pytest.mark.parametrize("verb", CHANGES)
+def test_the_relays_own_channels_stay_as_they_are(store: CommStore, verb: str) -> None:
+    channel_of(store, ChannelType.GROUP, "operator", "bob", name="all")
+    channel_of(
+        store,
+        ChannelType.DIRECT,
+        "operator",
+        "__orchestrator__",
+        name="dm/__orchestrator__/operator",
+    )
+    for name in ("all", "dm/__orchestrator__/operator"):
+        body = f"ACTION: channel.{verb}\nCHANNEL: {name}{_more(f'channel.{verb}')}"
+        assert refused(store, body) == f"{name} is the relay's own: it stays as it is"
+
+
+def test_the_way_between_two_is_paused_by_the_operator_and_never_closed(store: CommStore) -> None:
+    channel_of(store, ChannelType.DIRECT, "alice", "bob", name="dm/alice/bob")
+    done(store, "ACTION: channel.pause\nCHANNEL: dm/alice/bob")
+    text = refused(store, "ACTION: channel.resume\nCHANNEL: dm/alice/bob", "alice")
+    assert text == "channel.resume of dm/alice/bob is for operator and the lead, not for alice"
+    assert "closed is final: pause it" in refused(
+        store, "ACTION: channel.close\nCHANNEL: dm/alice/bob"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("description", "what CI says: a, b", "what CI says: a, b"),
+        ("description", "None", None),
+        ("tags", "ci, build", ("ci", "build")),
+        ("tags", "none", ()),
+        ("max_pending", "7", 7),
+        ("max_pending", "none", None),
+        ("flush", "immediate", "immediate"),
+    ],
+)
+def test_settings_that_are_kept_elsewhere(name: str, text: str, value: object) -> None:
+    assert actions._value(name, text) == value
+
+
+# -- dead letters --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dead(store: CommStore, clock: FakeClock) -> CommStore:
+    """Messages 1 (relay id r-1) and 2 of lead are dead for worker, 3 is not."""
+    once: dict[str, Any] = {"delivery": AT_LEAST_ONCE, "ack_timeout": 10, "max_retries": 0}
+    made = channel_of(store, ChannelType.GROUP, "lead", "worker", **once)
+    send(store, made, "lead", metadata={"relay_id": "r-1"})
+    send(store, made, "lead")
+    clock.advance(11)
+    store.tick()
+    send(store, made, "lead", metadata={"relay_id": "r-3"})
+    assert [letter.message.id for letter in store.dead_letters()] == [1, 2]
+    return store
+
+
+@pytest.mark.parametrize(("wanted", "number"), [("r-1", 1), ("1", 1), ("2", 2)])
+def test_a_dead_letter_is_sent_again(dead: CommStore, wanted: str, number: int) -> None:
+    text = ask(dead, f"ACTION: dead.replay\nID: {wanted}").text
+    assert text == f"dead letter {wanted} is sent again to worker"
+    assert standing(dead, number) == {"worker": DeliveryState.DELIVERED}
+    assert len(dead.dead_letters()) == 1
+
+
+def test_a_dead_letter_is_discarded(dead: CommStore) -> None:
+    assert ask(dead, "ACTION: dead.discard\nID: r-1").text == "dead letter r-1 is discarded"
+    assert [letter.message.id for letter in dead.dead_letters()] == [2]
+
+
+def test_old_dead_letters_are_purged(dead: CommStore, clock: FakeClock) -> None:
+    assert done(dead, "ACTION: dead.purge\nOLDER_THAN: 60") == "0 dead letters discarded"
+    clock.advance(61)
+    assert done(dead, "ACTION: dead.purge\nOLDER_THAN: 60") == "2 dead letters discarded"
+    assert dead.dead_letters() == []
+
+
+@pytest.mark.parametrize("verb", ["replay", "discard"])
+@pytest.mark.parametrize("wanted", ["r-3", "3", "r-9", "0", "-1", "é"])
+def test_what_is_not_dead_stays_as_it_is(dead: CommStore, verb: str, wanted: str) -> None:
+    text = refused(dead, f"ACTION: dead.{verb}\nID: {wanted}")
+    assert text == f"{wanted!r} is no dead letter: `relay dead list` shows those there are"
+
+
+@pytest.mark.parametrize("age", ["soon", "-1", "1.5", "7d"])
+def test_an_age_that_is_none(dead: CommStore, age: str) -> None:
+    assert "is no number of seconds" in refused(dead, f"ACTION: dead.purge\nOLDER_THAN: {age}")
+
+
+@pytest.mark.parametrize(
+    "line", ["dead.replay\nID: 1", "dead.discard\nID: 1", "dead.purge\nOLDER_THAN: 0"]
+)
+def test_dead_letters_are_for_operator_and_lead(dead: CommStore, line: str) -> None:
+    for sender in ("lead", "worker"):  # an agent of that name has not the role
+        text = refused(dead, f"ACTION: {line}", sender)
+        assert f"is for operator and the lead alone, not for {sender}" in text
+    assert ask(dead, f"ACTION: {line}", "worker", lead="worker").ok
+
+
+# -- the journal ---------------------------------------------------------------------------
+
+
+def test_an_order_for_the_journal_is_handed_out(store: CommStore) -> None:
+    before = store.snapshot()
+    answer = ask(store, "ACTION: journal.compress\nSEGMENTS: 1 20")
+    assert answer.job == JournalCommand("compress", (1, 20))
+    assert ask(store, "ACTION: journal.seal", "lena", "lena").job == JournalCommand("seal")
+    pruned = ask(store, "ACTION: journal.prune\nKEEP_AGE: 60\nKEEP_BYTES: 7").job
+    assert pruned == JournalCommand("prune", (), 60, 7)
+    assert store.snapshot() == before
+
+
+@pytest.mark.parametrize("segments", ["x", "1,2", "-1", "1.5", "9" * 16])
+def test_segments_are_numbers(store: CommStore, segments: str) -> None:
+    text = refused(store, f"ACTION: journal.evict\nSEGMENTS: {segments}")
+    assert "is no whole number" in text

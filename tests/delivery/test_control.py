@@ -1,0 +1,269 @@
+"""What agents ask of the orchestrator: every kind, done once, harmless the second time."""
+
+from __future__ import annotations
+
+import pytest
+
+from relay.acomm.model import ChannelType, MessageType, Priority
+from relay.base.message import Kind, control_fields, parse
+from relay.delivery.control import CHANNEL_KINDS, ControlReply, handle
+from relay.engine.commstore import CommStore
+from tests.engine.support import channel_of, new_store, routed
+
+
+@pytest.fixture
+def store() -> CommStore:
+    return new_store()
+
+
+def ask(store: CommStore, kind: str, body: str, sender: str = "alice") -> ControlReply:
+    text = f"TO: __orchestrator__\nKIND: {kind}\nRE: 1769851800000000000-\n\n{body}"
+    answer = handle(parse(text.encode()), sender, store)
+    assert "\n" not in answer.text
+    return answer
+
+
+def members(store: CommStore, name: str) -> list[str]:
+    channel = store.get_channel_by_name(name)
+    assert channel is not None
+    return [participant.id for participant in channel.participants]
+
+
+def refused(store: CommStore, kind: str, body: str, sender: str = "alice") -> str:
+    """It is answered with a nack, and nothing is changed."""
+    before = store.snapshot()
+    answer = ask(store, kind, body, sender)
+    assert answer.ok is False
+    assert store.snapshot() == before
+    return answer.text
+
+
+# -- join and leave ------------------------------------------------------------------------
+
+
+def test_who_joins_first_makes_the_group(store: CommStore) -> None:
+    assert ask(store, "join", "CHANNEL: team/b") == ControlReply(
+        True, "made the group team/b, you are its owner"
+    )
+    channel = store.get_channel_by_name("team/b")
+    assert channel and (channel.channel_type, channel.owner) == (ChannelType.GROUP, "alice")
+    assert ask(store, "join", "CHANNEL: team/b", "bob") == ControlReply(
+        True, "you take part in team/b, a Group channel"
+    )
+    assert members(store, "team/b") == ["alice", "bob"]
+
+
+def test_joining_twice_is_harmless(store: CommStore) -> None:
+    for _ in range(2):
+        assert ask(store, "join", "CHANNEL: team").ok
+    assert members(store, "team") == ["alice"]
+
+
+@pytest.mark.parametrize("kind", [ChannelType.BROADCAST, ChannelType.PUB_SUB])
+def test_joining_a_channel_of_another_type(store: CommStore, kind: ChannelType) -> None:
+    channel_of(store, kind, "carol", name="news")
+    assert ask(store, "join", "CHANNEL: news").text == (
+        f"you take part in news, a {kind.label} channel"
+    )
+
+
+def test_a_full_channel_is_said_so(store: CommStore) -> None:
+    channel_of(store, ChannelType.GROUP, "carol", name="team", max_participants=1)
+    assert "has its 1 participants" in refused(store, "join", "CHANNEL: team")
+
+
+def test_a_hash_before_the_name_is_the_same_channel(store: CommStore) -> None:
+    ask(store, "join", "CHANNEL: #team")
+    assert members(store, "team") == ["alice"]
+
+
+def test_leaving_and_leaving_again(store: CommStore) -> None:
+    ask(store, "join", "CHANNEL: team")
+    ask(store, "join", "CHANNEL: team", "bob")
+    assert ask(store, "leave", "CHANNEL: team", "bob") == ControlReply(
+        True, "you no longer take part in team"
+    )
+    assert members(store, "team") == ["alice"]
+    assert ask(store, "leave", "CHANNEL: team", "bob") == ControlReply(
+        True, "you do not take part in team"
+    )
+
+
+# -- subscribe and unsubscribe -------------------------------------------------------------
+
+
+def published(store: CommStore, *messages: tuple[str, str, Priority]) -> list[str]:
+    """Texts and commands of ci and of boss under build.ok; what alice receives of them."""
+    channel = store.get_channel_by_name("ci")
+    assert channel is not None
+    for sender in ("ci", "boss"):
+        store.join_channel(channel.id, sender)
+    for sender, text, priority in messages:
+        kind = MessageType.COMMAND if text.startswith("!") else MessageType.TEXT
+        store.send_message(channel.id, sender, kind, text, topic="build.ok", priority=priority)
+    return [message.content.decode() for message in store.receive_messages(channel.id, "alice")]
+
+
+MIXED = (
+    ("ci", "a failed", Priority.NORMAL),
+    ("ci", "b", Priority.HIGH),
+    ("boss", "!c failed", Priority.HIGH),
+    ("boss", "d", Priority.CRITICAL),
+)
+
+
+@pytest.mark.shows("engine 7.7")
+@pytest.mark.parametrize(
+    ("line", "came"),
+    [
+        ("", ["d", "b", "!c failed", "a failed"]),
+        ("none", ["d", "b", "!c failed", "a failed"]),
+        ("sender=ci", ["b", "a failed"]),
+        ("priority=0,1", ["d", "b", "!c failed"]),
+        ("type=command", ["!c failed"]),
+        ("sender=boss  priority=1 match=fail|x = y", ["!c failed"]),
+        ("match=^[ab]", ["b", "a failed"]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["subscribe", "command"])
+def test_a_subscription_may_carry_a_filter(
+    store: CommStore, kind: str, line: str, came: list[str]
+) -> None:
+    channel_of(store, ChannelType.PUB_SUB, "alice", name="ci")
+    action = "ACTION: channel.subscribe\n" if kind == "command" else ""
+    answer = ask(store, kind, f"{action}CHANNEL: ci\nPATTERN: build.#\nFILTER: {line}")
+    assert answer.ok, answer.text
+    words = " ".join(line.split()) if line != "none" else ""
+    assert answer.text.endswith(f", where {words}".replace("command", "Command") if words else "ci")
+    assert published(store, *MIXED) == came
+    assert ask(store, kind, f"{action}CHANNEL: ci\nPATTERN: build.#").ok  # again, without one
+    assert published(store, *MIXED) == ["d", "b", "!c failed", "a failed"]
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("fail", "fail"),
+        ("sender=", "sender"),
+        ("sender=a sender=b", "sender=b"),
+        ("sender=a b", "b"),
+        ("sender=no/name", "sender=no/name"),
+        ("type=Shout", "type=Shout"),
+        ("priority=5", "priority=5"),
+        ("priority=1,", "priority="),
+        ("limit=3", "limit=3"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["subscribe", "command"])
+def test_a_filter_that_is_none_is_one_line_and_makes_no_channel(
+    store: CommStore, kind: str, line: str, word: str
+) -> None:
+    if kind == "command":
+        channel_of(store, ChannelType.PUB_SUB, "alice", name="ci")
+    action = "ACTION: channel.subscribe\n" if kind == "command" else ""
+    text = refused(store, kind, f"{action}CHANNEL: ci\nPATTERN: build.#\nFILTER: {line}")
+    assert text == (
+        f"FILTER {line!r}: expected sender=NAME, type=Command,Query, priority=0,1 and, last, "
+        f"match=REGEX, got {word!r}"
+    )
+
+
+def test_a_filters_regular_expression_is_checked_first(store: CommStore) -> None:
+    text = refused(store, "subscribe", "CHANNEL: ci\nPATTERN: build.#\nFILTER: match=(")
+    assert "content_pattern" in text
+
+
+def test_a_line_of_that_name_in_a_prompt_is_part_of_it() -> None:
+    message = parse(b"KIND: spawn\n\nNAME: w\nPROMPT: keep\nFILTER: every line\nof this")
+    assert control_fields(message)["PROMPT"] == "keep\nFILTER: every line\nof this"
+
+
+def test_who_subscribes_first_makes_the_channel(store: CommStore) -> None:
+    assert ask(store, "subscribe", "CHANNEL: ci\nPATTERN: build.#") == ControlReply(
+        True, "made the channel ci; you receive build.# from ci"
+    )
+    channel = store.get_channel_by_name("ci")
+    assert channel and channel.channel_type is ChannelType.PUB_SUB
+    assert ask(store, "subscribe", "CHANNEL: ci\nPATTERN: *", "bob") == ControlReply(
+        True, "you receive * from ci"
+    )
+    assert routed(store, channel, "carol", "build.ok") == ("alice",)
+    assert routed(store, channel, "carol", "build") == ("alice", "bob")
+
+
+def test_subscribing_twice_is_harmless(store: CommStore) -> None:
+    for _ in range(2):
+        assert ask(store, "subscribe", "CHANNEL: ci\nPATTERN: build.#").ok
+    assert len(store.snapshot().values.subscriptions) == 1
+
+
+@pytest.mark.parametrize("pattern", ["a..b", "#.a", "a*", "é"])
+def test_a_bad_pattern_leaves_no_channel_behind(store: CommStore, pattern: str) -> None:
+    text = refused(store, "subscribe", f"CHANNEL: ci\nPATTERN: {pattern}")
+    assert text.startswith("topic_pattern: ")
+
+
+def test_a_subscription_needs_its_pattern(store: CommStore) -> None:
+    assert "PATTERN is missing" in refused(store, "subscribe", "CHANNEL: ci")
+    assert "PATTERN is missing" in refused(store, "subscribe", "CHANNEL: ci\nPATTERN:")
+
+
+def test_a_group_has_no_topics(store: CommStore) -> None:
+    ask(store, "join", "CHANNEL: team")
+    text = refused(store, "subscribe", "CHANNEL: team\nPATTERN: #", "bob")
+    assert "team is a Group channel; only a PubSub channel has topics" in text
+
+
+def test_ending_one_subscription_or_all(store: CommStore) -> None:
+    for pattern in ("build.#", "test.#", "deploy.#"):
+        ask(store, "subscribe", f"CHANNEL: ci\nPATTERN: {pattern}")
+    assert ask(store, "unsubscribe", "CHANNEL: ci\nPATTERN: test.#") == ControlReply(
+        True, "1 subscription to ci ended"
+    )
+    assert ask(store, "unsubscribe", "CHANNEL: ci").text == "2 subscriptions to ci ended"
+    assert ask(store, "unsubscribe", "CHANNEL: ci").text == "0 subscriptions to ci ended"
+    assert members(store, "ci") == ["alice"]
+
+
+# -- what every one of them needs ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", sorted(CHANNEL_KINDS))
+def test_a_channel_must_be_named(store: CommStore, kind: str) -> None:
+    for body in ("team", "CHANNEL:", "channel: team", "CHANNEL: #"):
+        text = refused(store, kind, body)
+        assert (
+            text == f"CHANNEL is missing: {kind} needs `TO: #name`, or a body line `CHANNEL: name`"
+        )
+
+
+@pytest.mark.parametrize("kind", sorted(CHANNEL_KINDS))
+@pytest.mark.parametrize("name", ["a b", "../x", "a//b", "é", "c" * 129, "all", "dm/alice/bob"])
+def test_a_name_that_is_none_of_ours(store: CommStore, kind: str, name: str) -> None:
+    channel_of(store, ChannelType.GROUP, "carol", name="all")
+    channel_of(store, ChannelType.DIRECT, "carol", "bob", name="dm/alice/bob")
+    text = refused(store, kind, f"CHANNEL: {name}\nPATTERN: #")
+    assert text.startswith(f"{name!r} is no channel to {kind}")
+
+
+@pytest.mark.parametrize("kind", ["leave", "unsubscribe"])
+def test_a_channel_that_is_not_there(store: CommStore, kind: str) -> None:
+    assert refused(store, kind, "CHANNEL: team") == "there is no channel team"
+
+
+# -- the others ----------------------------------------------------------------------------
+
+
+def test_a_status_is_told_not_asked(store: CommStore) -> None:
+    assert ask(store, "status", "compiling") == ControlReply(None)
+
+
+OTHERS = set(Kind) - CHANNEL_KINDS - {Kind.STATUS, Kind.COMMAND, Kind.REMINDER}
+
+
+@pytest.mark.parametrize("kind", sorted(OTHERS))
+def test_any_other_kind_is_answered_with_what_there_is(store: CommStore, kind: str) -> None:
+    text = refused(store, kind, "hello")
+    assert text.startswith(f"the orchestrator takes no {kind}")
+    known = ("join", "leave", "subscribe", "unsubscribe", "status", "command with an ACTION")
+    assert all(word in text for word in known)

@@ -1,0 +1,329 @@
+"""Which files are complete: renamed at once, written in place when they are still."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.base.checksums import sha256_hex
+from relay.base.clock import NS_PER_S
+from relay.base.config import DetectionSettings, LimitSettings
+from relay.delivery.intake import Parsed
+from tests.delivery.support import GOOD, NAME, START_NS, Desk, bodies, reason
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(tmp_path / "home", DetectionSettings(), LimitSettings())
+    yield made
+    made.home.close()
+
+
+# -- renamed -------------------------------------------------------------------------------
+
+
+def test_a_renamed_file_is_complete_when_seen(desk: Desk) -> None:
+    path = desk.rename(GOOD)
+    desk.hint(renamed=True)
+    assert desk.due_in_s() == 0
+    (look,) = desk.take()
+    assert isinstance(look, Parsed)
+    status = path.stat()
+    assert look.file == (
+        "alice",
+        NAME,
+        "1769851800000000000-a1b2c3d4",
+        len(GOOD),
+        status.st_mtime_ns,
+        status.st_ino,
+        status.st_ctime_ns,
+        ("outbox",),
+    )
+    assert look.file.path == f"agents/alice/outbox/{NAME}"
+    assert look.file.key == ("alice", NAME)
+    assert (look.message.to, look.message.body) == ("bob", b"hi")
+    assert look.checksum == sha256_hex(b"hi")
+    assert (desk.take(), desk.due_in_s(), desk.intake.backlog) == ([], None, 0)
+
+
+def test_a_renamed_file_that_does_not_parse_is_malformed_at_once(desk: Desk) -> None:
+    desk.rename(b"nonsense")
+    desk.hint(renamed=True)
+    assert "no header line" in reason(desk.take())
+
+
+def test_a_renamed_file_that_still_grows_waits_all_the_same(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = desk.rename(GOOD)
+    desk.hint(renamed=True)
+    read = os.read
+
+    def grow(fd: int, size: int) -> bytes:
+        data = read(fd, size)
+        with open(path, "ab") as writer:
+            writer.write(b" and more")
+        return data
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "read", grow)
+        assert desk.take() == []
+    assert desk.due_in_s() == 0.1
+    desk.clock.advance(0.1)
+    (body,) = bodies(desk.take())
+    assert body.startswith(b"hi and more")
+
+
+def test_a_checksum_that_was_declared_is_the_one_that_is_kept(desk: Desk) -> None:
+    declared = sha256_hex(b"hi")
+    desk.rename(b"TO: bob\nCHECKSUM: sha256:" + declared.encode() + b"\n\nhi")
+    desk.hint(renamed=True)
+    (look,) = desk.take()
+    assert isinstance(look, Parsed) and look.checksum == declared
+
+
+def test_an_empty_body_has_the_checksum_of_its_content(desk: Desk) -> None:
+    empty = sha256_hex(b"").encode()
+    desk.rename(b"TO: bob\nKIND: leave\nCHECKSUM: sha256:" + empty + b"\n\n")
+    desk.hint(renamed=True)
+    (look,) = desk.take()
+    assert isinstance(look, Parsed) and look.checksum == sha256_hex(b"leave")
+
+
+# -- written in place ----------------------------------------------------------------------
+
+
+def test_a_file_written_in_place_settles_for_100_ms(desk: Desk) -> None:
+    desk.write(GOOD)
+    desk.hint(renamed=False)
+    assert desk.take() == []
+    assert (desk.intake.backlog, desk.due_in_s()) == (1, 0.1)
+    desk.clock.advance(0.099)
+    assert desk.take() == []
+    desk.clock.advance(0.001)
+    assert bodies(desk.take()) == [b"hi"]
+    assert desk.intake.backlog == 0
+
+
+def test_a_file_that_has_been_still_for_long_is_taken_at_once(desk: Desk) -> None:
+    desk.write(GOOD, mtime_s=-0.1)
+    desk.hint(renamed=False)
+    assert bodies(desk.take()) == [b"hi"]
+
+
+def test_every_change_begins_the_wait_again(desk: Desk) -> None:
+    path = desk.write(b"TO: bob\n\nh")
+    desk.hint(renamed=False)
+    for piece in (b"i", b" there", b"!"):
+        assert desk.take() == []
+        desk.clock.advance(0.09)
+        with open(path, "ab") as writer:
+            writer.write(piece)
+        desk.touch(path)
+        desk.hint(renamed=False)
+    assert desk.take() == []
+    desk.clock.advance(0.1)
+    assert bodies(desk.take()) == [b"hi there!"]
+
+
+def test_the_settle_time_is_configured(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "home", DetectionSettings(settle_ms=2000), LimitSettings())
+    desk.write(GOOD)
+    desk.hint(renamed=False)
+    assert desk.take() == []
+    assert desk.due_in_s() == 2
+    desk.clock.advance(1.9)
+    assert desk.take() == []
+    desk.clock.advance(2)
+    assert bodies(desk.take()) == [b"hi"]
+    desk.home.close()
+
+
+def test_without_a_settle_time_nothing_waits(tmp_path: Path) -> None:
+    desk = Desk(
+        tmp_path / "home", DetectionSettings(settle_ms=0, malformed_after_s=0), LimitSettings()
+    )
+    desk.write(GOOD)
+    desk.hint(renamed=False)
+    assert bodies(desk.take()) == [b"hi"]
+    desk.write(b"nonsense")
+    desk.hint(renamed=False)
+    assert "no header line" in reason(desk.take())
+    desk.home.close()
+
+
+def test_a_rename_outranks_what_was_seen_before(desk: Desk) -> None:
+    desk.write(b"TO: b")
+    desk.hint(renamed=False)
+    assert desk.take() == []
+    desk.rename(GOOD)
+    desk.hint(renamed=True)
+    desk.hint(renamed=False)  # its close, told later
+    assert desk.due_in_s() == 0
+    assert bodies(desk.take()) == [b"hi"]
+    assert desk.intake.backlog == 0
+
+
+@pytest.mark.parametrize("data", [b"TO: bob", b"nonsense", b"", b"TO: bob\n\n"])
+def test_what_does_not_parse_has_5_s_to_become_whole(desk: Desk, data: bytes) -> None:
+    path = desk.write(data)
+    desk.hint(renamed=False)
+    for _ in range(49):
+        assert desk.take() == []
+        assert desk.due_in_s() == pytest.approx(0.1)
+        desk.clock.advance(0.1)
+    path.write_bytes(GOOD)
+    desk.touch(path)
+    desk.hint(renamed=False)
+    assert desk.take() == []
+    desk.clock.advance(0.1)
+    assert bodies(desk.take()) == [b"hi"]
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"TO: bob", "body is empty"),
+        (b"nonsense", "no header line"),
+        (b"", "the file is empty"),
+        (b"\xff", "not UTF-8"),
+    ],
+)
+def test_after_5_s_it_is_malformed(desk: Desk, data: bytes, says: str) -> None:
+    desk.write(data)
+    desk.hint(renamed=False)
+    assert desk.take() == []
+    desk.clock.advance(4.9)
+    assert desk.take() == []
+    desk.clock.advance(0.1)
+    text = reason(desk.take())
+    assert says in text and text.startswith(NAME)
+
+
+def test_while_a_file_of_that_name_is_in_pending_it_is_not_taken(desk: Desk) -> None:
+    marker = desk.outbox / ".pending" / NAME
+    marker.write_bytes(b"")
+    desk.write(GOOD, mtime_s=-3600)
+    desk.hint(renamed=False)
+    for _ in range(100):
+        assert desk.take() == []
+        desk.clock.advance(0.1)
+    marker.unlink()
+    assert bodies(desk.take()) == [b"hi"]
+
+
+def test_a_marker_does_not_hold_what_was_renamed(desk: Desk) -> None:
+    desk.rename(GOOD)
+    (desk.outbox / ".pending" / NAME).write_bytes(b"")
+    desk.hint(renamed=True)
+    assert bodies(desk.take()) == [b"hi"]
+
+
+# -- clocks that jump ----------------------------------------------------------------------
+
+
+def test_a_clock_that_jumps_back_holds_nothing_up(desk: Desk) -> None:
+    desk.write(GOOD)
+    desk.clock.jump(-3600)
+    desk.hint(renamed=False)
+    assert desk.take() == []
+    desk.clock.advance(0.1)
+    assert bodies(desk.take()) == [b"hi"]
+
+
+def test_nor_is_a_bad_file_kept_for_an_hour(desk: Desk) -> None:
+    desk.write(b"nonsense", mtime_s=3600)
+    desk.hint(renamed=False)
+    assert desk.take() == []
+    desk.clock.jump(-7200)
+    desk.clock.advance(4.9)
+    assert desk.take() == []
+    desk.clock.advance(0.1)
+    assert "no header line" in reason(desk.take())
+
+
+def test_a_file_that_changes_with_a_clock_gone_back_waits_from_then(desk: Desk) -> None:
+    path = desk.write(b"TO: bob\n\nh", mtime_s=60)
+    desk.hint(renamed=False)
+    desk.take()
+    desk.clock.advance(0.09)
+    path.write_bytes(GOOD)
+    desk.touch(path, 60)
+    desk.hint(renamed=False)
+    assert desk.take() == []
+    desk.clock.advance(0.09)
+    desk.hint(renamed=False)
+    assert desk.take() == []
+    desk.clock.advance(0.01)
+    desk.hint(renamed=False)
+    assert bodies(desk.take()) == [b"hi"]
+
+
+# -- order, batches, retries ---------------------------------------------------------------
+
+
+def names(count: int) -> list[str]:
+    return [f"{START_NS - number}-{number:08x}.msg" for number in range(count)]
+
+
+def test_of_one_sender_order_is_order_of_names_whatever_the_hints_say(desk: Desk) -> None:
+    for number, name in enumerate(names(5)):
+        desk.rename(b"TO: bob\n\n%d" % number, name)
+        desk.hint(name, renamed=True)
+    assert bodies(desk.take(3)) == [b"4", b"3", b"2"]
+    assert (desk.intake.backlog, desk.due_in_s()) == (2, 0)
+    assert bodies(desk.take(3)) == [b"1", b"0"]
+
+
+def test_a_hint_given_twice_is_one_file(desk: Desk) -> None:
+    desk.rename(GOOD)
+    for _ in range(3):
+        desk.hint(renamed=True)
+    assert len(desk.take()) == 1
+
+
+def test_a_file_that_is_still_but_does_not_parse_does_not_hold_up_the_next(desk: Desk) -> None:
+    desk.write(b"TO: bo", mtime_s=-0.2)
+    desk.hint(renamed=False)
+    other = f"{START_NS + 1}-.msg"
+    desk.rename(b"TO: bob\n\nother", other)
+    desk.hint(other, renamed=True)
+    assert bodies(desk.take()) == [b"other"]
+    assert desk.intake.backlog == 1
+
+
+def test_a_file_in_hand_is_not_looked_at(desk: Desk) -> None:
+    desk.rename(GOOD)
+    desk.hint(renamed=True)
+    assert desk.take(in_hand=(("alice", NAME),)) == []
+    assert desk.intake.backlog == 0
+    desk.hint(renamed=True)
+    assert bodies(desk.take(in_hand=(("bob", NAME),))) == [b"hi"]
+
+
+def test_a_file_that_is_gone_is_forgotten(desk: Desk) -> None:
+    desk.hint(renamed=True)
+    desk.intake.add("nobody", NAME, renamed=True)
+    assert desk.take() == []
+    assert (desk.intake.backlog, desk.due_in_s()) == (0, None)
+
+
+def test_a_passing_error_is_tried_again_when_it_is_due(desk: Desk) -> None:
+    path = desk.rename(GOOD)
+    desk.intake.retry("alice", NAME, desk.clock.monotonic_ns() + 4 * NS_PER_S)
+    assert (desk.take(), desk.due_in_s(), desk.intake.backlog) == ([], 4, 1)
+    desk.clock.advance(3.999)
+    assert desk.take() == []
+    desk.clock.advance(0.001)
+    desk.touch(path)  # it was renamed into place: it does not settle again
+    assert bodies(desk.take()) == [b"hi"]
+
+
+def test_the_next_thing_due_is_the_earliest(desk: Desk) -> None:
+    now = desk.clock.monotonic_ns()
+    for number, name in enumerate(names(3)):
+        desk.intake.retry("alice", name, now + (3 - number) * NS_PER_S)
+    assert desk.due_in_s() == 1

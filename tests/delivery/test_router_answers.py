@@ -1,0 +1,339 @@
+"""Answers go back to who asked; and what the engine is told of each message."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from relay.acomm.model import Channel, ChannelType, DeliveryState, Message, MessageType, Priority
+from relay.base.checksums import uuid4_of
+from relay.base.message import SENT_KINDS, Kind, MessageFile, parse
+from relay.base.names import ORCHESTRATOR
+from relay.delivery.router import (
+    KIND_OF,
+    MESSAGE_TYPES,
+    Bounce,
+    Directory,
+    EngineFields,
+    Route,
+    engine_fields,
+    find_original,
+    route,
+)
+from relay.engine.commstore import CommStore
+from tests.engine.support import NOW_S, UUID, channel_of, new_store
+
+AGENTS = Directory(frozenset({"alice", "bob", "carol"}))
+ASKED = f"{NOW_S}000000000-a1"
+ID = f"{NOW_S}000000001-b2"
+AT_NS = NOW_S * 10**9
+
+
+class Talk:
+    """A store with a group of three in which alice asks."""
+
+    def __init__(self) -> None:
+        self.store: CommStore = new_store()
+        self.group: Channel = channel_of(
+            self.store, ChannelType.GROUP, "alice", "bob", "carol", name="team"
+        )
+        self.direct: Channel = channel_of(
+            self.store, ChannelType.DIRECT, "alice", "bob", name="dm/alice/bob"
+        )
+
+    def ask(
+        self,
+        kind: MessageType = MessageType.COMMAND,
+        relay_id: str = ASKED,
+        thread: str | None = None,
+        channel: Channel | None = None,
+        sender: str = "alice",
+        **metadata: Any,
+    ) -> Message:
+        return self.store.send_message(
+            (channel or self.group).id,
+            sender,
+            kind,
+            "go",
+            correlation_id=uuid4_of(thread) if thread else None,
+            metadata={"relay_id": relay_id, **metadata},
+        )
+
+    def answer(
+        self, kind: Kind, sender: str = "bob", directory: Directory = AGENTS, **headers: str
+    ) -> Route | Bounce:
+        message = MessageFile("whoever", kind, headers, b"received")
+        return route(message, sender, directory, self.store)
+
+
+@pytest.fixture
+def talk() -> Talk:
+    return Talk()
+
+
+def bounce(result: Route | Bounce | Message) -> str:
+    assert isinstance(result, Bounce), result
+    assert "\n" not in result.reason
+    return result.reason
+
+
+# -- the way back --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Kind.ACK, Kind.NACK])
+def test_an_ack_goes_to_who_asked_alone_whatever_to_says(talk: Talk, kind: Kind) -> None:
+    asked = talk.ask()
+    assert talk.answer(kind, RE=ASKED) == Route(
+        "team",
+        ChannelType.GROUP,
+        (),  # an answer is no reason to join
+        ("alice",),
+        answers=asked,
+        shown_channel="team",
+    )
+
+
+def test_between_two_no_channel_is_shown(talk: Talk) -> None:
+    asked = talk.ask(MessageType.QUERY, channel=talk.direct)
+    found = talk.answer(Kind.RESPONSE, RE=ASKED)
+    assert isinstance(found, Route)
+    assert (found.channel, found.shown_channel) == ("dm/alice/bob", None)
+    assert (found.recipients, found.answers) == (("alice",), asked)
+
+
+def test_a_response_answers_a_query_and_nothing_else(talk: Talk) -> None:
+    talk.ask(MessageType.QUERY)
+    assert isinstance(talk.answer(Kind.RESPONSE, RE=ASKED), Route)
+    other = ASKED + "0"
+    talk.ask(MessageType.COMMAND, other)
+    text = bounce(talk.answer(Kind.RESPONSE, RE=other))
+    assert text.startswith(f"a response answers a query, and {other} is none")
+
+
+@pytest.mark.parametrize(
+    ("kind", "metadata", "owed"),
+    [
+        (MessageType.COMMAND, {}, True),
+        (MessageType.QUERY, {}, True),
+        (MessageType.TEXT, {}, False),
+        (MessageType.TEXT, {"delivery": "at-least-once"}, True),
+        (MessageType.TEXT, {"delivery": "at-most-once"}, False),
+        (MessageType.NOTIFICATION, {}, False),
+    ],
+)
+def test_an_ack_answers_what_expects_one(
+    talk: Talk, kind: MessageType, metadata: dict[str, str], owed: bool
+) -> None:
+    talk.ask(kind, **metadata)
+    for word in (Kind.ACK, Kind.NACK):
+        found = talk.answer(word, RE=ASKED)
+        assert isinstance(found, Route) is owed
+        if not owed:
+            assert bounce(found).startswith(f"{ASKED} expects no acknowledgment")
+
+
+def test_an_answer_to_what_nobody_knows(talk: Talk) -> None:
+    assert bounce(talk.answer(Kind.ACK, RE=ASKED)) == (
+        f"RE {ASKED} names no message that the relay knows"
+    )
+
+
+def test_an_answer_of_one_who_was_not_asked(talk: Talk) -> None:
+    talk.ask(channel=talk.direct)
+    assert bounce(talk.answer(Kind.ACK, "carol", RE=ASKED)) == f"RE {ASKED} was not sent to carol"
+    assert bounce(talk.answer(Kind.ACK, "alice", RE=ASKED)) == f"RE {ASKED} was not sent to alice"
+
+
+def test_an_answer_of_one_who_has_left_the_group_goes_between_the_two(talk: Talk) -> None:
+    asked = talk.ask()
+    talk.store.leave_channel(talk.group.id, "bob")
+    assert talk.answer(Kind.ACK, RE=ASKED) == Route(
+        "dm/alice/bob", ChannelType.DIRECT, ("bob", "alice"), ("alice",), answers=asked
+    )
+
+
+def test_an_answer_to_one_who_has_left(talk: Talk) -> None:
+    talk.ask()
+    here = Directory(frozenset({"bob", "carol"}))
+    assert bounce(talk.answer(Kind.ACK, directory=here, RE=ASKED)) == (
+        "alice, who sent it, is no longer here; it is noted as answered"
+    )
+
+
+def test_an_answer_to_the_orchestrator(talk: Talk) -> None:
+    channel = channel_of(
+        talk.store, ChannelType.DIRECT, ORCHESTRATOR, "bob", name="dm/__orchestrator__/bob"
+    )
+    talk.ask(channel=channel, sender=ORCHESTRATOR)
+    found = talk.answer(Kind.ACK, RE=ASKED)
+    assert isinstance(found, Route) and found.recipients == (ORCHESTRATOR,)
+
+
+# -- by THREAD -----------------------------------------------------------------------------
+
+
+def test_a_thread_with_one_that_awaits_is_enough(talk: Talk) -> None:
+    asked = talk.ask(thread="t-1")
+    talk.ask(MessageType.TEXT, ASKED + "0", "t-1")
+    talk.ask(MessageType.COMMAND, ASKED + "1", "t-1", sender="bob")
+    talk.ask(MessageType.COMMAND, ASKED + "2", "t-2")
+    found = talk.answer(Kind.ACK, THREAD="t-1")
+    assert isinstance(found, Route) and found.answers == asked
+
+
+@pytest.mark.parametrize("thread", ["none", UUID])
+def test_a_thread_with_none_that_awaits(talk: Talk, thread: str) -> None:
+    talk.ask(MessageType.TEXT, thread=UUID)
+    text = bounce(talk.answer(Kind.ACK, THREAD=thread))
+    assert text.startswith(f"THREAD {thread} has 0 messages that await an answer of bob")
+    assert "RE" in text
+
+
+def test_of_two_that_await_re_names_one(talk: Talk) -> None:
+    talk.ask(thread="t-1")
+    second = talk.ask(relay_id=ASKED + "0", thread="t-1")
+    assert "has 2 messages" in bounce(talk.answer(Kind.ACK, THREAD="t-1"))
+    found = talk.answer(Kind.ACK, THREAD="t-1", RE=ASKED + "0")
+    assert isinstance(found, Route) and found.answers == second
+
+
+def test_what_is_answered_no_longer_awaits(talk: Talk) -> None:
+    first = talk.ask(thread="t-1")
+    second = talk.ask(relay_id=ASKED + "0", thread="t-1")
+    talk.store.move_deliveries(first.id, ["bob"], DeliveryState.ACKNOWLEDGED)
+    found = talk.answer(Kind.ACK, THREAD="t-1")
+    assert isinstance(found, Route)
+    assert found.answers is not None and found.answers.id == second.id
+    assert "has 2 messages" in bounce(talk.answer(Kind.ACK, "carol", THREAD="t-1"))
+
+
+def test_received_first_and_completed_later(talk: Talk) -> None:
+    asked = talk.ask(thread="t-1")
+    talk.store.move_deliveries(asked.id, ["bob"], DeliveryState.ACKNOWLEDGED)
+    message = MessageFile("alice", Kind.ACK, {"THREAD": "t-1"}, b"completed")
+    found = find_original(message, "bob", talk.store)
+    assert isinstance(found, Message) and found.id == asked.id
+
+
+# -- what the engine is told ---------------------------------------------------------------
+
+
+def fields(text: str, answers: Message | None = None) -> EngineFields:
+    return engine_fields(parse(text.encode()), ID, AT_NS, answers)
+
+
+def test_the_common_case() -> None:
+    assert fields("TO: bob\n\nhi") == EngineFields(
+        MessageType.TEXT,
+        None,
+        None,
+        Priority.NORMAL,
+        {"relay_id": ID, "to": "bob", "created_ns": AT_NS},
+        None,
+        None,
+    )
+
+
+def test_every_header_has_its_place() -> None:
+    signature = bytes(range(64))
+    text = (
+        "TO: #ops\nKIND: query\nTHREAD: t-1\nRE: 1769851800000000000-\nPRIORITY: 0\n"
+        "TOPIC: build.ok\nTTL: 60\nDELIVERY: exactly-once\nX-Ticket: 42\nNAME: w\n"
+        f"SIGNATURE: ed25519:{base64.b64encode(signature).decode()}\nAWAIT: 1m\n"
+        f"ATTACHMENT: sha256:{'a' * 64}\nATTACHMENT: sha256:{'b' * 64}\n\nhow many?"
+    )
+    assert fields(text) == EngineFields(
+        MessageType.QUERY,
+        "build.ok",
+        uuid4_of("t-1"),
+        Priority.CRITICAL,
+        {
+            "relay_id": ID,
+            "to": "#ops",
+            "created_ns": AT_NS,
+            "h.X-TICKET": "42",
+            "h.NAME": "w",
+            "thread": "t-1",
+            "re": "1769851800000000000-",
+            "delivery": "exactly-once",
+            "await_ms": 60_000,
+            "attachments": f"sha256:{'a' * 64} sha256:{'b' * 64}",
+        },
+        60,
+        signature,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [(k, t) for k, t in MESSAGE_TYPES.items() if k in SENT_KINDS]
+)
+def test_the_type_of_each_kind(kind: Kind, expected: MessageType) -> None:
+    assert fields(f"TO: bob\nKIND: {kind}\nRE: {ASKED}\n\nx").message_type is expected
+
+
+@pytest.mark.parametrize("kind", sorted(set(Kind) - MESSAGE_TYPES.keys()))
+def test_what_the_orchestrator_handles_is_a_command(kind: Kind) -> None:
+    text = f"TO: __orchestrator__\nKIND: {kind}\nNAME: w\n\nACTION: x"
+    assert fields(text).message_type is MessageType.COMMAND
+
+
+@pytest.mark.parametrize("kind", SENT_KINDS)
+def test_a_kind_that_its_type_does_not_say_is_kept(kind: Kind) -> None:
+    found = fields(f"TO: bob\nKIND: {kind}\nRE: {ASKED}\nNAME: w\n\nx")
+    assert found.metadata.get("kind", KIND_OF[found.message_type]) == kind
+    assert ("kind" in found.metadata) is (KIND_OF[found.message_type] is not kind)
+
+
+def test_a_message_to_everybody_is_a_broadcast() -> None:
+    assert fields("TO: *\n\nhi").message_type is MessageType.BROADCAST
+    assert fields("TO: *\nPRIORITY: 1\n\nhi").message_type is MessageType.BROADCAST
+    assert fields("TO: *\nKIND: query\n\nhi").message_type is MessageType.QUERY
+
+
+def test_what_is_not_given_is_not_kept() -> None:
+    assert fields("TO: bob\nPRIORITY: 1\n\nhi").metadata.keys() == {"relay_id", "to", "created_ns"}
+
+
+def test_a_thread_that_is_a_uuid_stays_one() -> None:
+    found = fields(f"TO: bob\nTHREAD: {UUID}\n\nhi")
+    assert (found.correlation_id, found.metadata["thread"]) == (UUID, UUID)
+
+
+@pytest.mark.parametrize(
+    ("header", "own"),
+    [
+        ("KIND: command", True),
+        ("KIND: query", True),
+        ("DELIVERY: at-least-once", True),
+        ("DELIVERY: exactly-once", True),
+        ("AWAIT: 30s", True),
+        ("DELIVERY: at-most-once", False),
+        ("KIND: notification", False),
+        ("PRIORITY: 1", False),
+    ],
+)
+def test_what_expects_an_answer_is_a_thread_of_its_own(header: str, own: bool) -> None:
+    assert fields(f"TO: bob\n{header}\n\nhi").correlation_id == (uuid4_of(ID) if own else None)
+    assert fields(f"TO: bob\n{header}\nTHREAD: t\n\nhi").correlation_id == uuid4_of("t")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("", "at-least-once"),
+        ("DELIVERY: at-most-once\n", "at-least-once"),
+        ("DELIVERY: at-least-once\n", "at-least-once"),
+        ("DELIVERY: exactly-once\n", "exactly-once"),
+    ],
+)
+def test_who_awaits_an_answer_gets_at_least_once(given: str, kept: str) -> None:
+    found = fields(f"TO: bob\n{given}AWAIT: 500ms\n\nhi")
+    assert (found.metadata["delivery"], found.metadata["await_ms"]) == (kept, 500)
+
+
+def test_an_answer_is_of_the_thread_that_it_answers() -> None:
+    asked = Message(1, MessageType.QUERY, "alice", 1, b"?", correlation_id=UUID)
+    text = f"TO: alice\nKIND: response\nRE: {ASKED}\nTHREAD: another\n\nyes"
+    assert fields(text, asked).correlation_id == UUID

@@ -1,0 +1,110 @@
+"""Answers: to whom they go, what they acknowledge, and what they leave alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from relay.acomm import codec
+from relay.acomm.model import ChannelType, DeliveryState, MessageStatus, MessageType
+from relay.base.errors import ValidationFailed
+from relay.engine import CommStore, FlushPolicy
+from tests.engine.support import UUID, channel_of, reopened, send, standing
+from tests.fakes import FakeClock
+
+pytestmark = pytest.mark.shows("engine 3.2")
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        (MessageType.COMMAND, MessageType.ACKNOWLEDGMENT),
+        (MessageType.QUERY, MessageType.RESPONSE),
+        (MessageType.QUERY, MessageType.ACKNOWLEDGMENT),
+    ],
+)
+def test_an_answer_sent_as_any_message_goes_to_who_asked_and_acknowledges(
+    store: CommStore, question: MessageType, answer: MessageType
+) -> None:
+    channel = channel_of(store, ChannelType.GROUP, "lead", "worker", "other")
+    asked = send(store, channel, "lead", question)
+    sent = send(store, channel, "worker", answer, "done", correlation_id=asked.correlation_id)
+    assert store.recipients(sent.id) == ("lead",)
+    assert standing(store, asked.id) == {
+        "worker": DeliveryState.ACKNOWLEDGED,
+        "other": DeliveryState.DELIVERED,
+    }
+    assert [m.id for m in store.receive_messages(None, "lead")] == [sent.id]
+
+
+def test_an_answer_belongs_in_the_channel_of_what_it_answers(store: CommStore) -> None:
+    asked_in = channel_of(store, ChannelType.GROUP, "lead", "worker")
+    elsewhere = channel_of(store, ChannelType.GROUP, "worker", "other", name="d")
+    query = store.send_query(asked_in.id, "lead", "how many?")
+    before = store.snapshot()
+    with pytest.raises(ValidationFailed, match="nothing in channel d asks for this answer"):
+        store.send_response(elsewhere.id, "worker", str(query.correlation_id), "seven")
+    assert store.snapshot() == before
+
+
+def test_a_thread_with_two_queries_is_answered_to_both(store: CommStore) -> None:
+    channel = channel_of(store, ChannelType.GROUP, "a", "b", "worker")
+    queries = [
+        send(store, channel, who, MessageType.QUERY, correlation_id=UUID) for who in ("a", "b")
+    ]
+    for _ in range(2):  # a second answer goes to both again, and changes nothing
+        answer = store.send_response(channel.id, "worker", UUID, "seven")
+        assert store.recipients(answer.id) == ("a", "b")
+        assert [standing(store, one.id)["worker"] for one in queries] == [
+            DeliveryState.ACKNOWLEDGED,
+            DeliveryState.ACKNOWLEDGED,
+        ]
+
+
+def test_who_acknowledges_what_is_kept_back_does_not_take_it_from_the_others(
+    store: CommStore, clock: FakeClock
+) -> None:
+    channel = channel_of(store, ChannelType.GROUP, "lead", "w", "x")
+    store.configure_channel(channel.id, max_pending=1)
+    first = send(store, channel, "lead", MessageType.COMMAND)
+    kept_back = send(store, channel, "lead", MessageType.COMMAND)
+    store.acknowledge_message(kept_back.id, "w", "completed")
+    assert store.holds(kept_back.id)
+    reopened(store, clock)
+    for who in ("w", "x"):
+        store.acknowledge_message(first.id, who, "completed")
+    assert not store.holds(kept_back.id)
+    assert standing(store, kept_back.id) == {
+        "w": DeliveryState.ACKNOWLEDGED,
+        "x": DeliveryState.DELIVERED,
+    }
+
+
+def test_what_all_have_acknowledged_is_kept_back_no_more(store: CommStore) -> None:
+    channel = channel_of(store, ChannelType.GROUP, "lead", "w", "x")
+    store.configure_channel(channel.id, max_pending=1)
+    for _ in range(2):
+        kept_back = send(store, channel, "lead", MessageType.COMMAND)
+    for who in ("w", "x"):
+        store.acknowledge_message(kept_back.id, who, "completed")
+    assert not store.holds(kept_back.id)
+
+
+@pytest.mark.parametrize("kind", [MessageType.COMMAND, MessageType.QUERY])
+def test_in_a_store_flushed_at_once_an_answer_is_there_with_what_it_acknowledges(
+    tmp_path: Path, kind: MessageType
+) -> None:
+    path = str(tmp_path / "s.acomm")
+    with CommStore.open(path, FlushPolicy(1, None), FakeClock()) as store:
+        channel = channel_of(store, ChannelType.GROUP, "lead", "worker")
+        asked = send(store, channel, "lead", kind, correlation_id=UUID)
+        if kind is MessageType.COMMAND:
+            answer = store.acknowledge_message(asked.id, "worker", "completed")
+        else:
+            answer = store.send_response(channel.id, "worker", UUID, "seven")
+        file = codec.read(path)  # what a kill -9 would leave
+    assert {m.id: m.status for m in file.messages} == {
+        asked.id: MessageStatus.ACKNOWLEDGED,
+        answer.id: MessageStatus.DELIVERED,
+    }

@@ -1,0 +1,477 @@
+"""A store is its events: replayed on an empty one they give the same store, in every order of
+operations; and what a file holds, opened again, is the same store, too."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relay.acomm import codec
+from relay.acomm.model import (
+    ArchiveNote,
+    Channel,
+    ChannelState,
+    ChannelType,
+    DeliveryMode,
+    DeliveryState,
+    Message,
+    MessageType,
+    Metadata,
+    Origin,
+    Participant,
+    ParticipantRole,
+    Retention,
+    RetentionKind,
+    StoreFile,
+    Subscription,
+)
+from relay.base.errors import CommError, FormatError
+from relay.engine import events
+from relay.engine.commstore import CommStore
+from relay.engine.events import Event
+from relay.engine.topics import match_mode
+from tests.engine.support import NOW_S, UUID, channel_of, new_store, send
+from tests.fakes import FakeClock
+
+pytestmark = pytest.mark.timeout(60)  # some take seven seconds on a quiet machine
+PEOPLE = st.sampled_from(["a", "b", "c", "d"])
+CHANNELS = st.sampled_from(["PubSub", "Group", "Direct", "Broadcast", "new"])
+PATTERNS = st.sampled_from(["build.#", "build.*", "build.ok", "#", "bad..pattern"])
+ORIGIN = Origin("a", "agents/a/outbox/x", 1, 2, 3, None, None, None, 4)
+Operation = Callable[[CommStore], object]
+
+
+def numbered(store: CommStore, name: str) -> int:
+    channel = store.get_channel_by_name(name)
+    return channel.id if channel else 99
+
+
+def later(store: CommStore) -> object:
+    """A quarter of an hour goes by; what falls due is done as it does."""
+    clock = store._clock
+    assert isinstance(clock, FakeClock)
+    for _ in range(15):
+        clock.advance(61)
+        store.tick()
+    return len(store.dead_letters())
+
+
+def once(store: CommStore) -> object:
+    """What is to be delivered once is received, and nobody ever acknowledges it."""
+    number = numbered(store, "Group")
+    store.configure_channel(number, delivery=DeliveryMode(2))
+    sent = store.send_message(number, "a", MessageType.TEXT, "hi")
+    return sent.id, later(store)
+
+
+def identify(store: CommStore, identities: dict[str, str]) -> None:
+    """Of those who are there; who joins later has none, for a store does not keep the names."""
+    store.set_identities(identities)
+    store.identities = {}
+
+
+def owed(store: CommStore) -> object:
+    """As in a relay: a command is begun, reminded of, and answered or not; time is lost."""
+    store.delivers_itself = False
+    try:
+        message = store.send_message(numbered(store, "Group"), "a", MessageType.COMMAND, "do")
+        store.hear_answer(message, "b", "received", ends=False)
+        clock = store._clock
+        assert isinstance(clock, FakeClock)
+        clock.advance(3600)
+        for one in store.overdue_answers(9):
+            store.remind(one.message.id, one.recipient, one.next_due_ms)
+        store.lose_time(60_000)
+        if message.id % 2:
+            store.hear_answer(message, "b", "completed", ends=True)
+    finally:
+        store.delivers_itself = True
+    return message.id
+
+
+def all_join(store: CommStore, number: int) -> object:
+    """The channel becomes sticky, and everybody comes."""
+    store.configure_channel(number, sticky_messages=True, tags=["x"], description="what for")
+    return [store.join_channel(number, one).id for one in "dcba"]
+
+
+def replay_all(store: CommStore) -> object:
+    """A quarter of an hour goes by, and what was given up is sent again."""
+    later(store)
+    return [store.replay_dead_letter(letter.message.id).id for letter in store.dead_letters()]
+
+
+def take_all(store: CommStore) -> object:
+    """Every file leaves its inbox, of what was given up, too."""
+    every = [(number, who) for number, known in store.state.deliveries.items() for who in known]
+    return [store.receive(number, who, "taken") for number, who in every]
+
+
+def tidy(store: CommStore) -> object:
+    """What waits is received, and what nobody waits for is archived."""
+    received = [len(store.receive_messages(None, one)) for one in "abcd"]
+    return received, store.archive(before=NOW_S + 30), store.evict()
+
+
+def roll(store: CommStore) -> object:
+    """What is leaving has left; what nobody waits for begins to leave, and one has left."""
+    state = store.state
+    store.apply(events.TakenOut(len(state.leaving), NOW_S))
+    final = [m.id for m in (*state.messages.values(), *state.archive.values()) if store.is_final(m)]
+    if not final:
+        return 0
+    name = f"2026-01-31/{state.next_archive:06d}.acomm"
+    note = ArchiveNote(name, len(final), min(final), max(final), NOW_S, NOW_S, 0, 1)
+    store.apply(events.Rolled(note, tuple(final), NOW_S))
+    store.apply(events.TakenOut(1, NOW_S))
+    return len(final)
+
+
+class Drawn(NamedTuple):
+    """What the calls of one operation are made with."""
+
+    name: str  # of a channel
+    who: str
+    pattern: str
+    kind: ChannelType
+    message_type: MessageType
+    channel_state: ChannelState
+    limit: int | None
+    thread: str | None
+    number: int  # of a message
+    state: DeliveryState
+    relay_id: Metadata | None
+
+    def channel(self, store: CommStore) -> int:
+        return numbered(store, self.name)
+
+
+@st.composite
+def operations(draw: st.DrawFn) -> Operation:
+    """Any call that changes a store, or is refused; every other one sends."""
+    sends = draw(st.booleans())
+    drawn = Drawn(
+        draw(CHANNELS),
+        draw(PEOPLE),
+        draw(PATTERNS),
+        draw(st.sampled_from(ChannelType)),
+        draw(st.sampled_from(MessageType)),
+        draw(st.sampled_from([*ChannelState, ChannelState.ACTIVE])),
+        draw(st.sampled_from([None, 1, 2, 3])),
+        draw(st.sampled_from([None, UUID])),
+        draw(st.integers(1, 8)),
+        draw(st.sampled_from(DeliveryState)),
+        draw(st.sampled_from([None, {"relay_id": "r-1"}, {"relay_id": "r-2"}])),
+    )
+    if sends:
+        return sending(drawn)
+    calls = [*on_channels(drawn), *on_messages(drawn), *on_deliveries(drawn), *AS_TIME_GOES_BY]
+    return draw(st.sampled_from(calls))
+
+
+def sending(drawn: Drawn) -> Operation:
+    """The whole pipeline."""
+    fields = {"correlation_id": drawn.thread, "metadata": drawn.relay_id}
+    if drawn.name == "PubSub" and drawn.message_type is MessageType.TEXT:
+        return lambda store: store.publish(
+            drawn.channel(store), drawn.who, "build.ok", "hi", **fields
+        )
+    return lambda store: store.send_message(
+        drawn.channel(store), drawn.who, drawn.message_type, "hi", topic="build.ok", **fields
+    )
+
+
+def on_channels(drawn: Drawn) -> list[Operation]:
+    """Who takes part, who subscribes, and what is set."""
+    _, who, pattern, *_ = drawn
+    channel = drawn.channel
+    retention = Retention(RetentionKind(drawn.limit or 0), 2)
+    return [
+        lambda store: store.create_channel(drawn.name, drawn.kind, who),
+        lambda store: store.join_channel(channel(store), who),
+        lambda store: store.leave_channel(channel(store), who),
+        lambda store: store.subscribe(channel(store), who, pattern),
+        lambda store: store.subscribe(numbered(store, "PubSub"), who, pattern),
+        lambda store: store.unsubscribe(numbered(store, "PubSub"), "b", pattern),
+        lambda store: store.unsubscribe(numbered(store, "PubSub"), who),
+        lambda store: identify(store, {who: "aid_1"} if drawn.limit else {}),
+        lambda store: store.set_subscription_active(
+            min(store.state.subscriptions, default=0), bool(drawn.limit)
+        ),
+        lambda store: store.configure_channel(
+            channel(store), delivery=DeliveryMode(1), ack_timeout=5
+        ),
+        lambda store: store.configure_channel(
+            channel(store), max_pending=drawn.limit, flush="manual"
+        ),
+        lambda store: store.configure_channel(channel(store), retention=retention),
+        lambda store: store.set_channel_state(channel(store), drawn.channel_state),
+        lambda store: all_join(store, channel(store)),
+        lambda store: all_join(store, numbered(store, "Group")),
+    ]
+
+
+def on_messages(drawn: Drawn) -> list[Operation]:
+    """Asked, answered, archived and compacted; and those whose delivery was given up."""
+    number, who = drawn.number, drawn.who
+    return [
+        lambda store: store.accept(
+            drawn.channel(store), who, drawn.message_type, "hi", topic="build.ok"
+        ),
+        lambda store: store.send_query(drawn.channel(store), who, "?", 5),
+        lambda store: store.send_response(drawn.channel(store), who, UUID, "!"),
+        lambda store: store.acknowledge_message(number, who, "received"),
+        lambda store: store.archive(number),
+        lambda store: (tidy(store), roll(store)),
+        lambda store: (tidy(store), store.compact()),
+        lambda store: store.replay_dead_letter(number),
+        lambda store: store.discard_dead_letter(number),
+        lambda store: store.purge_dead_letters(100),
+    ]
+
+
+def on_deliveries(drawn: Drawn) -> list[Operation]:
+    """Staged, made, received, moved; and a file that was refused."""
+    number, refused = drawn.number, events.FileRefused("", ORIGIN, "why", "", False, False, NOW_S)
+    return [
+        lambda store: store.move_deliveries(number, ["a", "b"], drawn.state),
+        lambda store: store.deliver(number, store.recipients(number)),
+        lambda store: store.stage((number, one, 2) for one in store.recipients(number)),
+        lambda store: [store.receive_messages(None, one) for one in "abcd"],
+        lambda store: take_all(store),
+        lambda store: store.note(refused),
+    ]
+
+
+# Rare enough among the others, and what much follows from.
+AS_TIME_GOES_BY: list[Operation] = [once, later, later, replay_all, replay_all, owed]
+
+
+def channels_of_every_type(store: CommStore) -> None:
+    """Where every sequence of operations begins: four channels, a and b in each."""
+    for kind in ChannelType:
+        channel = channel_of(store, kind, "a", "b", name=kind.label)
+    store.subscribe(channel.id, "b", "build.*")
+
+
+def played(steps: list[Operation]) -> tuple[CommStore, list[Event]]:
+    """A store after these operations, and its events."""
+    clock = FakeClock(NOW_S * 10**9)
+    store = CommStore(clock)
+    recorded: list[Event] = []
+    apply = store.apply
+
+    def recording(event: Event) -> None:
+        recorded.append(event)
+        apply(event)
+
+    store.apply = recording  # type: ignore[method-assign]
+    for step in [channels_of_every_type, *steps]:
+        clock.advance(1)
+        try:
+            step(store)
+        except CommError:
+            pass
+    return store, recorded
+
+
+STEPS = st.lists(operations(), min_size=12, max_size=30)
+
+
+def test_the_sequences_do_what_they_are_for() -> None:
+    kinds: dict[str, int] = {}
+
+    @settings(max_examples=300)
+    @given(STEPS)
+    def count(steps: list[Operation]) -> None:
+        for event in played(steps)[1]:
+            kinds[type(event).__name__] = kinds.get(type(event).__name__, 0) + 1
+
+    count()
+    assert kinds.keys() == {cls.__name__ for cls in typing.get_args(Event)}
+    assert kinds["MessageSent"] > 100
+
+
+@pytest.mark.shows("engine 6.13")
+@settings(max_examples=200)
+@given(STEPS)
+def test_events_replayed_give_the_same_store(steps: list[Operation]) -> None:
+    store, recorded = played(steps)
+    again = new_store()
+    for event in recorded:
+        again.apply(event)
+    assert again.snapshot() == store.snapshot()
+    assert again.sequence == store.sequence == len(recorded)
+
+
+@settings(max_examples=200)
+@given(STEPS)
+def test_every_event_is_a_value_that_a_journal_can_keep(steps: list[Operation]) -> None:
+    store, recorded = played(steps)
+    kept = msgspec.msgpack.encode(recorded)
+    again = new_store()
+    for event in msgspec.msgpack.decode(kept, type=list[Event]):
+        again.apply(event)
+    assert again.snapshot() == store.snapshot()
+
+
+@settings(max_examples=200)
+@given(STEPS, STEPS)
+def test_a_store_opened_again_is_the_same_and_goes_on_alike(
+    steps: list[Operation], more: list[Operation]
+) -> None:
+    store, _ = played(steps)
+    snapshot = store.snapshot()
+    assert isinstance(store._clock, FakeClock)
+    opened = CommStore.load(FakeClock(store._clock.now_ns()), snapshot.file())
+    assert opened.snapshot() == snapshot
+    for step in more:
+        assert outcome(step, opened) == outcome(step, store)
+    assert opened.snapshot() == store.snapshot()
+
+
+def outcome(step: Operation, store: CommStore) -> str:
+    """What a call said, without the time of it."""
+    try:
+        result = step(store)
+    except CommError as exc:
+        return f"{type(exc).__name__} {exc}"
+    return str(getattr(result, "id", result))
+
+
+@settings(max_examples=100)
+@given(STEPS)
+def test_through_the_bytes_of_a_file_as_well(steps: list[Operation]) -> None:
+    snapshot = played(steps)[0].snapshot()
+    data = codec.encode(snapshot.file())
+    opened = CommStore.load(FakeClock(0), codec.decode(data))
+    assert opened.snapshot() == snapshot
+    assert codec.encode(opened.snapshot().file()) == data
+
+
+@pytest.mark.shows("engine 1.14")
+@settings(max_examples=100)
+@given(STEPS, STEPS)
+def test_a_snapshot_does_not_change_with_the_store(
+    steps: list[Operation], more: list[Operation]
+) -> None:
+    store, _ = played(steps)
+    snapshot = store.snapshot()
+    before = codec.encode(snapshot.file())
+    for step in more:
+        outcome(step, store)
+    assert codec.encode(snapshot.file()) == before
+
+
+# -- events one by one ---------------------------------------------------------------------
+
+
+def test_what_a_message_leaves_behind_is_two_events() -> None:
+    _, recorded = played(
+        [
+            lambda store: store.create_channel("c", ChannelType.GROUP, "a"),
+            lambda store: store.join_channel(5, "b"),
+            lambda store: store.join_channel(5, "c"),
+            lambda store: store.send_message(5, "a", MessageType.TEXT, "hi"),
+        ]
+    )
+    *_, sent, moved = recorded
+    assert isinstance(sent, events.MessageSent) and isinstance(moved, events.DeliveriesMoved)
+    assert (sent.message.id, sent.recipients) == (1, ("b", "c"))
+    assert (moved.message_id, moved.recipients, moved.state, moved.at) == (
+        1,
+        ("b", "c"),
+        DeliveryState.DELIVERED,
+        NOW_S + 5,
+    )
+
+
+def test_an_event_of_a_message_that_has_left_the_store_is_nothing() -> None:
+    store = new_store()
+    before = store.snapshot().values
+    store.apply(events.DeliveriesMoved(7, ("b",), DeliveryState.DELIVERED, NOW_S))
+    assert store.snapshot().values == before
+    assert store.sequence == 1
+
+
+# -- opening -------------------------------------------------------------------------------
+
+
+def test_counters_that_a_file_lacks_are_derived() -> None:
+    store = new_store()
+    channel = channel_of(store, ChannelType.PUB_SUB, "a", name="one")
+    store.subscribe(channel.id, "b", "#")
+    send(store, channel, "a", topic="t")
+    values = store.snapshot().values
+    dead = Message(9, MessageType.TEXT, "a", 1, b"x")
+    foreign = msgspec.structs.replace(values, dead_letters=(dead,), engine_state={})
+    opened = CommStore.load(FakeClock(NOW_S * 10**9), foreign)
+    assert opened.sequence == 0
+    assert send(opened, channel, "a", topic="t").id == 10
+    assert opened.create_channel("two", ChannelType.GROUP, "a").id == 2
+    assert opened.subscribe(channel.id, "c", "#").id == 2
+    assert opened.message_count(1) == 2
+    assert opened.snapshot().values.dead_letters == (dead,)
+
+
+def test_no_number_comes_twice_even_when_the_highest_has_left() -> None:
+    store = new_store()
+    channel = channel_of(store, ChannelType.PUB_SUB, "a")
+    store.subscribe(channel.id, "b", "#")
+    store.unsubscribe(channel.id, "b")
+    file = store.snapshot().file()
+    opened = CommStore.load(FakeClock(0), file)
+    assert opened.subscribe(channel.id, "b", "#").id == 2
+
+
+MEMBER = (Participant("a"),)
+GROUP = Channel(1, "one", ChannelType.GROUP, "a", MEMBER)
+TEXT = Message(1, MessageType.TEXT, "a", 1, b"x")
+INTEREST = Subscription(1, 1, "a", "#", match_mode("#"))
+PUBSUB = Channel(1, "one", ChannelType.PUB_SUB, "a", MEMBER)
+
+
+THREE = Channel(
+    1, "one", ChannelType.GROUP, "a", tuple(Participant(n, ParticipantRole.OWNER) for n in "abc")
+)
+changed = msgspec.structs.replace
+
+
+@pytest.mark.shows("engine 6.12")
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        (StoreFile(0, 0, (GROUP, msgspec.structs.replace(GROUP, name="two"))), "channel 1 once"),
+        (StoreFile(0, 0, (GROUP, msgspec.structs.replace(GROUP, id=2))), "channel one once"),
+        (StoreFile(0, 0, (GROUP,), (TEXT, TEXT)), "message 1 once"),
+        (StoreFile(0, 0, (GROUP,), (TEXT,), dead_letters=(TEXT,)), "message 1 once"),
+        (StoreFile(0, 0, (GROUP,), archive=(TEXT, TEXT)), "message 1 once"),
+        (StoreFile(0, 0, (), (TEXT,)), "a channel for message 1"),
+        (StoreFile(0, 0, (), archive=(TEXT,)), "a channel for message 1"),
+        (StoreFile(0, 0, (PUBSUB,), (), (INTEREST, INTEREST)), "subscription 1 once"),
+        (StoreFile(0, 0, (GROUP,), (), (INTEREST,)), "a PubSub channel for subscription 1"),
+        (StoreFile(0, 0, (), (), (INTEREST,)), "a PubSub channel for subscription 1"),
+        (StoreFile(0, 0, (changed(GROUP, participants=MEMBER * 2),)), "participant a once"),
+        (StoreFile(0, 0, (changed(THREE, channel_type=ChannelType.DIRECT),)), "2 in direct"),
+        (StoreFile(0, 0, (changed(THREE, channel_type=ChannelType.BROADCAST),)), "one owner in"),
+        (StoreFile(0, 0, (changed(GROUP, message_count=2**64 - 1),)), "message_count of channel"),
+        (StoreFile(0, 0, (GROUP,), (changed(TEXT, id=2**64 - 1),)), "highest message id to be"),
+    ],
+)
+def test_a_file_that_breaks_an_invariant_is_refused(file: StoreFile, says: str) -> None:
+    with pytest.raises(FormatError, match=says) as caught:
+        CommStore.load(FakeClock(0), file)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_no_rule_of_sending_allows_is_still_data() -> None:
+    response = Message(1, MessageType.RESPONSE, "stranger", 1, b"", correlation_id="no uuid")
+    opened = CommStore.load(FakeClock(0), StoreFile(5, 6, (GROUP,), (response,)))
+    assert opened.get_thread("no uuid") == [response]
+    assert (opened.created_at, opened.modified_at) == (5, 6)

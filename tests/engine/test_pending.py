@@ -1,0 +1,179 @@
+"""``max_pending``: a channel takes messages, and delivers them as others are done."""
+
+from __future__ import annotations
+
+import pytest
+
+from relay.acomm.model import (
+    Channel,
+    ChannelState,
+    ChannelType,
+    DeliveryState,
+    MessageStatus,
+    MessageType,
+    Priority,
+)
+from relay.base.errors import ValidationFailed
+from relay.engine.commstore import CommStore
+from tests.engine.support import AT_LEAST_ONCE, channel_of, reopened, send, standing
+from tests.fakes import FakeClock
+
+
+def narrow(store: CommStore, most: int = 2, **config: object) -> Channel:
+    channel = channel_of(store, ChannelType.GROUP, "a", "b", **config)
+    return store.configure_channel(channel.id, max_pending=most)
+
+
+def waiting(store: CommStore, who: str = "b") -> list[str]:
+    return [m.content.decode() for m in store.receive_messages(None, who, peek=True)]
+
+
+@pytest.mark.shows("engine 4.10")
+def test_beyond_the_limit_messages_are_taken_and_wait_in_order(
+    store: CommStore, clock: FakeClock
+) -> None:
+    channel = narrow(store)
+    sent = [send(store, channel, "a", content=f"{n}") for n in range(5)]
+    assert [m.status for m in sent] == [MessageStatus.DELIVERED] * 2 + [MessageStatus.SENT] * 3
+    assert [store.holds(m.id) for m in sent] == [False] * 2 + [True] * 3
+    assert standing(store, sent[2].id) == {"b": DeliveryState.SENT}
+    for one in (reopened(store, clock), store):
+        assert waiting(one) == ["0", "1"] and one.resumable() == []
+        one.receive(sent[1].id, "b")
+        assert waiting(one) == ["0", "2"]
+        assert [m.content for m in one.receive_messages(None, "b")] == [b"0", b"2"]
+        assert waiting(one) == ["3", "4"]
+        assert one.stats().held == 0
+
+
+def test_what_owes_an_acknowledgment_counts_until_that_comes(store: CommStore) -> None:
+    channel = narrow(store, 1, delivery=AT_LEAST_ONCE)
+    first, second = send(store, channel, "a"), send(store, channel, "a", content="second")
+    store.receive_messages(None, "b")
+    assert store.holds(second.id) and store.stats().pending == 1
+    store.acknowledge_message(first.id, "b", "received")
+    assert waiting(store) == ["second"]
+
+
+def test_answers_are_never_held_and_hold_up_nothing(store: CommStore) -> None:
+    channel = narrow(store, 1)
+    query = store.send_query(channel.id, "a", "how many?")
+    answer = store.send_response(channel.id, "b", str(query.correlation_id), "seven")
+    assert answer.status is MessageStatus.DELIVERED
+    assert send(store, channel, "a").status is MessageStatus.DELIVERED
+
+
+@pytest.mark.shows("engine 4.10")
+@pytest.mark.parametrize(
+    ("heeds", "order"), [(True, ["high", "one", "two"]), (False, ["one", "high", "two"])]
+)
+def test_they_go_on_by_priority_where_the_channel_heeds_it(
+    store: CommStore, clock: FakeClock, heeds: bool, order: list[str]
+) -> None:
+    channel = narrow(store, 1, priority_ordering=heeds)
+    first = send(store, channel, "a", content="first")
+    for text, priority in (("one", 2), ("high", 1), ("two", 2)):
+        send(store, channel, "a", content=text, priority=Priority(priority))
+    store = reopened(store, clock)
+    store.receive(first.id, "b")
+    came = []
+    while got := store.receive_messages(None, "b"):
+        came += [m.content.decode() for m in got]
+    assert came == order
+
+
+def test_a_larger_limit_or_none_lets_them_go(store: CommStore) -> None:
+    channel = narrow(store, 1)
+    for number in range(4):
+        send(store, channel, "a", content=f"{number}")
+    store.configure_channel(channel.id, max_pending=3)
+    assert waiting(store) == ["0", "1", "2"]
+    store.configure_channel(channel.id, max_pending=None)
+    assert waiting(store) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("state", "goes"),
+    [(ChannelState.PAUSED, False), (ChannelState.DRAINING, True), (ChannelState.CLOSED, True)],
+)
+def test_a_paused_channel_lets_nothing_go(
+    store: CommStore, state: ChannelState, goes: bool
+) -> None:
+    channel = narrow(store, 1)
+    send(store, channel, "a", content="first")
+    send(store, channel, "a", content="second")
+    store.set_channel_state(channel.id, state)
+    store.receive_messages(None, "b")
+    assert waiting(store) == (["second"] if goes else [])
+    if not goes:
+        store.set_channel_state(channel.id, ChannelState.ACTIVE)
+        assert waiting(store) == ["second"]
+
+
+@pytest.mark.shows("engine 2.5")
+def test_past_its_ttl_a_held_message_is_not_delivered(store: CommStore, clock: FakeClock) -> None:
+    channel = narrow(store, 1)
+    send(store, channel, "a", content="first")
+    short = send(store, channel, "a", content="short", ttl=5)
+    send(store, channel, "a", content="long")
+    clock.advance(5)
+    store.receive_messages(None, "b")
+    assert waiting(store) == ["long"]
+    assert standing(store, short.id) == {"b": DeliveryState.EXPIRED}
+
+
+def test_who_has_left_bounces_and_the_others_get_it(store: CommStore) -> None:
+    said: list[str] = []
+    store.warn = said.append
+    channel = narrow(store, 1)
+    store.join_channel(channel.id, "c")
+    send(store, channel, "a", content="first")
+    second = send(store, channel, "a", content="second")
+    store.leave_channel(channel.id, "c")
+    store.receive_messages(None, "b")
+    assert waiting(store) == ["second"]
+    assert standing(store, second.id) == {
+        "b": DeliveryState.DELIVERED,
+        "c": DeliveryState.BOUNCED,
+    }
+    assert said == [f"message {second.id}: 1 have left, among them c"]
+
+
+@pytest.mark.shows("engine 4.11")
+def test_where_the_owner_delivers_it_is_told_what_may_go(
+    store: CommStore, clock: FakeClock
+) -> None:
+    store.delivers_itself = False
+    channel = narrow(store, 1)
+    numbers = [
+        store.accept(channel.id, "a", MessageType.TEXT, "x", priority=priority).id
+        for priority in (Priority.NORMAL, Priority.LOW, Priority.HIGH)
+    ]
+    assert [store.holds(number) for number in numbers] == [False, True, True]
+    assert store.resumable() == []
+    store.deliver(numbers[0], ["b"])
+    store.receive(numbers[0], "b")
+    assert store.resumable() == [numbers[2]] == store.resumable()
+    assert standing(store, numbers[2]) == {"b": DeliveryState.SENT}
+    store.deliver(numbers[2], ["b"])
+    assert not store.holds(numbers[2]) and store.resumable() == []
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "3", 2**32])
+def test_a_limit_that_is_none_is_refused(store: CommStore, value: object) -> None:
+    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    before = store.snapshot()
+    with pytest.raises(ValidationFailed) as caught:
+        store.configure_channel(channel.id, max_pending=value)
+    assert caught.value.field == "max_pending"
+    assert store.snapshot() == before
+
+
+def test_ten_thousand_held_messages_go_on_one_by_one(store: CommStore) -> None:
+    channel = narrow(store, 1)
+    for _ in range(10_000):
+        send(store, channel, "a")
+    seen = 0
+    while got := store.receive_messages(None, "b"):
+        seen += len(got)
+    assert seen == 10_000

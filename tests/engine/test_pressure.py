@@ -1,0 +1,297 @@
+"""Too many messages, channels, subscriptions or bytes: refused, said, and room made again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from relay.acomm import codec
+from relay.acomm.model import ChannelType, DeliveryState, MessageStatus, MessageType
+from relay.base.errors import CommError, StoreCapacity, StoreFull, ValidationFailed
+from relay.engine.commstore import CommStore
+from relay.engine.limits import Limits
+from relay.engine.sending import CAPACITY_TOPIC
+from tests.engine.support import channel_of, reopened, send, standing
+from tests.fakes import FakeClock
+
+pytestmark = pytest.mark.shows("engine 1.7")
+
+
+def limited(clock: FakeClock, **limits: int) -> CommStore:
+    return CommStore(clock, limits=Limits()._replace(**limits))
+
+
+def refused(store: CommStore, call: Callable[[], object], kind: type[CommError]) -> str:
+    """A call is refused, in one line, and the store is as it was."""
+    before = store.snapshot()
+    with pytest.raises(kind) as caught:
+        call()
+    assert store.snapshot() == before
+    assert "\n" not in str(caught.value) and caught.value.hint
+    return str(caught.value)
+
+
+# -- memory --------------------------------------------------------------------------------
+
+
+@pytest.mark.shows("engine 5.1")
+def test_at_the_threshold_what_is_done_makes_room(clock: FakeClock) -> None:
+    store = limited(clock, active_messages=3)
+    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    for _ in range(10):
+        send(store, channel, "a")
+        store.receive_messages(None, "b")
+    assert len(store) == 1 + 9 % 3 and store.stats().archived == 9 // 3 * 3
+
+
+@pytest.mark.shows("engine 5.1")
+def test_where_nothing_is_done_the_store_is_full_until_something_is(clock: FakeClock) -> None:
+    store = limited(clock, active_messages=3)
+    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    sent = [send(store, channel, "a") for _ in range(3)]
+    text = refused(store, lambda: send(store, channel, "a"), StoreFull)
+    assert text == "3 active messages, the store takes 3"
+    store.receive(sent[1].id, "b")
+    assert send(store, channel, "a").status is MessageStatus.DELIVERED
+    assert len(store) == 3 and list(store.state.archive) == [sent[1].id]
+    refused(store, lambda: send(store, channel, "a"), StoreFull)
+
+
+def test_a_full_store_takes_the_acknowledgments_that_empty_it(clock: FakeClock) -> None:
+    store = limited(clock, active_messages=2)
+    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    command = send(store, channel, "a", MessageType.COMMAND)
+    query = store.send_query(channel.id, "a", "how many?")
+    refused(store, lambda: send(store, channel, "a"), StoreFull)
+    store.acknowledge_message(command.id, "b", "completed")
+    store.send_response(channel.id, "b", str(query.correlation_id), "seven")
+    store.receive_messages(None, "a")
+    assert send(store, channel, "a").id == 5
+    assert len(store) == 1
+
+
+def test_a_store_that_is_full_does_not_look_at_everything_each_time(clock: FakeClock) -> None:
+    store = limited(clock, active_messages=1000)
+    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    for _ in range(1000):
+        send(store, channel, "a")
+    looks: list[int] = []
+    is_final = store.is_final
+    store.is_final = lambda m: looks.append(m.id) or is_final(m)  # type: ignore[method-assign,func-returns-value]
+    for _ in range(50):
+        refused(store, lambda: send(store, channel, "a"), StoreFull)
+    assert len(looks) == 1000
+    store.receive(1, "b")
+    store.tick()
+    assert send(store, channel, "a").id == 1001
+
+
+# -- the file ------------------------------------------------------------------------------
+
+SMALL = {"file_bytes": 10_000, "warn_bytes": 8_000, "reserve_bytes": 1_000}
+
+
+@pytest.mark.shows("engine 5.2")
+def test_near_the_limit_it_is_said_once_and_again_after_room_was_made(clock: FakeClock) -> None:
+    store = limited(clock, **SMALL)
+    said: list[str] = []
+    store.warn = said.append
+    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    system = store.create_channel("_system", ChannelType.PUB_SUB, "_system")
+    store.subscribe(system.id, "watcher", CAPACITY_TOPIC)
+    for _ in range(2):
+        while not said:
+            send(store, channel, "a", content="x" * 840)
+        send(store, channel, "a", content="x")
+        assert len(said) == 1 and "of 10000 bytes" in said[0]
+        notice = store.receive_messages(system.id, "watcher")
+        assert [(m.message_type, m.topic) for m in notice] == [
+            (MessageType.NOTIFICATION, CAPACITY_TOPIC)
+        ]
+        store.receive_messages(None, "b")
+        store.evict()
+        assert store.compact().archived > 7
+        said.clear()
+
+
+@pytest.mark.shows("engine 5.3")
+def test_within_the_reserve_only_answers_are_taken(clock: FakeClock) -> None:
+    store = limited(clock, **SMALL)
+    store.warn = lambda _: None
+    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    command = send(store, channel, "a", MessageType.COMMAND)
+    with pytest.raises(StoreCapacity) as caught:
+        while True:
+            send(store, channel, "a", content="x" * 500)
+    assert "of a store file's 10000, and the last 1000 are for answers" in str(caught.value)
+    refused(store, lambda: send(store, channel, "a", content="x" * 500), StoreCapacity)
+    assert "compact" in caught.value.hint
+    store.acknowledge_message(command.id, "b", "completed")
+    with pytest.raises(StoreCapacity):
+        while True:
+            store.acknowledge_message(command.id, "b", "completed", "x" * 300)
+    store.receive_messages(None, "b")
+    store.evict()
+    store.compact()
+    assert send(store, channel, "a", content="x" * 500)
+
+
+def test_one_large_message_does_not_slip_past_the_limit(clock: FakeClock) -> None:
+    store = limited(clock, **SMALL)
+    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    send(store, channel, "a")
+    refused(store, lambda: send(store, channel, "a", content="x" * 9_000), StoreCapacity)
+
+
+def test_metadata_counts_as_what_it_takes(clock: FakeClock) -> None:
+    store = limited(clock, **SMALL)
+    store.warn = lambda _: None
+    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    with pytest.raises(StoreCapacity):
+        while True:
+            send(store, channel, "a", metadata={"k" * 100: "é" * 200})
+    assert 8_000 < len(codec.encode(store.snapshot().file(), compress=False)) < 10_000
+    store.receive_messages(None, "b")
+    assert reopened(store, clock).used_bytes() == store.state.record_bytes
+    store.evict()
+    store.compact()
+    assert store.state.record_bytes == 0
+
+
+# -- counts --------------------------------------------------------------------------------
+
+
+@pytest.mark.shows("engine 5.5")
+def test_no_more_messages_than_a_file_holds_archived_and_dead_ones_included(
+    clock: FakeClock,
+) -> None:
+    store = limited(clock, messages=3)
+    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    for _ in range(3):
+        send(store, channel, "a")
+        store.receive_messages(None, "b")
+    assert store.archive(1) == 1
+    text = refused(store, lambda: send(store, channel, "a"), StoreCapacity)
+    assert text == "3 messages, a store holds 3"
+    store.compact()
+    assert send(store, channel, "a").id == 4
+    refused(store, lambda: send(store, channel, "a"), StoreCapacity)
+
+
+@pytest.mark.shows("engine 5.5")
+def test_no_more_channels_and_subscriptions_than_a_file_holds(clock: FakeClock) -> None:
+    store = limited(clock, channels=2, subscriptions=1)
+    channel = channel_of(store, ChannelType.PUB_SUB, "a")
+    channel_of(store, ChannelType.GROUP, "a", name="two")
+    text = refused(
+        store, lambda: store.create_channel("three", ChannelType.GROUP, "a"), StoreCapacity
+    )
+    assert text == "2 channels, a store holds 2"
+    store.subscribe(channel.id, "b", "#")
+    store.subscribe(channel.id, "b", "#")
+    text = refused(store, lambda: store.subscribe(channel.id, "c", "#"), StoreCapacity)
+    assert text == "1 subscriptions, a store holds 1"
+    assert not store.takes_part(channel.id, "c")
+
+
+def test_the_limits_are_those_of_the_guide_and_the_format() -> None:
+    assert Limits() == (
+        100_000, 10_000_000, 100_000, 1_000_000, 2**31, 2**31 * 8 // 10, 100 * 2**20, 1000
+    )  # fmt: skip
+
+
+# -- a channel's words ---------------------------------------------------------------------
+
+
+@pytest.mark.shows("engine 4.4")
+def test_description_and_tags_are_kept_and_changed(store: CommStore, clock: FakeClock) -> None:
+    channel = store.create_channel(
+        "c", ChannelType.GROUP, "a", description="é" * 1024, tags=["t" * 64] * 100
+    )
+    assert reopened(store, clock).get_channel(channel.id) == channel
+    assert (channel.description, len(channel.tags)) == ("é" * 1024, 100)
+    changed = store.configure_channel(channel.id, description="", tags=("x", "y"), echo=True)
+    assert (changed.description, changed.tags, changed.config.echo) == (None, ("x", "y"), True)
+    assert store.configure_channel(channel.id, echo=False).tags == ("x", "y")
+    assert reopened(store, clock).get_channel(channel.id).tags == ("x", "y")
+
+
+@pytest.mark.shows("engine 4.4")
+@pytest.mark.parametrize(
+    ("words", "field", "length"),
+    [
+        ({"description": "é" * 1025}, "description", 1025),
+        ({"description": "\ud800"}, "description", None),
+        ({"description": 5}, "description", None),
+        ({"tags": ["x"] * 101}, "tags", 101),
+        ({"tags": ["é" * 33]}, "tags", 66),
+        ({"tags": [""]}, "tags", 0),
+        ({"tags": "one"}, "tags", None),
+        ({"tags": [5]}, "tags", None),
+    ],
+)
+def test_words_that_are_too_many_are_refused(
+    store: CommStore, words: dict[str, object], field: str, length: int | None
+) -> None:
+    channel = channel_of(store, ChannelType.GROUP, "a")
+    before = store.snapshot()
+    for call in (
+        lambda: store.create_channel("other", ChannelType.GROUP, "a", **words),  # type: ignore[arg-type]
+        lambda: store.configure_channel(channel.id, **words),
+    ):
+        with pytest.raises(ValidationFailed) as caught:
+            call()
+        assert (caught.value.field, caught.value.value_length) == (field, length)
+        assert store.snapshot() == before
+
+
+@pytest.mark.shows("engine 4.3")
+@pytest.mark.parametrize(("kind", "most"), [(ChannelType.GROUP, 2), (ChannelType.DIRECT, 1)])
+def test_a_channel_is_not_limited_to_fewer_than_it_has(
+    store: CommStore, kind: ChannelType, most: int
+) -> None:
+    others = ("b", "c") if kind is ChannelType.GROUP else ("b",)
+    channel = channel_of(store, kind, "a", *others)
+    before = store.snapshot()
+    with pytest.raises(ValidationFailed, match="too few for channel c") as caught:
+        store.configure_channel(channel.id, max_participants=most)
+    assert caught.value.field == "max_participants"
+    assert store.snapshot() == before
+
+
+# -- fan-out -------------------------------------------------------------------------------
+
+
+@pytest.mark.shows("engine 1.12")
+def test_a_large_fan_out_goes_in_batches_and_is_delivered_when_all_have_it(
+    store: CommStore,
+) -> None:
+    channel = channel_of(store, ChannelType.BROADCAST, "a", *(f"r{n}" for n in range(2500)))
+    statuses: list[MessageStatus] = []
+    apply = store.apply
+
+    def watching(event: object) -> None:
+        apply(event)  # type: ignore[arg-type]
+        statuses.append(store.state.messages[1].status)
+
+    store.apply = watching  # type: ignore[method-assign]
+    message = store.broadcast(channel.id, "a", "to all")
+    sent, delivered = MessageStatus.SENT, MessageStatus.DELIVERED
+    assert statuses == [sent, sent, sent, delivered]
+    assert set(standing(store, message.id).values()) == {DeliveryState.DELIVERED}
+    assert len(standing(store, message.id)) == 2500
+
+
+@pytest.mark.shows("engine 1.13")
+def test_one_who_is_not_there_holds_up_nobody(store: CommStore) -> None:
+    said: list[str] = []
+    store.warn = said.append
+    channel = channel_of(store, ChannelType.GROUP, "a", *(f"r{n}" for n in range(1500)))
+    people = [f"r{n}" for n in range(1500)]
+    message = send(store, channel, "a", recipients=[*people[:700], "ghost", *people[700:]])
+    states = standing(store, message.id)
+    assert states.pop("ghost") is DeliveryState.BOUNCED
+    assert set(states.values()) == {DeliveryState.DELIVERED}
+    assert said == [f"message {message.id}: 1 have left, among them ghost"]
+    assert message.status is MessageStatus.DELIVERED

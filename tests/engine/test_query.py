@@ -1,0 +1,180 @@
+"""Queries and topics against a model that looks at everything."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.acomm.model import (
+    ChannelType,
+    Message,
+    MessageFilter,
+    MessageStatus,
+    MessageType,
+    Priority,
+    SortField,
+    SortOrder,
+)
+from relay.base.errors import QueryTimeout, ValidationFailed
+from relay.engine import query, topics
+from relay.engine.commstore import CommStore
+from relay.engine.message_index import MessageIndex
+from tests.fakes import FakeClock
+
+SEGMENT = st.sampled_from(["a", "b", "c"])
+TOPIC = st.builds(
+    lambda first, rest: ".".join([first, *rest]),
+    SEGMENT,
+    st.lists(SEGMENT | st.sampled_from(["*", "#"]), max_size=3),  # a topic may have those, too
+)
+PATTERN = st.builds(
+    lambda segments, rest: ".".join(segments + rest),
+    st.lists(st.sampled_from(["a", "b", "c", "*"]), max_size=4),
+    st.sampled_from([["#"], ["a"], ["*"]]),
+)
+
+
+@pytest.mark.shows("engine 2.10")
+@given(st.lists(PATTERN, max_size=12), TOPIC)
+def test_the_trie_answers_as_matches_does(patterns: list[str], topic: str) -> None:
+    trie = topics.TopicTrie()
+    for number, pattern in enumerate(patterns):
+        topics.match_mode(pattern)  # each is one that subscribe takes
+        trie.add(pattern, number)
+    expected = [n for n, pattern in enumerate(patterns) if topics.matches(topic, pattern)]
+    assert sorted(trie.match(topic)) == expected
+    for number, pattern in enumerate(patterns):
+        trie.remove(pattern, number)
+    assert list(trie.match(topic)) == []
+    assert trie._root.ways == {}
+
+
+def test_a_topic_of_wildcards_is_matched_as_soon_as_any_other() -> None:
+    """Were each of its segments taken in two ways, a message of 250 bytes would never be routed."""
+    trie = topics.TopicTrie()
+    for number, pattern in enumerate((".".join("*" * 125), "a.#", "#", "a.*.#")):
+        trie.add(pattern, number)
+    topic = "a" + ".*" * 124
+    topics.check_topic(topic)
+    assert sorted(trie.match(topic)) == [0, 1, 2, 3]
+    assert sorted(trie.match("a.#")) == [1, 2, 3]
+
+
+def _messages() -> st.SearchStrategy[list[Message]]:
+    def build(rows: list[tuple[int, ...]]) -> list[Message]:
+        return [
+            Message(
+                number,
+                MessageType(kind),
+                "abc"[sender],
+                channel,
+                f"text {number % 3}".encode(),
+                None if topic > 2 else "abc"[topic],
+                None if thread > 2 else f"t{thread}",
+                Priority(priority),
+                None,
+                1000 + at,
+                status=MessageStatus(status),
+            )
+            for number, (kind, sender, channel, topic, thread, priority, at, status) in enumerate(
+                rows, 1
+            )
+        ]
+
+    row = st.tuples(*(st.integers(0, most) for most in (7, 2, 2, 4, 4, 4, 9, 6)))
+    return st.lists(row, max_size=30).map(build)
+
+
+FILTERS = st.builds(
+    MessageFilter,
+    channel_ids=st.none() | st.lists(st.integers(0, 2), min_size=1, max_size=2).map(tuple),
+    sender=st.none() | st.sampled_from(["a", "b", "z"]),
+    message_types=st.none() | st.just((MessageType.TEXT, MessageType.QUERY)),
+    topic_pattern=st.none() | st.sampled_from(["a", "*", "#", "z"]),
+    after=st.none() | st.integers(998, 1010),
+    before=st.none() | st.integers(998, 1010),
+    status=st.none() | st.just((MessageStatus.SENT, MessageStatus.ARCHIVED)),
+    priority=st.none() | st.just((Priority.HIGH, Priority.NORMAL)),
+    correlation_id=st.none() | st.sampled_from(["t0", "t1"]),
+    content_pattern=st.none() | st.sampled_from(["text 1", "[02]$"]),
+    limit=st.integers(0, 10),
+    offset=st.integers(0, 5),
+    sort_by=st.sampled_from(SortField),
+    sort_order=st.sampled_from(SortOrder),
+    include_archived=st.booleans(),
+)
+
+
+def naive(messages: list[Message], wanted: MessageFilter) -> list[Message]:
+    """Every rule of the table of MessageFilter, one after the other, on every message."""
+    rules = [
+        (wanted.channel_ids, lambda m, v: m.channel_id in v),
+        (wanted.sender, lambda m, v: m.sender == v),
+        (wanted.message_types, lambda m, v: m.message_type in v),
+        (wanted.topic_pattern, lambda m, v: m.topic and topics.matches(m.topic, v)),
+        (wanted.after, lambda m, v: m.created_at > v),
+        (wanted.before, lambda m, v: m.created_at < v),
+        (wanted.status, lambda m, v: m.status in v),
+        (wanted.priority, lambda m, v: m.priority in v),
+        (wanted.correlation_id, lambda m, v: m.correlation_id == v),
+        (wanted.content_pattern, lambda m, v: re.search(v, m.content.decode())),
+        (
+            None if wanted.include_archived else True,
+            lambda m, v: m.status is not MessageStatus.ARCHIVED,
+        ),
+    ]
+    return [m for m in messages if all(v is None or holds(m, v) for v, holds in rules)]
+
+
+@pytest.mark.shows("engine 2.6")
+@given(_messages(), FILTERS)
+def test_an_indexed_query_finds_what_looking_at_everything_finds(
+    messages: list[Message], wanted: MessageFilter
+) -> None:
+    index = MessageIndex()
+    for message in messages:
+        index.add(message)
+        if message.id % 3 == 0:
+            index.candidates(wanted)  # asked between them, it takes in some before others
+    by_id = {message.id: message for message in messages}
+    result = query.select([by_id[n] for n in index.candidates(wanted)], wanted)
+    expected = naive(messages, wanted)
+
+    assert result.total_count == len(expected)
+    end = wanted.offset + wanted.limit
+    assert result.has_more == (len(expected) > end)
+    assert len(result.messages) == len(expected[wanted.offset : end])
+    assert {m.id for m in result.messages} <= {m.id for m in expected}
+    field = {
+        SortField.CREATED_AT: "created_at",
+        SortField.PRIORITY: "priority",
+        SortField.SENDER: "sender",
+        SortField.MESSAGE_TYPE: "message_type",
+    }[wanted.sort_by]
+    values = [getattr(m, field) for m in result.messages]
+    assert values == sorted(values, reverse=wanted.sort_order is SortOrder.DESCENDING)
+
+    index.remove(messages[::2])
+    index.remove(messages[1::2])
+    assert list(index.candidates(MessageFilter())) == []
+
+
+@pytest.mark.shows("engine 2.7")
+def test_a_pattern_that_would_take_for_ever_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(query, "REGEX_LIMIT_S", 0.1)
+    store = CommStore(FakeClock())
+    channel = store.create_channel("c", ChannelType.GROUP, "a")
+    store.send_message(channel.id, "a", MessageType.TEXT, "a" * 5000 + "c")
+    with pytest.raises(QueryTimeout, match="took longer"):
+        store.search("(a+)+b")
+
+
+def test_a_pattern_that_is_none_is_named() -> None:
+    store = CommStore(FakeClock())
+    with pytest.raises(ValidationFailed, match="content_pattern"):
+        store.search("(")
+    with pytest.raises(ValidationFailed, match="topic_pattern"):
+        store.query_messages(MessageFilter(topic_pattern="a.#.b"))

@@ -1,0 +1,308 @@
+"""Receiving: what is new to a participant, by channel and filter; queues across a restart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from relay.acomm.model import (
+    Channel,
+    ChannelType,
+    DeliveryState,
+    MessageFilter,
+    MessageType,
+    Priority,
+    SortField,
+    SortOrder,
+)
+from relay.base.errors import ChannelNotFound, NotParticipant, ValidationFailed
+from relay.engine.commstore import CommStore
+from tests.engine.support import (
+    AT_LEAST_ONCE,
+    EXACTLY_ONCE,
+    NOW_S,
+    channel_of,
+    reopened,
+    send,
+    standing,
+)
+from tests.fakes import FakeClock
+
+
+def group(store: CommStore, name: str = "c", **config: object) -> Channel:
+    return channel_of(store, ChannelType.GROUP, "lead", "worker", name=name, **config)
+
+
+def texts(
+    store: CommStore,
+    channel_id: int | None = None,
+    filter: MessageFilter | None = None,
+    peek: bool = False,
+) -> list[str]:
+    """What the worker receives."""
+    found = store.receive_messages(channel_id, "worker", filter, peek)
+    return [message.content.decode() for message in found]
+
+
+# -- which channel -------------------------------------------------------------------------
+
+
+@pytest.mark.shows("engine 2.1")
+def test_of_one_channel_or_of_all(store: CommStore) -> None:
+    one, two = group(store, "one"), group(store, "two")
+    for channel, text in ((one, "1a"), (two, "2a"), (one, "1b")):
+        send(store, channel, "lead", content=text)
+    assert texts(store, one.id) == ["1a", "1b"]
+    assert texts(store) == ["2a"]
+    assert texts(store) == []
+
+
+def test_a_channel_is_for_who_takes_part(store: CommStore) -> None:
+    channel = group(store)
+    send(store, channel, "lead", content="hi")
+    with pytest.raises(NotParticipant, match="eve does not take part in channel c"):
+        store.receive_messages(channel.id, "eve")
+    with pytest.raises(ChannelNotFound, match="7"):
+        store.receive_messages(7, "worker")
+    assert store.receive_messages(None, "eve") == []
+    store.leave_channel(channel.id, "worker")
+    with pytest.raises(NotParticipant):
+        store.receive_messages(channel.id, "worker")
+
+
+def test_the_sender_does_not_receive_its_own(store: CommStore) -> None:
+    send(store, group(store), "lead")
+    assert store.receive_messages(None, "lead") == []
+
+
+# -- a filter ------------------------------------------------------------------------------
+
+ORDERS = [
+    ({}, "b d a c e"),
+    ({"sort_by": SortField.CREATED_AT}, "d b e c a"),
+    ({"sort_order": SortOrder.DESCENDING}, "d b e c a"),
+    ({"sort_order": SortOrder.ASCENDING}, "b d a c e"),
+    ({"sort_by": SortField.SENDER, "sort_order": SortOrder.ASCENDING}, "d b a e c"),
+    ({"sort_by": SortField.MESSAGE_TYPE, "sort_order": SortOrder.DESCENDING}, "d b e c a"),
+    ({"sort_by": SortField.PRIORITY, "sort_order": SortOrder.DESCENDING}, "e c a d b"),
+    ({"sort_by": SortField.PRIORITY, "sort_order": SortOrder.ASCENDING}, "b d a c e"),
+]
+
+
+def five(store: CommStore, **config: object) -> Channel:
+    """a to e, one a second, of two senders; b and d are of high priority."""
+    channel = group(store, **config)
+    store.join_channel(channel.id, "boss")
+    for text, sender, kind, priority in (
+        ("a", "boss", MessageType.TEXT, Priority.NORMAL),
+        ("b", "lead", MessageType.TEXT, Priority.HIGH),
+        ("c", "lead", MessageType.TEXT, Priority.NORMAL),
+        ("d", "boss", MessageType.NOTIFICATION, Priority.HIGH),
+        ("e", "boss", MessageType.NOTIFICATION, Priority.NORMAL),
+    ):
+        send(store, channel, sender, kind, text, priority=priority)
+        store._clock.advance(1)  # type: ignore[attr-defined]
+    return channel
+
+
+@pytest.mark.shows("engine 2.2")
+@pytest.mark.parametrize(("order", "came"), ORDERS)
+def test_a_filters_order_holds_inside_each_priority(
+    store: CommStore, order: dict[str, Any], came: str
+) -> None:
+    five(store)
+    wanted = MessageFilter(limit=2, **order)
+    assert texts(store, filter=wanted) == came.split()[:2]
+    assert texts(store, filter=MessageFilter(**order)) == came.split()[2:]
+
+
+@pytest.mark.shows("engine 2.2")
+@pytest.mark.parametrize(("order", "came"), ORDERS[1:])
+def test_a_query_has_the_same_order_and_newest_first_where_none_is_asked_for(
+    store: CommStore, order: dict[str, Any], came: str
+) -> None:
+    five(store)
+    found = store.query_messages(MessageFilter(**order)).messages
+    assert [m.content.decode() for m in found] == came.split()
+    found = store.query_messages(MessageFilter(limit=3)).messages
+    assert [m.content.decode() for m in found] == ["d", "b", "e"]
+    found = store.query_messages(MessageFilter(limit=3), grouped=False).messages
+    assert [m.content.decode() for m in found] == ["e", "d", "c"]
+
+
+def test_where_a_channel_heeds_no_priority_nothing_is_grouped(store: CommStore) -> None:
+    five(store, priority_ordering=False)
+    found = store.query_messages(MessageFilter()).messages
+    assert [m.content.decode() for m in found] == ["e", "d", "c", "b", "a"]
+    assert texts(store, filter=MessageFilter(sort_order=SortOrder.DESCENDING, limit=2)) == [
+        "e",
+        "d",
+    ]
+    assert texts(store) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (MessageFilter(), ["go", "stop", "deploy"]),
+        (MessageFilter(sender="lead"), ["go", "deploy"]),
+        (MessageFilter(sender="nobody"), []),
+        (MessageFilter(message_types=(MessageType.COMMAND,)), ["deploy"]),
+        (MessageFilter(priority=(Priority.HIGH,)), ["go"]),
+        (MessageFilter(topic_pattern="build.*"), ["stop"]),
+        (MessageFilter(content_pattern="^(go|dep)"), ["go", "deploy"]),
+        (MessageFilter(sender="lead", content_pattern="o$"), ["go"]),
+        (MessageFilter(channel_ids=(2,)), []),
+        (MessageFilter(after=NOW_S), ["deploy"]),
+        (MessageFilter(before=NOW_S + 1), ["go", "stop"]),
+    ],
+)
+def test_a_filter_takes_what_it_names_and_leaves_the_rest(
+    store: CommStore, clock: FakeClock, wanted: MessageFilter, found: list[str]
+) -> None:
+    channel = group(store)
+    store.join_channel(channel.id, "other")
+    send(store, channel, "lead", content="go", priority=Priority.HIGH)
+    send(store, channel, "other", content="stop", topic="build.ok")
+    clock.advance(1)
+    send(store, channel, "lead", MessageType.COMMAND, "deploy")
+    assert texts(store, filter=wanted, peek=True) == found
+    assert texts(store, channel.id, wanted) == found
+    assert texts(store) == [text for text in ("go", "stop", "deploy") if text not in found]
+
+
+@pytest.mark.parametrize(
+    ("bad", "field"),
+    [
+        (MessageFilter(content_pattern="("), "content_pattern"),
+        (MessageFilter(topic_pattern="a..b"), "topic_pattern"),
+    ],
+)
+def test_a_bad_filter_changes_nothing_not_even_what_has_expired(
+    store: CommStore, clock: FakeClock, bad: MessageFilter, field: str
+) -> None:
+    send(store, group(store), "lead", ttl=1)
+    clock.advance(2)
+    before = store.snapshot()
+    with pytest.raises(ValidationFailed) as caught:
+        store.receive_messages(None, "worker", bad)
+    assert caught.value.field == field
+    assert store.snapshot() == before
+
+
+# -- peeking, and what is over -------------------------------------------------------------
+
+
+def test_peeking_is_no_event(store: CommStore) -> None:
+    number = send(store, group(store), "lead", content="hi").id
+    before = store.snapshot()
+    assert texts(store, peek=True) == texts(store, peek=True) == ["hi"]
+    assert store.snapshot() == before
+    assert texts(store) == ["hi"]
+    assert standing(store, number) == {"worker": DeliveryState.RECEIVED}
+
+
+def test_the_ttl_passes_for_who_has_not_received(store: CommStore, clock: FakeClock) -> None:
+    channel = group(store)
+    store.join_channel(channel.id, "late")
+    number = send(store, channel, "lead", content="hi", ttl=10).id
+    clock.advance(9.999)
+    assert texts(store) == ["hi"]
+    clock.advance(0.001)
+    assert store.receive_messages(None, "late") == []
+    assert standing(store, number) == {
+        "worker": DeliveryState.RECEIVED,
+        "late": DeliveryState.EXPIRED,
+    }
+
+
+def test_what_was_accepted_and_not_delivered_is_not_received(store: CommStore) -> None:
+    channel = group(store)
+    number = store.accept(channel.id, "lead", MessageType.TEXT, "hi").id
+    assert texts(store) == []
+    store.deliver(number, ["worker"])
+    assert texts(store) == ["hi"]
+
+
+def test_delivering_again_or_to_a_stranger_is_no_event(store: CommStore) -> None:
+    number = send(store, group(store, delivery=EXACTLY_ONCE), "lead").id
+    before = store.snapshot()
+    store.deliver(number, ["worker", "stranger"])
+    assert store.snapshot() == before
+    assert [key[1:] for key in before.state.duplicates] == [(number, "worker")]
+
+
+def test_the_senders_metadata_stays_its_own(store: CommStore) -> None:
+    metadata: dict[str, str | int | float | bool | None] = {"k": 1}
+    number = send(store, group(store), "lead", metadata=metadata).id
+    metadata["k"] = 2
+    kept = store.get_message(number)
+    assert kept is not None and kept.metadata == {"k": 1}
+
+
+# -- across a restart ----------------------------------------------------------------------
+
+
+def test_a_queue_holds_what_was_delivered_and_not_received(
+    store: CommStore, clock: FakeClock
+) -> None:
+    channel = group(store)
+    send(store, channel, "lead", content="taken")
+    assert texts(store) == ["taken"]
+    send(store, channel, "lead", content="new")
+    store.accept(channel.id, "lead", MessageType.TEXT, "not there yet")
+    opened = reopened(store, clock)
+    assert texts(opened) == texts(store) == ["new"]
+    assert texts(reopened(opened, clock)) == []
+
+
+@pytest.mark.parametrize("delivery", [AT_LEAST_ONCE, EXACTLY_ONCE])
+@pytest.mark.parametrize("received", [False, True])
+def test_one_that_waits_is_received_exactly_when_it_was_not(
+    store: CommStore, clock: FakeClock, delivery: int, received: bool
+) -> None:
+    number = send(store, group(store, delivery=delivery, ack_timeout=10), "lead").id
+    if received:
+        assert texts(store) == ["hi"]
+    clock.advance(10.1)
+    store.tick()
+    assert standing(store, number) == {"worker": DeliveryState.WAITING}
+    opened = reopened(store, clock)
+    expected = [] if received else ["hi"]
+    assert texts(opened, peek=True) == texts(store, peek=True) == expected
+    clock.advance(1.1)
+    assert [r.attempt for r in opened.tick()] == [r.attempt for r in store.tick()]
+    assert opened.snapshot() == store.snapshot()
+    assert texts(opened) == texts(store)
+
+
+def test_a_delivery_of_a_message_that_a_file_lacks_is_not_received(
+    store: CommStore, clock: FakeClock
+) -> None:
+    send(store, group(store), "lead")
+    file = msgspec.structs.replace(store.snapshot().file(), messages=())
+    assert CommStore.load(clock, file).receive_messages(None, "worker") == []
+
+
+@pytest.mark.parametrize("delivery", [AT_LEAST_ONCE, EXACTLY_ONCE])
+def test_what_a_sender_asks_for_always_fits_a_file(
+    store: CommStore, clock: FakeClock, delivery: int
+) -> None:
+    channel = group(store, delivery=delivery)
+    send(store, channel, "lead", ttl=2**64 - 1, metadata={"await_ms": 2**63 - 1})
+    assert texts(reopened(store, clock)) == ["hi"]
+    with pytest.raises(ValidationFailed) as caught:
+        send(store, channel, "lead", ttl=2**64)
+    assert caught.value.field == "ttl"
+
+
+def test_a_clock_that_was_set_back_changes_no_order(store: CommStore, clock: FakeClock) -> None:
+    channel = channel_of(store, ChannelType.GROUP, "a", "b")
+    first = send(store, channel, "a")
+    clock.jump(-100)
+    second = send(store, channel, "a")
+    opened = CommStore.load(clock, store.snapshot().file())
+    for one in (store, opened):
+        assert [m.id for m in one.receive_messages(None, "b")] == [first.id, second.id]

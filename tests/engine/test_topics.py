@@ -1,0 +1,187 @@
+"""Topics and patterns: the guide's table row by row, and what is no pattern."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.acomm.model import MatchMode
+from relay.base.errors import ValidationFailed
+from relay.engine.topics import TopicTrie, check_topic, match_mode, matches
+
+pytestmark = pytest.mark.shows("engine 2.10")
+
+# message-engine.txt, "Matching Examples", as it stands there.
+GUIDE = """
+build.frontend.complete	build.frontend.complete	Yes	Exact match
+build.frontend.complete	build.*.complete	Yes	* matches frontend
+build.frontend.complete	build.#	Yes	# matches frontend.complete
+build.frontend.complete	build.backend.complete	No	backend != frontend
+build.frontend.complete	build.*.start	No	start != complete
+build.frontend.test.unit	build.*.complete	No	Segment count mismatch
+build	build.#	Yes	# matches zero segments
+deploy.staging	*.staging	Yes	* matches deploy
+"""
+ROWS = [line.split("\t") for line in GUIDE.strip().splitlines()]
+
+
+@pytest.mark.parametrize(("topic", "pattern", "answer", "reason"), ROWS)
+def test_the_guides_table(topic: str, pattern: str, answer: str, reason: str) -> None:
+    assert matches(topic, pattern) is (answer == "Yes"), reason
+    check_topic(topic)
+    match_mode(pattern)
+
+
+@pytest.mark.parametrize(
+    ("topic", "pattern", "answer"),
+    [
+        ("a", "#", True),
+        ("a.b.c", "#", True),
+        ("a", "*", True),
+        ("a.b", "*", False),
+        ("a.b", "*.*", True),
+        ("a", "*.#", True),
+        ("a.b.c", "*.b.#", True),
+        ("a", "a.b.#", False),
+        ("ab", "a.#", False),
+        ("a.b", "a", False),
+        ("a", "a.b", False),
+        ("A.b", "a.b", False),
+        ("build.frontend.success", "*.failure", False),
+        ("a.*", "a.b", False),
+        ("a.#", "a.b", False),
+        ("a.*", "a.*", True),
+    ],
+)
+def test_the_edges_of_the_rule(topic: str, pattern: str, answer: bool) -> None:
+    assert matches(topic, pattern) is answer
+
+
+@pytest.mark.parametrize(
+    ("pattern", "mode"),
+    [
+        ("build.a#b", MatchMode.EXACT),
+        ("build.#a.c", MatchMode.EXACT),
+        ("build.a*b", MatchMode.WILDCARD),
+        ("*.a*b.#", MatchMode.MULTI_LEVEL),
+    ],
+)
+def test_a_wildcard_is_a_whole_segment_and_text_inside_of_one(
+    pattern: str, mode: MatchMode
+) -> None:
+    """Topics may have both, from the second segment on; so such a topic can be subscribed to."""
+    assert match_mode(pattern) is mode
+    topic = pattern.replace("*.", "x.").replace(".#", ".y") if mode > 1 else pattern
+    check_topic(topic)
+    trie = TopicTrie()
+    trie.add(pattern, 1)
+    for other in (topic, "build.axb", "build.a", "build.xa.c", "x.axb.y"):
+        expected = other == topic
+        assert matches(other, pattern) is expected
+        assert matches(other, pattern) is by_the_guides_algorithm(other, pattern)
+        assert list(trie.match(other)) == [1] * expected
+
+
+@pytest.mark.parametrize("pattern", ["a.#.b", "#.a", "a.b#", "a*.b", "#a", "a#", "*a", ""])
+def test_what_would_match_nothing_or_more_than_it_says_is_no_pattern(pattern: str) -> None:
+    with pytest.raises(ValidationFailed, match="topic_pattern"):
+        match_mode(pattern)
+
+
+def by_the_guides_algorithm(topic: str, pattern: str) -> bool:
+    """message-engine.txt, "Algorithm", word for word."""
+    topic_segments = topic.split(".")
+    pattern_segments = pattern.split(".")
+    if pattern.endswith("#"):
+        prefix = pattern_segments[:-1]
+        if len(topic_segments) < len(prefix):
+            return False
+        for i in range(len(prefix)):
+            if prefix[i] != "*" and prefix[i] != topic_segments[i]:
+                return False
+        return True
+    if len(topic_segments) != len(pattern_segments):
+        return False
+    for i in range(len(topic_segments)):
+        if pattern_segments[i] == "*":
+            continue
+        if pattern_segments[i] != topic_segments[i]:
+            return False
+    return True
+
+
+SEGMENTS = st.lists(st.sampled_from(["a", "b", "*"]), max_size=4)
+
+
+@given(st.lists(st.sampled_from("ab"), min_size=1, max_size=4), SEGMENTS, st.booleans())
+def test_it_is_the_guides_algorithm(topic: list[str], pattern: list[str], multi: bool) -> None:
+    whole = [*pattern, "#"] if multi or not pattern else pattern
+    name, wanted = ".".join(topic), ".".join(whole)
+    assert matches(name, wanted) is by_the_guides_algorithm(name, wanted)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "mode"),
+    [
+        ("build.frontend.complete", MatchMode.EXACT),
+        ("a", MatchMode.EXACT),
+        ("A-b_9", MatchMode.EXACT),
+        ("build.*.complete", MatchMode.WILDCARD),
+        ("*", MatchMode.WILDCARD),
+        ("*.*", MatchMode.WILDCARD),
+        ("build.#", MatchMode.MULTI_LEVEL),
+        ("#", MatchMode.MULTI_LEVEL),
+        ("*.b.#", MatchMode.MULTI_LEVEL),
+        ("p" * 256, MatchMode.EXACT),
+    ],
+)
+def test_the_mode_is_inferred(pattern: str, mode: MatchMode) -> None:
+    assert match_mode(pattern) is mode
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "",
+        ".",
+        "a.",
+        ".a",
+        "a..b",
+        "#.a",
+        "a.#.b",
+        "##",
+        "a..#",
+        "#.#",
+        "a#",
+        "a.b#",
+        "a*",
+        "*a.b",
+        "**",
+        "a b",
+        "é",
+        "a/b",
+        "a\n",
+        "p" * 257,
+    ],
+)
+def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+    with pytest.raises(ValidationFailed) as caught:
+        match_mode(pattern)
+    assert caught.value.field == "topic_pattern"
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("topic", ["a", "a.b", "a-b_9.C", "a.*.#", "a.b*", "t" * 256])
+def test_a_topic_that_a_message_may_carry(topic: str) -> None:
+    check_topic(topic)
+
+
+@pytest.mark.parametrize(
+    "topic", ["", ".", "a.", ".a", "a..b", "*", "#", "*.a", "a b", "é", "t" * 257]
+)
+def test_a_topic_that_none_may_carry(topic: str) -> None:
+    with pytest.raises(ValidationFailed) as caught:
+        check_topic(topic)
+    assert caught.value.field == "topic"
+    assert caught.value.value_length == len(topic.encode())

@@ -1,0 +1,185 @@
+"""Golden streams of AOF2, records of every type, and disks that fail."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from relay.base import fsio
+from relay.journal.format import Field, ManifestRecord, ManifestType
+from relay.journal.replay import chunk_indexes, chunk_path, decode_chunk, load_chunk
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "aof2"
+STREAM_1 = FIXTURES / "stream" / f"{1:020d}"
+STREAM_2 = FIXTURES / "stream-2" / f"{2:020d}"
+NOW_S = 1_780_000_000
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def silent(line: str) -> None:
+    """A warn for tests that look at what became of it instead."""
+
+
+def stored(stream_dir: str | Path) -> list[ManifestRecord]:
+    """Every record in the chunks of a stream, but the markers of snapshots."""
+    found: list[ManifestRecord] = []
+    for index in chunk_indexes(str(stream_dir)):
+        path = chunk_path(str(stream_dir), index)
+        found += decode_chunk(load_chunk(path), path, index).records
+    return [record for record in found if record.type != ManifestType.SnapshotMarker]
+
+
+# -- records -------------------------------------------------------------------------------
+
+
+def opened(segment: int, base: int = 0, at_ms: int = 1) -> ManifestRecord:
+    """SegmentOpened."""
+    fields: dict[str, Field] = {"base_offset": base, "epoch": 1}
+    return ManifestRecord(ManifestType.SegmentOpened, segment, base, at_ms, fields)
+
+
+def sealed(segment: int, base: int = 0, durable: int = 152, at_ms: int = 2) -> ManifestRecord:
+    """SealSegment of a segment with ``durable - 52`` bytes of records."""
+    fields: dict[str, Field] = {
+        "durable_bytes": durable,
+        "segment_crc64": 7,
+        "ext_id": 9,
+        "coordinator_watermark": base,
+        "flush_failure": 0,
+    }
+    return ManifestRecord(ManifestType.SealSegment, segment, base + durable - 52, at_ms, fields)
+
+
+def said(kind: ManifestType, segment: int, at_ms: int = 3, **fields: Field) -> ManifestRecord:
+    """Any other record."""
+    return ManifestRecord(kind, segment, 0, at_ms, fields)
+
+
+U8, U16, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32, 64))
+KEYS = st.text(max_size=40)
+_FIELDS: dict[ManifestType, dict[str, st.SearchStrategy[Any]]] = {
+    ManifestType.SegmentOpened: {"base_offset": U64, "epoch": U32},
+    ManifestType.SealSegment: {
+        "durable_bytes": U64,
+        "segment_crc64": U64,
+        "ext_id": U64,
+        "coordinator_watermark": U64,
+        "flush_failure": U8,
+    },
+    ManifestType.CompressionStarted: {"job_id": U32},
+    ManifestType.CompressionDone: {"compressed_bytes": U64, "dictionary_id": U32},
+    ManifestType.CompressionFailed: {"reason_code": U32},
+    ManifestType.UploadStarted: {"key": KEYS},
+    ManifestType.UploadDone: {"key": KEYS, "etag": st.text(max_size=16)},
+    ManifestType.UploadFailed: {"key": KEYS, "reason_code": U32},
+    ManifestType.Tier2DeleteQueued: {"key": KEYS},
+    ManifestType.Tier2Deleted: {"key": KEYS},
+    ManifestType.HydrationStarted: {"source_tier": U64},
+    ManifestType.HydrationDone: {"resident_bytes": U64},
+    ManifestType.HydrationFailed: {"reason_code": U32},
+    ManifestType.LocalEvicted: {"reclaimed_bytes": U64},
+    ManifestType.SnapshotMarker: {"chunk_index": U64, "chunk_offset": U64, "snapshot_id": U64},
+    ManifestType.CustomEvent: {"schema_id": U32, "blob": st.binary(max_size=60)},
+}
+assert _FIELDS.keys() == set(ManifestType)
+
+
+def _of_kind(kind: int, segments: st.SearchStrategy[int]) -> st.SearchStrategy[ManifestRecord]:
+    known = kind in set(ManifestType)
+    fields = _FIELDS[ManifestType(kind)] if known else {"payload": st.binary(max_size=60)}
+    return st.builds(
+        ManifestRecord, st.just(kind), segments, U64, U64, st.fixed_dictionaries(fields), U16
+    )
+
+
+def any_record(segments: st.SearchStrategy[int] = U64) -> st.SearchStrategy[ManifestRecord]:
+    """Records of every type, and of types of later versions."""
+    kinds = [*map(int, ManifestType), 16, 200, 0xFFFF]
+    return st.sampled_from(kinds).flatmap(lambda kind: _of_kind(kind, segments))
+
+
+# -- disks that fail -----------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@contextmanager
+def hooked(hook: Callable[[str, str], None]) -> Iterator[None]:
+    """Let ``hook`` see every call of fsio."""
+    before = fsio.fault
+    fsio.fault = hook
+    try:
+        yield
+    finally:
+        fsio.fault = before
+
+
+def kill_at_every_call(work: Callable[[int], None]) -> Iterator[int]:
+    """Run ``work(n)`` killed at its n-th call of fsio, for every n there is; yields n after each.
+
+    ``work`` takes n for a name of a fresh folder.
+    """
+    for wanted in count():
+        calls = count()
+
+        def kill(operation: str, name: str, calls: Iterator[int] = calls, at: int = wanted) -> None:
+            if next(calls) == at:
+                raise Killed(f"{operation} {name}")
+
+        try:
+            with hooked(kill):
+                work(wanted)
+        except Killed:
+            yield wanted
+        else:
+            yield wanted
+            return
+
+
+class UnsyncedDisk:
+    """Remembers what was written and not synced, so that a power cut can undo any of it."""
+
+    def __init__(self) -> None:
+        self.pending: list[tuple[str, int, bytes]] = []  # name, offset, what stood there
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Every write_at and sync_data of the block is seen."""
+        write, sync = fsio.write_at, fsio.sync_data
+
+        def write_at(fd: int, data: bytes | memoryview, offset: int, name: str) -> None:
+            old = os.pread(fd, len(data), offset)  # zeros where the file grew: its length may last
+            write(fd, data, offset, name)
+            self.pending.append((name, offset, old.ljust(len(data), b"\0")))
+
+        def sync_data(fd: int, name: str) -> None:
+            sync(fd, name)
+            self.pending = [entry for entry in self.pending if entry[0] != name]
+
+        fsio.write_at, fsio.sync_data = write_at, sync_data  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            fsio.write_at, fsio.sync_data = write, sync
+
+    def cut(self, lost: set[int]) -> None:
+        """Undo those of the pending writes: their pages never reached the disk."""
+        for number in reversed(range(len(self.pending))):
+            if number in lost:
+                name, offset, old = self.pending[number]
+                with open(name, "r+b") as file:
+                    file.seek(offset)
+                    file.write(old)

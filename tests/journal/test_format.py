@@ -1,0 +1,283 @@
+"""The bytes of AOF2: golden files read and written, every record type there and back, fuzz."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relay.base.errors import FormatError, IntegrityError, VersionError
+from relay.cli.aof import manifest_row, snapshot_row
+from relay.journal import format as bytes_of
+from relay.journal.catalog import (
+    CatalogSnapshot,
+    Residency,
+    SegmentEntry,
+    decode_snapshot,
+    encode_snapshot,
+)
+from relay.journal.format import ManifestRecord, ManifestType, crc64, decode_manifest_record
+from relay.journal.replay import FIRST_MANIFEST_RECORD, decode_chunk, salvage_chunk
+from tests.journal.manifest_support import (
+    FIXTURES,
+    STREAM_1,
+    STREAM_2,
+    U32,
+    U64,
+    any_record,
+    json_lines,
+    opened,
+)
+
+CHUNKS = [
+    (STREAM_1 / "manifest" / f"{0:020d}.mlog", 0),
+    (STREAM_1 / "manifest" / f"{1:020d}.mlog", 1),
+    (STREAM_2 / "manifest" / f"{0:020d}.mlog", 0),
+]
+SNAPSHOT = STREAM_2 / "snapshot" / f"{1:020d}.snap"
+
+
+def test_the_checksum_is_crc64_nvme() -> None:
+    assert f"{crc64(b'123456789'):X}" == "AE8B14860A799888"
+    assert crc64(b"6789", crc64(b"12345")) == crc64(b"123456789")
+
+
+# -- golden files --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "beside"),
+    [(CHUNKS[:2], FIXTURES), (CHUNKS[2:], FIXTURES / "stream-2")],
+    ids=["stream", "stream-2"],
+)
+def test_the_golden_manifests_say_what_stands_beside_them(
+    files: list[tuple[Path, int]], beside: Path
+) -> None:
+    rows: list[dict[str, object]] = []
+    for path, index in files:
+        rows += map(manifest_row, decode_chunk(path.read_bytes(), str(path), index).records)
+    expected = json_lines(beside / "expected-manifest.jsonl")
+    assert rows == expected
+    assert [list(row) for row in rows] == [list(row) for row in expected]  # fields in order
+
+
+@pytest.mark.parametrize(("path", "index"), CHUNKS, ids=["0", "1", "stream-2"])
+def test_the_same_values_give_the_same_chunk(path: Path, index: int) -> None:
+    data = path.read_bytes()
+    read = decode_chunk(data, "it", index)
+    again = read.header.encode() + b"".join(record.encode() for record in read.records)
+    assert again == data[: read.header.committed_len]
+    assert not any(data[read.header.committed_len :])
+    assert read.torn_bytes == 0
+
+
+def test_the_golden_snapshot_there_and_back() -> None:
+    data = SNAPSHOT.read_bytes()
+    read = decode_snapshot(data, str(SNAPSHOT), 1)
+    expected = json.loads((FIXTURES / "stream-2" / "expected-snapshot.json").read_text())
+    assert snapshot_row(read) == expected
+    assert encode_snapshot(read.chunk_index, read.chunk_offset, read.entries) == data
+
+
+def test_the_bad_chunks_are_refused_for_their_fault() -> None:
+    expected = json.loads((FIXTURES / "bad" / "expected.json").read_text())
+    for name, fault in (
+        ("manifest-chunk-crc.mlog", IntegrityError),
+        ("manifest-version-9.mlog", VersionError),
+    ):
+        path = FIXTURES / "bad" / name
+        with pytest.raises(fault) as caught:
+            decode_chunk(path.read_bytes(), str(path), 0)
+        assert caught.value.path == str(path)
+        assert str(caught.value).startswith(f"{path} at {48 if fault is IntegrityError else 8}: ")
+        if fault is IntegrityError:
+            assert expected[name] == "chunk crc differs" and "chunk crc64" in str(caught.value)
+        else:
+            assert "expected version 1, found 9" in str(caught.value)
+            assert expected[name] == "version 9, expected 1"
+
+
+def test_a_flipped_record_header_is_known_by_the_chunks_checksum_alone() -> None:
+    # The golden fault: logical_offset of record 0. Its payload's crc is right, so no record counts.
+    data = (FIXTURES / "bad" / "manifest-chunk-crc.mlog").read_bytes()
+    record, _ = decode_manifest_record(data, FIRST_MANIFEST_RECORD, len(data), "it")
+    assert record.logical_offset == 1
+    assert salvage_chunk(data, "it") == ([], [])
+
+
+# -- there and back ------------------------------------------------------------------------
+
+
+@pytest.mark.shows("journal 3.1")
+@given(any_record())
+def test_a_manifest_record_there_and_back(record: ManifestRecord) -> None:
+    data = record.encode()
+    assert decode_manifest_record(b"--" + data + b"--", 2, 2 + len(data), "it") == (
+        record,
+        2 + len(data),
+    )
+
+
+@given(any_record())
+def test_any_byte_missing_is_an_error(record: ManifestRecord) -> None:
+    data = record.encode()
+    for size in range(len(data)):
+        with pytest.raises(FormatError):
+            decode_manifest_record(data[:size], 0, size, "it")
+
+
+@given(any_record(), st.data())
+def test_a_flipped_payload_byte_is_an_integrity_error(
+    record: ManifestRecord, data: st.DataObject
+) -> None:
+    whole = bytearray(record.encode())
+    head = bytes_of.MANIFEST_RECORD.size
+    if len(whole) == head:
+        return
+    at = data.draw(st.integers(head, len(whole) - 1))
+    whole[at] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(IntegrityError) as caught:
+        decode_manifest_record(bytes(whole), 0, len(whole), "it")
+    assert (caught.value.path, caught.value.offset) == ("it", head)
+
+
+ENTRIES = st.lists(
+    st.builds(
+        SegmentEntry,
+        U64,
+        U64,
+        U64,
+        U64,
+        U64,
+        U64,
+        U64,
+        st.integers(0, 7).map(Residency),
+        st.booleans(),
+        U32,
+        st.text(max_size=46),  # up to 4 bytes a character
+        st.text(max_size=16),
+    ),
+    unique_by=lambda entry: entry.segment_id,
+    max_size=5,
+).map(lambda entries: sorted(entries, key=lambda entry: entry.segment_id))
+
+
+@given(ENTRIES, U64, U64)
+def test_a_snapshot_there_and_back(entries: list[SegmentEntry], index: int, offset: int) -> None:
+    data = encode_snapshot(index, offset, reversed(entries))
+    read = decode_snapshot(data, "it", 3)
+    assert read == CatalogSnapshot(3, index, offset, tuple(entries))
+    assert len(data) == 32 + 320 * len(entries) + 8
+
+
+def test_a_key_that_no_entry_holds_is_refused_before_it_is_written() -> None:
+    fits = SegmentEntry(0, 0, key="k" * 184, etag="e" * 64)
+    assert decode_snapshot(encode_snapshot(0, 64, [fits]), "it", 1).entries == (fits,)
+    for wrong in (SegmentEntry(0, 0, key="k" * 185), SegmentEntry(0, 0, etag="é" * 33)):
+        with pytest.raises(ValueError, match="segment 0: key or etag is too long"):
+            encode_snapshot(0, 64, [wrong])
+
+
+# -- damage --------------------------------------------------------------------------------
+
+CHUNK = CHUNKS[0][0].read_bytes()
+
+
+def resealed(data: bytes) -> bytes:
+    """A chunk whose checksum is right whatever stands in it."""
+    end = int.from_bytes(data[40:48], "little")
+    return data[:48] + crc64(data[64:end]).to_bytes(8, "little") + data[56:]
+
+
+def refused(data: bytes) -> None:
+    """It is read, or refused in one line that names file and offset."""
+    for read in (
+        lambda: decode_chunk(data, "it", 0),
+        lambda: decode_snapshot(data, "it", 0),
+    ):
+        try:
+            read()
+        except FormatError as exc:
+            assert str(exc).startswith("it at ") and "\n" not in str(exc)
+    salvage_chunk(data, "it")
+
+
+def test_a_tail_in_front_of_what_is_committed_is_a_fault() -> None:
+    end = int.from_bytes(CHUNK[40:48], "little")
+    wrong = CHUNK[:32] + (end - 1).to_bytes(8, "little") + CHUNK[40:]
+    with pytest.raises(FormatError, match=f"it at 32: expected tail_offset of {end} and more"):
+        decode_chunk(wrong, "it", 0)
+
+
+@pytest.mark.parametrize("value", [0x00, 0x01, 0x7F, 0xFF])
+def test_every_byte_of_a_chunk_overwritten(value: int) -> None:
+    for at in range(len(CHUNK)):
+        damaged = CHUNK[:at] + bytes([value]) + CHUNK[at + 1 :]
+        refused(damaged)
+        refused(resealed(damaged))
+
+
+def test_every_flipped_bit_of_what_counts_in_a_chunk_is_found() -> None:
+    free = range(32, 40), range(56, 64)  # tail_offset may be higher; flags are not checked
+    for at in range(len(CHUNK)):
+        damaged = CHUNK[:at] + bytes([CHUNK[at] ^ 1 << at % 8]) + CHUNK[at + 1 :]
+        if any(at in part for part in free):
+            continue
+        with pytest.raises(FormatError):
+            decode_chunk(damaged, "it", 0, 0)
+
+
+def test_every_flipped_bit_of_a_snapshot_is_found() -> None:
+    data = SNAPSHOT.read_bytes()
+    for at in range(len(data)):
+        with pytest.raises(FormatError):
+            decode_snapshot(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :], "it", 1)
+
+
+def test_a_file_cut_short_is_never_taken() -> None:
+    data = SNAPSHOT.read_bytes()
+    for size in range(len(data)):
+        with pytest.raises(FormatError):
+            decode_snapshot(data[:size], "it", 1)
+    for size in range(len(CHUNK)):
+        with pytest.raises(FormatError):
+            decode_chunk(CHUNK[:size], "it", 0)
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=400), st.sampled_from([0, 12, 32, 64]))
+def test_any_bytes_behind_a_good_beginning(rest: bytes, kept: int) -> None:
+    for good in (CHUNK, SNAPSHOT.read_bytes()):
+        refused(good[:kept] + rest)
+        refused(resealed(good[:64] + rest) if len(rest) > 8 else rest)
+    snapshot = SNAPSHOT.read_bytes()[:32] + rest.ljust(640, b"\xff")[:640]
+    refused(snapshot + crc64(snapshot).to_bytes(8, "little"))
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "expected"),
+    [
+        (88, 8, "residency to 7"),
+        (89, 2, "sealed to 1"),
+        (90, 1, "zeros"),
+        (96, 185, "key_len to 184"),
+        (98, 65, "etag_len to 64"),
+        (100, 1, "zeros"),
+        (32, 1, "a segment after 1"),
+    ],
+)
+def test_a_value_outside_its_field_is_named(at: int, value: int, expected: str) -> None:
+    data = bytearray(SNAPSHOT.read_bytes()[:-8])
+    data[at] = value
+    with pytest.raises(FormatError, match=expected) as caught:
+        decode_snapshot(bytes(data) + crc64(bytes(data)).to_bytes(8, "little"), "it", 1)
+    assert not isinstance(caught.value, IntegrityError)
+
+
+def test_every_type_and_field_of_the_source_is_there() -> None:
+    assert [kind.name for kind in ManifestType][:2] == ["SegmentOpened", "SealSegment"]
+    assert [kind.value for kind in ManifestType] == list(range(16))
+    assert len(opened(0).encode()) == 40 + 12

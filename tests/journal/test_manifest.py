@@ -1,0 +1,456 @@
+"""The manifest: what was appended is there, whatever ends the process and whatever is damaged."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from relay.base.errors import RelayError
+from relay.journal import manifest as manifests
+from relay.journal import replay as replays
+from relay.journal.catalog import Catalog, snapshot_ids
+from relay.journal.format import ChunkFlag, ManifestRecord, ManifestType, decode_chunk_header
+from relay.journal.manifest import Manifest
+from relay.journal.replay import chunk_indexes, decode_chunk, read_manifest
+from tests.fakes import FakeClock
+from tests.journal.manifest_support import (
+    NOW_S,
+    STREAM_1,
+    STREAM_2,
+    Killed,
+    UnsyncedDisk,
+    any_record,
+    hooked,
+    kill_at_every_call,
+    opened,
+    said,
+    sealed,
+    silent,
+    stored,
+)
+
+PHASES = (Phase.explicit, Phase.generate)  # shrinking takes longer than a test may
+RECORDS = [record for n in range(6) for record in (opened(n, n * 100), sealed(n, n * 100))]
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> str:
+    """Where the stream is going to be."""
+    return str(tmp_path / "journal" / f"{1:020d}")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of four or five records, and a snapshot every seven."""
+    monkeypatch.setattr(manifests, "CHUNK_CAPACITY", 64 + 300)
+    monkeypatch.setattr(manifests, "SNAPSHOT_EVERY", 7)
+
+
+def begin(stream: str) -> Manifest:
+    """Open it, as the journal does."""
+    return Manifest.open(stream, 1, FakeClock(NOW_S * 10**9), silent)
+
+
+def catalog_of(records: list[ManifestRecord]) -> Catalog:
+    """What the records come to."""
+    catalog = Catalog()
+    for record in records:
+        catalog.apply(record)
+    return catalog
+
+
+def chunk_path(stream: str, index: int) -> Path:
+    return Path(replays.chunk_path(stream, index))
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+# -- writing and opening again -------------------------------------------------------------
+
+
+@pytest.mark.shows("journal 2.4")
+def test_what_was_appended_is_there_however_often_it_is_opened(stream: str) -> None:
+    lines: list[str] = []
+    with_records = begin(stream)
+    with_records.append(*RECORDS[:3])
+    with_records.record(ManifestType.CompressionStarted, 0, 0, job_id=1)
+    with_records.close()
+    kept = [*RECORDS[:3], said(ManifestType.CompressionStarted, 0, NOW_S * 1000, job_id=1)]
+    whole = chunk_path(stream, 0).read_bytes()
+    for _ in range(3):
+        Manifest.open(stream, 1, FakeClock(), lines.append).close()
+        assert chunk_path(stream, 0).read_bytes() == whole
+    last = begin(stream)
+    last.append(RECORDS[3])
+    last.close()
+    assert stored(stream) == [*kept, RECORDS[3]]
+    assert chunk_path(stream, 0).read_bytes()[64:].startswith(whole[64:])
+    assert lines == []
+
+
+@pytest.mark.parametrize("ahead", [b"\0" * 300, RECORDS[3].encode()], ids=["zeros", "a record"])
+def test_a_writer_goes_on_where_another_had_committed(stream: str, ahead: bytes) -> None:
+    """A writer that maps its chunks may be killed with its tail ahead of what it synced."""
+    begin(stream).append(*RECORDS[:3])
+    path = chunk_path(stream, 0)
+    whole = path.read_bytes()
+    header = decode_chunk_header(whole, "it")
+    mapped = header._replace(tail_offset=len(whole) + len(ahead))
+    path.write_bytes(mapped.encode() + whole[64:] + ahead)
+    begin(stream).append(RECORDS[4])
+    assert stored(stream) == [*RECORDS[:3], RECORDS[4]]
+    assert decode_chunk_header(path.read_bytes(), "it").tail_offset == len(
+        whole + RECORDS[4].encode()
+    )
+
+
+def test_the_writer_writes_the_golden_bytes(stream: str) -> None:
+    golden = (STREAM_2 / "manifest" / f"{0:020d}.mlog").read_bytes()
+    manifest = begin(stream)
+    for record in decode_chunk(golden, "it", 0).records:
+        manifest.append(record)
+    manifest.close()
+    assert chunk_path(stream, 0).read_bytes() == golden
+
+
+def test_a_full_chunk_is_sealed_with_the_golden_bytes(
+    stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    golden = (STREAM_1 / "manifest" / f"{0:020d}.mlog").read_bytes()
+    second = (STREAM_1 / "manifest" / f"{1:020d}.mlog").read_bytes()
+    monkeypatch.setattr(manifests, "CHUNK_CAPACITY", len(golden))
+    manifest = begin(stream)
+    manifest.append(*decode_chunk(golden, "it", 0).records)
+    manifest.append(decode_chunk(second, "it", 1).records[0])
+    manifest.close()
+    assert chunk_path(stream, 0).read_bytes() == golden
+    head = decode_chunk_header(chunk_path(stream, 1).read_bytes(), "it")
+    assert (head.chunk_index, head.base_record, head.flags) == (1, 8, 0)
+
+
+@pytest.mark.shows("journal 3.2")
+def test_chunks_are_contiguous_and_no_longer_than_their_capacity(stream: str) -> None:
+    manifest = begin(stream)
+    blob = bytes(60_000)
+    for _ in range(9):
+        manifest.append(said(ManifestType.CustomEvent, 0, schema_id=7, blob=blob))
+    manifest.close()
+    heads = [
+        decode_chunk_header(chunk_path(stream, n).read_bytes(), "it") for n in chunk_indexes(stream)
+    ]
+    assert [(head.chunk_index, bool(head.flags & ChunkFlag.SEALED)) for head in heads] == [
+        (0, True),
+        (1, True),
+        (2, False),
+    ]
+    assert all(chunk_path(stream, head.chunk_index).stat().st_size <= 256 << 10 for head in heads)
+    assert all(head.tail_offset == head.committed_len for head in heads)
+    assert len(stored(stream)) == 9
+
+
+def test_a_chunk_created_and_never_written_is_no_fault(stream: str) -> None:
+    lines: list[str] = []
+    begin(stream).close()
+    manifest = Manifest.open(stream, 1, FakeClock(), lines.append)
+    assert (lines, manifest.entries(), manifest.damaged) == ([], [], False)
+    manifest.append(opened(0))
+    manifest.close()
+    assert stored(stream) == [opened(0)]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_chunk_that_lost_all_its_bytes_at_its_creation_is_begun_anew(
+    stream: str, index: int, small: None
+) -> None:
+    lines: list[str] = []
+    manifest = begin(stream)
+    if index:
+        manifest.append(*RECORDS[:3])
+    manifest.close()
+    chunk_path(stream, index).write_bytes(b"")
+    manifest = Manifest.open(stream, 1, FakeClock(), lines.append)
+    assert lines == [f"{chunk_path(stream, index)}: created and never written; it is begun anew"]
+    assert not manifest.damaged
+    for record in RECORDS[3:]:
+        manifest.append(record)
+    manifest.close()
+    assert stored(stream) == ([*RECORDS[:3], *RECORDS[3:]] if index else RECORDS[3:])
+
+
+def test_the_clock_and_the_flags_of_an_unknown_type(stream: str) -> None:
+    lines: list[str] = []
+    later = ManifestRecord(200, 3, 4, 5, {"payload": b"later"}, 1)
+    manifest = begin(stream)
+    manifest.append(opened(0), later, sealed(0))
+    manifest.close()
+    manifest = Manifest.open(stream, 1, FakeClock(), lines.append)
+    assert manifest.catalog.unknown == 1 and manifest.entries()[0].sealed
+    assert lines == [f"{stream}/manifest: 1 records of unknown types skipped: type 200 flags 1"]
+    manifest.append(opened(1, 100))
+    manifest.close()
+    assert stored(stream) == [opened(0), later, sealed(0), opened(1, 100)]
+
+
+def test_a_stream_of_another_number_is_not_taken(stream: str) -> None:
+    with pytest.raises(RelayError, match="expected stream 2, found 1"):
+        Manifest.open(stream, 2, FakeClock(), silent)
+    assert not os.path.exists(stream)
+
+
+def test_a_closed_manifest_takes_nothing(stream: str) -> None:
+    manifest = begin(stream)
+    manifest.close()
+    manifest.close()
+    with pytest.raises(RelayError, match="closed"):
+        manifest.append(opened(0))
+
+
+def test_two_threads_lose_nothing_of_each_other(stream: str, small: None) -> None:
+    manifest = begin(stream)
+
+    def work(first: int) -> None:
+        for segment in range(first, first + 40):
+            manifest.append(opened(segment, segment))
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in (0, 1000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    entries = manifest.entries()
+    manifest.close()
+    ids = [*range(40), *range(1000, 1040)]
+    assert [entry.segment_id for entry in entries] == ids
+    again = begin(stream)
+    assert again.entries() == entries
+    again.close()
+    assert sorted(record.segment_id for record in stored(stream)) == ids
+
+
+# -- crashes -------------------------------------------------------------------------------
+
+
+def written_until_killed(stream: str, done: list[ManifestRecord]) -> None:
+    """Append one by one; ``done`` is what returned."""
+    manifest = begin(stream)
+    for record in RECORDS:
+        manifest.append(record)
+        done.append(record)
+    manifest.snapshot()
+
+
+def test_killed_at_any_call_every_record_that_returned_is_there(
+    tmp_path: Path, small: None
+) -> None:
+    done: dict[int, list[ManifestRecord]] = {}
+
+    def work(attempt: int) -> None:
+        done[attempt] = []
+        written_until_killed(str(tmp_path / str(attempt) / f"{1:020d}"), done[attempt])
+
+    for attempt in kill_at_every_call(work):
+        stream = str(tmp_path / str(attempt) / f"{1:020d}")
+        manifest = begin(stream)
+        assert not manifest.damaged
+        found, kept = stored(stream), done[attempt]
+        assert found == RECORDS[: len(found)] and 0 <= len(found) - len(kept) <= 1
+        assert manifest.entries() == list(catalog_of(found).entries.values())
+        manifest.append(said(ManifestType.CustomEvent, 0, schema_id=1, blob=b"on"))
+        manifest.close()
+        again = begin(stream)
+        assert len(stored(stream)) == len(found) + 1 and not again.damaged
+        again.close()
+    assert attempt > 60  # calls: the loop saw them
+
+
+def test_a_power_cut_between_two_pages_loses_nothing_that_returned(
+    tmp_path: Path, small: None
+) -> None:
+    # Killed at each call; then any of the writes that were not synced are undone.
+    done: list[ManifestRecord] = []
+    disk = UnsyncedDisk()
+
+    def work(attempt: int) -> None:
+        done.clear()
+        disk.pending.clear()
+        with disk.recording():
+            written_until_killed(str(tmp_path / str(attempt) / f"{1:020d}"), done)
+
+    cuts = 0
+    for attempt in kill_at_every_call(work):
+        folder = tmp_path / str(attempt)
+        names = {name for name, _, _ in disk.pending}
+        before = {name: Path(name).read_bytes() for name in names}
+        numbers = range(len(disk.pending))
+        for lost in (set(c) for size in numbers for c in combinations(numbers, size + 1)):
+            for name, data in before.items():
+                Path(name).write_bytes(data)
+            disk.cut(lost)
+            shutil.copytree(folder, cut := tmp_path / "cut")
+            manifest = begin(str(cut / f"{1:020d}"))
+            found = stored(manifest.stream_dir)
+            assert not manifest.damaged and found[: len(done)] == done
+            assert manifest.entries() == list(catalog_of(found).entries.values())
+            manifest.close()
+            shutil.rmtree(cut)
+            cuts += 1
+    assert cuts > 20
+
+
+@pytest.mark.shows("journal 3.3")
+def test_a_torn_tail_is_dropped_and_said(stream: str) -> None:
+    lines: list[str] = []
+    manifest = begin(stream)
+    manifest.append(*RECORDS[:2])
+    manifest.close()
+    whole = chunk_path(stream, 0).read_bytes()
+    chunk_path(stream, 0).write_bytes(whole + RECORDS[2].encode()[:-3])
+    manifest = Manifest.open(stream, 1, FakeClock(), lines.append)
+    assert lines == [f"{chunk_path(stream, 0)} at {len(whole)}: torn tail of 49 bytes dropped"]
+    assert not manifest.damaged and len(manifest.entries()) == 1
+    assert chunk_path(stream, 0).read_bytes() == whole
+    manifest.append(RECORDS[2])
+    manifest.close()
+    assert stored(stream) == RECORDS[:3]
+
+
+def test_a_reader_takes_a_write_in_progress_for_what_it_is(stream: str) -> None:
+    lines: list[str] = []
+    manifest = begin(stream)
+    manifest.append(*RECORDS[:2])
+    with open(chunk_path(stream, 0), "ab") as file:
+        file.write(RECORDS[2].encode())
+    view = read_manifest(stream, lines.append)
+    assert (view.records, lines, view.damaged) == (RECORDS[:2], [], False)
+    manifest.close()
+
+
+@pytest.mark.parametrize("call", ["write", "sync"])
+def test_a_full_disk_and_a_failed_sync(stream: str, call: str) -> None:
+    manifest = begin(stream)
+    manifest.append(RECORDS[0])
+
+    def fail(operation: str, name: str) -> None:
+        if operation == call:
+            raise OSError(errno.ENOSPC, "No space left on device", name)
+
+    with hooked(fail), pytest.raises(OSError, match="No space"):
+        manifest.append(RECORDS[1])
+    assert not manifest.entries()[0].sealed  # not committed: not applied
+    if call == "write":
+        manifest.append(RECORDS[1])
+    else:
+        with pytest.raises(RelayError, match="a sync failed"):
+            manifest.append(RECORDS[1])
+    manifest.close()
+    manifest = begin(stream)
+    assert manifest.entries()[0].sealed is (call == "write")
+    manifest.close()
+
+
+def test_a_snapshot_that_finds_no_room_fails_no_append(stream: str, small: None) -> None:
+    lines: list[str] = []
+    manifest = Manifest.open(stream, 1, FakeClock(), lines.append)
+
+    def fail(operation: str, name: str) -> None:
+        if name.endswith(".snap"):
+            raise OSError(errno.ENOSPC, "No space left on device", name)
+
+    with hooked(fail):
+        for record in RECORDS:
+            manifest.append(record)
+    manifest.close()
+    assert lines and all("no snapshot of the manifest" in line for line in lines)
+    assert stored(stream) == RECORDS and snapshot_ids(stream) == []
+
+
+# -- the same against a list ---------------------------------------------------------------
+
+
+class AgainstAList(RuleBasedStateMachine):
+    """Append, roll, snapshot, kill and reopen; the chunks hold what the list holds."""
+
+    @initialize(folder=st.uuids())
+    def start(self, folder: object) -> None:
+        self.folder = Path(os.environ["AOF2_MACHINE"]) / str(folder)
+        self.folder.mkdir()
+        self.stream = str(self.folder / f"{1:020d}")
+        self.written: list[ManifestRecord] = []
+        self.manifest = begin(self.stream)
+
+    @rule(records=st.lists(any_record(st.integers(0, 5)), min_size=1, max_size=4))
+    def append(self, records: list[ManifestRecord]) -> None:
+        mine = [record for record in records if record.type != ManifestType.SnapshotMarker]
+        self.manifest.append(*mine)
+        self.written += mine
+
+    @rule()
+    def snapshot(self) -> None:
+        self.manifest.snapshot()
+
+    @rule(record=any_record(st.integers(0, 5)), at=st.integers(0, 9))
+    def kill(self, record: ManifestRecord, at: int) -> None:
+        """In the middle of an append of one record."""
+        if record.type == ManifestType.SnapshotMarker:
+            return
+        left = [at]
+
+        def fault(operation: str, name: str) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+
+        try:
+            with hooked(fault):
+                self.manifest.append(record)
+            self.written.append(record)
+        except Killed:
+            self.manifest.close()
+            if stored(self.stream) != self.written:
+                self.written.append(record)
+            self.manifest = begin(self.stream)
+
+    @rule()
+    def reopen(self) -> None:
+        self.manifest.close()
+        self.manifest = begin(self.stream)
+
+    @invariant()
+    def same(self) -> None:
+        if not hasattr(self, "manifest"):
+            return
+        assert stored(self.stream) == self.written
+        expected = catalog_of(self.written)
+        assert self.manifest.catalog.entries == expected.entries
+        assert list(expected.entries) == sorted(expected.entries)
+        view = read_manifest(self.stream, silent)
+        assert view.catalog.entries == expected.entries and not view.damaged
+
+    def teardown(self) -> None:
+        if hasattr(self, "manifest"):
+            self.manifest.close()
+            shutil.rmtree(self.folder)
+
+
+@pytest.mark.usefixtures("small")
+def test_against_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hypothesis.stateful import run_state_machine_as_test
+
+    monkeypatch.setenv("AOF2_MACHINE", str(tmp_path))
+    monkeypatch.setattr(manifests, "CHUNK_CAPACITY", 64 + 700)
+    run_state_machine_as_test(
+        AgainstAList, settings=settings(max_examples=50, stateful_step_count=20, phases=PHASES)
+    )

@@ -1,0 +1,270 @@
+"""Segments: golden bytes, walking and finding records, and what a broken one is found to be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.base.clock import NS_PER_MS, Clock
+from relay.base.errors import IntegrityError
+from relay.journal.format import (
+    FOOTER,
+    RECORD,
+    Footer,
+    RecordFlag,
+    SegmentFlag,
+    decode_segment_header,
+    encode_record,
+)
+from relay.journal.journal import Append, Journal, JournalReader
+from relay.journal.records import (
+    HeaderCrcs,
+    Record,
+    decode_records,
+    encode_records,
+    find_record,
+    scan,
+)
+from relay.journal.recover import walk
+from relay.journal.segment import (
+    FIRST_RECORD,
+    ActiveSegment,
+    FileSource,
+    SegmentPolicy,
+    read_records,
+    segment_path,
+)
+from tests.fakes import FakeClock
+
+GOLDEN = Path(__file__).parent.parent / "fixtures" / "aof2"
+STREAM_1 = GOLDEN / "stream" / f"{1:020d}"
+STREAM_2 = GOLDEN / "stream-2" / f"{2:020d}"
+
+
+class SetClock(Clock):
+    """Shows the time that it is set to."""
+
+    at_ms = 1_780_000_000_000
+
+    def now_ns(self) -> int:
+        return self.at_ms * NS_PER_MS
+
+
+def expected(path: Path) -> list[Record]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [
+        Record(r["logical_offset"], r["append_ts_ms"], r["flags"], bytes.fromhex(r["payload_hex"]))
+        for r in rows
+    ]
+
+
+def stream_of(tmp_path: Path, *segments: Path) -> str:
+    """A stream that has these files as its segments, and no manifest."""
+    folder = tmp_path / f"{1:020d}" / "segments"
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in segments:
+        number = decode_segment_header(source.read_bytes(), str(source)).segment_id
+        shutil.copy(source, folder / f"{number:020d}.seg")
+    return str(folder.parent)
+
+
+@pytest.mark.shows("journal 1.1")
+@pytest.mark.parametrize(
+    ("stream", "rows"),
+    [
+        (STREAM_1, GOLDEN / "expected-records.jsonl"),
+        (STREAM_2, GOLDEN / "stream-2" / "expected-records.jsonl"),
+    ],
+    ids=["1", "2"],
+)
+def test_the_golden_streams_read_as_they_must(stream: Path, rows: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(stream, tmp_path / stream.name)
+    shutil.rmtree(copy / "snapshot", ignore_errors=True)  # stream 2's speaks of another stream
+    assert list(JournalReader(str(copy)).read()) == expected(rows)
+
+
+GOLDEN_FILES = sorted(GOLDEN.glob("stream*/*/segments/*.seg"))
+
+
+@pytest.mark.parametrize(
+    "golden", GOLDEN_FILES, ids=lambda path: f"{path.parts[-3][-1]}-{path.stem[-1]}"
+)
+def test_the_same_records_give_the_same_file(golden: Path, tmp_path: Path) -> None:
+    there = golden.read_bytes()
+    header = decode_segment_header(there, str(golden))
+    source = FileSource(str(golden))
+    base = RECORD.unpack_from(there, FIRST_RECORD)[2]
+    found = walk(source._fd, base, header.encode())
+    records = list(read_records(source, base, base, base + found.position - FIRST_RECORD))
+    source.close()
+
+    stream_of(tmp_path)
+    made = ActiveSegment.create(str(tmp_path / f"{1:020d}"), header, base, FIRST_RECORD)
+    for record in records:
+        made.write(encode_record(*record), 1)
+    if len(there) == found.position + FOOTER.size:
+        footer = Footer(*FOOTER.unpack(there[-FOOTER.size :]))
+        made.ext_id = footer.ext_id
+        assert made.seal(SegmentFlag(footer.flags)) == footer
+    else:
+        made.extend(len(there))
+        made.close()
+    assert Path(made.path).read_bytes() == there
+
+
+@pytest.mark.shows("journal 1.1")
+def test_a_journal_writes_the_golden_stream(tmp_path: Path) -> None:
+    records = expected(GOLDEN / "expected-records.jsonl")
+    clock = SetClock()
+    folder = str(tmp_path / STREAM_1.name)
+    journal = Journal.open(folder, 1, clock, SegmentPolicy(slice_bytes=4_096), pytest.fail)
+    for record in records:
+        clock.at_ms = record.at_ms
+        if record.offset in (2_424, 3_042):  # where the golden segments begin
+            journal.seal()
+        journal.append([Append(record.payload, record.flags)])
+        journal.commit()
+    journal.close()
+    for golden in sorted((STREAM_1 / "segments").iterdir()):
+        ours = Path(segment_path(folder, int(golden.stem))).read_bytes()
+        assert ours.rstrip(b"\0") == golden.read_bytes().rstrip(b"\0")
+
+
+def recovered(
+    tmp_path: Path, name: str, **known: int
+) -> tuple[list[bytes], list[str], dict[str, bytes]]:
+    """Open a journal on a broken segment: what reads, what was said, the files afterwards."""
+    folder = stream_of(tmp_path, GOLDEN / "bad" / name)
+    number = next(Path(folder, "segments").iterdir()).stem
+    warned: list[str] = []
+    journal = Journal.open(
+        folder, 1, FakeClock(), SegmentPolicy(slice_bytes=512), warned.append, **known
+    )
+    payloads = [record.payload for record in journal.read()]
+    journal.close()
+    warned = [line for line in warned if ".mlog" not in line and "begins at" not in line]
+    files = {
+        path.name[20:]: path.read_bytes()
+        for path in Path(folder, "segments").glob(f"{number}.seg*")
+    }
+    again: list[str] = []
+    journal = Journal.open(folder, 1, FakeClock(), SegmentPolicy(slice_bytes=512), again.append)
+    assert [record.payload for record in journal.read()] == payloads
+    assert not [line for line in again if "lost" not in line]  # it is good now
+    journal.close()
+    return payloads, warned, files
+
+
+def test_a_torn_tail_is_kept_aside_and_cleared(tmp_path: Path) -> None:
+    broken = (GOLDEN / "bad" / "torn-tail.seg").read_bytes()
+    payloads, warned, files = recovered(tmp_path, "torn-tail.seg")
+    assert len(payloads) == 2
+    line = warned[0]
+    assert "a torn tail, kept in" in line and "expected " in line
+    end = FIRST_RECORD + sum(RECORD.size + len(payload) for payload in payloads)
+    assert files[".seg.torn"] == broken[end:].rstrip(b"\0")
+    assert files[".seg"] == broken[:end].ljust(len(broken), b"\0")
+
+
+def test_a_torn_tail_that_a_checkpoint_covers_is_damage(tmp_path: Path) -> None:
+    broken = (GOLDEN / "bad" / "torn-tail.seg").read_bytes()
+    payloads, warned, files = recovered(
+        tmp_path, "torn-tail.seg", covered=3_042 + len(broken) - FIRST_RECORD
+    )
+    assert len(payloads) == 2
+    assert "damage; 2 records salvaged" in warned[0]
+    assert "are lost" in warned[1]
+    assert files[".seg.bad"] == broken and ".seg.torn" not in files
+
+
+@pytest.mark.shows("journal 2.6")
+def test_a_flipped_record_header_loses_that_record_alone(tmp_path: Path) -> None:
+    broken = (GOLDEN / "bad" / "flipped-record-header.seg").read_bytes()
+    payloads, warned, files = recovered(tmp_path, "flipped-record-header.seg")
+    assert len(payloads) == 1
+    assert (
+        "at 52: expected" in warned[0]
+        and "1 records salvaged, lost offsets: [3042, 3076)" in warned[0]
+    )
+    assert files[".seg.bad"] == broken
+    # The salvaged segment is one like any other, with the good record where it was.
+    footer = Footer(*FOOTER.unpack(files[".seg"][-FOOTER.size :]))
+    assert footer.flags == SegmentFlag.SEALED | SegmentFlag.PARTIAL
+    assert files[".seg"][86:118] == broken[86:118]
+
+
+@pytest.mark.shows("journal 2.3")
+def test_a_footer_with_a_wrong_checksum_is_reported_and_not_erased(tmp_path: Path) -> None:
+    broken = (GOLDEN / "bad" / "footer-crc.seg").read_bytes()
+    payloads, warned, files = recovered(tmp_path, "footer-crc.seg")
+    assert len(payloads) == 4
+    assert "expected segment_crc64" in warned[0]
+    assert files == {".seg": broken}
+
+
+def test_a_damaged_sealed_segment_names_path_offset_expected_found(tmp_path: Path) -> None:
+    source = FileSource(str(GOLDEN / "bad" / "flipped-record-header.seg"))
+    base, end = 3_042, 3_108
+    with pytest.raises(IntegrityError, match=r"header.seg at 52: expected .* found"):
+        list(read_records(source, base, base, end))
+    told: list[tuple[int, int]] = []
+    found = list(
+        read_records(source, base, base, end, lambda begin, end, why: told.append((begin, end)))
+    )
+    assert [record.offset for record in found] == [3_076] and told == [(3_042, 3_076)]
+    source.close()
+
+
+@given(st.lists(st.binary(max_size=80), max_size=12), st.integers(0, 1 << 40))
+def test_encoding_scanning_and_decoding_agree(payloads: list[bytes], base: int) -> None:
+    starts = HeaderCrcs()
+    given = [(payload, len(payload) % 4, 0) for payload in payloads]
+    pieces, offsets, end = encode_records(given, base, 7, starts)
+    data = b"".join(pieces)
+    records = [
+        Record(at, 7, flags | (RecordFlag.JOINED if number else 0), one)
+        for number, (at, (one, flags, _)) in enumerate(zip(offsets, given, strict=True))
+    ]
+    assert data == b"".join(encode_record(*record) for record in records)
+    assert end == base + len(data)
+    assert scan(data + bytes(100), len(data) + 100, base, starts) == (len(data), len(records))
+    assert list(decode_records(data, base, starts)) == records
+
+
+@given(
+    st.binary(max_size=300),
+    st.one_of(st.integers(1, 1 << 18), st.integers(0, 1 << 50)),
+    st.integers(0, 500),
+    st.binary(max_size=40),
+)
+def test_a_record_is_found_wherever_it_stands(
+    junk: bytes, shift: int, zeros: int, payload: bytes
+) -> None:
+    front = junk + bytes(zeros)
+    record = encode_record(shift + len(front), 1, 0, payload)
+    assert find_record(front + record + junk, 0, shift, HeaderCrcs()) == len(front)
+    assert find_record(front + record[:-1], 0, shift, HeaderCrcs()) == -1 or not record[-1]
+    moved = encode_record(shift + len(front) + 1, 1, 0, payload)  # it is another position's
+    assert find_record(front + moved, 0, shift, HeaderCrcs()) == -1
+
+
+@pytest.mark.shows("journal 1.2")
+def test_one_flipped_bit_anywhere_is_seen() -> None:
+    record = encode_record(0, 1_780_000_000_000, 1, b"payload")
+    for bit in range(8 * len(record)):
+        flipped = bytearray(record)
+        flipped[bit // 8] ^= 1 << bit % 8
+        assert scan(flipped, len(flipped), 0, HeaderCrcs()) == (0, 0)
+
+
+def test_a_good_record_in_another_place_is_none() -> None:
+    """What an older write left there must not come back to life."""
+    record = encode_record(100, 1, 0, b"payload")
+    assert scan(record, len(record), 100, HeaderCrcs()) == (len(record), 1)
+    assert scan(record, len(record), 99, HeaderCrcs()) == (0, 0)
+    assert list(decode_records(record, 101, HeaderCrcs())) == []

@@ -1,0 +1,261 @@
+"""Tier 1: what is compressed is the segment again, and one record costs one frame."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relay.base import fsio
+from relay.base.errors import FormatError, IntegrityError
+from relay.journal import warm
+from relay.journal.warm import FRAME_BYTES, Dictionaries, WarmSegment, compress
+from tests.journal.payloads import Made, payload, segment
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Callable[..., Path]:
+    """Compress a segment into tmp_path/warm."""
+    folder = tmp_path / "warm"
+    folder.mkdir()
+
+    def run(made: Made, number: int = 0) -> Path:
+        source = made.write(tmp_path / f"{number}.seg")
+        target = folder / warm.warm_name(number)
+        compress(str(source), str(target), made.check(), Dictionaries(str(folder)))
+        return target
+
+    return run
+
+
+def test_inflated_it_is_the_segment_byte_for_byte(pack: Callable[..., Path]) -> None:
+    made = segment([payload(n) for n in range(3000)])
+    path = pack(made)
+    with WarmSegment(str(path), Dictionaries(str(path.parent))) as opened:
+        assert opened.size == len(made.data)
+        assert b"".join(opened.pieces()) == made.data
+        assert all(len(piece) <= FRAME_BYTES for piece in opened.pieces())
+    assert path.stat().st_size < len(made.data) / 2
+    assert not list(path.parent.glob("*.tmp"))
+
+
+def test_any_range_reads_as_it_does_in_the_segment(pack: Callable[..., Path]) -> None:
+    made = segment([payload(n, 1000) for n in range(400)])
+    path = pack(made)
+    rng = random.Random(5)
+    edges = [0, FRAME_BYTES - 1, FRAME_BYTES, FRAME_BYTES + 1, len(made.data) - 1, len(made.data)]
+    with WarmSegment(str(path), Dictionaries(str(path.parent))) as opened:
+        for at in [*edges, *(rng.randrange(len(made.data)) for _ in range(200))]:
+            for length in (0, 1, 28, 1028, FRAME_BYTES, 3 * FRAME_BYTES):
+                assert opened.read_at(at, length) == made.data[at : at + length]
+
+
+@pytest.mark.shows("journal 4.1")
+def test_one_record_inflates_one_frame_or_two(
+    pack: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = segment([payload(n, 1000) for n in range(1000)])
+    path = pack(made)
+    inflated: list[int] = []
+    whole = warm.zstd.decompress
+
+    def counting(data: bytes, **options: object) -> bytes:
+        out = whole(data, **options)
+        inflated.append(len(out))
+        return out
+
+    monkeypatch.setattr(warm.zstd, "decompress", counting)
+    with WarmSegment(str(path), Dictionaries(str(path.parent))) as opened:
+        assert not inflated
+        for at in made.positions[::97]:
+            inflated.clear()
+            opened.read_at(at, 1028)
+            assert sum(inflated) <= 2 * FRAME_BYTES
+
+
+@pytest.mark.shows("journal 4.2")
+def test_a_dictionary_is_kept_where_it_pays_and_used_again(
+    pack: Callable[..., Path], tmp_path: Path
+) -> None:
+    rng = random.Random(3)
+    vocabulary = [rng.randbytes(6).hex() for _ in range(3000)]
+
+    def texts(seed: int) -> list[bytes]:
+        choose = random.Random(seed)
+        return [" ".join(choose.choices(vocabulary, k=60)).encode() for _ in range(4000)]
+
+    first, second = segment(texts(1)), segment(texts(2), 1)
+    one, two = pack(first, 0), pack(second, 1)
+    known = Dictionaries(str(one.parent))
+    (dictionary_id,) = known.ids()  # the second segment learned nothing new
+    for path, made in ((one, first), (two, second)):
+        with WarmSegment(str(path), known) as opened:
+            assert opened.dictionary_id == dictionary_id
+            assert b"".join(opened.pieces()) == made.data
+    os.unlink(known.path(dictionary_id))
+    with pytest.raises(FormatError, match=f"expected its dictionary {dictionary_id} as") as caught:
+        WarmSegment(str(one), Dictionaries(str(one.parent)))
+    assert str(one) in str(caught.value)
+
+
+def test_what_has_nothing_in_common_gets_no_dictionary(pack: Callable[..., Path]) -> None:
+    rng = random.Random(2)
+    path = pack(segment([rng.randbytes(1000) for _ in range(2000)]))
+    assert Dictionaries(str(path.parent)).ids() == []
+    with WarmSegment(str(path), Dictionaries(str(path.parent))) as opened:
+        assert opened.dictionary_id == 0
+
+
+def test_a_damaged_dictionary_is_named(pack: Callable[..., Path], tmp_path: Path) -> None:
+    known = Dictionaries(str(tmp_path))
+    (tmp_path / "dict-0000000007.zdict").write_bytes(b"no dictionary")
+    with pytest.raises(FormatError, match=r"dict-0000000007.zdict at 0: expected a zstd dict"):
+        known.get(7, "x")
+    assert known.newest() is None  # a new segment is compressed all the same
+
+
+def test_a_damaged_segment_is_not_compressed(tmp_path: Path, pack: Callable[..., Path]) -> None:
+    made = segment([payload(n) for n in range(500)])
+    changes: dict[str, Callable[[bytes], bytes]] = {
+        "a byte": lambda data: data[:5000] + bytes([data[5000] ^ 1]) + data[5001:],
+        "cut": lambda data: data[:-1],
+        "longer": lambda data: data + b"\0",
+        "footer of another": lambda data: data[:-24] + bytes(8) + data[-16:],
+        "not sealed": lambda data: data[:-8] + bytes(8),
+    }
+    for fault, change in changes.items():
+        broken = Made(change(made.data), made.positions)
+        broken.durable_bytes, broken.crc = made.durable_bytes, made.crc
+        with pytest.raises(FormatError, match=r"^segment at "):
+            pack(broken)
+        assert not list((tmp_path / "warm").iterdir()), fault
+
+
+def test_a_flipped_byte_in_a_warm_file_is_found(pack: Callable[..., Path]) -> None:
+    made = segment([payload(n) for n in range(1200)])
+    path = pack(made)
+    data = path.read_bytes()
+    rng = random.Random(8)
+    for at in [0, 4, 5, *(rng.randrange(len(data)) for _ in range(60))]:
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(FormatError) as caught:
+            with WarmSegment(str(path), Dictionaries(str(path.parent))) as opened:
+                check = made.check(str(path))
+                for piece in opened.pieces():
+                    check.feed(piece)
+                check.done()
+        assert str(path) in str(caught.value)
+
+
+def test_a_warm_file_cut_anywhere_is_found(pack: Callable[..., Path]) -> None:
+    made = segment([payload(n) for n in range(1200)])
+    path = pack(made)
+    data = path.read_bytes()
+    for at in (0, 1, 10, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:at])
+        with pytest.raises(FormatError):
+            with WarmSegment(str(path), Dictionaries(str(path.parent))) as opened:
+                check = made.check(str(path))
+                for piece in opened.pieces():
+                    check.feed(piece)
+                check.done()
+
+
+def test_a_frame_that_claims_too_much_is_not_inflated(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.seg.zst"
+    path.write_bytes(warm.zstd.compress(bytes(100 << 20)))
+    with pytest.raises(FormatError, match="expected a frame of 1 to 65536 bytes, found 104857600"):
+        WarmSegment(str(path), Dictionaries(str(tmp_path)))
+
+
+def test_zstd_itself_inflates_it(pack: Callable[..., Path]) -> None:
+    made = segment([payload(n) for n in range(500)])
+    assert warm.zstd.decompress(pack(made).read_bytes()) == made.data
+
+
+@pytest.mark.parametrize("step", range(12))
+def test_a_kill_at_any_call_leaves_no_half_file(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = segment([payload(n) for n in range(2000)])
+    source = made.write(tmp_path / "0.seg")
+    target = tmp_path / "0.seg.zst"
+    calls: list[str] = []
+
+    def fault(operation: str, name: str) -> None:
+        calls.append(operation)
+        if len(calls) == step + 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(fsio, "fault", fault)
+    try:
+        compress(str(source), str(target), made.check(), Dictionaries(str(tmp_path)))
+    except KeyboardInterrupt:
+        pass
+    monkeypatch.undo()
+    assert source.read_bytes() == made.data
+    if target.exists():  # its name means that it is whole
+        assert warm.zstd.decompress(target.read_bytes()) == made.data
+    compress(str(source), str(target), made.check(), Dictionaries(str(tmp_path)))
+    assert warm.zstd.decompress(target.read_bytes()) == made.data
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+@pytest.mark.shows("journal 4.3")
+def test_what_was_written_wrong_never_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = segment([payload(n) for n in range(2000)])
+    source = made.write(tmp_path / "0.seg")
+    write = fsio.write_at
+
+    def flipping(fd: int, data: bytes | memoryview, offset: int, name: str) -> None:
+        data = bytes(data)
+        write(fd, data[:100] + bytes([data[100] ^ 1]) + data[101:], offset, name)
+
+    monkeypatch.setattr(fsio, "write_at", flipping)
+    with pytest.raises(IntegrityError):
+        compress(
+            str(source), str(tmp_path / "0.seg.zst"), made.check(), Dictionaries(str(tmp_path))
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["0.seg"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(sizes=st.lists(st.integers(0, 70_000), max_size=12))
+def test_records_of_any_size(sizes: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("warm")
+    made = segment([payload(n, size).ljust(size, b".") for n, size in enumerate(sizes)])
+    source = made.write(folder / "0.seg")
+    known = Dictionaries(str(folder))
+    compress(str(source), str(folder / "0.seg.zst"), made.check(), known)
+    with WarmSegment(str(folder / "0.seg.zst"), known) as opened:
+        ends = [*made.positions[1:], made.durable_bytes]
+        for at, end in zip(made.positions, ends, strict=False):
+            assert opened.read_at(at, end - at) == made.data[at:end]
+
+
+def test_a_codec_that_errs_is_caught_by_reading_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = segment([payload(n) for n in range(2000)])
+    source = made.write(tmp_path / "0.seg")
+    good = warm._compressor(None)
+
+    class Erring:
+        FLUSH_FRAME = good.FLUSH_FRAME
+
+        def compress(self, data: bytes, mode: int) -> bytes:
+            return good.compress(data.upper(), mode)
+
+    monkeypatch.setattr(warm, "_compressor", lambda dictionary: Erring())
+    with pytest.raises(IntegrityError, match=r"0\.seg\.zst at 0: expected crc64"):
+        compress(
+            str(source), str(tmp_path / "0.seg.zst"), made.check(), Dictionaries(str(tmp_path))
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["0.seg"]

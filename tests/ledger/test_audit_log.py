@@ -1,0 +1,263 @@
+"""What the ledger remembers by itself, who may read beside the writer, and which index serves."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.base.errors import LedgerError
+from relay.ledger import HeldDelivery, Ledger, WrittenDelivery, open_readonly
+from tests.ledger.support import (
+    NOW,
+    Look,
+    facts,
+    message_id,
+    plan,
+    record,
+    stage,
+    statements,
+)
+
+pytestmark = pytest.mark.shows("ready 3.5")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "ledger.db")
+
+
+@pytest.fixture
+def ledger(path: str) -> Iterator[Ledger]:
+    opened = Ledger.open(path, busy_timeout_ms=1)
+    yield opened
+    opened.close()
+
+
+def trail(look: Look) -> list[tuple[str, str | None, str, str | None]]:
+    return look.all("SELECT what, old_status, new_status, who FROM audit_log ORDER BY id")  # type: ignore[return-value]
+
+
+# -- audit_log and security_events ---------------------------------------------------------
+
+
+def test_every_change_of_a_status_is_logged_with_old_and_new(ledger: Ledger, look: Look) -> None:
+    ledger.set_state("writer", "daemon 3", NOW)
+    one, two = record(ledger, 1, 2)
+    ledger.claim([one, two])
+    ledger.postpone(one, "disk full")
+    ledger.claim([one])
+    ledger.complete([one], NOW)
+    ledger.archive([(one, None)])
+    ledger.fail([(two, "why")], NOW)
+    who = "daemon 3"
+    assert trail(look) == [
+        (one, None, "pending", who),
+        (two, None, "pending", who),
+        (one, "pending", "processing", who),
+        (two, "pending", "processing", who),
+        (one, "processing", "pending", who),
+        (one, "pending", "processing", who),
+        (one, "processing", "completed", who),
+        (one, "completed", "archived", who),
+        (two, "processing", "failed", who),
+    ]
+
+
+def test_every_move_of_a_delivery_is_logged(ledger: Ledger, look: Look) -> None:
+    (one,) = record(ledger, 1)
+    stage(ledger, one, "bob")
+    ledger.deliveries.hold([HeldDelivery(one, "bob", 1, "why", NOW)])
+    ledger.deliveries.hold([HeldDelivery(one, "bob", 1, "why", NOW)])
+    ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 1, NOW, NOW)])
+    ledger.deliveries.mark_read([(one, "bob", 1)], NOW)
+    ledger.deliveries.acknowledge(one, "bob", "received", NOW)
+    ledger.deliveries.acknowledge(one, "bob", "completed", NOW)
+    assert [(what, old, new) for what, old, new, _ in trail(look)[1:]] == [
+        (f"{one} > bob", "staged", "held"),
+        (f"{one} > bob", "held", "written"),
+        (f"{one} > bob", "written", "read"),
+        (f"{one} > bob", "read", "acked"),
+    ]
+
+
+def test_a_change_by_hand_is_logged_as_well(ledger: Ledger, look: Look) -> None:
+    (one,) = record(ledger, 1)
+    look.db.execute("UPDATE messages SET status = 'failed'")
+    assert trail(look)[-1] == (one, "pending", "failed", None)
+
+
+def test_the_time_of_a_change_is_the_machines(ledger: Ledger, look: Look) -> None:
+    before = look.one("SELECT CAST((julianday('now') - 2440587.5) * 86400 AS INTEGER)")
+    record(ledger, 1)
+    at_s = look.one("SELECT at / 1000000000 FROM audit_log")
+    assert before <= at_s + 1 and at_s <= before + 5
+
+
+def test_what_is_rolled_back_was_never_there(ledger: Ledger, look: Look) -> None:
+    with pytest.raises(ZeroDivisionError), ledger.transaction():
+        ledger.add([facts(1)])
+        raise ZeroDivisionError
+    assert trail(look) == []
+
+
+@pytest.mark.parametrize("table", ["audit_log", "security_events"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DELETE FROM {}",
+        "DELETE FROM {} WHERE id = 1",
+        "UPDATE {} SET at = 0",
+        "UPDATE {} SET id = 99 WHERE id = 1",
+        "INSERT OR REPLACE INTO {} SELECT * FROM {}",
+    ],
+)
+def test_nothing_in_it_is_changed_or_removed(
+    ledger: Ledger, look: Look, table: str, change: str
+) -> None:
+    record(ledger, 1)
+    ledger.agents.add_security_event(
+        "not_a_regular_file", "alice", "agents/alice/outbox/x", "a link", NOW
+    )
+    before = look.all(f"SELECT * FROM {table}")
+    assert len(before) == 1
+    for db in (ledger._db, look.db):
+        with pytest.raises((LedgerError, sqlite3.Error), match=f"{table} is append-only"):
+            db.execute(change.replace("{}", table))
+    assert look.all(f"SELECT * FROM {table}") == before
+
+
+@pytest.mark.parametrize("table", ["audit_log", "security_events"])
+def test_what_retention_lets_go_of_is_older_than_it_says(
+    ledger: Ledger, look: Look, table: str
+) -> None:
+    record(ledger, 1)
+    ledger.agents.add_security_event("hard_link", "alice", "x", "why", NOW)
+    (at,) = look.all(f"SELECT at FROM {table}")[0]
+    ledger.set_state("audit_kept_from", str(at), NOW)
+    with pytest.raises(LedgerError, match=f"{table} is append-only"):
+        ledger._db.execute(f"DELETE FROM {table}")
+    ledger.set_state("audit_kept_from", str(at + 1), NOW)  # type: ignore[operator]
+    ledger._db.execute(f"DELETE FROM {table}")
+    assert look.all(f"SELECT * FROM {table}") == []
+
+
+def test_a_security_event_has_all_that_is_known(ledger: Ledger, look: Look) -> None:
+    ledger.agents.add_security_event(
+        "not_a_regular_file", "alice", "agents/alice/outbox/x", "a link", NOW
+    )
+    assert look.all("SELECT at, kind, agent, path, detail FROM security_events") == [
+        (NOW, "not_a_regular_file", "alice", "agents/alice/outbox/x", "a link")
+    ]
+
+
+# -- readers beside the writer -------------------------------------------------------------
+
+READER = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=0)
+db.execute("BEGIN")
+count = lambda: db.execute("SELECT count(*) FROM messages").fetchone()[0]
+print(count(), flush=True)
+sys.stdin.readline()
+print(count(), flush=True)
+db.execute("COMMIT")
+print(count(), flush=True)
+"""
+
+
+def test_a_reader_in_a_transaction_never_blocks_the_writer(ledger: Ledger, path: str) -> None:
+    record(ledger, 1)
+    with subprocess.Popen(
+        [sys.executable, "-c", READER, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as reader:
+        assert reader.stdin and reader.stdout
+        assert reader.stdout.readline() == "1\n"
+        record(ledger, 2, 3)  # busy_timeout is 1 ms: it would fail if it had to wait
+        ledger.claim([message_id(2)])
+        reader.stdin.write("go on\n")
+        reader.stdin.flush()
+        assert reader.stdout.readline() == "1\n"  # its own moment, to the end
+        assert reader.stdout.readline() == "3\n"
+
+
+def test_a_writer_in_a_transaction_never_blocks_a_reader(
+    ledger: Ledger, look: Look, path: str
+) -> None:
+    record(ledger, 1)
+    with ledger.transaction():
+        ledger.claim([message_id(1)])
+        assert look.status(message_id(1)) == "pending"  # timeout is 0: it would fail
+        tool = open_readonly(path)
+        assert tool.execute("SELECT status FROM messages").fetchone()["status"] == "pending"
+        tool.close()
+    assert look.status(message_id(1)) == "processing"
+
+
+# -- indexes -------------------------------------------------------------------------------
+
+Query = Callable[[Ledger], object]
+
+QUERIES: dict[str, tuple[Query, str | tuple[str, str]]] = {
+    "open rows": (lambda db: db.open_rows(), "messages_open"),
+    "when held mail is due": (lambda db: db.deliveries.next_due(), "deliveries_open"),
+    "held mail that is due": (lambda db: db.deliveries.due(NOW, 256), "deliveries_open"),
+    "unread of one agent": (
+        lambda db: db.deliveries.unread("bob"),
+        ("deliveries_unread", "deliveries_dead"),
+    ),
+    "rows by id": (lambda db: db.rows([message_id(1)]), "sqlite_autoindex_messages_1"),
+    "claim": (lambda db: db.claim([message_id(1)]), "sqlite_autoindex_messages_1"),
+    "complete": (lambda db: db.complete([message_id(1)], NOW), "sqlite_autoindex_messages_1"),
+    "archive": (lambda db: db.archive([(message_id(1), None)]), "sqlite_autoindex_messages_1"),
+    "fail": (lambda db: db.fail([(message_id(1), "x")], NOW), "sqlite_autoindex_messages_1"),
+    "deliveries by id": (lambda db: db.deliveries.rows([message_id(1)]), "PRIMARY KEY"),
+    "read": (lambda db: db.deliveries.mark_read([(message_id(1), "bob", 1)], NOW), "PRIMARY KEY"),
+    "hold": (
+        lambda db: db.deliveries.hold([HeldDelivery(message_id(1), "bob", 1, "x", NOW)]),
+        "PRIMARY KEY",
+    ),
+    "acknowledge": (
+        lambda db: db.deliveries.acknowledge(message_id(1), "bob", "received", NOW),
+        "PRIMARY KEY",
+    ),
+}
+
+
+def check_plan(ledger: Ledger, name: str) -> None:
+    """Every statement that the call runs goes through the index, and through nothing else."""
+    call, index = QUERIES[name]
+    sql = [text for text in statements(ledger, lambda: call(ledger)) if "audit_log" not in text]
+    assert sql
+    for text in sql:
+        steps = [step for step in plan(ledger, text) if "messages" in step or "deliveries" in step]
+        used = (index,) if isinstance(index, str) else index
+        assert steps and all(any(one in step for one in used) for step in steps), (text, steps)
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_a_query_is_served_by_its_index(ledger: Ledger, name: str) -> None:
+    one, _ = record(ledger, 1, 2)
+    stage(ledger, one, "bob")
+    check_plan(ledger, name)
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_with_statistics_of_a_long_history_it_still_is(ledger: Ledger, name: str) -> None:
+    ids = record(ledger, *range(2000))
+    with ledger.transaction():
+        ledger.deliveries.stage([(one, "bob", "staged", NOW, None, None) for one in ids])
+        ledger.deliveries.mark_written(WrittenDelivery(one, "bob", 1, NOW, NOW) for one in ids[10:])
+        ledger.deliveries.mark_read([(one, "bob", 1) for one in ids[20:]], NOW)
+        ledger.claim(ids[10:])
+        ledger.complete(ids[10:], NOW)
+        ledger.archive([(one, None) for one in ids[10:]])
+    ledger._db.execute("ANALYZE")
+    check_plan(ledger, name)

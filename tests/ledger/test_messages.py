@@ -1,0 +1,267 @@
+"""The life of a row: every move that is allowed, and that no other one happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from relay.base.errors import LedgerError
+from relay.ledger import FileFacts, Ledger
+from tests.ledger.support import NOW, Look, facts, message_id, record
+from tests.procs import no_room_above
+
+STATES = ["pending", "processing", "completed", "failed", "archived"]
+Move = Callable[[Ledger, str], object]
+
+# What each call does with a row in each state; every state that is not named stays.
+MOVES: dict[str, tuple[Move, dict[str, str]]] = {
+    "claim": (lambda db, one: db.claim([one]), {"pending": "processing"}),
+    "complete": (lambda db, one: db.complete([one], NOW), {"processing": "completed"}),
+    "archive": (lambda db, one: db.archive([(one, "archive/x")]), {"completed": "archived"}),
+    "archive_own": (lambda db, one: db.archive_system([one]), {"completed": "archived"}),
+    "fail": (
+        lambda db, one: db.fail([(one, "why")], NOW),
+        {"pending": "failed", "processing": "failed"},
+    ),
+    "postpone": (
+        lambda db, one: db.postpone(one, "why"),
+        {"pending": "pending", "processing": "pending"},
+    ),
+    "reset": (lambda db, one: db.reset([one]), {"processing": "pending"}),
+    "record again": (lambda db, one: db.add([facts(1)], system=True), {}),
+    "set_path": (lambda db, one: db.set_path([(one, "elsewhere")]), {}),
+    "update_facts": (lambda db, one: db.update_facts([facts(1)]), {}),
+}
+
+
+def bring(ledger: Ledger, state: str) -> str:
+    """A row in this state, by the moves that lead there."""
+    (one,) = record(ledger, 1)
+    with ledger.transaction():
+        if state == "failed":
+            ledger.fail([(one, "before")], NOW)
+        elif state != "pending":
+            ledger.claim([one])
+        if state in ("completed", "archived"):
+            ledger.complete([one], NOW)
+        if state == "archived":
+            ledger.archive([(one, None)])
+    return one
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("name", MOVES)
+def test_a_call_moves_a_row_from_where_it_may_and_from_nowhere_else(
+    ledger: Ledger, look: Look, name: str, state: str
+) -> None:
+    one = bring(ledger, state)
+    assert look.status(one) == state
+    call, moves = MOVES[name]
+    with ledger.transaction():
+        call(ledger, one)
+    assert look.status(one) == moves.get(state, state)
+
+
+@pytest.mark.parametrize("name", ["claim", "complete", "reset"])
+def test_the_call_says_which_rows_it_moved(ledger: Ledger, name: str) -> None:
+    one, two, three = record(ledger, 1, 2, 3)
+    call: dict[str, Callable[[list[str]], set[str]]] = {
+        "claim": ledger.claim,
+        "complete": lambda ids: ledger.complete(ids, NOW),
+        "reset": ledger.reset,
+    }
+    if name != "claim":
+        ledger.claim([one, two])
+    else:
+        ledger.claim([three])
+    wanted = [one, two, three, message_id(99)]
+    assert call[name](wanted) == {one, two}
+    assert call[name](wanted) == set()
+    assert call[name]([]) == set()
+
+
+def test_of_two_daemons_one_gets_a_row(ledger: Ledger, ledger_path: str) -> None:
+    ids = record(ledger, *range(20))
+    other = Ledger.open(ledger_path)
+    mine = ledger.claim(ids[:15])
+    theirs = other.claim(ids)
+    assert mine == set(ids[:15])
+    assert theirs == set(ids[15:])
+    assert ledger.claim(ids) == other.claim(ids) == set()
+    other.close()
+
+
+def test_a_batch_is_there_whole_or_not_at_all(ledger: Ledger, look: Look) -> None:
+    record(ledger, *range(1, 257))
+    assert look.one("SELECT count(*) FROM messages") == 256
+    with pytest.raises(LedgerError, match="UNIQUE"):
+        record(ledger, 300, 301, 7)
+    assert look.one("SELECT count(*) FROM messages") == 256
+    with pytest.raises(ZeroDivisionError), ledger.transaction():
+        ledger.add([facts(300)])
+        raise ZeroDivisionError
+    assert look.one("SELECT count(*) FROM messages") == 256
+    record(ledger, 300, 301)
+    assert look.one("SELECT count(*) FROM messages") == 258
+
+
+def test_order_is_order_of_discovery_whatever_the_ids_say(ledger: Ledger) -> None:
+    record(ledger, 9, 2, 5)
+    assert [row.message_id for row in ledger.open_rows()] == [message_id(n) for n in (9, 2, 5)]
+
+
+def test_open_rows_are_those_not_at_their_end(ledger: Ledger) -> None:
+    one, two, three, four, five = record(ledger, 1, 2, 3, 4, 5)
+    ledger.claim([two, three, four])
+    ledger.complete([three, four], NOW)
+    ledger.archive([(four, None)])
+    ledger.fail([(five, "why")], NOW)
+    assert [(row.message_id, row.status) for row in ledger.open_rows()] == [
+        (one, "pending"),
+        (two, "processing"),
+        (three, "completed"),
+    ]
+
+
+def test_a_row_reads_back_as_it_was_recorded(ledger: Ledger) -> None:
+    one, _ = record(ledger, 1, 2)
+    rows = ledger.rows([one, message_id(99)])
+    assert list(rows) == [one]
+    row, given = rows[one], facts(1)
+    assert (row.agent_name, row.file_path, row.checksum) == (
+        given.agent_name,
+        given.file_path,
+        given.checksum,
+    )
+    assert (row.status, row.discovered_at) == ("pending", given.discovered_at)
+    assert (row.retry_count, row.last_error) == (0, None)
+    assert (row.file_size, row.file_mtime_ns, row.file_inode) == given[3:6]
+    assert (row.message_type, row.target) == (given.message_type, given.target)
+    assert ledger.rows([]) == {}
+
+
+def test_many_ids_at_once(ledger: Ledger) -> None:
+    ids = record(ledger, *range(3000))
+    assert ledger.rows(ids).keys() == set(ids)
+    assert ledger.claim(ids) == set(ids)
+
+
+def test_times_and_reasons_are_kept(ledger: Ledger, look: Look) -> None:
+    one, two = record(ledger, 1, 2)
+    ledger.claim([one])
+    ledger.complete([one], NOW + 5)
+    ledger.fail([(two, "no such agent")], NOW + 6)
+    assert look.all("SELECT processed_at, last_error FROM messages ORDER BY id") == [
+        (NOW + 5, None),
+        (NOW + 6, "no such agent"),
+    ]
+
+
+def test_a_failure_counts_and_is_counted_once(ledger: Ledger) -> None:
+    """retry_count counts failures, the passing ones and the one that was the last."""
+    one, two = record(ledger, 1, 2)
+    ledger.claim([one, two])
+    ledger.postpone(two, "disk full")
+    ledger.fail([(one, "no such agent"), (two, "no such agent")], NOW)
+    ledger.fail([(one, "no such agent")], NOW)
+    counts = {key: row.retry_count for key, row in ledger.rows([one, two]).items()}
+    assert counts == {one: 1, two: 2}
+
+
+def test_postponed_again_and_again_it_is_counted(ledger: Ledger) -> None:
+    (one,) = record(ledger, 1)
+    for attempt in (1, 2, 3):
+        ledger.claim([one])
+        assert ledger.postpone(one, f"disk full {attempt}") == attempt
+    row = ledger.rows([one])[one]
+    assert (row.status, row.retry_count, row.last_error) == ("pending", 3, "disk full 3")
+    assert ledger.postpone(message_id(99), "why") == 0
+
+
+def test_a_pending_file_that_changed_is_read_again(ledger: Ledger, look: Look) -> None:
+    (one,) = record(ledger, 1)
+    changed = facts(
+        1,
+        file_size=7,
+        file_mtime_ns=8,
+        file_inode=9,
+        checksum="c",
+        message_type="query",
+        target="*",
+    )
+    columns = "file_size, file_mtime_ns, file_inode, checksum, message_type, target"
+    ledger.update_facts([changed])
+    assert look.all(f"SELECT {columns} FROM messages") == [(7, 8, 9, "c", "query", "*")]
+    ledger.claim([one])
+    ledger.update_facts([facts(1)])
+    assert look.all(f"SELECT {columns} FROM messages") == [(7, 8, 9, "c", "query", "*")]
+
+
+def test_the_archives_path_is_noted_and_kept_where_there_is_none(
+    ledger: Ledger, look: Look
+) -> None:
+    one, two = record(ledger, 1, 2)
+    ledger.claim([one, two])
+    ledger.complete([one, two], NOW)
+    ledger.archive([(one, "archive/2026-01-31/alice/1.msg"), (two, None)])
+    assert look.all("SELECT file_path FROM messages ORDER BY id") == [
+        ("archive/2026-01-31/alice/1.msg",),
+        (facts(2).file_path,),
+    ]
+
+
+def test_a_refused_file_keeps_its_status_when_it_moves(ledger: Ledger, look: Look) -> None:
+    one = bring(ledger, "failed")
+    ledger.set_path([(one, "archive/2026-01-31/alice/rejected/1.msg")])
+    assert look.all("SELECT status, file_path FROM messages") == [
+        ("failed", "archive/2026-01-31/alice/rejected/1.msg")
+    ]
+
+
+def test_the_orchestrators_own_are_claimed_from_the_start(ledger: Ledger, look: Look) -> None:
+    own = FileFacts(
+        message_id(1),
+        "__orchestrator__",
+        f"__orchestrator__/{message_id(1)}.msg",
+        13,
+        NOW,
+        None,
+        "c" * 64,
+        "nack",
+        "alice",
+        NOW,
+    )
+    for _ in range(2):  # decided again after a crash
+        with ledger.transaction():
+            ledger.add([own], system=True)
+    assert look.all("SELECT agent_name, file_path, file_size, status, target FROM messages") == [
+        ("__orchestrator__", f"__orchestrator__/{message_id(1)}.msg", 13, "processing", "alice")
+    ]
+    assert own.file_inode is None
+
+
+# -- a disk that takes nothing -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [500, 30_000], ids=["at the commit", "in the middle"])
+def test_a_full_disk_takes_a_step_back_and_the_ledger_goes_on(
+    ledger: Ledger, ledger_path: str, rows: int
+) -> None:
+    record(ledger, 1)
+    size = Path(ledger_path + "-wal").stat().st_size
+    with no_room_above(size + 5000):
+        with pytest.raises(LedgerError, match=r"I/O error|full") as caught:
+            record(ledger, *range(2, rows))
+    assert "\n" not in str(caught.value)
+    assert [row.message_id for row in ledger.open_rows()] == [message_id(1)]
+    record(ledger, 2)
+    assert len(ledger.open_rows()) == 2
+
+
+def test_the_first_fault_is_the_one_that_is_told(ledger: Ledger) -> None:
+    with pytest.raises(ZeroDivisionError), ledger.transaction():
+        ledger._db.execute("ROLLBACK")  # as SQLite does by itself when the disk is full
+        raise ZeroDivisionError
+    record(ledger, 1)

@@ -1,0 +1,381 @@
+"""Opening the ledger: schema, settings, versions, modes, and what is no ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sqlite3
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.base.errors import EXIT_FAILED, LedgerBusy, LedgerError, VersionError
+from relay.ledger import SCHEMA_VERSION, Ledger, open_readonly, schema_sql
+from relay.ledger import schema as schema_module
+from tests.ledger.support import Look, facts, record
+
+pytestmark = pytest.mark.shows("ready 1.2")
+
+# The source document's statements, section 2.1; comments and table constraints left out.
+DOCUMENT = """
+CREATE TABLE messages (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    message_id TEXT UNIQUE NOT NULL,
+    agent_name TEXT NOT NULL,
+    direction TEXT NOT NULL,
+    file_path TEXT NOT NULL,
+    file_size INTEGER NOT NULL,
+    file_mtime_ns INTEGER NOT NULL,
+    file_inode INTEGER,
+    checksum TEXT,
+    status TEXT NOT NULL DEFAULT 'pending',
+    message_type TEXT,
+    target TEXT,
+    discovered_at INTEGER NOT NULL,
+    processed_at INTEGER,
+    retry_count INTEGER DEFAULT 0,
+    last_error TEXT
+);
+CREATE TABLE orchestrator_state (
+    key TEXT PRIMARY KEY,
+    value TEXT,
+    updated_at INTEGER
+);
+CREATE TABLE agents (
+    name TEXT PRIMARY KEY,
+    registered_at INTEGER NOT NULL,
+    last_seen_at INTEGER,
+    pid INTEGER,
+    status TEXT DEFAULT 'active'
+);
+CREATE TABLE pending_operations (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    operation_type TEXT NOT NULL,
+    payload TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    completed_at INTEGER
+);
+"""
+DOCUMENT_TABLES = ["messages", "orchestrator_state", "agents", "pending_operations"]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "ledger.db")
+
+
+@pytest.fixture
+def ledger(path: str) -> Iterator[Ledger]:
+    opened = Ledger.open(path)
+    yield opened
+    opened.close()
+
+
+def columns(db: sqlite3.Connection, table: str) -> list[tuple[str, str, int, str | None, int]]:
+    """name, type, NOT NULL, default and place in the key of every column."""
+    return [row[1:] for row in db.execute(f"PRAGMA table_info({table})")]
+
+
+# -- schema --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", DOCUMENT_TABLES)
+def test_every_column_of_the_source_document_is_there(ledger: Ledger, table: str) -> None:
+    document = sqlite3.connect(":memory:")
+    document.executescript(DOCUMENT)
+    expected = columns(document, table)
+    document.close()
+    ours = columns(ledger._db, table)
+    assert ours[: len(expected)] == expected
+    extra = [column[0] for column in ours[len(expected) :]]
+    ours_alone = ["note", "reason", "changed_at", "public_key", "mailbox"]
+    assert extra == (ours_alone if table == "agents" else [])
+
+
+def test_the_document_is_quoted_whole() -> None:
+    assert re.findall(r"CREATE TABLE (\w+)", DOCUMENT) == DOCUMENT_TABLES
+
+
+def test_an_id_is_never_used_again(ledger: Ledger) -> None:
+    record(ledger, 1, 2)
+    ledger._db.execute("DELETE FROM messages")
+    record(ledger, 3)
+    assert ledger._db.execute("SELECT id FROM messages").fetchall() == [(3,)]
+
+
+def test_the_statement_of_the_handbook_works(ledger: Ledger) -> None:
+    record(ledger, 1, 2)
+    found = ledger._db.execute("select status, count(*) from messages group by 1").fetchall()
+    assert found == [("pending", 2)]
+
+
+def test_a_status_outside_the_five_is_refused(ledger: Ledger) -> None:
+    record(ledger, 1)
+    for sql in (
+        "UPDATE messages SET status = 'done'",
+        "INSERT INTO deliveries (message_id, recipient, state) VALUES ('a', 'b', 'sent')",
+    ):
+        with pytest.raises(LedgerError, match="CHECK"):
+            ledger._db.execute(sql)
+
+
+def test_the_version_stands_in_the_schema_and_in_the_file(ledger: Ledger) -> None:
+    assert ledger._db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+    assert f"PRAGMA user_version = {SCHEMA_VERSION};" in schema_sql()
+
+
+def test_there_is_one_schema_and_the_package_has_it() -> None:
+    top = Path(__file__).parents[2] / "schema.sql"
+    assert schema_sql() == top.read_text()
+
+
+def test_opened_again_it_has_what_it_had(path: str) -> None:
+    first = Ledger.open(path)
+    (one,) = record(first, 1)
+    first.close()
+    second = Ledger.open(path)
+    assert list(second.rows([one])) == [one]
+    second.close()
+
+
+def test_an_empty_file_left_by_a_crash_becomes_a_ledger(path: str) -> None:
+    Path(path).write_bytes(b"")
+    opened = Ledger.open(path)
+    assert opened.open_rows() == []
+    opened.close()
+
+
+def test_the_schema_is_there_whole_or_not_at_all(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = schema_sql()
+    monkeypatch.setattr(schema_module, "schema_sql", lambda: whole + "CREATE TABLE agents (a);")
+    with pytest.raises(LedgerError, match="agents already exists"):
+        Ledger.open(path)
+    monkeypatch.undo()
+    look = Look(path)
+    assert look.all("SELECT name FROM sqlite_master") == []
+    assert look.one("PRAGMA user_version") == 0
+    look.close()
+    Ledger.open(path).close()
+
+
+# -- settings of appendix B ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pragma", "value"),
+    [
+        ("journal_mode", "wal"),
+        ("synchronous", 1),  # NORMAL
+        ("foreign_keys", 1),
+        ("busy_timeout", 5000),
+        ("cache_size", -2000),
+        ("temp_store", 2),  # MEMORY
+    ],
+)
+def test_a_setting_of_appendix_b_is_in_force(ledger: Ledger, pragma: str, value: str | int) -> None:
+    assert ledger._db.execute(f"PRAGMA {pragma}").fetchone() == (value,)
+
+
+def test_the_busy_timeout_is_the_configured_one(path: str) -> None:
+    opened = Ledger.open(path, busy_timeout_ms=17)
+    assert opened._db.execute("PRAGMA busy_timeout").fetchone() == (17,)
+    opened.close()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_the_files_are_their_owners_alone_from_the_first_moment(path: str, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        opened = Ledger.open(path)
+        record(opened, 1)
+        folder = os.path.dirname(path)
+        modes = {
+            name: stat.S_IMODE(os.stat(f"{folder}/{name}").st_mode) for name in os.listdir(folder)
+        }
+        opened.close()
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(["ledger.db", "ledger.db-wal", "ledger.db-shm"], 0o600)
+
+
+def test_a_mode_that_was_too_wide_is_narrowed(path: str) -> None:
+    Ledger.open(path).close()
+    os.chmod(path, 0o644)
+    Ledger.open(path).close()
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+
+
+def test_closed_it_is_one_file(path: str) -> None:
+    opened = Ledger.open(path)
+    record(opened, 1)
+    opened.close()
+    assert os.listdir(os.path.dirname(path)) == ["ledger.db"]
+
+
+# -- what is no ledger, or not ours to write -----------------------------------------------
+
+
+def one_line(error: LedgerError | VersionError, path: str) -> str:
+    text = str(error)
+    assert text.startswith(path)
+    assert "\n" not in text
+    assert error.hint
+    return text
+
+
+def test_a_newer_version_is_refused_and_left_alone(path: str) -> None:
+    Ledger.open(path).close()
+    look = Look(path)
+    look.db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    look.close()
+    before = Path(path).read_bytes()
+    with pytest.raises(VersionError) as caught:
+        Ledger.open(path)
+    assert f"expected user_version <= {SCHEMA_VERSION}, found {SCHEMA_VERSION + 1}" in one_line(
+        caught.value, path
+    )
+    assert Path(path).read_bytes() == before
+    assert Path(path).read_bytes()[60:64] == (SCHEMA_VERSION + 1).to_bytes(4, "big")
+    assert caught.value.offset == 60
+
+
+@pytest.mark.parametrize("read", [Ledger.open, open_readonly])
+def test_a_file_that_is_no_database_is_refused_and_left_alone(read: type, path: str) -> None:
+    data = b"this is no database at all" * 1000
+    Path(path).write_bytes(data)
+    with pytest.raises(LedgerError) as caught:
+        read(path)
+    assert "not a database" in one_line(caught.value, path)
+    assert caught.value.exit_code == EXIT_FAILED
+    assert Path(path).read_bytes() == data
+    assert os.listdir(os.path.dirname(path)) == ["ledger.db"]
+
+
+def test_another_databases_tables_are_left_alone(path: str) -> None:
+    look = Look(path)
+    look.db.execute("CREATE TABLE messages (mine)")
+    look.close()
+    with pytest.raises(LedgerError, match="messages already exists"):
+        Ledger.open(path)
+    look = Look(path)
+    assert look.all("SELECT name FROM sqlite_master") == [("messages",)]
+    look.close()
+
+
+def test_a_directory_or_a_missing_one_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    for path in (str(tmp_path / "d"), str(tmp_path / "nowhere" / "ledger.db")):
+        with pytest.raises(LedgerError) as caught:
+            Ledger.open(path)
+        one_line(caught.value, path)
+        assert not isinstance(caught.value, LedgerBusy)
+
+
+def test_a_refusal_leaves_no_descriptor_open(path: str) -> None:
+    Path(path).write_bytes(b"no database" * 1000)
+    before = sorted(os.listdir("/proc/self/fd"))
+    for read in (Ledger.open, open_readonly):
+        with pytest.raises(LedgerError):
+            read(path)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_a_file_taken_away_under_the_connection_is_noticed(path: str, replace: bool) -> None:
+    opened = Ledger.open(path)
+    opened.check_file()
+    os.rename(path, path + ".old")
+    if replace:
+        Path(path).write_bytes(b"")
+    with pytest.raises(LedgerError) as caught:
+        opened.check_file()
+    assert "was removed or replaced" in one_line(caught.value, path)
+    os.rename(path + ".old", path)
+    opened.check_file()
+    opened.close()
+
+
+# -- another writer ------------------------------------------------------------------------
+
+
+def test_a_lock_held_by_another_writer_is_said_in_one_line(path: str) -> None:
+    ours = Ledger.open(path, busy_timeout_ms=1)
+    other = Look(path)
+    other.db.execute("BEGIN IMMEDIATE")
+    with pytest.raises(LedgerBusy) as caught:
+        record(ours, 1)
+    assert str(caught.value) == f"{path}: database is locked"
+    assert "writer" in caught.value.hint
+    assert ours.open_rows() == []
+
+    other.db.execute("COMMIT")
+    record(ours, 1)
+    assert len(ours.open_rows()) == 1
+    other.close()
+    ours.close()
+
+
+def test_a_new_ledger_waits_for_nobody_forever(path: str) -> None:
+    other = Look(path)
+    other.db.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(LedgerBusy) as caught:
+        Ledger.open(path, busy_timeout_ms=1)
+    assert "locked" in one_line(caught.value, path)
+    other.close()
+
+
+# -- readers -------------------------------------------------------------------------------
+
+
+def test_a_readers_connection_cannot_write(ledger: Ledger, path: str) -> None:
+    (one,) = record(ledger, 1)
+    reader = open_readonly(path)
+    (row,) = reader.execute("SELECT * FROM messages").fetchall()
+    assert row["message_id"] == one
+    with pytest.raises(LedgerError, match="readonly"):
+        reader.execute("DELETE FROM messages")
+    reader.close()
+
+
+def test_where_there_is_no_ledger_none_is_made(path: str) -> None:
+    with pytest.raises(LedgerError, match="there is no ledger at") as caught:
+        open_readonly(path)
+    assert caught.value.hint.startswith("`relay up` creates it, from the journal")
+    assert not os.path.exists(path)
+
+
+@pytest.mark.parametrize("name", ["a b", "100%", "what?", "#1", "é"])
+def test_a_path_may_have_any_character(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.mkdir()
+    opened = Ledger.open(str(path / "ledger.db"))
+    record(opened, 1)
+    reader = open_readonly(str(path / "ledger.db"))
+    assert reader.execute("SELECT count(*) FROM messages").fetchone()[0] == 1
+    reader.close()
+    opened.close()
+
+
+def test_columns_of_an_insert_are_in_the_order_of_the_facts(ledger: Ledger, path: str) -> None:
+    record(ledger, 7)
+    reader = open_readonly(path)
+    row = reader.execute("SELECT * FROM messages").fetchone()
+    assert {name: row[name] for name in facts(7)._fields} == facts(7)._asdict()
+    assert (row["direction"], row["status"], row["retry_count"]) == ("outbox", "pending", 0)
+    reader.close()
+
+
+def test_a_ledger_on_a_disk_that_cannot_be_written_is_read_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger.db"
+    Ledger.open(str(path)).close()
+    monkeypatch.setattr(os, "access", lambda *_: False)  # what a read-only mount says
+    with contextlib.closing(open_readonly(str(path))) as db:
+        assert db.execute("SELECT count(*) FROM messages").fetchone()[0] == 0
+        assert os.listdir(tmp_path) == ["ledger.db"]  # no -shm was needed

@@ -1,0 +1,165 @@
+"""The project keeps its word about itself: imports, documents, the wheel."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from relay.base.clock import Clock
+from relay.base.config import Config
+from relay.base.home import LEDGER
+from relay.cli import COMMANDS, cli
+from relay.daemon.admin import Admin, status_of
+from relay.daemon.status import SharedStatus, StatusPublisher
+from scripts.cli_docs import page
+from tests.box import Box
+from tests.procs import PROJECT
+
+pytestmark = pytest.mark.shows("ready 3.4")
+
+CURL = re.compile(r"^    (curl .+)$", re.M)
+SQL = re.compile(r'^    (?:\$ )?sqlite3 \S*ledger\.db "(.+)"$', re.M)
+
+
+def test_imports_go_down_the_list_only() -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_commands_page_is_what_help_says() -> None:
+    assert (PROJECT / "docs" / "cli.md").read_text() == page()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_line_in_the_list_is_the_commands_own(name: str) -> None:
+    command = cli.get_command(None, name)  # type: ignore[arg-type]
+    assert command is not None and command.help is not None
+    first = " ".join(command.help.split("\n\n")[0].split())
+    assert first.startswith(COMMANDS[name][1].rstrip("."))
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/runbook.md"])
+def test_the_queries_run_as_printed(box: Box, document: str) -> None:
+    sent = box.send("alice", "TO: bob\n\nhi")
+    box.send("alice", "TO: nobody\n\nhi")
+    box.flush()
+    queries = SQL.findall((PROJECT / document).read_text())
+    assert queries
+    sqlite3 = shutil.which("sqlite3") or Path(sys.executable).with_name("sqlite-utils")
+    verb = ["query"] if "sqlite-utils" in str(sqlite3) else []
+    for query in queries:
+        done = subprocess.run(
+            [sqlite3, *verb, box.home.path(LEDGER), query],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{query}: {done.stderr}"
+    assert box.states(sent) == {"bob": "written"}
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+@pytest.mark.parametrize("document", ["docs/runbook.md", "docs/metrics.md"])
+def test_the_curl_lines_answer_as_printed(document: str) -> None:
+    lines = CURL.findall((PROJECT / document).read_text())
+    assert lines
+    with tempfile.TemporaryDirectory(prefix="relay-", dir="/tmp") as person:
+        home = Path(person) / ".agent-relay"
+        home.mkdir()
+        board = SharedStatus(str(home), Config(), Clock())
+        board.is_serving = True
+        admin = Admin(board, lambda *_, **__: None)
+        admin.begin("")
+        for line in lines:
+            done = subprocess.run(
+                ["sh", "-c", line.replace("curl -s", "curl -s --fail")],
+                env={**os.environ, "HOME": person},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0 and done.stdout, line
+        admin.end()
+
+
+def test_the_page_on_json_has_every_field_of_status(box: Box) -> None:
+    board = SharedStatus(box.home.root, box.config, box.clock)
+    board.snapshot = StatusPublisher(box.dispatcher, box.store, box.watcher, box.clock).step(
+        news=True
+    )
+    text = (PROJECT / "docs" / "cli-json.md").read_text().partition("## `/status`")[2]
+    cells = re.findall(r"^\| ([a-z][a-z0-9_, ]+) \|", text, re.M)[1:]
+    listed = [name for cell in cells for name in cell.split(", ")]
+    assert sorted(listed) == sorted([*status_of(board), "admin_trouble"])
+
+
+def test_links_in_the_documents_lead_somewhere() -> None:
+    for document in [PROJECT / "README.md", *(PROJECT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document}: {target}"
+
+
+@pytest.mark.parametrize("document", ["states.md", "security.md"])
+def test_every_test_that_a_page_names_is_there(document: str) -> None:
+    text = (PROJECT / "docs" / document).read_text()
+    tests = "".join(path.read_text() for path in (PROJECT / "tests").rglob("test_*.py"))
+    names = re.findall(r"::(test_\w+)", text)
+    assert len(names) > 20
+    for name in names:
+        assert f"def {name}(" in tests, name
+    for file in re.findall(r"\b(test_\w+\.py)", text):
+        assert list((PROJECT / "tests").rglob(file)), file
+
+
+@pytest.mark.timeout(60)
+def test_the_wheel_holds_schema_and_shell_script(tmp_path: Path) -> None:
+    wheel_of = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*wheel_of, "-q", "--wheel-dir", str(tmp_path), str(PROJECT)], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("relay/schema.sql") == (PROJECT / "schema.sql").read_bytes()
+        assert archive.read("agent_sdk/relay.sh")
+        for name in ("report.css", "report.html.j2"):
+            source = PROJECT / "relay" / "audit" / "report" / name
+            assert archive.read(f"relay/audit/report/{name}") == source.read_bytes()
+        assert not [name for name in archive.namelist() if name.startswith(("tests", "scripts"))]
+
+
+def test_a_word_has_one_line_in_the_glossary() -> None:
+    text = (PROJECT / "docs" / "glossary.md").read_text()
+    rows = [cell for cell in re.findall(r"^\| (.+?) \|", text, re.M) if cell != "word"]
+    words = [word for cell in rows for word in cell.split(", ")]
+    assert 30 < len(rows) <= 45 and sorted(words) == sorted(set(words))
+
+
+def test_every_module_has_its_layer() -> None:
+    with (PROJECT / "pyproject.toml").open("rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    layered = {name for layer in contracts[0]["layers"] for name in layer.split(" | ")}
+    for path in (PROJECT / "relay").rglob("*.py"):
+        if path.name == "__init__.py":
+            continue  # what a package shows of its modules is where these are
+        parts = path.relative_to(PROJECT).with_suffix("").parts
+        names = {".".join(parts[:n]) for n in range(2, len(parts) + 1)}
+        assert names & layered, ".".join(parts)
+
+
+def test_no_file_is_above_500_lines() -> None:
+    for folder in ("relay", "agent_sdk", "scripts", "tests"):
+        for path in (PROJECT / folder).rglob("*.py"):
+            assert len(path.read_text().splitlines()) <= 500, path
