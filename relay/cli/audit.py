@@ -21,7 +21,7 @@ import click
 from relay.base.clock import Clock
 from relay.base.errors import EXIT_FAILED, EXIT_FINDINGS, RelayError
 from relay.base.text import json_visible
-from relay.cli.common import Amount, home_option, json_option, printable, root_of
+from relay.cli.common import Amount, home_option, json_option, root_of, sanitize
 
 # Packages of the extra, by import name.
 NEEDED = ("pyspark", "pyarrow", "adbc_driver_sqlite", "jinja2", "matplotlib")
@@ -194,9 +194,9 @@ def watch(
         if as_json:
             click.echo(json_visible(msgspec.json.encode(batch).decode()))
             return
-        click.echo(printable(format_batch(batch)))
+        click.echo(sanitize(format_batch(batch)))
         for line in batch.findings:
-            click.echo(f"  {printable(line)}")
+            click.echo(f"  {sanitize(line)}")
         if batch.more_findings:
             click.echo(f"  and {batch.more_findings:,} more; --out keeps all events")
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from relay.audit.run import ProgressListener
 from relay.audit.summary import Examples, JobReport, format_size, is_byte_count
-from relay.cli.common import printable
+from relay.cli.common import sanitize
 
 FEW_JOBS = 2  # so many are shown with their rows; of more only what is wrong is shown
 STATES = {"ok": "green", "warning": "yellow", "error": "red", "failed": "red"}
@@ -71,7 +71,7 @@ class Screen(ProgressListener):
         self._bar.stop()
         if report.error is not None:
             hint = f"; {report.hint}" if report.hint else ""
-            click.echo(printable(f"{report.verdict}{hint}"), err=True)
+            click.echo(sanitize(f"{report.verdict}{hint}"), err=True)
         elif not self._quiet:
             print_job(report, examples, brief=self._brief)
         sys.stdout.flush()
@@ -94,7 +94,7 @@ def print_job(job: JobReport, examples: Examples, *, brief: bool) -> None:
         if left_out:
             click.echo(f"  and {left_out:,} more; --out keeps them all")
     state = "error" if job.errors else "warning" if job.warnings else "ok"
-    name, _, outcome = str(printable(job.verdict)).partition(": ")
+    name, _, outcome = str(sanitize(job.verdict)).partition(": ")
     click.echo(f"{click.style(name, bold=True)}: {click.style(outcome, fg=STATES[state])}")
     if not brief or examples.findings:
         click.echo()
@@ -139,4 +139,4 @@ def _cell(name: str, value: object) -> str:
         return format_size(value)
     if isinstance(value, float):
         return f"{value:,.1f}"
-    return f"{value:,}" if isinstance(value, int) else str(printable(str(value)))
+    return f"{value:,}" if isinstance(value, int) else str(sanitize(str(value)))

@@ -13,7 +13,7 @@ import pytest
 from relay.base.clock import iso_time
 from relay.base.config import Config, encode
 from relay.base.home import LEDGER, Home
-from relay.cli.hops import hops_of
+from relay.cli.trace import delivery_hops
 from relay.ledger import Ledger, WrittenDelivery
 from relay.ledger.deliveries import HeldDelivery
 from tests.ledger.support import facts
@@ -172,11 +172,11 @@ def test_within_a_millisecond_nothing_is_read_before_it_was_written(life: Life) 
     }
     noted = row | {"at": staged - 100_000, "old_status": "written", "new_status": "read"}
     exactly = [("accepted", staged), ("written", staged + 200_000), ("read", staged + 300_000)]
-    assert [(hop.what, hop.at) for hop in hops_of(row, [noted])] == exactly  # type: ignore[arg-type]
+    assert [(hop.what, hop.at) for hop in delivery_hops(row, [noted])] == exactly  # type: ignore[arg-type]
     over = row | {"state": "dead", "read_at": None}
     noted = noted | {"new_status": "dead"}
     ended = [*exactly[:2], ("dead", staged + 200_000)]
-    assert [(hop.what, hop.at) for hop in hops_of(over, [noted])] == ended  # type: ignore[arg-type,list-item]
+    assert [(hop.what, hop.at) for hop in delivery_hops(over, [noted])] == ended  # type: ignore[arg-type,list-item]
 
 
 def test_a_replay_stands_before_the_file_that_it_led_to(life: Life) -> None:
@@ -189,7 +189,7 @@ def test_a_replay_stands_before_the_file_that_it_led_to(life: Life) -> None:
     for noted_at in (written - 10**6, written, written + 10**6):
         noted = row | {"at": noted_at, "old_status": "dead", "new_status": "written"}
         noted["written_at"] = None  # the attempt before was never written
-        hops = hops_of(row, [noted])  # type: ignore[arg-type]
+        hops = delivery_hops(row, [noted])  # type: ignore[arg-type]
         assert [hop.what for hop in hops[-2:]] == ["replayed", "written"]
 
 

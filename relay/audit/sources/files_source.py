@@ -37,6 +37,7 @@ from relay.base.home import ARCHIVES, JOURNAL, STORE
 from relay.journal import check
 from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.objects import open_objects
+from relay.journal.segment import segment_files
 from relay.journal.warm import warm_name
 
 FORMAT = "relay_files"
@@ -96,7 +97,7 @@ def plan(home: str, store_files: Sequence[str], copies: str, objects: str = "") 
 def _of_stream(stream: str, shown: str, objects: str) -> Iterator[FileUnit]:
     yield FileUnit("journal", stream, shown)
     try:
-        files = check.segment_files(stream)
+        files = segment_files(stream)
     except (RelayError, OSError):
         return  # the previous unit reports it
     for file in files:

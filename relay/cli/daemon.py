@@ -1,4 +1,4 @@
-"""``relay up``, ``relay down`` and ``relay status``: the daemon seen from outside."""
+"""``relay init``, ``up``, ``down``, ``status`` and ``sh``: a home and its relay."""
 
 from __future__ import annotations
 
@@ -18,52 +18,84 @@ from relay.base import fsio, process_info
 from relay.base.errors import EXIT_STATE, NotRunning, RelayError
 from relay.base.home import LEDGER, LOCK, Home
 from relay.base.status_client import SOCKET, StatusReply, ask, silence, socket_path
-from relay.cli import outboxes
+from relay.cli.agents import find_alerts
 from relay.cli.common import (
     Amount,
-    columns,
     echo_json,
     home_option,
     json_option,
-    no_relay,
+    not_running_text,
     open_home,
-    printable,
+    print_table,
     root_of,
+    sanitize,
     unread,
     when,
 )
-from relay.cli.signs import signs_of
+from relay.cli.trace import count_waiting
 
 START_TIMEOUT_S = 60
 POLL_S = 0.02
-MOST_NAMED = 5
-MOST_CRASH_LOG_BYTES = 1 << 20  # some hundred tracebacks
-SAID = (
+MAX_NAMED = 5
+MAX_CRASH_LOG_BYTES = 1 << 20  # a few hundred tracebacks
+STATUS_FIELDS = (
     *("healthy", "ready", "reasons", "paused", "config_error", "snapshot_age_s", "disk"),
     *("wal_bytes", "wal_state", "tiers_waiting", "admin_trouble", "ledger_damage"),
 )
 
 
 class StartFailed(RelayError):
-    """The relay did not come up."""
+    """The relay did not start."""
 
-    hint = "logs/relay.log in the home says more"
+    hint = "see logs/relay.log in the home"
+
+
+# Two conditions look redundant: they repeat those of the partial indexes; without them SQLite
+# would read the whole table.
+OPEN = "status IN ('pending', 'processing', 'completed')"
+WAITING = "state IN ('held', 'staged')"
+
+
+@click.command(
+    epilog="\b\nExamples:\n  relay init\n  relay init --home /srv/team-relay",
+)
+@home_option
+@json_option
+@click.pass_context
+def init(ctx: click.Context, home: str | None, as_json: bool) -> None:
+    """Create a relay home, or complete one.
+
+    Existing files stay: config.json, messages, the ledger. Modes are set to 700 and 600.
+    """
+    from relay.base import config
+    from relay.base.home import LEDGER, Home
+    from relay.ledger import Ledger
+
+    root = root_of(ctx, home)
+    existed = os.path.exists(os.path.join(root, LEDGER))
+    with Home.create(root, config.encode(config.Config())) as made:
+        Ledger.open(made.path(LEDGER)).close()
+    if as_json:
+        echo_json({"home": root, "created": not existed})
+        return
+    click.echo(f"{'completed' if existed else 'created'} {root}")
+    click.echo("start the relay with `relay up`")
 
 
 @click.command(
     epilog="\b\nExamples:\n  relay up\n  relay up --foreground    # logs to stderr, ends with ^C",
 )
 @home_option
-@click.option("--foreground", is_flag=True, help="Stay, and log to stderr.")
+@click.option("--foreground", is_flag=True, help="Stay in the foreground and log to stderr.")
 @json_option
 @click.pass_context
 def up(ctx: click.Context, home: str | None, foreground: bool, as_json: bool) -> None:
-    """Start the relay; returns when it is ready.
+    """Start the relay and return when it is ready.
 
-    A second relay for the same home is refused with the pid of the first.
+    If one is already running for this home, this fails and prints its pid.
     """
     root = root_of(ctx, home)
-    Home(root).close()  # a missing home is said here, not in a log
+    Home(root).close()  # report a missing home here, not in a log
     if foreground:
         from relay.daemon.process import run_daemon
 
@@ -73,11 +105,11 @@ def up(ctx: click.Context, home: str | None, foreground: bool, as_json: bool) ->
     if as_json:
         echo_json({"home": root, "pid": pid})
     else:
-        click.echo(f"the relay is up, pid {pid}, home {root}")
+        click.echo(f"the relay is running, pid {pid}, home {root}")
 
 
 def _start(root: str) -> int:
-    """Start the daemon in a session of its own and wait until it says that it is ready."""
+    """Start the daemon in its own session and wait until it reports that it is ready."""
     read_fd, write_fd = os.pipe()
     try:
         process = subprocess.Popen(
@@ -92,22 +124,22 @@ def _start(root: str) -> int:
         os.close(write_fd)
     with os.fdopen(read_fd, "rb") as answer:
         if not select.select([answer], [], [], START_TIMEOUT_S)[0]:
-            raise StartFailed(f"pid {process.pid} has not said that it is ready")
+            raise StartFailed(f"pid {process.pid} has not become ready within {START_TIMEOUT_S} s")
         said = answer.read().decode()
     if said.strip() == "ready":
         return process.pid
     code, _, rest = said.partition("\n")
     message, _, hint = rest.partition("\n")
-    error = StartFailed(message or "the relay ended before it was ready", hint=hint.strip())
+    error = StartFailed(message or "the relay exited before it was ready", hint=hint.strip())
     error.exit_code = int(code) if code.isdigit() else error.exit_code
     raise error
 
 
 def _crash_log(root: str) -> int:
-    """Where a traceback goes that nobody expected; one file before it is kept."""
+    """Open the file for unexpected tracebacks; one older file is kept."""
     fsio.ensure_dir(os.path.join(root, "logs"))
     path = os.path.join(root, "logs", "relay.err")
-    if os.path.exists(path) and os.stat(path).st_size > MOST_CRASH_LOG_BYTES:
+    if os.path.exists(path) and os.stat(path).st_size > MAX_CRASH_LOG_BYTES:
         fsio.rotate(path, 1)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     return os.open(path, flags, 0o600)
@@ -126,31 +158,31 @@ def _crash_log(root: str) -> int:
 @json_option
 @click.pass_context
 def down(ctx: click.Context, home: str | None, timeout_s: float, as_json: bool) -> None:
-    """Stop the relay; the batch in hand is finished first."""
+    """Stop the relay after it has finished its current batch."""
     from relay.base.lock_file import lock_holder
 
     with open_home(ctx, home) as opened:
         pid = lock_holder(opened)
         if pid is None:
-            raise NotRunning(f"no relay runs for {opened.root}")
+            raise NotRunning(f"no relay is running for {opened.root}")
         os.kill(pid, signal.SIGTERM)
         deadline = time.monotonic() + timeout_s
         while lock_holder(opened) == pid:
             if time.monotonic() > deadline:
-                raise _still_there(pid, timeout_s)
+                raise _stop_timed_out(pid, timeout_s)
             time.sleep(POLL_S)
     if as_json:
         echo_json({"home": opened.root, "pid": pid})
     else:
-        click.echo(f"the relay, pid {pid}, is down")
+        click.echo(f"the relay, pid {pid}, has stopped")
 
 
-def _still_there(pid: int, timeout_s: float) -> RelayError:
+def _stop_timed_out(pid: int, timeout_s: float) -> RelayError:
     text = f"the relay, pid {pid}, has not stopped within {timeout_s:g} s"
     if process_info.is_stopped(pid):
-        hint = f"`kill -CONT {pid}` lets it go on, and end"
-        return RelayError(f"{text}: it is stopped by a signal", hint=hint)
-    hint = f"it may still be writing its store; `kill -9 {pid}` loses nothing"
+        hint = f"`kill -CONT {pid}` lets it continue and exit"
+        return RelayError(f"{text}: the process is suspended by a signal", hint=hint)
+    hint = f"it may still be writing its store; `kill -9 {pid}` loses no messages"
     return RelayError(text, hint=hint)
 
 
@@ -159,13 +191,13 @@ def _still_there(pid: int, timeout_s: float) -> RelayError:
 @json_option
 @click.pass_context
 def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
-    """Show whether the relay runs and what it has in hand.
+    """Show whether the relay is running and what it is working on.
 
-    Exit code 5 when it does not run, or does not answer.
+    Exit code 5 when it is not running or does not answer.
     """
     with open_home(ctx, home) as opened:
         facts = _facts(opened)
-        none = no_relay(opened)
+        none = not_running_text(opened)
     if as_json:
         echo_json(facts)
     else:
@@ -175,7 +207,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
 
 
 def _facts(home: Home) -> dict[str, Any]:
-    """What status says, of the ledger, the process, and the relay itself."""
+    """Collect the status from the ledger, the process and the relay itself."""
     from relay.base.lock_file import left, lock_holder, trouble
     from relay.ledger import open_readonly
 
@@ -184,7 +216,7 @@ def _facts(home: Home) -> dict[str, Any]:
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
         counts, last_errors = _counts(db), _last_errors(db)
         state = dict(db.execute("SELECT key, value FROM orchestrator_state").fetchall())
-        signs = signs_of(home, db, time.time_ns())
+        alerts = find_alerts(home, db, time.time_ns())
     return {
         "home": home.root,
         "running": pid is not None,
@@ -195,23 +227,17 @@ def _facts(home: Home) -> dict[str, Any]:
         "starts": int(state.get("epoch", 0)),
         **counts,
         "unread": sum(unread(home).values()),
-        "in_outboxes": outboxes.waiting(home) if pid is None else None,  # else `pending` counts
-        **_said(home, pid),
+        "in_outboxes": count_waiting(home) if pid is None else None,  # else `pending` counts
+        **_daemon_status(home, pid),
         "socket": socket_path(home.root),
         "left": gone and {"pid": gone.pid, "last_sign_at": when(gone.last_sign_ns)},
-        "ended": {name: sign.ended_pid for name, sign in signs.items() if sign.ended_pid},
+        "ended": {name: alert.ended_pid for name, alert in alerts.items() if alert.ended_pid},
         "last_errors": last_errors,
     }
 
 
-# Two conditions look redundant: they are those of the partial indexes, without which every row
-# ever would be read.
-OPEN = "status IN ('pending', 'processing', 'completed')"
-WAITING = "state IN ('held', 'staged')"
-
-
 def _counts(db: sqlite3.Connection) -> dict[str, int]:
-    """What the relay has in hand, and how much there is of everything."""
+    """Count open messages and the totals."""
 
     def count(what: str) -> int:
         return int(db.execute(f"SELECT count(*) FROM {what}").fetchone()[0])
@@ -229,7 +255,7 @@ def _counts(db: sqlite3.Connection) -> dict[str, int]:
 
 
 def _last_errors(db: sqlite3.Connection) -> list[dict[str, str]]:
-    """Why messages wait that are to be tried again, the newest first."""
+    """List why pending messages are being retried, newest first."""
     rows = db.execute(
         "SELECT message_id, status, last_error AS error FROM messages "
         f"WHERE {OPEN} AND status = 'pending' AND last_error IS NOT NULL ORDER BY id DESC LIMIT 5"
@@ -237,17 +263,17 @@ def _last_errors(db: sqlite3.Connection) -> list[dict[str, str]]:
     return [dict(row) for row in rows]
 
 
-def _said(home: Home, pid: int | None) -> dict[str, Any]:
-    """What the relay says of itself; nulls where nothing answers. ``answers``: false where it is
-    there and says nothing, null where nobody can be asked."""
+def _daemon_status(home: Home, pid: int | None) -> dict[str, Any]:
+    """Ask the running relay; all values are None without an answer. ``answers`` is False for a
+    relay that does not answer, None where there is nothing to ask."""
     answer = ask(home) if pid is not None else StatusReply(None)
     said = answer.status or {}
     answers = True if answer.status is not None else False if answer.is_silent else None
-    return {name: said.get(name) for name in SAID} | {"answers": answers}
+    return {name: said.get(name) for name in STATUS_FIELDS} | {"answers": answers}
 
 
 def _memory(pid: int | None) -> int | None:
-    """Resident memory of the daemon in bytes; None where it cannot be asked."""
+    """Return the daemon's resident memory in bytes, if known."""
     if pid is None:
         return None
     import psutil
@@ -266,52 +292,51 @@ def _show(facts: dict[str, Any], none: str) -> None:
         rss = facts["rss_bytes"]
         memory = f", {rss // 1_000_000} MB" if rss else ""
         click.echo(
-            f"the relay runs, pid {facts['pid']}{memory}, since {facts['started_at'] or '-'}"
+            f"the relay is running, pid {facts['pid']}{memory}, since {facts['started_at'] or '-'}"
         )
         if facts["trouble"]:
-            text = f"it serves nobody now, and begins again and again: {facts['trouble']}"
-            click.echo(printable(text))
+            text = f"not serving; retrying: {facts['trouble']}"
+            click.echo(sanitize(text))
         _show_health(facts)
     else:
         click.echo(none)
     click.echo(f"home {facts['home']}")
     header = ("messages", "pending", "processing", "failed", "held", "unread", "agents")
-    columns(header, [[facts[name] for name in header]])
+    print_table(header, [[facts[name] for name in header]])
     if facts["in_outboxes"]:
-        click.echo(f"waiting in outboxes for a relay: {facts['in_outboxes']}")
+        click.echo(f"unsent messages in outboxes: {facts['in_outboxes']}")
     if facts["ended"]:
-        click.echo(f"process ended: {_named(facts['ended'])}; `relay agents` shows what waits")
+        click.echo(f"process exited: {_named(facts['ended'])}; see `relay agents`")
     for error in facts["last_errors"]:
-        click.echo(printable(f"waits: {error['message_id']}: {error['error']}"))
+        click.echo(sanitize(f"pending: {error['message_id']}: {error['error']}"))
 
 
 def _named(ended: dict[str, int]) -> str:
-    """The first of them with their pids, and how many more."""
-    shown = [f"{name} (pid {pid})" for name, pid in list(ended.items())[:MOST_NAMED]]
-    more = f" and {len(ended) - MOST_NAMED} more" if len(ended) > MOST_NAMED else ""
+    """List the first with their pids, and count the others."""
+    shown = [f"{name} (pid {pid})" for name, pid in list(ended.items())[:MAX_NAMED]]
+    more = f" and {len(ended) - MAX_NAMED} more" if len(ended) > MAX_NAMED else ""
     return ", ".join(shown) + more
 
 
 def _show_health(facts: dict[str, Any]) -> None:
-    """What is not as it should be, and the disk."""
+    """Print problems, and the state of the disk."""
     if facts["healthy"] is None:
-        text = f"there is no {SOCKET} that answers: logs/relay.log says why"
-        click.echo(f"{text}; mail is not held up by that")
+        click.echo(f"{SOCKET} does not answer (see logs/relay.log); deliveries continue")
     for reason in facts["reasons"] or ():
         if not facts["trouble"] or facts["trouble"] not in reason:
-            click.echo(printable(reason))
+            click.echo(sanitize(reason))
     if facts["config_error"]:
-        text = f"config.json is not followed, the one before is: {facts['config_error']}"
-        click.echo(printable(text))
+        text = f"config.json is invalid, still using the previous one: {facts['config_error']}"
+        click.echo(sanitize(text))
     for line in facts["tiers_waiting"] or ():
-        click.echo(printable(f"the journal's tiers: {line}"))
+        click.echo(sanitize(f"the journal's tiers: {line}"))
     if facts["admin_trouble"]:
-        click.echo(printable(facts["admin_trouble"]))
+        click.echo(sanitize(facts["admin_trouble"]))
     if facts["ledger_damage"]:
-        click.echo(printable(facts["ledger_damage"]))
+        click.echo(sanitize(facts["ledger_damage"]))
     if facts["wal_state"] == "alert":  # a full one is among the reasons
-        text = f"ledger.db-wal has {facts['wal_bytes'] >> 20} MiB, because a reader keeps its"
-        click.echo(f"{text} transaction open: `relay doctor` names it")
+        text = f"ledger.db-wal has grown to {facts['wal_bytes'] >> 20} MiB: a process keeps a read"
+        click.echo(f"{text} transaction open; `relay doctor` names it")
     if os.path.dirname(facts["socket"]) != facts["home"]:
         click.echo(f"health and metrics: {facts['socket']}")
     disk, age_s = facts["disk"], facts["snapshot_age_s"]
@@ -320,3 +345,13 @@ def _show_health(facts: dict[str, Any]) -> None:
         health = "ready" if facts["ready"] else "not ready"
         seen = f", seen {age_s:.0f} s ago" if age_s is not None else ""
         click.echo(f"{health}{seen}; disk {disk['state']}, {used} % used, {free} MiB free")
+
+
+@click.command(
+    epilog='\b\nExample:\n  . "$(relay sh)" && relay_send bob "hello"',
+)
+def sh() -> None:
+    """Print the path of relay.sh, to be sourced by a shell."""
+    import agent_sdk
+
+    click.echo(os.path.join(os.path.dirname(agent_sdk.__file__), "relay.sh"))

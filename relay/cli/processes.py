@@ -1,4 +1,4 @@
-"""``relay spawn``, ``relay release`` and ``relay ps``: the processes that the relay starts."""
+"""``relay spawn``, ``release`` and ``ps``: processes of agents, started by the relay."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import click
 
 from relay.base.home import LEDGER
-from relay.cli.ask import control_options, request, require_relay, show_answer
 from relay.cli.common import (
     ago,
-    columns,
     echo_json,
     home_option,
     json_option,
     open_home,
-    printable,
+    print_table,
     root_of,
+    sanitize,
     when,
 )
+from relay.cli.request import control_options, print_answer, request, require_relay
 
 RESTARTS = ("never", "on-failure", "always")
 
@@ -35,10 +35,12 @@ Examples:
 )
 @click.argument("name")
 @click.option("--cli", "program", required=True, help="One of spawn.clis in config.json.")
-@click.option("--prompt", default="", help="What it is told; - for standard input.")
-@click.option("--cwd", metavar="DIR", help="Where it works [the current directory].")
-@click.option("--env", multiple=True, metavar="KEY=VALUE", help="In its environment; repeatable.")
-@click.option("--restart", type=click.Choice(RESTARTS), help="When it ends [spawn.restart].")
+@click.option("--prompt", default="", help="Initial prompt; - reads standard input.")
+@click.option("--cwd", metavar="DIR", help="Working directory [the current one].")
+@click.option(
+    "--env", multiple=True, metavar="KEY=VALUE", help="Set an environment variable; repeatable."
+)
+@click.option("--restart", type=click.Choice(RESTARTS), help="When to restart it [spawn.restart].")
 @control_options
 def spawn(
     ctx: click.Context,
@@ -51,12 +53,13 @@ def spawn(
     restart: str | None,
     **caller: Any,
 ) -> None:
-    """Start an agent's process, and say its pid.
+    """Start an agent's process and print its pid.
 
-    The relay looks after it: `relay ps` shows how it does, and what becomes of it is told to who
-    asked. Its output goes to logs/NAME.log in the home. The values of --env are recorded nowhere.
+    The relay supervises it: `relay ps` shows its state, and its exit and restarts are reported to
+    you as messages. Its output goes to logs/NAME.log in the home. The values of --env are not
+    recorded anywhere.
     """
-    from agent_sdk.processes import spawn_headers
+    from agent_sdk.requests import spawn_headers
 
     root = root_of(ctx, caller.pop("home"))
     require_relay(root)
@@ -67,12 +70,12 @@ def spawn(
 
 
 def _env(given: tuple[str, ...]) -> dict[str, str]:
-    """The settings of --env. Errors: BadParameter that does not show what may be secret."""
+    """Parse --env. Errors: BadParameter, without the text, which may be secret."""
     found: dict[str, str] = {}
     for number, one in enumerate(given, 1):
         key, equals, value = one.partition("=")
         if not equals:
-            raise click.BadParameter(f"number {number} is not KEY=VALUE", param_hint="--env")
+            raise click.BadParameter(f"number {number}: expected KEY=VALUE", param_hint="--env")
         found[key] = value
     return found
 
@@ -84,12 +87,12 @@ Examples:
   relay release builder --reason "the release is out" --timeout 60""",
 )
 @click.argument("name")
-@click.option("--reason", default="", help="Who had it started hears it.")
+@click.option("--reason", default="", help="Reason, told to the agent that started it.")
 @control_options
 def release(ctx: click.Context, /, name: str, reason: str, **caller: Any) -> None:
-    """End an agent's process: SIGTERM, and SIGKILL after spawn.grace_s.
+    """Stop an agent's process: SIGTERM, then SIGKILL after spawn.grace_s.
 
-    It has ended, with all that it started, when this returns. Its mailbox stays.
+    When this returns, the process and its children have ended. Its mailbox stays.
     """
     root = root_of(ctx, caller.pop("home"))
     require_relay(root)
@@ -107,24 +110,24 @@ def _ask(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Send a request for a process, and print the answer."""
+    """Send a request about a process and print the answer."""
     from agent_sdk import Agent
     from relay.base.names import ORCHESTRATOR
 
     with Agent(agent, root) as me:
         answer = request(me, ORCHESTRATOR, body, timeout_s, kind=kind, headers=headers)
-    show_answer(answer, as_json)
+    print_answer(answer, as_json)
 
 
 @click.command(epilog="\b\nExamples:\n  relay ps\n  relay ps --all --json")
 @home_option
-@click.option("--all", "everything", is_flag=True, help="Those that have ended for good, too.")
+@click.option("--all", "everything", is_flag=True, help="Include processes that have ended.")
 @json_option
 @click.pass_context
 def ps(ctx: click.Context, home: str | None, everything: bool, as_json: bool) -> None:
-    """List the processes that the relay started, and how they do.
+    """List the processes started by the relay and their state.
 
-    Starting: nothing was heard of it yet. Stuck: it owes a read or an answer for too long.
+    starting: no sign of activity yet. stuck: a read or an answer is overdue.
     """
     from relay.ledger import open_readonly
     from relay.ledger.processes import ENDS
@@ -140,11 +143,11 @@ def ps(ctx: click.Context, home: str | None, everything: bool, as_json: bool) ->
             echo_json(_facts(row))
         return
     if not rows:
-        click.echo("no process runs; `relay spawn NAME --cli …` starts one", err=True)
+        click.echo("no processes; `relay spawn NAME --cli …` starts one", err=True)
         return
     now = time.time_ns()
     header = ("NAME", "STATE", "PID", "CLI", "STARTED", "CPU%", "RSS", "IDLE", "RESTARTS", "LAST")
-    columns(header, [_cells(row, now) for row in rows])
+    print_table(header, [_cells(row, now) for row in rows])
 
 
 def _facts(row: dict[str, Any]) -> dict[str, Any]:
@@ -160,11 +163,11 @@ def _cells(row: dict[str, Any], now: int) -> tuple[object, ...]:
         row["name"],
         row["state"],
         row["pid"],
-        printable(row["cli"], 20),
+        sanitize(row["cli"], 20),
         ago(row["started_at"], now),
         row["cpu_percent"],
         None if rss is None else f"{rss >> 20} MiB",
         None if row["idle_s"] is None else f"{row['idle_s']} s",
         row["restarts"],
-        printable(row["last_error"], 60),
+        sanitize(row["last_error"], 60),
     )
