@@ -288,7 +288,7 @@ def test_while_another_process_has_the_journal_only_status_works(home: Path) -> 
 
 def test_a_segment_that_is_not_there_is_named(home: Path) -> None:
     assert "segment 9 is not in the stream" in str(refused(run(home, "compress", 9)))
-    assert "segment 3: not sealed yet" in str(refused(run(home, "compress", 3)))
+    assert "segment 3 is not sealed" in str(refused(run(home, "compress", 3)))
 
 
 def test_without_a_journal_it_says_so(tmp_path: Path) -> None:
