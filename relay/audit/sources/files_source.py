@@ -52,7 +52,7 @@ class FileUnit(NamedTuple):
     kind: str  # store, archive, journal, segment, object, attachment
     path: str
     shown: str = ""  # below the home
-    entry: str = ""  # JSON: what the manifest says of a segment
+    entry: str = ""  # JSON: the manifest's entry of a segment
     objects: str = ""  # where Tier 2 is
 
 
@@ -99,7 +99,7 @@ def _of_stream(stream: str, shown: str, objects: str) -> Iterator[FileUnit]:
     try:
         files = segment_files(stream)
     except (RelayError, OSError):
-        return  # the unit before says why
+        return  # the previous unit reports it
     for file in files:
         entry = _encoded(file.entry)
         warm = os.path.join(stream, "warm", warm_name(file.segment_id))

@@ -125,7 +125,7 @@ def _is_stream(path: str) -> bool:
 
 
 def home_settings(home: str) -> HomeSettings:
-    """What the config.json of a home says of its journal; of another folder, nothing.
+    """Read the settings of the journal in config.json; empty for a folder that is not a home.
 
     Errors: ConfigError.
     """
