@@ -84,7 +84,7 @@ def test_reason_codes_are_said_in_words(stream: Path, capsys: Output) -> None:
         (ManifestType.UploadFailed, 3, "3 (bucket or network unavailable)"),
         (ManifestType.HydrationFailed, 4, "4 (the Tier 2 object is missing)"),
         (ManifestType.HydrationFailed, 0, "0 (transient: retried)"),
-        (ManifestType.CompressionFailed, 9, "9 (not known)"),
+        (ManifestType.CompressionFailed, 9, "9 (unknown)"),
     ]
     for kind, code, _ in codes:
         fields: dict[str, int | str | bytes] = {"reason_code": code}
