@@ -421,7 +421,7 @@ def test_old_dead_letters_are_purged(dead: CommStore, clock: FakeClock) -> None:
 @pytest.mark.parametrize("wanted", ["r-3", "3", "r-9", "0", "-1", "é"])
 def test_what_is_not_dead_stays_as_it_is(dead: CommStore, verb: str, wanted: str) -> None:
     text = refused(dead, f"ACTION: dead.{verb}\nID: {wanted}")
-    assert text == f"{wanted!r} is no dead letter: `relay dead list` shows those there are"
+    assert text == f"{wanted!r} is not a dead letter: `relay dead list` shows those there are"
 
 
 @pytest.mark.parametrize("age", ["soon", "-1", "1.5", "7d"])

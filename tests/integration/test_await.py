@@ -129,7 +129,7 @@ def test_who_gives_up_waiting_is_told_what_was_sent(home: Path) -> None:
     assert (waiting.returncode, out) == (130, "")
     assert err.splitlines() == [
         "",  # behind the terminal's ^C
-        f"relay: {asked.id} was sent, its answer not waited for; `relay trace {asked.id}` shows it",
+        f"relay: stopped waiting for the answer to {asked.id}; `relay trace {asked.id}` shows it",
     ]
 
 

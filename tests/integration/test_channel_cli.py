@@ -226,7 +226,7 @@ def test_a_relay_that_does_not_answer_is_not_waited_for_longer(tmp_path: Path) -
     assert stopped.process is not None
     os.kill(stopped.process.pid, signal.SIGSTOP)
     said = refused(home, "create", "ci", "--timeout", "0.2", code=4)
-    assert "within 0.2 s: the relay has not taken it; `relay trace " in said
+    assert "within 0.2 s: the relay has not picked it up yet; `relay trace " in said
     os.kill(stopped.process.pid, signal.SIGCONT)
     until(  # it was sent, and is done all the same
         lambda: relay("channel", "show", "ci", home=home).returncode == 0

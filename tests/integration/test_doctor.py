@@ -105,7 +105,7 @@ def test_a_damaged_checkpoint_and_what_becomes_of_it(box: Box) -> None:
     cut(box.path(STORE))
     (line,) = doctor(box)
     assert line.startswith(f"store: {box.path(STORE)} at ")
-    assert line.endswith("makes the store again of relay.acomm.prev")
+    assert line.endswith("rebuilds the store from relay.acomm.prev")
     box.open()
     box.flush()
     box.kill()
@@ -118,7 +118,7 @@ def test_checkpoints_that_are_gone(box: Box) -> None:
     box.path(STORE + ".prev").unlink()
     first, second = doctor(box)
     assert first == (
-        f"store: {box.path(STORE)}: missing; the next start makes the store again from the journal"
+        f"store: {box.path(STORE)}: missing; the next start rebuilds the store from the journal"
     )
     assert second.startswith(f"store: {box.path(STORE)}.prev: missing; the next checkpoint")
 
@@ -128,7 +128,9 @@ def test_checkpoints_without_a_journal(box: Box) -> None:
     cut(box.path(STORE))
     box.path(STORE + ".prev").unlink()
     line, gone = doctor(box)
-    assert line.endswith("the relay does not start: restore it from a backup, or move it away")
+    assert line.endswith(
+        "the relay does not start: restore the store from a backup, or move it away"
+    )
     assert gone.startswith("ledger: it follows the journal up to ")
 
 
@@ -180,8 +182,8 @@ def test_what_was_set_aside(box: Box) -> None:
 @pytest.mark.parametrize(
     ("reason", "remedy"),
     [
-        (Reason.AUTHENTICATION, "mend the credentials"),
-        (Reason.MISSING, "put the object back"),
+        (Reason.AUTHENTICATION, "fix the credentials"),
+        (Reason.MISSING, "restore the object"),
         (Reason.CODEC, "`relay journal hydrate 1`"),
         (Reason.UNAVAILABLE, ""),  # it is tried again
     ],
@@ -218,17 +220,17 @@ def test_a_pruned_journal(box: Box) -> None:
     assert doctor(box) == []
     note_position(box, 1)
     (line,) = doctor(box)
-    assert line.startswith("ledger: it follows the journal up to 1, and what came before ")
+    assert line.startswith("ledger: it follows the journal up to 1, but everything before ")
     note_position(box, 1 << 20)
     box.path(BASE).unlink()
     journal, ledger_line = doctor(box)
-    assert "store/base.acomm does not cover what was pruned before" in journal
-    assert "and that ends at" in ledger_line
+    assert "store/base.acomm does not cover the pruned part before" in journal
+    assert "but that ends at" in ledger_line
     for name in (STORE, STORE + ".prev"):
         cut(box.path(name))
     lines = doctor(box)
     assert lines[0].endswith("the relay does not start: restore it from a backup")
-    assert any("no store file covers what was pruned before" in line for line in lines)
+    assert any("no store file covers the pruned part before" in line for line in lines)
 
 
 def test_a_ledger_that_is_gone_or_is_none(box: Box) -> None:

@@ -226,7 +226,7 @@ def test_a_store_that_is_away_is_seen_until_it_is_back(tmp_path: Path) -> None:
         assert told.startswith("again in ") and f"upload segment 0: not in {away} yet" in told
         done = relay("doctor", home=home)
         assert done.returncode == 3 and told.partition(": ")[2] in done.stdout
-        assert "the relay goes on trying" in done.stdout
+        assert "the relay keeps retrying" in done.stdout
 
         away.mkdir()
         until(lambda: rows(home)[0]["tiers"] == [0, 1, 2], patience_s=30)

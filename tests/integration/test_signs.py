@@ -75,11 +75,11 @@ def test_M07_a_process_that_was_killed_shows_at_once(running: Relay) -> None:
     assert "has ended" not in line_of(home, "bob")
     assert agents(home)["bob"]["process_ended"] is None
     pid = killed(process)
-    assert f"process {pid} has ended" in line_of(home, "bob")
+    assert f"process {pid} has exited" in line_of(home, "bob")
     assert agents(home)["bob"]["process_ended"] == pid
-    assert f"process {pid} has ended" in line_of(home, "bob", "top")
+    assert f"process {pid} has exited" in line_of(home, "bob", "top")
     status = relay("status", home=home)
-    assert (status.returncode, f"process ended: bob (pid {pid})" in status.stdout) == (0, True)
+    assert (status.returncode, f"process exited: bob (pid {pid})" in status.stdout) == (0, True)
     assert json.loads(relay("status", "--json", home=home).stdout)["ended"] == {"bob": pid}
     assert agents(home)["bob"]["status"] == "active"  # its mail may still be read: it bounces later
 
@@ -173,7 +173,7 @@ def test_M07_a_shell_that_sends_is_registered(
     assert not [name for name in os.listdir(home / "agents" / "bob") if ".tmp" in name]
     assert "has ended" not in line_of(home, "bob")
     pid = one.kill()
-    assert f"process {pid} has ended" in line_of(home, "bob")
+    assert f"process {pid} has exited" in line_of(home, "bob")
 
 
 def test_M07_a_later_shell_takes_the_place_of_the_one_before(

@@ -85,7 +85,11 @@ def test_the_prompt_from_standard_input(home: Path, tmp_path: Path) -> None:
             "/nowhere: there is no such directory",
         ),
         (["w", "--cli", "sh", "--prompt", "x", "--env", "PATH=hunter2"], 6, "PATH may not be set"),
-        (["w", "--cli", "sh", "--prompt", "x", "--env", "hunter2"], 2, "number 1 is not KEY=VALUE"),
+        (
+            ["w", "--cli", "sh", "--prompt", "x", "--env", "hunter2"],
+            2,
+            "number 1: expected KEY=VALUE",
+        ),
         (["w", "--cli", "sh", "--prompt", "x", "--as", "alice"], 6, "spawn is for lead, operator"),
         (["w", "--cli", "sh", "--prompt", "x", "--env", "A=b,C=hunter2"], 2, "cannot be sent"),
     ],
