@@ -15,13 +15,12 @@ from relay.base.home import BASE, STORE, Home
 from relay.daemon.journal_commands import covered_offset
 from relay.daemon.opening import opens, store_key, stream_dir
 from relay.doctor.finding import Finding, Severity, Target, describe_error, list_dir
-from relay.journal import check, commands
+from relay.journal import check
 from relay.journal.catalog import Catalog, Residency
 from relay.journal.format import ManifestType, Reason
-from relay.journal.manifest import read_manifest
-from relay.journal.reader import JournalReader
-from relay.journal.segment import segment_path
-from relay.journal.segments import SegmentPolicy
+from relay.journal.journal import JournalReader
+from relay.journal.replay import checkpoint_offsets, read_manifest
+from relay.journal.segment import SegmentPolicy, segment_files, segment_path
 
 _DUMP = "`relay aof dump` prints its valid records; remove the file when it is not needed"
 GONE = "put it back, or continue: the relay begins a new one; events after the checkpoint are lost"
@@ -66,7 +65,7 @@ def _store(home: Home) -> Iterator[Finding]:
     """Check the checkpoints and the files that were set aside."""
     path, previous = home.path(STORE), home.path(STORE) + PREVIOUS
     wrong, wrong_before = _damage_of(path), _damage_of(previous)
-    written = len(commands.checkpoint_offsets(stream_dir(home)))
+    written = len(checkpoint_offsets(stream_dir(home)))
     if wrong and (written or os.path.lexists(path)):
         remedy = f"the next start rebuilds the store from {os.path.basename(previous)}"
         if wrong_before:
@@ -174,7 +173,7 @@ def stream_range(folder: str) -> tuple[int, int | None]:
 
     In the newest segment a reader cannot tell damage from a torn tail.
     """
-    files = check.segment_files(folder)[-1:]
+    files = segment_files(folder)[-1:]
     if any(
         _LOST in problem for file in files for problem in check.check_stream(file.path).problems
     ):

@@ -85,7 +85,9 @@ def test_a_command_without_its_action_hears_which_there_are(store: CommStore) ->
 
 
 def test_the_body_is_lines_of_fields_each_once(store: CommStore) -> None:
-    assert "the body, line 2: 'hello' is no line" in refused(store, "ACTION: channel.join\nhello")
+    assert "the body, line 2: 'hello' is not a line" in refused(
+        store, "ACTION: channel.join\nhello"
+    )
     assert "line 3: CHANNEL is given twice" in refused(
         store, "ACTION: channel.join\nCHANNEL: a\nchannel: b"
     )
@@ -421,7 +423,7 @@ def test_old_dead_letters_are_purged(dead: CommStore, clock: FakeClock) -> None:
 @pytest.mark.parametrize("wanted", ["r-3", "3", "r-9", "0", "-1", "é"])
 def test_what_is_not_dead_stays_as_it_is(dead: CommStore, verb: str, wanted: str) -> None:
     text = refused(dead, f"ACTION: dead.{verb}\nID: {wanted}")
-    assert text == f"{wanted!r} is not a dead letter: `relay dead list` shows those there are"
+    assert text == f"{wanted!r} is no dead letter: `relay dead list` shows those there are"
 
 
 @pytest.mark.parametrize("age", ["soon", "-1", "1.5", "7d"])

@@ -16,7 +16,6 @@ from relay.base.config import Config, JournalSettings
 from relay.base.home import BASE, STORE
 from relay.cli import cli
 from relay.cli.common import plural
-from relay.journal import commands
 from relay.journal.format import ManifestType, Reason
 from relay.ledger import Ledger
 from tests.box import Box
@@ -98,7 +97,7 @@ def test_a_fresh_home_has_none_either(tmp_path: Path) -> None:
 def test_a_setting_that_there_is_not(box: Box) -> None:
     box.path("config.json").write_text('{"journl": {}}')
     (line,) = doctor(box)
-    assert line.startswith("config: ") and "journl" in line and "mend it" in line
+    assert line.startswith("config: ") and "journl" in line and "fix it" in line
 
 
 def test_a_damaged_checkpoint_and_what_becomes_of_it(box: Box) -> None:
@@ -155,7 +154,9 @@ def test_damage_in_the_active_segment_is_not_called_files_that_are_gone(box: Box
 def test_a_journal_that_is_gone(box: Box) -> None:
     shutil.rmtree(box.path("journal"))
     first, second = doctor(box)
-    assert first.startswith(f"journal: {box.path('journal', f'{1:020d}')} is gone, and the store ")
+    assert first.startswith(
+        f"journal: {box.path('journal', f'{1:020d}')} is missing, but the store "
+    )
     assert second.startswith("ledger: it follows the journal up to ")
     assert all("put it back, or go on" in line for line in (first, second))
     box.open()
@@ -168,7 +169,7 @@ def test_a_journal_that_is_gone(box: Box) -> None:
 def test_a_missing_segment(box: Box) -> None:
     segment(box, 2).unlink()
     (line,) = doctor(box)
-    assert f"{segment(box, 2)}: missing, and the manifest has it in tier0" in line
+    assert f"{segment(box, 2)}: missing, but in the manifest as tier0" in line
 
 
 def test_what_was_set_aside(box: Box) -> None:
@@ -176,7 +177,7 @@ def test_what_was_set_aside(box: Box) -> None:
         segment(box, 1).with_name(name).write_bytes(b"kept")
     bad, torn = doctor(box)
     assert "seg.bad.1: a damaged segment was set aside" in bad and "relay aof dump" in bad
-    assert "seg.torn: a write that a crash cut short" in torn
+    assert "seg.torn: a write cut short by a crash" in torn
 
 
 @pytest.mark.parametrize(
@@ -206,16 +207,16 @@ def test_a_journal_that_ends_before_store_and_ledger(box: Box) -> None:
     shutil.rmtree(box.path("journal", f"{1:020d}"))
     box.path("journal", f"{1:020d}", "segments").mkdir(parents=True)
     lines = doctor(box)
-    assert any(line.startswith("journal: it ends at 0, and the store covers") for line in lines)
+    assert any(line.startswith("journal: it ends at 0, but the store covers") for line in lines)
     assert any(line.startswith("ledger: it follows the journal up to") for line in lines)
 
 
 def test_a_pruned_journal(box: Box) -> None:
     box.open()
-    assert list(commands.prune(box.tiers, box.tiers.prunes())) == []  # no two checkpoints yet
+    assert list(box.tiers.prune(box.tiers.prunes())) == []  # no two checkpoints yet
     box.send("alice", "TO: bob\n\nmore")
     box.flush()
-    assert list(commands.prune(box.tiers, box.tiers.prunes()))
+    assert list(box.tiers.prune(box.tiers.prunes()))
     box.kill()
     assert doctor(box) == []
     note_position(box, 1)

@@ -145,7 +145,7 @@ def test_an_agent_that_is_not_whole_is_named(box: Box) -> None:
     outbox.write_text("no directory")
     outbox.chmod(0o600)
     finding = one(box)
-    assert "agents/alice/outbox is no directory" in str(finding)
+    assert "agents/alice/outbox is not a directory" in str(finding)
     outbox.unlink()  # as its remedy says
     assert found(box) == []  # the next start makes it
     box.path("agents/bob/meta.json").write_text("{")
@@ -258,7 +258,7 @@ def test_a_process_that_is_gone_and_files_of_one_that_is_not_known(box: Box) -> 
     sql(box, "UPDATE processes SET pid = ?", os.getpid())
     assert found(box) == []
     box.path("run/dave.lock").touch()
-    assert "run/dave.lock: of a process that the ledger does not know" in str(one(box))
+    assert "run/dave.lock: belongs to a process that is not in the ledger" in str(one(box))
 
 
 def test_logs_that_are_too_large_or_tell_of_a_fault(box: Box) -> None:

@@ -40,9 +40,7 @@ def test_D10_of_a_big_tree_a_part_is_looked_at_and_that_is_no_plain_ok(
     monkeypatch.setattr(files, "MAX_ENTRIES", 10)
     (finding,) = examine(box.home)
     assert finding.severity is Severity.NOTE
-    said = re.search(
-        r"looked at 10 of (\d+) entries of the home, at modes and owners", str(finding)
-    )
+    said = re.search(r"checked 10 of (\d+) entries of the home, at modes and owners", str(finding))
     assert said is not None and int(said[1]) >= sum(1 for _ in box.root.rglob("*"))
     assert doctor(box)[-1] == "OK, as far as checked"
 
@@ -52,7 +50,7 @@ def test_D10_of_many_rows_the_newest_are_compared_and_that_is_said(
 ) -> None:
     monkeypatch.setattr(ledger, "MAX_ROWS", 1)
     ((total,),) = box.sql("SELECT count(*) FROM messages")
-    assert f"ledger: looked at 1 of {total} rows of messages" in doctor(box)[0]
+    assert f"ledger: checked 1 of {total} rows of messages" in doctor(box)[0]
     assert doctor(box)[-1] == "OK, as far as checked"
 
 

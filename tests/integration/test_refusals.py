@@ -118,7 +118,7 @@ def test_what_is_no_regular_file_is_refused_and_noted(box: Box, kind: str, tmp_p
     box.tick()
 
     assert box.inbox("bob") == {}
-    assert "not a regular file" in box.nacks("alice")[0]
+    assert "regular file" in box.nacks("alice")[0]
     assert box.sql("SELECT kind, agent FROM security_events") == [("not_a_regular_file", "alice")]
     box.flush()
     assert not os.path.lexists(path)

@@ -207,7 +207,7 @@ def step(self):
     print("begun", flush=True)
     threading.Event().wait()
 
-Tiers.step = step
+Tiers.run_next = step
 sys.exit(main())
 """
 
@@ -231,7 +231,7 @@ def test_an_upload_that_hangs_does_not_hold_up_the_end(home: Path) -> None:
         process.stdout.close()
     finally:
         process.kill()
-    assert "Left a step of the journal's tiers behind" in log(home, "stopped")[-1]["event"]
+    assert "Left a job of the journal's tiers unfinished" in log(home, "stopped")[-1]["event"]
     assert not (home / "admin.sock").exists()
     assert (home / ".lock").read_bytes() == b""
     assert relay("status", home=home).returncode == 5

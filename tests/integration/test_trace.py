@@ -209,9 +209,7 @@ def test_what_no_relay_has_seen_lies_in_the_outbox_and_is_said_to(life: Life) ->
 
     outbox = life.root / "agents" / "carol" / "outbox"
     (outbox / f"{sent}.msg").rename(outbox / ".pending" / f"{sent}.msg")
-    assert (
-        "is not sent yet: rename it into the outbox" in relay("trace", sent, home=life.root).stdout
-    )
+    assert "not sent yet: rename it into the outbox" in relay("trace", sent, home=life.root).stdout
     (outbox / ".pending" / f"{sent}.msg").unlink()
     gone = relay("trace", sent, home=life.root)
     assert gone.returncode == 1 and f"no message {sent}: the ledger does not" in gone.stderr
