@@ -97,7 +97,7 @@ def test_one_that_is_no_good_leaves_the_one_before(running: Relay, config: str, 
     assert "Traceback" not in said.stdout + said.stderr
     reload(running, '{"store": {"checkpoint_ms": 50}}')
     until(lambda: status(home).get("ready") and not status(home)["config_error"])
-    assert "not followed" not in relay("status", home=home).stdout
+    assert "still using the previous" not in relay("status", home=home).stdout
     assert running.stop() == 0
 
 

@@ -72,7 +72,7 @@ def test_M07_a_process_that_was_killed_shows_at_once(running: Relay) -> None:
     command = [sys.executable, "-c", WAITS, str(home)]
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"1\n"
-    assert "has ended" not in line_of(home, "bob")
+    assert "has exited" not in line_of(home, "bob")
     assert agents(home)["bob"]["process_ended"] is None
     pid = killed(process)
     assert f"process {pid} has exited" in line_of(home, "bob")
@@ -171,7 +171,7 @@ def test_M07_a_shell_that_sends_is_registered(
     assert (home / "agents" / "bob" / "meta.json").stat().st_mode & 0o777 == 0o600
     assert os.listdir(home / "agents" / "bob").count("meta.json") == 1
     assert not [name for name in os.listdir(home / "agents" / "bob") if ".tmp" in name]
-    assert "has ended" not in line_of(home, "bob")
+    assert "has exited" not in line_of(home, "bob")
     pid = one.kill()
     assert f"process {pid} has exited" in line_of(home, "bob")
 

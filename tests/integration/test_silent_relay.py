@@ -33,7 +33,7 @@ def test_M06_a_relay_that_is_stopped_does_not_answer(stopped: int, home: Path) -
         f"the relay, pid {stopped}, does not answer within 3 s: it is stopped; "
         f"`kill -CONT {stopped}` lets it go on"
     )
-    assert "mail is not held up" not in done.stdout
+    assert "deliveries continue" not in done.stdout
 
     facts = relay("status", "--json", home=home)
     assert facts.returncode == 5
@@ -92,7 +92,7 @@ def test_M06_no_socket_is_not_the_same_as_no_answer(running: Relay, home: Path) 
     (home / "admin.sock").unlink()
     done = relay("status", home=home)
     assert done.returncode == 0
-    assert "admin.sock does not answer (see logs/relay.log)" in done.stdout
+    assert "no health endpoint (see logs/relay.log)" in done.stdout
     assert "does not answer" not in done.stdout
     assert json.loads(relay("status", "--json", home=home).stdout)["answers"] is None
     assert "there is no admin.sock" in relay("top", home=home).stdout
