@@ -137,7 +137,7 @@ def test_without_a_relay_nothing_is_sent(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home", "bob")
     done = awaited(home, "bob", "hello")
     assert done.returncode == 5
-    assert "no relay runs" in done.stderr and done.stderr.count("\n") == 1
+    assert "no relay is running" in done.stderr and done.stderr.count("\n") == 1
     assert not list((home / "agents" / "operator" / "outbox").glob("*.msg"))
 
 

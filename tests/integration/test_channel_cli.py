@@ -215,7 +215,7 @@ def test_without_a_relay_it_is_said_at_once_and_nothing_is_sent(tmp_path: Path) 
         ["drain", "ci"], ["close", "ci"],
     )  # fmt: skip
     for arguments in changes:
-        assert "no relay runs" in refused(home, *arguments, code=5)
+        assert "no relay is running" in refused(home, *arguments, code=5)
     assert not list((home / "agents" / "operator" / "outbox").glob("*.msg"))
 
 

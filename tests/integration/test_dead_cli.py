@@ -185,5 +185,5 @@ def test_an_age_that_is_none(home: Path, age: str) -> None:
 def test_without_a_relay_nothing_is_asked(home: Path) -> None:
     for verb in (["replay", FIRST], ["discard", FIRST], ["purge", "--older-than", "1d"]):
         done = relay("dead", *verb, home=home)
-        assert done.returncode == 5 and "no relay runs" in done.stderr
+        assert done.returncode == 5 and "no relay is running" in done.stderr
     assert len(lines(home, "dead", "list")) == 2

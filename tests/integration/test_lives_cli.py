@@ -140,7 +140,7 @@ def test_continuity_on_the_command_line(home: Path) -> None:
 def test_without_a_relay_nothing_is_sent(tmp_path: Path) -> None:
     root = home_of(tmp_path / "home", "bob")
     done = relay("continuity", "save", "--as", "bob", "x", home=root)
-    assert done.returncode == 5 and "no relay runs" in done.stderr
+    assert done.returncode == 5 and "no relay is running" in done.stderr
     assert not list((root / "agents" / "bob" / "outbox").glob("*.msg"))
 
 

@@ -114,7 +114,7 @@ def test_nobody_waits_where_no_relay_runs(tmp_path: Path) -> None:
     root = home_of(tmp_path / "home")
     for command in (["spawn", "w", "--cli", "sh", "--prompt", "x"], ["release", "w"]):
         ran = relay(*command, home=root)
-        assert ran.returncode != 0 and "no relay runs" in ran.stderr
+        assert ran.returncode != 0 and "no relay is running" in ran.stderr
     assert list(root.glob("agents/operator/outbox/*.msg")) == []
     ran = relay("ps", home=root)
     assert (ran.returncode, ran.stdout) == (0, "") and "no process runs" in ran.stderr

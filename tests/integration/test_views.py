@@ -150,7 +150,7 @@ def test_top_goes_on_when_the_relay_goes(running: Relay) -> None:
     view = terminal(running.home, "top", "--every", "0.2")
     view.expect("relay ready")
     assert running.stop() == 0
-    view.expect("no relay runs")
+    view.expect("no relay is running")
     view.expect("what follows is the ledger's")
     running.start()
     view.expect("relay ready")
