@@ -163,7 +163,7 @@ def test_M03_acks_lists_what_is_begun_and_since_when(box: Box) -> None:
     assert all(row["overdue"] is False for row in rows)
     table = relay("acks", home=box.root).stdout
     assert re.search(r"in_progress \d+ s ago", table.splitlines()[1])
-    assert relay("acks", "--overdue", home=box.root).stderr == "no answer is overdue\n"
+    assert relay("acks", "--overdue", home=box.root).stderr == "no overdue acks\n"
 
 
 def test_M08_a_query_is_overdue_after_a_minute_and_ended_by_its_response(box: Box) -> None:

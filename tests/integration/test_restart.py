@@ -216,10 +216,10 @@ def test_status_says_why_a_relay_serves_nobody(tmp_path: Path) -> None:
     (home / "ledger.db").rmdir()
     (home / "away").rename(home / "ledger.db")
     said = relay("status", home=home).stdout.splitlines()
-    assert said[1].startswith("it serves nobody now, and begins again and again: ")
+    assert said[1].startswith("not serving; retrying: ")
     until(lambda: not trouble(opened))
     opened.close()
-    assert "it serves nobody" not in relay("status", home=home).stdout
+    assert "not serving" not in relay("status", home=home).stdout
     assert running.stop() == 0
 
 

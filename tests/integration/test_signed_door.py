@@ -295,7 +295,9 @@ def test_keys_on_the_command_line(tmp_path: Path) -> None:
             json.dumps({"name": "alice", "public_key": other}) + "\n"
         )
         nobody = relay("key", "show", "nobody", home=home)
-        assert nobody.stderr == ("relay: 'nobody' has no key; `relay key make nobody` makes one\n")
+        assert nobody.stderr == (
+            "relay: 'nobody' has no key; create one with `relay key make nobody`\n"
+        )
         os.unlink(private)
         again = relay("key", "make", "alice", home=home)
         assert again.stdout != made.stdout
