@@ -1,9 +1,9 @@
-"""Writing a file that is there whole or not at all, and patience with a full disk.
+"""Atomic writing of files, with retries while the disk is full.
 
     create TEMP → fsync → rename to NAME → fsync of NAME's directory
-                          ^ committed here; before it, TEMP is removed whatever goes wrong
+                          ^ committed here; on any earlier error TEMP is removed
 
-All of it goes through ``relay.base.fsio``, relative to directory descriptors.
+Uses ``relay.base.fsio``, relative to directory descriptors.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from typing import TypeVar
 from relay.base import fsio
 
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
-FIRST_PAUSE_S = 0.1  # doubled each time: room on a disk is made by people and by pruning
+FIRST_PAUSE_S = 0.1  # doubled each time
 
-_sleep = time.sleep  # tests put a clock of their own here
+_sleep = time.sleep  # replaced by tests
 _Result = TypeVar("_Result")
 
 
 def install(data: bytes, temp: str, temp_fd: int, name: str, fd: int) -> None:
     """Write ``data`` as ``temp``, sync it, and rename it to ``name`` in the directory ``fd``.
 
-    Committed at the rename. When this raises, neither name holds anything of ``data``.
-    The rename itself is durable once the caller has synced ``fd``. Whoever was held up for so
-    long (a laptop asleep, a disk that hangs) that the relay took the file for an orphan's
-    writes it once more.
+    Committed by the rename. On an error neither name has any of ``data``. The rename is durable
+    once the caller has synced ``fd``. After a long delay (a sleeping laptop, a hanging disk) the
+    relay may have removed ``temp`` as an orphan; then it is written again.
     """
     try:
         _install(data, temp, temp_fd, name, fd)
@@ -47,7 +46,7 @@ def _install(data: bytes, temp: str, temp_fd: int, name: str, fd: int) -> None:
 
 @contextlib.contextmanager
 def cleanup_on_error(temp: str, temp_fd: int) -> Iterator[None]:
-    """Whatever ends the block but success, a signal included, leaves no ``temp`` behind."""
+    """Remove ``temp`` if the block ends with an exception, even one raised by a signal."""
     try:
         yield
     except BaseException:
@@ -57,7 +56,7 @@ def cleanup_on_error(temp: str, temp_fd: int) -> Iterator[None]:
 
 
 def sync_name(name: str, dir_fd: int) -> None:
-    """Make a file's bytes durable by its name, as ``sync FILE`` does."""
+    """Sync a file by name, like ``sync FILE``."""
     fsio.fault("sync", name)
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
@@ -67,10 +66,10 @@ def sync_name(name: str, dir_fd: int) -> None:
 
 
 def retry_on_enospc(work: Callable[[], _Result], limit_s: float) -> _Result:
-    """Do ``work``; while the disk or quota is full, again after 0.1, 0.2, 0.4 … seconds.
+    """Do ``work``, retrying after 0.1, 0.2, 0.4 … seconds while the disk or quota is full.
 
-    The pauses add up to ``limit_s`` at most. Errors: the last OSError then, and any other
-    at once. Source: relay-file-system.txt 6.2.
+    The pauses add up to at most ``limit_s``. Errors: then the last OSError; any other OSError at
+    once. Source: relay-file-system.txt 6.2.
     """
     pause_s, left_s = FIRST_PAUSE_S, limit_s
     while True:

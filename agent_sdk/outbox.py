@@ -1,4 +1,4 @@
-"""An agent's outbox: a message stands in it whole, or not at all.
+"""An agent's outbox: messages are written atomically, and signed if the agent has a key.
 
     outbox/.pending/{id}.msg   written, synced, closed
     outbox/{id}.msg            after the rename the message is sent
@@ -18,7 +18,7 @@ from relay.base.names import MSG_SUFFIX, new_message_id
 
 
 class Outbox:
-    """Sends for one agent. Used from one thread; processes may share an outbox."""
+    """Sends messages of one agent. For one thread; processes may share an outbox."""
 
     def __init__(
         self, home: Home, agent: str, clock: Clock, max_body_bytes: int, disk_full_retry_s: float
@@ -31,21 +31,21 @@ class Outbox:
         self._last_ns = 0
 
     def put(self, message: MessageFile) -> str:
-        """Send a message and return its id. After the rename the message is sent.
+        """Send a message and return its id. It is sent by the rename, and durable on return.
 
-        When this returns it is durable, too. Ids of one Outbox grow, so its messages sort in
-        the order in which they were sent, whatever the clock does.
-        Where the agent has a key, it is signed.
-        Errors: MessageError when the relay would reject it; KeyFileError; OSError, with nothing
-        sent (the one exception says so in its notes: the rename was done, but could not be synced).
+        Ids increase, so messages sort in the order in which they were sent, even if the clock is
+        set back. With a key of the agent, the message is signed.
+        Errors: MessageError for a message that the relay would reject; KeyFileError; OSError.
+        Nothing was sent, with one exception that its notes mention: the rename was done, but could
+        not be synced.
         """
         try:
             data = render(message)
         except UnicodeEncodeError as exc:
-            raise MessageError(f"a header value is not Unicode text: {exc.reason}") from exc
+            raise MessageError(f"a header value is not valid UTF-8: {exc.reason}") from exc
         try:
             parse(data, max_body_bytes=self._max_body_bytes)
-        except MessageError as exc:  # the sender wrote values, not lines of a file
+        except MessageError as exc:  # no line number: the caller passed values
             raise MessageError(exc.rule, file=exc.file, header=exc.header) from exc
         self._last_ns = max(self._clock.now_ns(), self._last_ns + 1)
         message_id = new_message_id(self._last_ns)
@@ -60,7 +60,7 @@ class Outbox:
                 fsio.fault("sync_dir", name)
                 fsio.sync_file(outbox)
             except OSError as exc:
-                exc.add_note(f"message {message_id} is sent all the same: do not send it again")
+                exc.add_note(f"message {message_id} has been sent: do not send it again")
                 raise
         return message_id
 
@@ -69,13 +69,14 @@ class Outbox:
             outbox = dirs.get("agents", self._agent, "outbox")
             return outbox, dirs.ensure("agents", self._agent, "outbox", PENDING)
         except FileNotFoundError as exc:
-            raise RelayError(f"agent {self._agent} has no outbox any more") from exc
+            raise RelayError(f"the outbox of agent {self._agent} no longer exists") from exc
 
 
 def sign(home: Home, dirs: Dirs, agent: str, message_id: str, message: MessageFile) -> MessageFile:
-    """The message with its SIGNATURE, where the agent has a key and it has none yet.
+    """Add a SIGNATURE over sender, id, TO and body, if the agent has a key and there is none yet.
 
-    Errors: KeyFileError for a key that is open to others or none; UnsafePath, OSError.
+    The key is agents/NAME/key, 32 bytes, mode 600. The cryptography is imported only with a key.
+    Errors: KeyFileError for an invalid key or one accessible to others; UnsafePath; OSError.
     """
     if "SIGNATURE" in message.headers or not fsio.exists(KEY, dirs.get("agents", agent)):
         return message

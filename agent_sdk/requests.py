@@ -1,6 +1,6 @@
-"""What an agent keeps for its next life, asked of the relay: save, load, list.
+"""Requests to the relay with a syntax of their own: saved state, and processes.
 
-The words of the relay's answers, docs/formats/msg.md, stand here and nowhere else.
+The syntax of the relay's answers (docs/formats/msg.md) is known here only.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _LOADED = re.compile(r"completed version ([0-9]+)\n")
 
 
 KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-SPLIT = re.compile(r",\s*[A-Za-z_][A-Za-z0-9_]*=")  # where the relay would see another setting
+SPLIT = re.compile(r",\s*[A-Za-z_][A-Za-z0-9_]*=")  # where the relay would begin another setting
 
 
 class SavedState(NamedTuple):
-    """One version of what an agent saved."""
+    """One saved version, without its content."""
 
-    version: int  # from 1, growing
+    version: int  # counted from 1
     size: int  # bytes
     saved_at: str  # ISO 8601, UTC
-    message_id: str  # of the message that saved it
+    message_id: str  # of the save message
 
 
 class LoadedState(NamedTuple):
-    """One version, with its content."""
+    """One saved version with its content."""
 
     version: int
     state: str
@@ -58,7 +58,7 @@ def load_state(agent: Agent, version: int | None, timeout_s: float) -> str | Non
 def load_version(
     agent: Agent, version: int | None, timeout_s: float, name: str | None = None
 ) -> LoadedState | None:
-    """The same with its number; ``name``: of another agent, for the operator and the lead."""
+    """Load a version; ``name`` is another agent, for the operator and the lead."""
     lines = [f"VERSION: {version}"] if version is not None else []
     lines += [f"NAME: {name}"] if name is not None else []
     answer = _request(agent, "load", "\n".join(lines), timeout_s)
@@ -85,23 +85,23 @@ def _request(agent: Agent, action: str, body: str | bytes, timeout_s: float) -> 
 
 
 def _unexpected(answer: str) -> MessageError:
-    return MessageError(f"the relay answered {answer.splitlines()[:1]}, which is no such answer")
+    return MessageError(f"unexpected answer from the relay: {answer.splitlines()[:1]}")
 
 
 def spawn_headers(
     name: str, cli: str, cwd: str | None, env: Mapping[str, str], restart: str | None
 ) -> dict[str, str]:
-    """The headers of a spawn; what is None is left out.
+    """Build the headers of a spawn message, leaving out empty values.
 
-    Errors: MessageError for an ENV that could not be read back; no value is in its text.
+    Errors: MessageError for an ENV that the relay could not parse; it shows no values.
     """
     for key, value in env.items():
         if not KEY.fullmatch(key):
-            raise MessageError(f"{key!r} is no name of a variable", header="ENV")
+            raise MessageError(f"{key!r} is not a valid variable name", header="ENV")
         if value != value.strip() or "\n" in value or SPLIT.search(value):
             raise MessageError(
-                f"the value of {key} cannot be sent: it has a line break, blanks at an end, or "
-                "`,NAME=` in it; put it into a file that the agent reads",
+                f"the value of {key} cannot be sent: it contains a line break, leading or trailing "
+                "blanks, or `,NAME=`; pass it in a file",
                 header="ENV",
             )
     given = {

@@ -1,6 +1,6 @@
 """Disk usage of a home, measured once, by the driver; jobs get values.
 
-DiskUsage are those that a file takes of the disk: a message of 300 bytes takes a block of 4,096.
+HomeUsage are those that a file takes of the disk: a message of 300 bytes takes a block of 4,096.
 A day is that of the folder's name in the archives, of a segment's beginning in the journal, and
 of the file's mtime elsewhere.
 """
@@ -22,7 +22,7 @@ from relay.base.errors import RelayError
 from relay.base.home import ARCHIVES, CONFIG, JOURNAL, LEDGER
 from relay.delivery.eventlog import STREAM_ID
 from relay.journal.catalog import Catalog, Residency
-from relay.journal.manifest import read_manifest
+from relay.journal.replay import read_manifest
 from relay.ledger.archive_pack import SUFFIX, is_day
 
 LEDGER_PART, JOURNAL_PART, STORE_PART = "ledger", "journal", "store"
@@ -60,7 +60,7 @@ NO_SAVINGS = TierSavings()
 
 
 @dataclass(frozen=True)
-class DiskUsage:
+class HomeUsage:
     """The disk, the home's parts and their limits in config.json; bytes."""
 
     disk_bytes: int
@@ -73,7 +73,7 @@ class DiskUsage:
     packs: tuple[tuple[date, int], ...] = ()  # days that are packed, and what each pack takes
 
 
-def measure(home: str, observed_until_ns: int) -> DiskUsage:
+def measure(home: str, observed_until_ns: int) -> HomeUsage:
     """Measure every file of the home; files that are removed meanwhile are not counted.
 
     Errors: ConfigError; RelayError when the disk cannot be queried.
@@ -93,7 +93,7 @@ def measure(home: str, observed_until_ns: int) -> DiskUsage:
         totals[part, day][1] += taken
         if path.endswith(SUFFIX) and path.count("/") == 1 and day is not None:
             packs[day] = taken
-    return DiskUsage(
+    return HomeUsage(
         size,
         free,
         floor_bytes(config.disk, size),

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from relay.audit.disk_usage import DiskUsage, measure
+from relay.audit.disk_usage import HomeUsage, measure
 from relay.audit.schemas import formats
 from relay.audit.snapshot import HomeSnapshot
 from relay.audit.sources import (
@@ -108,7 +108,7 @@ class Inputs:
         return self.snapshot.observed_until_ns - self.snapshot.recent_ns
 
     @property
-    def disk_usage(self) -> DiskUsage:
+    def disk_usage(self) -> HomeUsage:
         """Disk usage, measured once, when it is first asked for.
 
         Errors: ConfigError; RelayError when the disk cannot be queried.

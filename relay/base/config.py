@@ -221,7 +221,7 @@ class RetentionSettings(Settings, frozen=True):
     rejected_days: NotNegative = 30  # the sender was told at once
     output_days: NotNegative = 30  # logs of agents whose directory is gone
     attachments_days: NotNegative = 30  # after the last message that names one
-    attachments_mib: NotNegative = 0
+    attachments_mib: NotNegative = 0  # 0: attachments are kept as long as their messages
     audit_days: NotNegative = 365  # audit_log and security_events
     every_s: Positive = 3600  # in slices, in the background
 

@@ -68,10 +68,10 @@ class NoRoom(RelayError):
 
 
 class InvalidName(RelayError):
-    """A name of an agent or channel is outside the rules."""
+    """An agent or channel name is not valid."""
 
     exit_code = EXIT_USAGE
-    hint = "letters, digits, _ and -, a letter first, 63 at most, not a reserved name"
+    hint = "names are letters, digits, _ and -, start with a letter and have at most 63 characters"
 
 
 class UnsafePath(RelayError):
@@ -91,10 +91,10 @@ class ForeignOwner(UnsafePath):
 
 
 class KeyFileError(RelayError):
-    """A key file is missing, open to others, or no key."""
+    """A key file is missing, accessible to others, or not a valid key."""
 
     exit_code = EXIT_STATE
-    hint = "a key is 32 bytes in a regular file of mode 600; what it sealed is lost without it"
+    hint = "a key is 32 bytes in a regular file of mode 600; data encrypted with it needs it"
 
 
 class NotRunning(RelayError):
@@ -155,7 +155,7 @@ class Refused(RelayError):
 
 
 class NotFound(RelayError):
-    """No message, file or agent of that name."""
+    """No message, file or agent has that name."""
 
     hint = "`relay status` and `relay agents` show what there is"
 
@@ -213,10 +213,10 @@ class JournalError(RelayError):
 
 
 class JournalFailed(JournalError):
-    """A write or sync of the journal failed: nobody knows what is on the disk."""
+    """A write or sync of the journal failed, so that the disk's content is unknown."""
 
     exit_code = EXIT_STATE
-    hint = "open the journal anew: it finds out what is there, and goes on behind it"
+    hint = "open the journal again: it finds its end on the disk and continues from there"
 
 
 class SegmentAway(JournalError):

@@ -242,7 +242,7 @@ class Home:
 
 
 def looks_like_home(root: str) -> bool:
-    """True for a directory that has the first thing of a home, whole or not."""
+    """True for a directory with config.json or agents/, complete or not."""
     return os.path.lexists(os.path.join(root, CONFIG)) or os.path.isdir(
         os.path.join(root, "agents")
     )

@@ -21,9 +21,10 @@ from relay.base.text import json_line
 from relay.cli.common import echo_json, plural, print_table, sanitize, when
 
 if TYPE_CHECKING:
-    from relay.journal.check import SegmentFile
+    from relay.journal.catalog import CatalogSnapshot, Residency, SegmentEntry
     from relay.journal.format import ManifestRecord
     from relay.journal.records import Record
+    from relay.journal.segment import SegmentFile
 
 CHECK_EXAMPLES = """\b
 Examples:
@@ -107,8 +108,7 @@ def manifest_inspect(path: str, as_json: bool) -> None:
 
     What is damaged is named on stderr and stepped over; then it exits 3.
     """
-    from relay.journal.inspect import file_kind, load_snapshot
-    from relay.journal.jsonl import entry_row, manifest_row, snapshot_row
+    from relay.journal.check import file_kind, load_snapshot
 
     _must_be(path)
     if os.path.isfile(path) and file_kind(path) == "snapshot":
@@ -143,10 +143,50 @@ def record_row(record: Record) -> dict[str, Any]:
     }
 
 
+def manifest_row(record: ManifestRecord) -> dict[str, Any]:
+    """One manifest record; an unknown type is its number, and its payload hex."""
+    row: dict[str, Any] = {
+        "type": record.name if record.is_known else record.type,
+        "segment_id": record.segment_id,
+        "logical_offset": record.logical_offset,
+        "timestamp_ms": record.timestamp_ms,
+    }
+    for name, value in record.fields.items():
+        if isinstance(value, bytes):
+            row[f"{name}_hex"] = value.hex()
+        else:
+            row[name] = value
+    return row
+
+
+def snapshot_row(snapshot: CatalogSnapshot) -> dict[str, Any]:
+    """A snapshot with its entries."""
+    return {
+        "snapshot_id": snapshot.snapshot_id,
+        "chunk_index": snapshot.chunk_index,
+        "chunk_offset": snapshot.chunk_offset,
+        "entries": [entry_row(entry) for entry in snapshot.entries],
+    }
+
+
+def entry_row(entry: SegmentEntry) -> dict[str, Any]:
+    """One entry of the catalog; residency is the list of its tiers' names."""
+    row: dict[str, Any] = {name: getattr(entry, name) for name in entry.__struct_fields__}
+    row["residency"] = tier_names(entry.residency)
+    return row
+
+
+def tier_names(residency: Residency) -> list[str]:
+    """``["tier0", "tier2"]``."""
+    from relay.journal.catalog import Residency as Tier
+
+    return [str(tier.name).lower() for tier in Tier if tier in residency]
+
+
 def _segments(path: str) -> list[SegmentFile]:
     """The segments of a stream, or the one that was named."""
-    from relay.journal.check import SegmentFile, segment_files
-    from relay.journal.inspect import file_kind
+    from relay.journal.check import file_kind
+    from relay.journal.segment import SegmentFile, segment_files
 
     if os.path.isdir(path):
         return segment_files(path)
@@ -157,7 +197,7 @@ def _segments(path: str) -> list[SegmentFile]:
 
 def _records(files: list[SegmentFile], faults: list[str]) -> Iterator[Record]:
     """The good records of segments; what is missing goes to ``faults``, once read."""
-    from relay.journal.inspect import SegmentInspector, describe_error
+    from relay.journal.check import SegmentInspector, describe_error
 
     for file in files:
         if not file.path:
@@ -173,11 +213,11 @@ def _records(files: list[SegmentFile], faults: list[str]) -> Iterator[Record]:
 
 def _manifest_records(path: str, faults: list[str]) -> Iterator[ManifestRecord]:
     """The good records of a manifest, chunk by chunk."""
-    from relay.journal import chunk as chunks
-    from relay.journal.inspect import ChunkInspector, file_kind
+    from relay.journal.check import ChunkInspector, file_kind
+    from relay.journal.replay import chunk_indexes, chunk_path
 
     if os.path.isdir(path):
-        looks = (ChunkInspector(chunks.chunk_path(path, n), n) for n in chunks.chunk_indexes(path))
+        looks = (ChunkInspector(chunk_path(path, n), n) for n in chunk_indexes(path))
     elif (kind := file_kind(path)) != "chunk":
         raise RelayError(f"{path} is a {kind}", hint="`relay aof dump` prints it")
     else:

@@ -72,7 +72,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
 
     Tier 0 is segments/, Tier 1 warm/ (compressed), Tier 2 the object store.
     """
-    from relay.journal.manifest import read_manifest
+    from relay.journal.replay import read_manifest
 
     view = read_manifest(_place(ctx, home).stream_dir, _warn)
     rows = [_facts(entry, view.catalog.failures) for entry in view.catalog.entries.values()]
@@ -201,7 +201,7 @@ def prune(
 def _plan(place: _Place, policy: TierPolicy, as_json: bool) -> int:
     """What a prune would do, read from the manifest; changes nothing."""
     from relay.daemon import journal_commands
-    from relay.journal.manifest import read_manifest
+    from relay.journal.replay import read_manifest
 
     entries = list(read_manifest(place.stream_dir, _warn).catalog.entries.values())
     below = min(
@@ -260,10 +260,10 @@ def _ask(
 def _check_segments(place: _Place, segment_ids: Iterable[int]) -> None:
     """Errors: JournalError for a segment that is not there, or not sealed: the relay would say
     that in its log alone."""
-    from relay.journal import commands
-    from relay.journal.manifest import read_manifest
+    from relay.journal.plan import check_segments
+    from relay.journal.replay import read_manifest
 
-    commands.check_segments(read_manifest(place.stream_dir, _warn).catalog.entries, segment_ids)
+    check_segments(read_manifest(place.stream_dir, _warn).catalog.entries, segment_ids)
 
 
 def _report(found: Iterable[JobResult], as_json: bool) -> int:
@@ -335,8 +335,8 @@ def _opened(place: _Place) -> Iterator[tuple[Journal, Tiers]]:
     from relay.base import fsio
     from relay.daemon.opening import journal_policy
     from relay.delivery.eventlog import STREAM_ID
-    from relay.journal import commands
     from relay.journal.journal import Journal
+    from relay.journal.replay import checkpoint_offsets
     from relay.journal.tiers import Tiers
 
     with ExitStack() as held:
@@ -347,7 +347,7 @@ def _opened(place: _Place) -> Iterator[tuple[Journal, Tiers]]:
                 "another process has the journal: a relay that starts, or a `relay journal`",
                 hint="try again when it is done; `relay journal status` works meanwhile",
             ) from exc
-        covered = commands.checkpoint_offsets(place.stream_dir)
+        covered = checkpoint_offsets(place.stream_dir)
         clock, newest = place.clock, covered[0] if covered else 0
         policy = journal_policy(place.config)
         journal = Journal.open(place.stream_dir, STREAM_ID, clock, policy, _warn, covered=newest)

@@ -34,7 +34,7 @@ from relay.daemon.opening import open_store_readonly, store_key, stream_dir
 from relay.daemon.projection import Projection
 from relay.delivery import mailbox
 from relay.engine.commstore import CommStore
-from relay.journal.manifest import read_manifest
+from relay.journal.replay import read_manifest
 from relay.ledger import Ledger
 from relay.ledger import file as ledger_file
 

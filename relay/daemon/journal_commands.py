@@ -15,9 +15,10 @@ from relay.base.clock import NS_PER_MS, Clock
 from relay.base.errors import FormatError, JournalError
 from relay.base.home import BASE, STORE, Home
 from relay.daemon.opening import OpenedStore, link_base, stream_dir
-from relay.journal import commands, plan
+from relay.journal import plan
 from relay.journal.catalog import SegmentEntry
 from relay.journal.plan import JobResult, JournalCommand, PlanInputs, TierJob, TierPolicy
+from relay.journal.replay import checkpoint_offsets
 from relay.journal.tiers import Tiers
 
 
@@ -43,9 +44,9 @@ def carry_out(home: Home, tiers: Tiers, clock: Clock, order: JournalCommand) -> 
         below = min(below, pin_base(home))
     tiers.set_safe_offset(below)
     if is_prune:
-        yield from commands.prune(tiers, prunes(tiers.entries(), policy, clock, below))
+        yield from tiers.prune(prunes(tiers.entries(), policy, clock, below))
     else:
-        yield from commands.run(tiers, order.verb, order.segment_ids)
+        yield from tiers.run(order.verb, order.segment_ids)
 
 
 def retention(policy: TierPolicy, order: JournalCommand) -> TierPolicy:
@@ -69,7 +70,7 @@ def prunes(
 
 def safe_offset(home: Home) -> int:
     """Offset below which two checkpoints cover the stream, by the manifest."""
-    found = commands.checkpoint_offsets(stream_dir(home))
+    found = checkpoint_offsets(stream_dir(home))
     return found[1] if len(found) > 1 else 0
 
 

@@ -41,12 +41,12 @@ from relay.engine.commstore import CommStore
 from relay.engine.event_codec import EventCodec, Frame
 from relay.engine.events import Event
 from relay.engine.limits import DEFAULT_LIMITS, Limits
-from relay.journal import commands
-from relay.journal.journal import Journal, SegmentPolicy
-from relay.journal.manifest import Manifest, read_manifest
+from relay.journal.journal import Journal, JournalReader
+from relay.journal.manifest import Manifest
 from relay.journal.plan import TierPolicy
-from relay.journal.reader import JournalReader
 from relay.journal.records import Record
+from relay.journal.replay import checkpoint_offsets, read_manifest
+from relay.journal.segment import SegmentPolicy
 from relay.journal.tiers import Tiers
 
 Warn = Callable[[str], object]
@@ -375,7 +375,7 @@ def _load(
 
 def _had_file(home: Home, first: int) -> bool:
     """False for a new home: no checkpoint was written yet, and the journal is complete."""
-    return first > 0 or bool(commands.checkpoint_offsets(stream_dir(home)))
+    return first > 0 or bool(checkpoint_offsets(stream_dir(home)))
 
 
 def _begin_again(

@@ -1,8 +1,8 @@
-"""What is wrong with a home: read only, whether a relay runs or not; and what of it can be mended.
+"""Checks of a home, read-only, with or without a running relay; and the safe repairs.
 
-One module a subject. Each finding says where, what and what to do. What recovery puts right by
-itself is none; what it had to set aside is, until somebody has looked at it. What a running relay
-has in hand is looked at twice, so that a busy one is not a broken one.
+A finding says where, what and what to do. Damage that recovery repairs at the next start is no
+finding; files that recovery set aside are, until they are removed. Transient states of a running
+relay are checked twice.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ __all__ = ["Finding", "Severity", "examine", "repair"]
 
 
 def examine(home: Home, *, deep: bool = False) -> Iterator[Finding]:
-    """Everything that is found: settings, process, limits, files, store, journal, tiers, ledger,
+    """Yield all findings: settings, process, limits, files, store, journal, tiers, ledger,
     attachments.
 
-    ``deep``: every attachment and every pack of the archive is read, too.
+    ``deep``: also read every attachment and every packed day of the archive.
     """
     config = Config()
     try:
         config = decode(home.read_config(), home.path(CONFIG))
     except (RelayError, OSError) as exc:
-        remedy = "mend it: the relay does not start; the rest is checked"
+        remedy = "fix it: the relay does not start; the other checks go on"
         yield Finding("config", describe_error(exc), remedy, where=CONFIG)
     target = Target(home, config, Clock(), lock_holder(home) is not None, deep)
-    position = ledger.ledger_position(home)  # before the journal: what it follows only grows
+    position = ledger.ledger_position(home)  # before the journal, which may grow meanwhile
     checks: list[Callable[[Target], Iterator[Finding]]] = [
         system.check_process,
         system.check_limits,
@@ -53,9 +53,9 @@ def examine(home: Home, *, deep: bool = False) -> Iterator[Finding]:
 def _report_unreadable(
     check: Callable[[Target], Iterator[Finding]], target: Target
 ) -> Iterator[Finding]:
-    """What a check finds. What it cannot read is a finding, too, and ends no other check."""
+    """Run a check; a file it cannot read is a finding and does not end the other checks."""
     try:
         yield from check(target)
     except OSError as exc:
-        remedy = f"`ls -ld` it: its owner, user {os.geteuid()}, has to be able to read it"
-        yield Finding("files", f"{describe_error(exc)}, and so it was not looked into", remedy)
+        remedy = f"check with `ls -ld`; user {os.geteuid()} must be able to read it"
+        yield Finding("files", f"not checked: {describe_error(exc)}", remedy)

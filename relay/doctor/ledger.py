@@ -1,4 +1,4 @@
-"""The ledger: sound in itself, and beside the files and the store that it speaks of."""
+"""Checks of the ledger: its integrity, and its agreement with files, store and journal."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from relay.doctor.finding import (
 )
 from relay.doctor.stores import GONE, stream_range
 from relay.engine.event_codec import EventCodec
-from relay.journal.reader import JournalReader
+from relay.journal.journal import JournalReader
 from relay.ledger import SCHEMA_VERSION, archive_pack, open_readonly, schema_sql
 from relay.ledger import file as ledger_file
 
-MAX_ROWS = 50_000  # of each kind, the newest: some tenths of a second
+MAX_ROWS = 50_000  # the newest of each kind; takes some tenths of a second
 
 
 def check_ledger(target: Target, position: int) -> Iterator[Finding]:
-    """Pages, rows and version; then rows against files, inboxes and store."""
+    """Check pages, rows and schema, then rows against files, inboxes and store."""
     try:
         with contextlib.closing(open_readonly(target.home.path(LEDGER))) as db:
             yield from _soundness(db)
@@ -47,7 +47,7 @@ def check_ledger(target: Target, position: int) -> Iterator[Finding]:
         yield Finding("ledger", str(exc), exc.hint, where=LEDGER)
         return
     yield from recheck(target, lambda: {f.where: f for f in _files(target)})
-    with contextlib.suppress(LedgerError):  # damaged, as was said
+    with contextlib.suppress(LedgerError):  # damage was reported above
         yield from recheck(target, lambda: _inboxes(target))
     yield from recheck(target, lambda: _store(target, position))
 
@@ -58,23 +58,23 @@ def _soundness(db: sqlite3.Connection) -> Iterator[Finding]:
         yield Finding("ledger", f"damaged: {summarize(wrong)}", LedgerDamaged.hint, where=LEDGER)
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
-        found = f"its schema is {version}, this agent-relay knows {SCHEMA_VERSION}"
+        found = f"its schema is {version}, this agent-relay supports {SCHEMA_VERSION}"
         yield Finding("ledger", found, "use the newer agent-relay that wrote it", where=LEDGER)
     elif version < SCHEMA_VERSION:
-        found = f"its schema is {version}, of an earlier agent-relay"
-        remedy = f"nothing: the next start copies it and brings it to {SCHEMA_VERSION}"
+        found = f"its schema is {version}, from an earlier agent-relay"
+        remedy = f"no action needed: the next start copies and upgrades it to {SCHEMA_VERSION}"
         yield Finding("ledger", found, remedy, Severity.NOTE, LEDGER)
     else:
         with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
             fresh.executescript(schema_sql())
             lacks = sorted(_parts(fresh) - _parts(db))
         if lacks:
-            found = f"its schema lacks {summarize(lacks)}: somebody removed it"
+            found = f"its schema lacks {summarize(lacks)}, removed by hand"
             yield Finding("ledger", found, RESTORE, where=LEDGER)
 
 
 def _bounds(db: sqlite3.Connection) -> Iterator[Finding]:
-    """Notes on tables too large to compare whole: only the newest rows are compared."""
+    """Note tables of which only the newest rows are compared."""
     for table, most in (("messages", MAX_ROWS), ("deliveries", 4 * MAX_ROWS)):
         (total,) = db.execute(f"SELECT count(*) FROM {table}").fetchone()
         if total > most:
@@ -82,7 +82,7 @@ def _bounds(db: sqlite3.Connection) -> Iterator[Finding]:
 
 
 def _parts(db: sqlite3.Connection) -> set[str]:
-    """Tables, indexes and triggers by kind and name."""
+    """Return tables, indexes and triggers as "kind name"."""
     rows = db.execute("SELECT type, name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
     return {f"{kind} {name}" for kind, name in rows}
 
@@ -91,7 +91,7 @@ def _parts(db: sqlite3.Connection) -> set[str]:
 
 
 def _files(target: Target) -> Iterator[Finding]:
-    """Archived rows without a file, and files without a row."""
+    """Check for archived rows without a file, and archive files without a row."""
     with contextlib.closing(open_readonly(target.home.path(LEDGER))) as db:
         rows = db.execute(
             "SELECT message_id, file_path FROM messages WHERE status = 'archived' "
@@ -112,23 +112,23 @@ def _files(target: Target) -> Iterator[Finding]:
     if missing:
         yield Finding(
             "ledger",
-            f"archived messages whose file is gone: {summarize(missing)}",
-            "restore them from a backup; `relay search` has their text, where the store does",
+            f"archived messages whose file is missing: {summarize(missing)}",
+            "restore them from a backup; `relay search` finds their text if the store has it",
             Severity.WARNING,
             "rows without a file",
         )
     if unknown:
         yield Finding(
             "ledger",
-            f"files in the archive that no row knows: {summarize(unknown)}",
-            "nothing, if the ledger was made anew; else " + RESTORE,
+            f"files in the archive without a row: {summarize(unknown)}",
+            "no action needed if the ledger was rebuilt; else " + RESTORE,
             Severity.WARNING,
             "files without a row",
         )
 
 
 def _is_away(target: Target, folder: str) -> bool:
-    """True where the files of a folder were pruned, or packed: its whole day is."""
+    """Return whether a folder's day was pruned or packed."""
     parts = folder.split("/")
     if parts[0] != "archive" or len(parts) < 2:
         return False
@@ -146,8 +146,8 @@ def _is_away(target: Target, folder: str) -> bool:
 
 
 def _oldest_kept(target: Target) -> str:
-    """The oldest day of the archive that retention has left, for it takes the oldest first; what
-    somebody still needs was left of older ones, too."""
+    """Return the oldest day of the archive that retention has kept; older days that are still in
+    use do not count."""
     needed = prune.files_in_use(target.home).days
     days = {
         name.removesuffix(archive_pack.SUFFIX) for name in list_dir(target.home.path("archive"))
@@ -156,7 +156,7 @@ def _oldest_kept(target: Target) -> str:
 
 
 def _unknown(target: Target, db: sqlite3.Connection) -> list[str]:
-    """Originals of the newest days that no row knows."""
+    """List originals of the newest days without a row."""
     found: list[tuple[str, str]] = []
     for day in reversed(archive_pack.days(target.home)):
         for agent in list_dir(target.home.path("archive", day)):
@@ -178,8 +178,8 @@ def _unknown(target: Target, db: sqlite3.Connection) -> list[str]:
 
 
 def _inboxes(target: Target) -> dict[str, Finding]:
-    """What vanished with its mailbox; deliveries whose file has left without being noted as read;
-    and files that no delivery speaks of."""
+    """Check for messages that vanished with a mailbox, files taken but not recorded as read, and
+    files without a delivery."""
     found = {}
     with contextlib.closing(open_readonly(target.home.path(LEDGER))) as db:
         query = "SELECT DISTINCT recipient FROM deliveries WHERE state = 'written'"
@@ -199,13 +199,13 @@ def _inboxes(target: Target) -> dict[str, Finding]:
             vanished = _vanished(target, db, agent, missing)
             if vanished:
                 found[f"{agent} vanished"] = _vanished_finding(agent, len(vanished))
-            if not target.is_running:  # agents may have read since, and the next start notes it
+            if not target.is_running:  # the next start records later reads
                 continue
             for message_id in missing.keys() - vanished:
                 found[f"{agent} {message_id}"] = Finding(
                     "ledger",
-                    f"{message_id} left the inbox of {agent}, and is not noted as read",
-                    "nothing: the next scan notes it, within detection.scan_interval_s",
+                    f"{message_id} left the inbox of {agent}, but is not recorded as read",
+                    "no action needed: the next scan, within detection.scan_interval_s, records it",
                     Severity.WARNING,
                     f"agents/{agent}/inbox",
                 )
@@ -214,8 +214,8 @@ def _inboxes(target: Target) -> dict[str, Finding]:
                     continue
                 found[f"{message_id} {agent}"] = Finding(
                     "ledger",
-                    f"{message_id} lies in the inbox of {agent}, and no delivery says so",
-                    "find out who put it there; the relay did not",
+                    f"{message_id} in {agent}'s inbox was not delivered by the relay",
+                    "find out who put it there",
                     Severity.WARNING,
                     f"agents/{agent}/inbox/{message_id}{MSG_SUFFIX}",
                 )
@@ -225,7 +225,7 @@ def _inboxes(target: Target) -> dict[str, Finding]:
 def _vanished(
     target: Target, db: sqlite3.Connection, agent: str, missing: dict[str, int]
 ) -> set[str]:
-    """The missing messages that went with the inbox they were written to."""
+    """Return the missing messages that vanished with their inbox."""
     row = db.execute("SELECT * FROM agents WHERE name = ?", (agent,)).fetchone()
     known = row["mailbox"] if row is not None and "mailbox" in row.keys() else None
     if not missing:
@@ -235,7 +235,7 @@ def _vanished(
             traces = mailbox.file_fates(dirs, agent, known, missing)
     except FileNotFoundError:
         return set(missing)
-    except (OSError, UnsafePath):  # the checks of files say so
+    except (OSError, UnsafePath):  # reported by the checks of files
         return set()
     return {one for one, trace in traces.items() if trace is mailbox.FileFate.VANISHED}
 
@@ -244,16 +244,16 @@ def _vanished_finding(agent: str, number: int) -> Finding:
     return Finding(
         "ledger",
         mailbox.describe_vanished(agent, number),
-        f"delivered again when it is back (`relay register {agent}`, and a relay that runs); "
-        f"or back to their senders: `relay agents retire {agent}`",
+        f"a running relay delivers them again after `relay register {agent}`, or returns them to "
+        f"their senders after `relay agents retire {agent}`",
         Severity.WARNING,
         f"agents/{agent}/inbox",
     )
 
 
 def _was_delivered(db: sqlite3.Connection, message_id: str, agent: str) -> bool:
-    """True for a file that the relay wrote, and whose delivery has ended without a reader: it was
-    acknowledged where it stands, or nobody answered and it is a dead letter."""
+    """Return whether the relay wrote this file, although its delivery has ended without a read: it
+    was acknowledged unread, or became a dead letter."""
     query = "SELECT state FROM deliveries WHERE message_id = ? AND recipient = ?"
     row = db.execute(query, (message_id, agent)).fetchone()
     return row is not None and row[0] != "read"
@@ -263,7 +263,7 @@ def _was_delivered(db: sqlite3.Connection, message_id: str, agent: str) -> bool:
 
 
 def _store(target: Target, position: int) -> dict[str, Finding]:
-    """Deliveries that ledger and store (its checkpoint and the journal behind it) tell apart."""
+    """Compare deliveries in the ledger with the store (its checkpoint and the journal after it)."""
     with contextlib.closing(open_readonly(target.home.path(LEDGER))) as db:
         have = {
             (row[0], row[1]): row[2]
@@ -283,9 +283,9 @@ def _store(target: Target, position: int) -> dict[str, Finding]:
         key = store_key(target.home, target.config, make=False)
         store = open_store_readonly(target.home, target.clock, target.config, key)
     except (RelayError, OSError):
-        return {}  # the checks of store and journal say so
+        return {}  # reported by the checks of store and journal
     if not target.is_running and _is_behind(target, position, key):
-        return {}  # the next start tells the ledger
+        return {}  # the next start updates the ledger
     oldest = min(rows, default="")
     found: dict[str, Finding] = {}
     for number, deliveries in store.state.deliveries.items():
@@ -294,7 +294,7 @@ def _store(target: Target, position: int) -> dict[str, Finding]:
         if message is None or relay_id is None or relay_id < oldest:
             continue
         if relay_id not in rows:
-            found[relay_id] = _differs(relay_id, "the store has it, and the ledger has no row")
+            found[relay_id] = _differs(relay_id, "in the store, but not in the ledger")
             continue
         for fact in deliveries_of(message, relay_id, deliveries):
             state = have.get((relay_id, fact.recipient))
@@ -305,7 +305,7 @@ def _store(target: Target, position: int) -> dict[str, Finding]:
 
 
 def _is_behind(target: Target, position: int, key: bytes | None) -> bool:
-    """True when the journal has events that the ledger has not heard of."""
+    """Return whether the journal has events that are not in the ledger yet."""
     folder, codec = stream_dir(target.home), EventCodec(key)
     if not os.path.isdir(folder):
         return False
@@ -313,7 +313,7 @@ def _is_behind(target: Target, position: int, key: bytes | None) -> bool:
         records = JournalReader(folder).read(position)
         return any(codec.decode(one.payload, one.offset).event is not None for one in records)
     except (RelayError, OSError):
-        return True  # the journal's checks say why
+        return True  # reported by the checks of the journal
 
 
 def _differs(relay_id: str, what: str) -> Finding:
@@ -322,7 +322,7 @@ def _differs(relay_id: str, what: str) -> Finding:
 
 
 def ledger_position(home: Home) -> int | Finding:
-    """Up to where the ledger follows the journal."""
+    """Return the journal offset up to which the ledger is complete."""
     try:
         db = open_readonly(home.path(LEDGER))
         try:
@@ -337,26 +337,26 @@ def ledger_position(home: Home) -> int | Finding:
 
 
 def check_ledger_position(home: Home, position: int | Finding) -> Iterator[Finding]:
-    """Whether what the ledger follows is there."""
+    """Check that the ledger's offset is in the journal."""
     if isinstance(position, Finding):
         yield position
         return
     folder = stream_dir(home)
     if not os.path.isdir(folder):
         if position:
-            found = f"it follows the journal up to {position}, and there is none"
+            found = f"it follows the journal up to {position}, but there is no journal"
             yield Finding("ledger", found, GONE)
         return
     first, end = stream_range(folder)
     if end is not None and position > end:
         yield Finding(
             "ledger",
-            f"it follows the journal up to {position}, and that ends at {end}: files were removed",
-            "put them back, or go on: the relay begins a new segment behind the gap",
+            f"it follows the journal up to {position}, but that ends at {end}: files were removed",
+            "put them back, or continue: the relay begins a new segment after the gap",
         )
     if position < first:
         yield Finding(
             "ledger",
-            f"it follows the journal up to {position}, and what came before {first} was pruned",
-            "rows of that time are not made again: restore ledger.db from a backup, or do without",
+            f"it follows the journal up to {position}, but everything before {first} was pruned",
+            "rows of that time cannot be rebuilt: restore ledger.db from a backup, or do without",
         )

@@ -1,4 +1,4 @@
-"""Store, journal, tiers, and whether the ledger follows them."""
+"""Checks of the store, the journal, its tiers, and the encryption key."""
 
 from __future__ import annotations
 
@@ -15,39 +15,38 @@ from relay.base.home import BASE, STORE, Home
 from relay.daemon.journal_commands import covered_offset
 from relay.daemon.opening import opens, store_key, stream_dir
 from relay.doctor.finding import Finding, Severity, Target, describe_error, list_dir
-from relay.journal import check, commands
+from relay.journal import check
 from relay.journal.catalog import Catalog, Residency
 from relay.journal.format import ManifestType, Reason
-from relay.journal.manifest import read_manifest
-from relay.journal.reader import JournalReader
-from relay.journal.segment import segment_path
-from relay.journal.segments import SegmentPolicy
+from relay.journal.journal import JournalReader
+from relay.journal.replay import checkpoint_offsets, read_manifest
+from relay.journal.segment import SegmentPolicy, segment_files, segment_path
 
-_DUMP = "`relay aof dump` reads what is good of it; remove it when nobody needs it any more"
-GONE = "put it back, or go on: the relay begins a new one, and what no checkpoint has is lost"
-_LOST = "are lost"  # in a line of the check, behind the offsets
+_DUMP = "`relay aof dump` prints its valid records; remove the file when it is not needed"
+GONE = "put it back, or continue: the relay begins a new one; events after the checkpoint are lost"
+_LOST = "are lost"  # in a line of the journal's check, after the offsets
 _ASIDE = {  # suffix in the journal -> what happened, what to do
-    ".seg.bad": ("a damaged segment was set aside, its good records were kept", _DUMP),
+    ".seg.bad": ("a damaged segment was set aside; its valid records were kept", _DUMP),
     ".mlog.bad": (
-        "a damaged chunk of the manifest was set aside, the manifest was made again",
-        "`relay journal status` shows what it says now; remove the file when you like",
+        "a damaged manifest chunk was set aside; the manifest was rebuilt",
+        "`relay journal status` shows the current one; the file may be removed",
     ),
     ".torn": (
-        "a write that a crash cut short was set aside: nothing of it was accepted",
-        "nothing; remove the file when you like",
+        "a write cut short by a crash was set aside; nothing in it had been accepted",
+        "no action needed; the file may be removed",
     ),
 }
-_REMEDIES = {  # of what waits for the operator
-    Reason.CODEC: "a local copy is damaged: `relay journal hydrate {n}` mends it from another tier",
-    Reason.AUTHENTICATION: "mend the credentials of the object store, then start the relay anew or"
+_REMEDIES = {  # for failures that need the operator
+    Reason.CODEC: "damaged local copy: `relay journal hydrate {n}` replaces it from another tier",
+    Reason.AUTHENTICATION: "fix the credentials of the object store, then restart the relay or"
     " `relay journal upload {n}`",
-    Reason.MISSING: "put the object back from a backup or an earlier version of the bucket, then"
+    Reason.MISSING: "restore the object from a backup or an earlier version of the bucket, then"
     " `relay journal hydrate {n}`",
 }
 
 
 def check_stores(target: Target) -> Iterator[Finding]:
-    """Everything that is found, in the order store, journal, tiers."""
+    """Check the store, the journal and the tiers, in this order."""
     home = target.home
     covered = max(covered_offset(home.path(name)) for name in (STORE, STORE + PREVIOUS))
     yield from _store(home)
@@ -55,7 +54,7 @@ def check_stores(target: Target) -> Iterator[Finding]:
         yield from _journal(home, covered)
         yield from _tiers(read_manifest(stream_dir(home), _ignore).catalog, target.config)
     elif covered:
-        found = f"{stream_dir(home)} is gone, and the store covers it up to {covered}"
+        found = f"{stream_dir(home)} is missing, but the store covers it up to {covered}"
         yield Finding("journal", found, GONE)
 
 
@@ -63,12 +62,12 @@ def check_stores(target: Target) -> Iterator[Finding]:
 
 
 def _store(home: Home) -> Iterator[Finding]:
-    """The checkpoints, and those that were set aside."""
+    """Check the checkpoints and the files that were set aside."""
     path, previous = home.path(STORE), home.path(STORE) + PREVIOUS
     wrong, wrong_before = _damage_of(path), _damage_of(previous)
-    written = len(commands.checkpoint_offsets(stream_dir(home)))
+    written = len(checkpoint_offsets(stream_dir(home)))
     if wrong and (written or os.path.lexists(path)):
-        remedy = f"the next start makes the store again of {os.path.basename(previous)}"
+        remedy = f"the next start rebuilds the store from {os.path.basename(previous)}"
         if wrong_before:
             remedy = _without_checkpoints(home)
         yield Finding("store", wrong, remedy)
@@ -79,23 +78,23 @@ def _store(home: Home) -> Iterator[Finding]:
         yield Finding("store", wrong, "the next checkpoint, or `relay journal prune`, replaces it")
     for name in list_dir(home.path(os.path.dirname(STORE))):
         if ".bad" in name:
-            found = f"{name}: a damaged file was set aside, the store was made without it"
-            yield Finding("store", found, "`relay acomm check` says what it has; remove it then")
+            found = f"{name}: a damaged file was set aside; the store was rebuilt without it"
+            yield Finding("store", found, "inspect it with `relay acomm check`, then remove it")
 
 
 def _without_checkpoints(home: Home) -> str:
-    """What the next start does when both are damaged or gone."""
+    """Describe what the next start does when both checkpoints are damaged or missing."""
     folder = stream_dir(home)
     if not os.path.isdir(folder):
-        return "the relay does not start: restore it from a backup, or move it away"
+        return "the relay does not start: restore the store from a backup, or move it away"
     first = JournalReader(folder).first()
     if covered_offset(home.path(BASE)) < first:
         return "the relay does not start: restore it from a backup"
-    return f"the next start makes the store again from the journal{f' and {BASE}' if first else ''}"
+    return f"the next start rebuilds the store from the journal{f' and {BASE}' if first else ''}"
 
 
 def _damage_of(path: str) -> str:
-    """What is wrong with a store file, or nothing."""
+    """Describe the damage of a store file, or return ""."""
     try:
         codec.read(path)
     except FileNotFoundError:
@@ -109,7 +108,7 @@ def _damage_of(path: str) -> str:
 
 
 def _journal(home: Home, covered: int) -> Iterator[Finding]:
-    """The stream's files, what was set aside, and whether the store's place lies within it."""
+    """Check the stream's files, files set aside, and the offsets that the store covers."""
     folder = stream_dir(home)
     for problem in check.check_stream(folder).problems:
         yield Finding("journal", problem, _remedy_of(problem))
@@ -124,20 +123,20 @@ def _journal(home: Home, covered: int) -> Iterator[Finding]:
     if max(covered, base) < first:
         yield Finding(
             "journal",
-            f"it begins at {first}, and no store file covers what was pruned before",
+            f"it begins at {first}, but no store file covers the pruned part before",
             f"restore {STORE}, {STORE}{PREVIOUS} or {BASE} from a backup",
         )
     elif base < first:
         yield Finding(
             "journal",
-            f"it begins at {first}, and {BASE} does not cover what was pruned before",
-            f"keep copies of {STORE} until `relay journal prune` has made one",
+            f"it begins at {first}, but {BASE} does not cover the pruned part before",
+            f"keep copies of {STORE} until `relay journal prune` has written a new one",
         )
     if end is not None and covered > end:
         yield Finding(
             "journal",
-            f"it ends at {end}, and the store covers it up to {covered}: files were removed",
-            "put them back, or go on: the relay begins a new segment behind the gap",
+            f"it ends at {end}, but the store covers it up to {covered}: files were removed",
+            "put them back, or continue: the relay begins a new segment after the gap",
         )
 
 
@@ -154,8 +153,8 @@ def _surplus(folder: str, end: int | None) -> Iterator[Finding]:
         if ahead > 2 * SegmentPolicy().ahead_bytes:
             yield Finding(
                 "journal",
-                f"{path} has {ahead >> 20} MiB of zeros behind its last record",
-                "restart the relay: each start cuts them off",
+                f"{path} has {ahead >> 20} MiB of zeros after its last record",
+                "restart the relay: each start truncates them",
                 Severity.WARNING,
                 path,
             )
@@ -163,18 +162,18 @@ def _surplus(folder: str, end: int | None) -> Iterator[Finding]:
 
 def _remedy_of(problem: str) -> str:
     if "torn tail" in problem:
-        return "the next start sets it aside: nothing of it was accepted"
+        return "the next start sets it aside; nothing in it had been accepted"
     if f"{_LOST}; the rest was salvaged" in problem:
-        return "what they held is in the store's files and archives, if anywhere"
-    return "`relay journal hydrate SEGMENT` mends a segment that another tier has; else a backup"
+        return "their events may still be in the store's files and archives"
+    return "`relay journal hydrate SEGMENT` repairs a segment from another tier; else use a backup"
 
 
 def stream_range(folder: str) -> tuple[int, int | None]:
-    """Where the stream begins and ends; the end is None where damage hides it.
+    """Return the stream's first offset and its end, or None if damage hides the end.
 
-    In the newest segment damage and a torn tail look alike to who reads on.
+    In the newest segment a reader cannot tell damage from a torn tail.
     """
-    files = check.segment_files(folder)[-1:]
+    files = segment_files(folder)[-1:]
     if any(
         _LOST in problem for file in files for problem in check.check_stream(file.path).problems
     ):
@@ -191,7 +190,7 @@ def stream_range(folder: str) -> tuple[int, int | None]:
 
 
 def _tiers(catalog: Catalog, config: Config) -> Iterator[Finding]:
-    """What waits for the operator, and what no configured store can give back."""
+    """Check for failures that need the operator, and for segments without a configured store."""
     for (number, kind), failure in catalog.failures.items():
         known = {reason.value: reason for reason in Reason}.get(failure.reason)
         if number in catalog.entries and known in _REMEDIES:
@@ -200,28 +199,28 @@ def _tiers(catalog: Catalog, config: Config) -> Iterator[Finding]:
             yield Finding("tiers", found, _REMEDIES[known].format(n=number))
     away = [n for n, entry in catalog.entries.items() if entry.residency == Residency.TIER2]
     if away and not config.journal.objects:
-        found = f"{len(away)} segments from {away[0]} on are in Tier 2 alone, and no store is named"
-        yield Finding("tiers", found, "name it again: journal.objects in config.json")
+        found = f"{len(away)} segments from {away[0]} on are in Tier 2, which is not configured"
+        yield Finding("tiers", found, "set journal.objects in config.json")
 
 
 def _ignore(_: str) -> None:
-    """``check`` names every finding of the manifest once."""
+    """Ignore warnings, which other checks report."""
 
 
 def check_encryption(target: Target) -> Iterator[Finding]:
-    """The first thing that does not open: one key, one finding."""
+    """Check that the configured key opens store and journal; yield the first failure."""
     home = target.home
     try:
         key = store_key(home, target.config, make=False)
         for path in (home.path(STORE), home.path(STORE) + PREVIOUS):
             _open(path, key)
         if not opens(home, key):
-            what = "and no key was given" if key is None else "and does not open with this key"
-            raise SealedStore(f"{stream_dir(home)} is encrypted, {what}")
+            what = "but no key was given" if key is None else "with another key"
+            raise SealedStore(f"{stream_dir(home)} is encrypted {what}")
     except (KeyFileError, SealedStore) as exc:
         yield Finding("store", describe_error(exc), f"the relay does not start: {exc.hint}")
     except (FormatError, OSError):
-        return  # a damaged header: the check of the file says it
+        return  # damage is reported by the other checks
 
 
 def _open(path: str, key: bytes | None) -> None:

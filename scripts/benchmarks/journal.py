@@ -20,13 +20,12 @@ from pathlib import Path
 from isal.isal_zlib import crc32
 
 from relay.base.clock import Clock
-from relay.journal.dictionaries import Dictionaries
 from relay.journal.format import RECORD
-from relay.journal.journal import Append, Journal, SegmentPolicy
+from relay.journal.journal import Append, Journal
 from relay.journal.plan import JobKind, TierJob, TierPolicy
-from relay.journal.segment import FIRST_RECORD, segment_path
+from relay.journal.segment import FIRST_RECORD, SegmentPolicy, segment_path
 from relay.journal.tiers import Tiers
-from relay.journal.warm import WarmSegment
+from relay.journal.warm import Dictionaries, WarmSegment
 from scripts.benchmarks.common import BODY_BYTES, fresh_root, note, percentile, report, timed
 
 BATCH = 256

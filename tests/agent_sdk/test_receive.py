@@ -99,7 +99,7 @@ def test_a_link_in_the_inbox_is_not_followed(
 ) -> None:
     (tmp_path / "secret").write_text("TO: alice\n\nsecret")
     (relay.box("alice", "inbox") / "1706123456-ab.msg").symlink_to(tmp_path / "secret")
-    with pytest.raises(MessageError, match="no regular file"):
+    with pytest.raises(MessageError, match="not a regular file"):
         alice.receive(timeout_s=0)
     assert alice.receive(timeout_s=0) is None
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from relay.base.names import new_message_id
-from relay.journal.reader import JournalReader
+from relay.journal.journal import JournalReader
 from relay.journal.records import Record
 from tests.procs import Relay, home_of
 

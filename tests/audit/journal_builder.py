@@ -11,7 +11,7 @@ from relay.engine.events import Event
 from relay.journal.format import RecordFlag
 from relay.journal.journal import Append, Journal
 from relay.journal.plan import JobKind, TierJob, TierPolicy
-from relay.journal.segments import SegmentPolicy
+from relay.journal.segment import SegmentPolicy
 from relay.journal.tiers import Tiers
 from tests.audit.home_builder import START_NS, START_S
 from tests.fakes import FakeClock

@@ -137,7 +137,7 @@ def test_what_each_agent_did_and_how_long_it_was_silent(
     assert alice["longest_silence_s"] == (5 * 3600 - 600)
     assert bob["longest_silence_s"] == 5 * 3600
     assert bob["silent_s"] == (END_NS - read) // 10**9
-    assert alice["lived_s"] == (START_NS - (END_NS - 30 * DAY)) // 10**9
+    assert alice["lifetime_s"] == (START_NS - (END_NS - 30 * DAY)) // 10**9
 
 
 def test_what_is_younger_than_the_relays_last_sign_is_not_silence(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from relay.audit.disk_usage import DiskUsage, PartUsage, RetentionLimit, TierSavings, measure
+from relay.audit.disk_usage import HomeUsage, PartUsage, RetentionLimit, TierSavings, measure
 from relay.audit.inputs import Inputs
 from relay.audit.jobs import capacity
 from relay.base.config import Config, DiskSettings, RetentionSettings, encode
@@ -35,12 +35,12 @@ def sizes(
     free: int = 100 * GIB,
     limits: tuple[RetentionLimit, ...] = (),
     **of: object,
-) -> DiskUsage:
+) -> HomeUsage:
     """A disk of 200 GiB with a floor of 64 MiB."""
-    return DiskUsage(200 * GIB, free, 64 * MIB, UNTIL, measured, limits, **of)  # type: ignore[arg-type]
+    return HomeUsage(200 * GIB, free, 64 * MIB, UNTIL, measured, limits, **of)  # type: ignore[arg-type]
 
 
-def tables(inputs: Inputs, known: DiskUsage) -> dict[str, DataFrame]:
+def tables(inputs: Inputs, known: HomeUsage) -> dict[str, DataFrame]:
     """The job's tables over a ledger and a disk that is told."""
     fresh = Inputs(SparkSession.active(), inputs.snapshot)  # it keeps what it made
     fresh._cached("disk usage", lambda: known)  # as if they had been looked at

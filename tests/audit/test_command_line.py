@@ -89,7 +89,7 @@ def test_a_disk_that_has_no_room_for_the_snapshot(
     monkeypatch.setattr(ledger_source, "open_readonly", lambda path: Full(opened(path)))
     code, stderr = said(capsys, home, "traffic")
     assert code == EXIT_FAILED
-    assert stderr.startswith(f"relay: no snapshot of {home.path}/ledger.db can be made in ")
+    assert stderr.startswith(f"relay: cannot make a snapshot of {home.path}/ledger.db in ")
     assert "full; free space there, or set TMPDIR" in stderr
 
 

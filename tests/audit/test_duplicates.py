@@ -82,4 +82,4 @@ def test_each_planted_duplicate_is_found_and_nothing_else(
         "resent": {"1-do again"},
     }
     (resent,) = (row for row in tables["duplicates"] if row["class"] == "resent")
-    assert (resent["what"], resent["apart_ms"]) == ("1-do", 30_000)
+    assert (resent["what"], resent["interval_ms"]) == ("1-do", 30_000)

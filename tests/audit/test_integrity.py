@@ -198,6 +198,6 @@ def test_rows_taken_out_of_the_ledgers_own_log(
     assert damage(outcome, "ledger") == [
         "audit_log lacks 5 of its rows 1 to 20",
         "security_events lacks 1 of its rows 2 to 4",
-        "its trigger audit_log_keeps_rows is gone",
-        "its trigger security_events_keeps_rows is gone",
+        "its trigger audit_log_keeps_rows is missing",
+        "its trigger security_events_keeps_rows is missing",
     ]

@@ -170,7 +170,7 @@ def test_what_was_pruned_is_not_passed_over(journal: JournalBuilder) -> None:
 
 def test_a_checkpoint_of_another_journal(journal: JournalBuilder) -> None:
     end = journal.journal.end
-    with pytest.raises(JournalError, match=f"stands at offset {end + 1}, and the journal ends at"):
+    with pytest.raises(JournalError, match=f"is at offset {end + 1}, but the journal ends at"):
         reader(journal).latestOffset({journal.path: end + 1}, ALL)
     with pytest.raises(RelayError, match="expected logical_offset"):  # no record begins there
         reader(journal).latestOffset({journal.path: end - 5}, ALL)

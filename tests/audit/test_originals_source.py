@@ -110,9 +110,9 @@ def test_what_is_no_regular_file_is_a_row_and_stops_no_other(tmp_path: Path) -> 
     problems = {path.rpartition("/")[2]: row.problem for path, row in found.items()}
     assert problems == {
         f"{ID}.msg": None,
-        "link.msg": "no regular file",
-        "folder.msg": "no regular file",
-        "fifo.msg": "no regular file",
+        "link.msg": "not a regular file",
+        "folder.msg": "not a regular file",
+        "fifo.msg": "not a regular file",
         "no\\xfftext\\n.msg": None,
     }
     assert found[f"archive/{DAY}/alice/{ID}.msg"].checksum == sha256_hex(b"hello\n")

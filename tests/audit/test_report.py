@@ -185,7 +185,7 @@ def test_tables_without_rows_are_a_sentence_and_no_drawing(tmp_path: Path) -> No
         "Nothing is wrong.",
         "No check found anything.",
         "No message went through a stage.",
-        "Nobody wrote to anybody.",
+        "No agent wrote to another.",
         "There are no rows.",
     ):
         assert sentence in text

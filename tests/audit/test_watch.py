@@ -113,14 +113,14 @@ def test_folders_of_another_watch(watched: Watched, tmp_path: Path) -> None:
     watched.journal.say(sent(1))
     watched.look()
     (tmp_path / "other" / "journal").mkdir(parents=True)
-    with pytest.raises(RelayError, match=f"checkpoint is of the watch of {watched.home}"):
+    with pytest.raises(RelayError, match=f"checkpoint belongs to the watch of {watched.home}"):
         watched.look(home=str(tmp_path / "other"))
-    with pytest.raises(RelayError, match="out is of the watch of"):
+    with pytest.raises(RelayError, match="out belongs to the watch of"):
         watched.look(checkpoint=str(tmp_path / "checkpoint2"))
     with pytest.raises(HomeMissing, match="there is no relay home"):
         watched.look(home=str(tmp_path / "none"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(RelayError, match="file is no folder"):
+    with pytest.raises(RelayError, match="file is not a folder"):
         watched.look(checkpoint=str(tmp_path / "file"))
 
 
@@ -166,9 +166,8 @@ def test_a_checkpoint_that_is_damaged(watched: Watched) -> None:
     offsets = Path(watched.checkpoint, "query", "offsets")
     (offsets / ".0.crc").unlink()
     (offsets / "0").write_text("garbage")
-    with pytest.raises(RelayError, match="query/offsets/0 is damaged: how far") as caught:
+    with pytest.raises(RelayError, match=r"^Spark: .*query/offsets/0"):
         watched.look()
-    assert "begin with a new checkpoint" in caught.value.hint
 
 
 def test_where_the_checkpoint_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

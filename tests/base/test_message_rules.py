@@ -377,5 +377,5 @@ def test_a_duration_in_milliseconds(text: str, ms: int) -> None:
 
 
 def test_what_is_no_duration_is_shown() -> None:
-    with pytest.raises(ValueError, match="'soon' is no duration"):
+    with pytest.raises(ValueError, match="'soon' is not a duration"):
         parse_duration_ms("soon")

@@ -57,7 +57,7 @@ def test_a_reserved_name_in_any_case(name: str) -> None:
 
 @pytest.mark.parametrize("name", [None, 5, b"bob"])
 def test_what_is_no_text_is_no_name(name: Any) -> None:
-    with pytest.raises(InvalidName, match="is no text"):
+    with pytest.raises(InvalidName, match="expected an agent name as text"):
         check_agent_name(name)
 
 

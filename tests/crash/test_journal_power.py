@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from relay.base import fsio
-from relay.journal.journal import Journal, SegmentPolicy
-from relay.journal.reader import JournalReader
+from relay.journal.journal import Journal, JournalReader
+from relay.journal.segment import SegmentPolicy
 from tests.fakes import FakeClock
 from tests.journal.model import Model
 from tests.power import Cut, Power

@@ -16,7 +16,6 @@ from relay.base.config import Config, JournalSettings
 from relay.base.home import BASE, STORE
 from relay.cli import cli
 from relay.cli.common import plural
-from relay.journal import commands
 from relay.journal.format import ManifestType, Reason
 from relay.ledger import Ledger
 from tests.box import Box
@@ -166,7 +165,7 @@ def test_a_journal_that_is_gone(box: Box) -> None:
 def test_a_missing_segment(box: Box) -> None:
     segment(box, 2).unlink()
     (line,) = doctor(box)
-    assert f"{segment(box, 2)}: missing, and the manifest has it in tier0" in line
+    assert f"{segment(box, 2)}: missing, but in the manifest as tier0" in line
 
 
 def test_what_was_set_aside(box: Box) -> None:
@@ -210,10 +209,10 @@ def test_a_journal_that_ends_before_store_and_ledger(box: Box) -> None:
 
 def test_a_pruned_journal(box: Box) -> None:
     box.open()
-    assert list(commands.prune(box.tiers, box.tiers.prunes())) == []  # no two checkpoints yet
+    assert list(box.tiers.prune(box.tiers.prunes())) == []  # no two checkpoints yet
     box.send("alice", "TO: bob\n\nmore")
     box.flush()
-    assert list(commands.prune(box.tiers, box.tiers.prunes()))
+    assert list(box.tiers.prune(box.tiers.prunes()))
     box.kill()
     assert doctor(box) == []
     note_position(box, 1)

@@ -11,7 +11,7 @@ from relay.base.home import LEDGER, STORE
 from relay.daemon.opening import open_store_readonly
 from relay.delivery.eventlog import EventLog
 from relay.journal.format import RecordFlag
-from relay.journal.reader import JournalReader
+from relay.journal.journal import JournalReader
 from tests.box import Box
 
 pytestmark = pytest.mark.shows("ready 1.2")

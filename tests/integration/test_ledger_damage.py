@@ -97,7 +97,7 @@ def test_D2_whichever_page_is_lost_a_start_serves_or_names_the_ledger(
         if said:
             refused += 1
             assert said.startswith(f"{stopped}/{LEDGER} {SAYS}"), (page, said)
-            assert "`relay ledger rebuild` makes it again from the journal" in said
+            assert "`relay ledger rebuild` rebuilds it from the journal" in said
             assert (stopped / LEDGER).read_bytes() == before, page  # left as it is
     assert refused >= 20
 

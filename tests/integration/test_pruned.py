@@ -10,7 +10,6 @@ from relay.base.config import Config, JournalSettings
 from relay.base.errors import JournalPruned
 from relay.base.home import BASE, STORE
 from relay.daemon.opening import open_store_readonly
-from relay.journal import commands
 from tests.box import Box
 
 pytestmark = pytest.mark.shows("journal 5.9")
@@ -29,7 +28,7 @@ def pruned(tmp_path: Path) -> Box:
         box.send("alice", f"TO: bob\n\nnumber {number}")
         if number % 10 == 9:
             box.flush()
-    assert [done.what for done in commands.prune(box.tiers, box.tiers.prunes())]
+    assert [done.what for done in box.tiers.prune(box.tiers.prunes())]
     assert box.events.journal.first > 0
     box.kill()
     return box

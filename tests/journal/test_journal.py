@@ -13,9 +13,8 @@ from relay.base import fsio
 from relay.base.errors import IntegrityError, SegmentAway
 from relay.journal.catalog import Residency
 from relay.journal.format import FOOTER, RECORD, Footer, ManifestType, RecordFlag
-from relay.journal.journal import Append
-from relay.journal.manifest import read_manifest
-from relay.journal.reader import JournalReader
+from relay.journal.journal import Append, JournalReader
+from relay.journal.replay import read_manifest
 from relay.journal.segment import FIRST_RECORD, FileSource, segment_ids
 from tests.journal.support import Stream, fail, flip, payloads, put
 from tests.power import Cut, Power

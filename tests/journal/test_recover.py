@@ -13,9 +13,8 @@ import pytest
 from relay.base import fsio
 from relay.base.errors import FormatError, JournalFailed
 from relay.journal.format import FOOTER, Footer, ManifestType, SegmentFlag, SegmentHeader
-from relay.journal.journal import Append, Journal
-from relay.journal.manifest import read_manifest
-from relay.journal.reader import JournalReader
+from relay.journal.journal import Append, Journal, JournalReader
+from relay.journal.replay import read_manifest
 from relay.journal.segment import FIRST_RECORD, UNSYNCED, segment_ids
 from tests.journal.support import Stream, fail, flip, payloads, put
 

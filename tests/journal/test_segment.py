@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from relay.base.clock import NS_PER_MS, Clock
 from relay.base.errors import IntegrityError
-from relay.journal import tail
 from relay.journal.format import (
     FOOTER,
     RECORD,
@@ -22,8 +21,7 @@ from relay.journal.format import (
     decode_segment_header,
     encode_record,
 )
-from relay.journal.journal import Append, Journal, SegmentPolicy
-from relay.journal.reader import JournalReader
+from relay.journal.journal import Append, Journal, JournalReader
 from relay.journal.records import (
     HeaderCrcs,
     Record,
@@ -32,10 +30,12 @@ from relay.journal.records import (
     find_record,
     scan,
 )
+from relay.journal.recover import walk
 from relay.journal.segment import (
     FIRST_RECORD,
     ActiveSegment,
     FileSource,
+    SegmentPolicy,
     read_records,
     segment_path,
 )
@@ -99,7 +99,7 @@ def test_the_same_records_give_the_same_file(golden: Path, tmp_path: Path) -> No
     header = decode_segment_header(there, str(golden))
     source = FileSource(str(golden))
     base = RECORD.unpack_from(there, FIRST_RECORD)[2]
-    found = tail.walk(source._fd, base, header.encode())
+    found = walk(source._fd, base, header.encode())
     records = list(read_records(source, base, base, base + found.position - FIRST_RECORD))
     source.close()
 

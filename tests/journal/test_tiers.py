@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from relay.base.errors import JournalError, SegmentAway
-from relay.journal import chunk as chunks
 from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.plan import JobKind, TierJob, TierPolicy, local_bytes
+from relay.journal.replay import chunk_path, is_chunk_uploaded
 from relay.journal.tiers import WORKER_NICE, TierWorker, lower_priority
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 from tests.s3_server import BUCKET, objects, s3_server
@@ -234,8 +234,8 @@ def test_manifest_chunks_that_no_replay_needs_go_up(
         f"upload manifest chunk {index}" for index in redundant
     ]
     for index in redundant:
-        path = chunks.chunk_path(str(stream.dir), index)
-        assert chunks.is_chunk_uploaded(str(stream.dir), index)
+        path = chunk_path(str(stream.dir), index)
+        assert is_chunk_uploaded(str(stream.dir), index)
         sent = b"".join(tier2.get(f"{1:020d}/manifest/{index:020d}.mlog").pieces)
         assert sent[64:] == Path(path).read_bytes()[64:]  # but for the flag in the header
     assert stream.run() == []

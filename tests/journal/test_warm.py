@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from relay.base import fsio
 from relay.base.errors import FormatError, IntegrityError
 from relay.journal import warm
-from relay.journal.dictionaries import Dictionaries
-from relay.journal.warm import FRAME_BYTES, WarmSegment, compress
+from relay.journal.warm import FRAME_BYTES, Dictionaries, WarmSegment, compress
 from tests.journal.payloads import Made, payload, segment
 
 

@@ -108,7 +108,7 @@ def activity(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
         F.max("discovered_at").alias("last_at"),
     )
     unread = F.col("state") == "written"
-    heard = deliveries.groupBy(F.col("recipient").alias("agent"), _hour("read_at")).agg(
+    read = deliveries.groupBy(F.col("recipient").alias("agent"), _hour("read_at")).agg(
         nothing.alias("messages"),
         nothing.alias("saves"),
         F.count("written_at").alias("received"),
@@ -117,7 +117,7 @@ def activity(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
         F.min("read_at").alias("first_at"),
         F.max("read_at").alias("last_at"),
     )
-    hours = wrote.unionByName(heard)
+    hours = wrote.unionByName(read)
     totals = hours.groupBy("agent").agg(
         *[F.sum(name).alias(name) for name in ("messages", "saves", "received", "unread")],
         F.min("unread_since").alias("unread_since"),
@@ -156,7 +156,7 @@ def lives(
     seen_at = F.greatest("registered_at", "last_seen_at", "last_at")
     timed = counted.withColumns(
         {
-            "lived_s": F.greatest(elapsed_s("registered_at", lived_to), F.lit(0)),
+            "lifetime_s": F.greatest(elapsed_s("registered_at", lived_to), F.lit(0)),
             "silent_s": F.greatest(elapsed_s(seen_at, until), F.lit(0)),
         }
     )

@@ -26,7 +26,7 @@ from relay.audit.disk_usage import (
     JOURNAL_PART,
     LEDGER_PART,
     STORE_PART,
-    DiskUsage,
+    HomeUsage,
 )
 from relay.audit.inputs import Inputs
 from relay.audit.jobs.job import ERROR, WARNING, AuditJob, Tables, make_findings
@@ -81,7 +81,7 @@ def by_day(messages: DataFrame, measured: DataFrame) -> DataFrame:
     return conform(total, results.CAPACITY)
 
 
-def by_part(days: DataFrame, measured: DataFrame, limits: DataFrame, sizes: DiskUsage) -> DataFrame:
+def by_part(days: DataFrame, measured: DataFrame, limits: DataFrame, sizes: HomeUsage) -> DataFrame:
     """Measure the size, growth and limit of each part of the home.
 
     results.CAPACITY_PART.
@@ -110,7 +110,7 @@ def by_part(days: DataFrame, measured: DataFrame, limits: DataFrame, sizes: Disk
     )
 
 
-def _window(days: DataFrame, sizes: DiskUsage) -> DataFrame:
+def _window(days: DataFrame, sizes: HomeUsage) -> DataFrame:
     """Choose the days that growth is reckoned by: begin, end and number, one row.
 
     Days without anything count as days; the last, which has only begun, where it is the only one.
@@ -124,7 +124,7 @@ def _window(days: DataFrame, sizes: DiskUsage) -> DataFrame:
     )
 
 
-def forecast(parts: DataFrame, days: DataFrame, packs: DataFrame, sizes: DiskUsage) -> DataFrame:
+def forecast(parts: DataFrame, days: DataFrame, packs: DataFrame, sizes: HomeUsage) -> DataFrame:
     """Forecast the full disk, and sum the tiers' savings, one row: results.CAPACITY_FORECAST."""
     home = parts.agg(
         F.sum("bytes").alias("home_bytes"), F.sum("bytes_per_day").alias("bytes_per_day")

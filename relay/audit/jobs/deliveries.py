@@ -136,7 +136,7 @@ def digest(kind: Kind) -> Column:
 AGREE: Mapping[str, tuple[str, ...]] = {
     "held": ("Sent", "Staged", "Waiting"),
     "staged": ("Sent", "Staged", "Waiting"),
-    # overdue, an acknowledgment waits for the next attempt, and the ledger hears of that alone
+    # overdue, an acknowledgment waits for the next attempt, and only that reaches the ledger
     "written": ("Staged", "Waiting", "Delivered", "Received"),
     "read": ("Staged", "Waiting", "Delivered", "Received"),
     "acked": ("Acknowledged",),
@@ -157,7 +157,7 @@ def by_recipient(ledger: DataFrame, stored: DataFrame, journal: DataFrame) -> Da
     without a relay id were sent through the engine alone, and are left out.
     """
     engine = _by_number(stored, journal)
-    told = ledger.select(
+    rows = ledger.select(
         "message_id",
         "recipient",
         F.col("state").alias("ledger_state"),
@@ -165,7 +165,7 @@ def by_recipient(ledger: DataFrame, stored: DataFrame, journal: DataFrame) -> Da
         _lacks_time().alias("lacks_time"),
         *[_nothing(name, kind) for name, kind in _ENGINE.items()],
     )
-    both = told.unionByName(
+    both = rows.unionByName(
         engine.select(
             F.col("relay_id").alias("message_id"),
             "recipient",

@@ -118,7 +118,7 @@ def _by_id(copies: DataFrame) -> DataFrame:
         F.lit(None).cast("string").alias("recipient"),
         F.col("one.times").alias("times"),
         F.col("one.what").alias("what"),
-        F.lit(None).cast("bigint").alias("apart_ms"),
+        F.lit(None).cast("bigint").alias("interval_ms"),
     )
 
 
@@ -171,16 +171,16 @@ def resent(messages: DataFrame) -> DataFrame:
         F.col("agent_name").alias("agent"),
         F.col("target").alias("route"),
         F.lag("message_id").over(same).alias("what"),
-        apart.alias("apart_ms"),
+        apart.alias("interval_ms"),
     )
-    return timed.where(F.abs("apart_ms") <= RESENT_WITHIN_S * 1000).select(
+    return timed.where(F.abs("interval_ms") <= RESENT_WITHIN_S * 1000).select(
         F.lit("resent").alias("class"),
         "message_id",
         "agent",
         "route",
         F.lit(2).alias("times"),
         "what",
-        "apart_ms",
+        "interval_ms",
     )
 
 
@@ -199,7 +199,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
         message_id="message_id",
         agent="agent",
         route="route",
-        detail=("recipient", "times", "what", "apart_ms"),
+        detail=("recipient", "times", "what", "interval_ms"),
     )
 
 

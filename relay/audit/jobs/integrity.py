@@ -84,10 +84,10 @@ def behind(inputs: Inputs) -> DataFrame:
     crash the journal is the longer of the two.
     """
     state = inputs.ledger("orchestrator_state", "key", "value")
-    heard = F.col("value").try_cast("bigint")
+    position = F.col("value").try_cast("bigint")
     ends = inputs.snapshot.journal.until.values()
     is_gone = F.lit(not ends)
-    shorter = state.where((F.col("key") == "journal") & (heard > max(ends, default=0)))
+    shorter = state.where((F.col("key") == "journal") & (position > max(ends, default=0)))
     problem = F.concat(
         F.lit("the ledger follows it up to "),
         F.col("value"),

@@ -51,7 +51,7 @@ def side_by_side(given: MessageSources) -> DataFrame:
         every = every.unionByName(side, allowMissingColumns=True)
     # Strings are aggregated in order: ordered once, where each row is moved once.
     grouped = every.repartition("message_id").groupBy("message_id")
-    told = grouped.agg(
+    summed = grouped.agg(
         F.max("row").alias("row"),
         F.count("delivery").alias("deliveries"),
         F.count_if(F.col("delivery.state") == "dead").alias("dead"),
@@ -60,7 +60,7 @@ def side_by_side(given: MessageSources) -> DataFrame:
         *_of_archive(),
     )
     there = F.coalesce("row.status", "store_file", "original_path").isNotNull()
-    known = told.where(there | F.col("records").isNotNull())
+    known = summed.where(there | F.col("records").isNotNull())
     return known.join(_ends(given.deliveries), on="message_id", how="left").select(
         "*", *[f"row.{name}" for name in row_columns]
     )
@@ -229,13 +229,13 @@ def is_filed() -> Column:
 
 
 def last_archive_report(messages: DataFrame) -> DataFrame:
-    """Make one row, ``noted_at``: the last time when the ledger was told of archived originals.
+    """Make one row, ``noted_at``: the last time when the ledger recorded archived originals.
 
     The transaction that completes a batch also records the archived files of the batch before; a
     start does so for every archived file that it finds.
     """
-    heard = messages.where(F.col("status").isin("completed", ARCHIVED))
-    return heard.agg(F.max("processed_at").alias("noted_at"))
+    finished = messages.where(F.col("status").isin("completed", ARCHIVED))
+    return finished.agg(F.max("processed_at").alias("noted_at"))
 
 
 def has_other_headers() -> Column:

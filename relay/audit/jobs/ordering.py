@@ -67,10 +67,10 @@ def ordering(written: DataFrame, moves: DataFrame, state: DataFrame, steps: Data
     """
     timed = _with_previous(_judged(written, moves, state))
     early = _early(timed)
-    told = _explained_by_clock(steps, early).select("sender", "recipient", "message_id")
-    by_clock = told.groupBy("sender", "recipient").agg(F.count("*").alias("by_clock"))
+    explained = _explained_by_clock(steps, early).select("sender", "recipient", "message_id")
+    by_clock = explained.groupBy("sender", "recipient").agg(F.count("*").alias("by_clock"))
     real = early.join(
-        told.select("message_id", "recipient"), ["message_id", "recipient"], "left_anti"
+        explained.select("message_id", "recipient"), ["message_id", "recipient"], "left_anti"
     )
     pairs = timed.groupBy("sender", "recipient").agg(
         F.count("*").alias("deliveries"),

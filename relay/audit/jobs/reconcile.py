@@ -138,7 +138,7 @@ _DETAIL = (
 )
 _DELIVERY_DETAIL = (
     *("recipient", "ledger_state", "stored_state", "journal_state"),
-    *("attempt", "journal_attempt", "made"),
+    *("attempt", "journal_attempt", "inbox_writes"),
 )
 _FILE = ("path", "message_id", "kind", "day", "agent", "size", "checksum", "changed_at", "problem")
 
@@ -258,12 +258,12 @@ def reconcile_deliveries(
     young = F.coalesce(F.greatest("discovered_at", "processed_at") >= judged_before, F.lit(False))
     names = {"status": F.col("status"), "agent": F.col("agent_name")}
     reaches = F.coalesce(F.col("discovered_at") >= F.col("journal_from"), F.lit(False))
-    says = delivery_class(names, judged_before, F.col("follows"), young, reaches)
+    state_class = delivery_class(names, judged_before, F.col("follows"), young, reaches)
     return conform(
         joined.select(
             "message_id",
             "recipient",
-            says.alias("class"),
+            state_class.alias("class"),
             F.col("agent_name").alias("agent"),
             F.col("target").alias("route"),
             "ledger_state",
@@ -271,8 +271,8 @@ def reconcile_deliveries(
             "journal_state",
             "attempt",
             F.col("attempts").alias("journal_attempt"),
-            F.coalesce("made", F.lit(0)).alias("made"),
-            "moved_at",
+            F.coalesce("made", F.lit(0)).alias("inbox_writes"),
+            F.col("moved_at").alias("journal_changed_at"),
         ),
         results.RECONCILED_DELIVERY,
     )

@@ -7,7 +7,7 @@ By agent, hour and kind, from four sources:
 | event | `security_events` | the words of relay/base/incidents.py |
 | rejection | `rejections` | bad_name, id_taken, unsafe_file, and those of `failed` |
 | failed | rows of `messages` that failed | see FAILURES |
-| request | what the orchestrator was asked for and refused | refused_request |
+| request | requests that the orchestrator refused | refused_request |
 
 A kind is an error where it shows tampering, a warning where a person should look, and else only
 counted: the sender of a refused message has the reason and must fix it. There is one finding an
@@ -63,26 +63,29 @@ EVENTS: Mapping[str, str | None] = {
     "key_confirmed": None,  # by a person
     "key_registered": None,  # the first one
 }
-# Reason of a refusal, as a pattern -> kind; the first that matches.
+# Reason of a refusal, as a pattern -> kind; the first that matches. Texts of earlier relays stay:
+# their ledgers are audited, too.
 FAILURES: Mapping[str, str] = {
     r"^the relay has a fault": "fault",  # from the beginning: what follows may quote its sender
     r"^file_disappeared$": "file_disappeared",
     r"is not signed|no public key of ": "unsigned",
     r"^SIGNATURE is not of the key": "bad_signature",
     r"ATTACHMENT ": "attachment",
-    r"no regular file|: a file of other names|hard links: |belongs to user": "unsafe_file",
-    r"is no name of a message": "bad_name",
+    r"(?:no|not a) regular file|: a file of other names|hard links: |belongs to user": (
+        "unsafe_file"
+    ),
+    r"is (?:no name of a message|not a valid message name)": "bad_name",
     r"^its id is ": "id_taken",
     r"^found in \.pending": "unsent",
     r"too large": "too_large",
     r"CHECKSUM": "checksum",
     r"its TTL of ": "expired",
     r" is (terminated|retired)": "recipient_away",
-    r"there is no agent|is a reserved name|nobody is Lead|no longer here|nobody else takes part": (
-        "no_recipient"
-    ),
+    r"(?:there is no|no such|unknown) agent|is (?:a )?reserved|nobody is Lead|no agent is Lead"
+    r"|no longer here|no longer exists|nobody else takes part|no other participant": "no_recipient",
     r"is the sender itself": "to_itself",
-    r"there is no channel|is (Paused|Draining|Closed)|is a channel between|is everybody": "channel",
+    r"(?:there is no|no such|unknown) channel|is (Paused|Draining|Closed)|is a channel between"
+    r"|is everybody": "channel",
     r"^RE |^THREAD |a response answers a query|expects no acknowledgment": "answers_nothing",
     r"header|, line \d+|is empty|is missing|control character|given twice|UTF-8|: TO |KIND|TTL": (
         "malformed"

@@ -165,8 +165,8 @@ def _by_recipient(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
         & (F.col("answerer") == F.col("recipient"))
         & (F.col("response") > F.col("id"))
     )
-    told = pairs.join(answers, on=is_its_answer, how="left")
-    return told.groupBy("message_id", "recipient").agg(
+    answered = pairs.join(answers, on=is_its_answer, how="left")
+    return answered.groupBy("message_id", "recipient").agg(
         *[F.first(name).alias(name) for name in ("correlation_id", "asker", "to")],
         *[F.first(name).alias(name) for name in ("discovered_at", "state", "ack_status")],
         F.min("responded_at").alias("responded_at"),

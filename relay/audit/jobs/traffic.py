@@ -1,7 +1,7 @@
 """Traffic between agents: messages, bytes, and the time from discovery to the inbox.
 
 A message to several recipients is counted once for each. Deliveries that were not written do not
-count. There are no findings: a burst is a row of `traffic_bursts`.
+count. It has no findings: a burst is a row of `traffic_bursts`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAME = "traffic"
 AGENTS, HOURS, BURSTS = f"{NAME}_agents", f"{NAME}_hours", f"{NAME}_bursts"
 SHOWN = 20  # pairs, the busiest first
 BURST_TIMES_MEDIAN = 10  # of the minutes with any message
-BURST_LEAST = 600  # messages in a minute: ten a second, which nobody types
+BURST_LEAST = 600  # messages in a minute: ten a second, too fast for a person
 ENDED = ("dead", "expired", "bounced")
 
 

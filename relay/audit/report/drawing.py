@@ -62,7 +62,7 @@ def page_svg(figure: Figure, prefix: str, titles: Mapping[str, str]) -> str:
     for element in root.iter():
         _finish(element, prefix, titles)
     for size in ("width", "height"):
-        del root.attrib[size]  # the view box says the shape, the page the size
+        del root.attrib[size]  # the view box has the shape, the page the size
     root.set("aria-hidden", "true")  # the figure has its words beside it
     root.set("focusable", "false")
     ElementTree.register_namespace("", SVG)

@@ -299,7 +299,7 @@ def _cell(value: Any) -> Cell:
 
 REPORT = "report.html"
 TEMPLATE, STYLE = "report.html.j2", "report.css"
-# It says on stderr that it makes a cache of fonts; the text of the page is in the reader's fonts.
+# It logs that it makes a cache of fonts; the text of the page is in the reader's fonts.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 

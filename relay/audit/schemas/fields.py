@@ -29,7 +29,7 @@ TEXTS, WORDS = MapType(StringType(), StringType()), ArrayType(StringType())
 
 
 def always(name: str, kind: DataType, comment: str) -> StructField:
-    """A column that is never NULL; the comment says unit and source."""
+    """A column that is never NULL; the comment has unit and source."""
     return StructField(name, kind, False, {"comment": comment})
 
 
@@ -54,7 +54,7 @@ def conform(frame: DataFrame, schema: StructType) -> DataFrame:
 
 
 def check_columns(asked: StructType, known: StructType, what: str) -> None:
-    """Check that a schema asked for has known columns of the right types. Errors: RelayError."""
+    """Check that a requested schema has known columns of the right types. Errors: RelayError."""
     for field, ours in zip(asked, subset(known, asked.names, what), strict=True):
         if field.dataType.simpleString() != ours.dataType.simpleString():
             raise RelayError(

@@ -65,8 +65,8 @@ RECONCILED_DELIVERY = StructType(
         maybe("journal_state", TEXT, "by the last record about it"),
         maybe("attempt", NUMBER, "of the ledger's row"),
         maybe("journal_attempt", NUMBER, "the highest that the journal has begun"),
-        always("made", NUMBER, "records of the journal that put it into the inbox"),
-        maybe("moved_at", TIME, "of the last record about it"),
+        always("inbox_writes", NUMBER, "records of the journal that put it into the inbox"),
+        maybe("journal_changed_at", TIME, "of the last record about it"),
     ]
 )
 
@@ -96,7 +96,7 @@ DUPLICATE = StructType(
         maybe("recipient", TEXT, "of the delivery that was made twice"),
         always("times", NUMBER, "how often it is there, or was done"),
         maybe("what", TEXT, "the numbers, files, or the message before, divided by commas"),
-        maybe("apart_ms", NUMBER, "resent: since the same was sent before"),
+        maybe("interval_ms", NUMBER, "resent: since the same was sent before"),
     ]
 )
 
@@ -142,7 +142,7 @@ ACKS = StructType(
 
 OWED = StructType(
     [
-        always("class", TEXT, "owed, late or overdue; unrequested: never asked for"),
+        always("class", TEXT, "owed, late or overdue; unrequested: not asked for"),
         _ID,
         _AGENT,
         _ROUTE,
@@ -298,7 +298,7 @@ AGENT_LIFE = StructType(
         maybe("registered_at", TIME, "first seen"),
         maybe("last_seen_at", TIME, "wrote or read"),
         maybe("changed_at", TIME, "of the status"),
-        maybe("lived_s", NUMBER, "from its registration until it was terminated or retired"),
+        maybe("lifetime_s", NUMBER, "from its registration until it was terminated or retired"),
         always("messages", NUMBER, "files that it sent"),
         always("received", NUMBER, "written into its inbox"),
         always("unread", NUMBER, "files in its inbox"),
@@ -326,7 +326,7 @@ AGENT_SPAWN = StructType(
         always("kind", TEXT, "spawn or release"),
         always("asked_at", TIME, "discovered"),
         always("outcome", TEXT, "done, refused, open"),
-        maybe("answer_id", TEXT, "of the nack, which says why: for `relay trace`"),
+        maybe("answer_id", TEXT, "of the nack, which has the reason: for `relay trace`"),
         maybe("reason", TEXT, "of a file that was refused"),
         maybe("process", TEXT, "that it started"),
     ]

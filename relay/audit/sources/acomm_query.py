@@ -1,4 +1,4 @@
-"""Options and filters of the format ``acomm``: the files, sections and messages that are asked for.
+"""Options and filters of the format ``acomm``: files, sections and conditions.
 
 A condition decides three times: whether a file has any such message (by the texts that its
 columns or indexes name, once its checksum was verified), which rows are sent to Spark, and,

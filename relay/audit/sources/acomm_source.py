@@ -18,9 +18,9 @@ filters on ``created_at``, ``sender``, ``channel`` and ``status`` spare the file
 messages, and the rows that are not wanted.
 
 Order, for each file: the bytes and their SHA-256; the columns of section 257, or the indexes of
-section 4, say whether any message is wanted; then the columns asked for, of the messages that are
-wanted. All that can fail is done before the first batch: a file gives all of its rows, or none,
-and a damaged one fails the job with its name.
+section 4, tell whether any message is wanted; then the requested columns, of these messages. All
+that can fail is done before the first batch: a file gives all of its rows, or none, and a damaged
+one fails the job with its name.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ from relay.base.home import ARCHIVES, JOURNAL, STORE
 from relay.journal import check
 from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.objects import open_objects
+from relay.journal.segment import segment_files
 from relay.journal.warm import warm_name
 
 FORMAT = "relay_files"
@@ -51,7 +52,7 @@ class FileUnit(NamedTuple):
     kind: str  # store, archive, journal, segment, object, attachment
     path: str
     shown: str = ""  # below the home
-    entry: str = ""  # JSON: what the manifest says of a segment
+    entry: str = ""  # JSON: the manifest's entry of a segment
     objects: str = ""  # where Tier 2 is
 
 
@@ -96,9 +97,9 @@ def plan(home: str, store_files: Sequence[str], copies: str, objects: str = "") 
 def _of_stream(stream: str, shown: str, objects: str) -> Iterator[FileUnit]:
     yield FileUnit("journal", stream, shown)
     try:
-        files = check.segment_files(stream)
+        files = segment_files(stream)
     except (RelayError, OSError):
-        return  # the unit before says why
+        return  # the previous unit reports it
     for file in files:
         entry = _encoded(file.entry)
         warm = os.path.join(stream, "warm", warm_name(file.segment_id))

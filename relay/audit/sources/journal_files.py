@@ -31,24 +31,23 @@ from relay.base.errors import (
     SegmentAway,
 )
 from relay.base.home import CONFIG, JOURNAL
-from relay.journal import tail
 from relay.journal.catalog import Residency, SegmentEntry
-from relay.journal.copies import WARM
-from relay.journal.dictionaries import Dictionaries, dictionary_name
 from relay.journal.format import RECORD, SEGMENT_HEADER, RecordFlag, decode_segment_header
-from relay.journal.manifest import read_manifest
 from relay.journal.objects import ObjectStore, open_objects
 from relay.journal.records import HeaderCrcs, claimed_length, describe_fault, scan
+from relay.journal.recover import TailKind, inspect_tail
+from relay.journal.replay import read_manifest
 from relay.journal.segment import (
     FIRST_RECORD,
     SEGMENTS,
+    WARM,
     FileSource,
     SegmentSource,
     read_records,
     segment_ids,
     segment_path,
 )
-from relay.journal.warm import WarmSegment, warm_name
+from relay.journal.warm import Dictionaries, WarmSegment, dictionary_name, warm_name
 
 STREAM_DIGITS = 20
 _TRIES = 3  # after a roll, or a move to another tier
@@ -126,7 +125,7 @@ def _is_stream(path: str) -> bool:
 
 
 def home_settings(home: str) -> HomeSettings:
-    """What the config.json of a home says of its journal; of another folder, nothing.
+    """Read the settings of the journal in config.json; empty for a folder that is not a home.
 
     Errors: ConfigError.
     """
@@ -253,8 +252,8 @@ def _end_of(
             rest = os.pread(fd, os.fstat(fd).st_size, position)
             if not rest.strip(b"\0"):
                 return end, None
-            found = tail.inspect_tail(fd, path, base, os.pread(fd, FIRST_RECORD, 0), 0)
-            if found.walk.position <= position and found.kind is not tail.TailKind.DAMAGE:
+            found = inspect_tail(fd, base, os.pread(fd, FIRST_RECORD, 0), 0)
+            if found.walk.position <= position and found.kind is not TailKind.DAMAGE:
                 return end, None
             if found.walk.position == position:
                 break

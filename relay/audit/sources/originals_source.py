@@ -4,8 +4,9 @@
     archive/{date}.tar.zst                                   one row for each file in it
 
 A folder's files may be packed while it is read: what has gone from it is looked for in its day's
-pack, so that a file is seen once or twice, never not at all. What cannot be read is a row that
-says why, and stops no other. Options, which ``plan`` and ``load`` make: ``home``, ``partitions``.
+pack, so that a file is seen once or twice, never not at all. An unreadable file is a row with the
+reason, and does not stop others. Options, which ``plan`` and ``load`` make: ``home``,
+``partitions``.
 
 Packs are read here and not by ``tarfile``, which gives 19,000 members a second where a year has
 millions; this gives ten times as many. It knows what the relay writes, files by ustar headers with
