@@ -84,7 +84,7 @@ class Box:
         )
         roller = make_roller(self.store, self.config, self.clock, Inline())
         self.dispatcher = Dispatcher(context, self.flusher, roller, self.roster)
-        self.supervisor = make_supervisor(context, self.dispatcher, self.spawner)
+        self.supervisor = make_supervisor(context, self.dispatcher, Inline(), self.spawner)
         self.dispatcher.requeue(feed)
         self.deadline = self.dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
 
@@ -117,7 +117,6 @@ class Box:
 
     def kill(self) -> None:
         """Nothing is finished, nothing is written: the process is gone."""
-        self.supervisor.close()
         self.watcher.close()
         self.ledger.close()
         self.events.close()

@@ -15,16 +15,22 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Collection
+from concurrent.futures import Executor
 
-from relay.agents import runfiles
-from relay.agents.activity import Activity
-from relay.agents.child import Child
-from relay.agents.monitor import ProcessMonitor
+from relay.agents import run_files
+from relay.agents.processes import (
+    Child,
+    ProcessMonitor,
+    ProcessNotice,
+    Starter,
+    decide_restart,
+    lock_held_text,
+    new_row,
+    restarted,
+)
 from relay.agents.requests import Spec
-from relay.agents.rules import ProcessNotice, decide_restart, new_row, restarted
 from relay.agents.spawner import CannotStart, Pid, Spawner, describe_exit
-from relay.agents.starting import Starter, lock_held_text
-from relay.base.agent_status import AgentStatus, StatusChange
+from relay.agents.status import Activity, AgentStatus, StatusChange
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.config import Spawn
 from relay.base.home import Home
@@ -51,6 +57,7 @@ class Supervisor:
         ledger: Ledger,
         store: CommStore,
         spawner: Spawner,
+        executor: Executor,
         clock: Clock,
         log: LogCall,
         before_start: Callable[[str, str], object],
@@ -63,7 +70,9 @@ class Supervisor:
         self._clock = clock
         self._log = log
         self._starter = Starter(settings, home, spawner, clock, log, before_start)
-        self._monitor = ProcessMonitor(settings, home, ledger, self._activity, spawner, clock, log)
+        self._monitor = ProcessMonitor(
+            settings, home, ledger, self._activity, spawner, executor, clock, log
+        )
         self._children: dict[str, Child] = {}
         self._in_hand: set[int] = set()  # intents that are being carried out
         self._out: list[tuple[Child | None, ProcessNotice]] = []
@@ -106,7 +115,7 @@ class Supervisor:
             self._in_hand -= set(notice.closed_intents)
             if notice.forget is not None:
                 with self._home.dirs() as dirs:
-                    runfiles.forget(dirs, *notice.forget)
+                    run_files.remove_spec(dirs, *notice.forget)
             if child is not None:
                 child.pending_notices -= 1
                 if child.is_over and not child.pending_notices:
@@ -135,10 +144,6 @@ class Supervisor:
                 due.append(child.check_at)
         return min(due, default=None)
 
-    def close(self) -> None:
-        """Let go of the logs that are being copied; processes go on."""
-        self._monitor.close()
-
     # -- what was asked ----------------------------------------------------------------------
 
     def _resume(self) -> None:
@@ -147,11 +152,11 @@ class Supervisor:
             rows = self._ledger.processes.rows()
             for row in rows.values():
                 if row.state not in ENDS:
-                    child = Child(row, runfiles.read(dirs, row.name, row.request_id))
+                    child = Child(row, run_files.read_spec(dirs, row.name, row.request_id))
                     self._children[row.name] = child
                     self._adopt(child)
             intents = {i.request_id for i in self._ledger.processes.intents().values()}
-            for name, request_id in runfiles.specs(dirs):
+            for name, request_id in run_files.list_specs(dirs):
                 known = self._children.get(name)
                 if request_id not in intents and not (known and known.row.request_id == request_id):
                     self._find_lost(name, request_id)
@@ -173,10 +178,10 @@ class Supervisor:
     def _find_lost(self, name: str, request_id: str) -> None:
         """A spec that neither row nor intent names: of a process when the ledger was lost."""
         with self._home.dirs() as dirs:
-            spec = runfiles.read(dirs, name, request_id)
+            spec = run_files.read_spec(dirs, name, request_id)
             found = self._starter.find(spec) if spec and name not in self._children else None
             if found is None or spec is None:
-                runfiles.forget(dirs, name, request_id)
+                run_files.remove_spec(dirs, name, request_id)
                 return
         child = self._children[name] = Child(new_row(spec, self._clock.now_ns()), spec)
         self._starter.note(child, found)
@@ -208,7 +213,7 @@ class Supervisor:
             self._enqueue_notice(known, _answer(intent, Kind.ACK, _started(known.row), number))
             return
         with self._home.dirs() as dirs:
-            spec = runfiles.read(dirs, intent.name, intent.request_id)
+            spec = run_files.read_spec(dirs, intent.name, intent.request_id)
         if said is not None and said[0] is Kind.NACK:  # a crash came before that was noted
             row = None
             if spec is not None and intent.name not in self._ledger.processes.rows():
@@ -435,7 +440,7 @@ class Supervisor:
     def _tail(self, child: Child) -> list[str]:
         secrets = child.spec.secrets if child.spec else ()
         try:
-            return runfiles.last_lines(self._home, child.row.name, child.output_from, secrets)
+            return run_files.last_lines(self._home, child.row.name, child.output_from, secrets)
         except OSError:
             return []
 
@@ -476,7 +481,7 @@ class Supervisor:
     def _forget(self, child: Child) -> None:
         """It has ended for good, and everybody knows: its secrets go."""
         with self._home.dirs() as dirs:
-            runfiles.forget(dirs, child.row.name, child.row.request_id)
+            run_files.remove_spec(dirs, child.row.name, child.row.request_id)
         if self._children.get(child.row.name) is child:
             del self._children[child.row.name]
         self._ask_again = True

@@ -24,7 +24,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from relay.acomm.model import DeliveryState, Message
-from relay.base import agent_status, fsio
+from relay.agents import status
+from relay.base import fsio
 from relay.base.checksums import sha256_hex
 from relay.base.clock import iso_date
 from relay.base.errors import MessageError, UnsafePath
@@ -421,12 +422,10 @@ def _restore_statuses(ledger: Ledger, store: CommStore, rows: Iterable[FileFacts
     ``rows``: what the journal has behind the ledger's position, in its order. What an agent sent
     afterwards made it active again then, and does now. Within the caller's transaction.
     """
-    last: dict[str, tuple[agent_status.StatusChange, int]] = {}
+    last: dict[str, tuple[status.StatusChange, int]] = {}
     for facts in rows:
         if facts.agent_name in last:
-            active = agent_status.StatusChange(
-                facts.agent_name, agent_status.AgentStatus.ACTIVE, None
-            )
+            active = status.StatusChange(facts.agent_name, status.AgentStatus.ACTIVE, None)
             last[facts.agent_name] = (active, facts.discovered_at)
         if facts.target == ORCHESTRATOR and facts.message_type == Kind.COMMAND:
             change = _status_asked(store, facts)
@@ -437,7 +436,7 @@ def _restore_statuses(ledger: Ledger, store: CommStore, rows: Iterable[FileFacts
         ledger.registry.set_status(*change, at)
 
 
-def _status_asked(store: CommStore, facts: FileFacts) -> agent_status.StatusChange | None:
+def _status_asked(store: CommStore, facts: FileFacts) -> status.StatusChange | None:
     """The change that a command asked for, when it was answered with an ack."""
     message_id = facts.message_id
     answer = answer_id(facts.discovered_at, facts.agent_name, message_id, Kind.ACK)
@@ -448,6 +447,4 @@ def _status_asked(store: CommStore, facts: FileFacts) -> agent_status.StatusChan
         fields = command_fields(reconstruct(message))
     except MessageError:
         return None
-    return agent_status.parse_status_command(
-        fields.get("ACTION", "").lower(), fields, facts.agent_name
-    )
+    return status.parse_status_command(fields.get("ACTION", "").lower(), fields, facts.agent_name)

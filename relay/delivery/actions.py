@@ -23,7 +23,7 @@ from relay.acomm.model import (
     Retention,
     RetentionKind,
 )
-from relay.base.agent_status import RETIRE, REVIVE, StatusChange, parse_status_command
+from relay.agents.status import RETIRE, REVIVE, StatusChange, parse_status_command
 from relay.base.errors import Refused
 from relay.base.jobs import Pack, Prune
 from relay.base.message import DELIVERY_MODES, DIGITS

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from relay.acomm.model import DeliveryState, Obligation
-from relay.agents import runfiles
+from relay.agents import run_files
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import UnsafePath
 from relay.base.home import Dirs
@@ -135,7 +135,7 @@ class BatchWriter:
         for request in work.requests:
             try:
                 if request.spec is not None:
-                    runfiles.keep(dirs, request.spec)
+                    run_files.save_spec(dirs, request.spec)
             except (OSError, UnsafePath) as exc:
                 return f"run/ cannot be written: {exc}"
         for number, posting in enumerate(work.outgoing):

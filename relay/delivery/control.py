@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from relay.acomm.model import Channel, ChannelType, MessageFilter
-from relay.base.agent_status import StatusChange
+from relay.agents.status import StatusChange
 from relay.base.errors import CommError, MessageError, Refused
 from relay.base.jobs import Pack, Prune
 from relay.base.message import CHANNEL_KINDS, Kind, MessageFile, command_fields, control_fields

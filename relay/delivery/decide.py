@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Set
 from relay.acomm.model import Channel, ChannelType, DeliveryState, Message, MessageType, Metadata
 from relay.agents.requests import Requester, read_request
 from relay.agents.saved_state import StateStore
-from relay.base.agent_status import AgentStatus, StatusChange, parse_status_command
+from relay.agents.status import AgentStatus, StatusChange, parse_status_command
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.config import Spawn
 from relay.base.errors import CommError, StoreCapacity, StoreFull

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from relay.agents.processes import ProcessNotice
 from relay.agents.roster import Roster
-from relay.agents.rules import ProcessNotice
 from relay.agents.saved_state import StateStore
 from relay.base.errors import CommError, StoreCapacity, StoreFull, UnsafePath
 from relay.base.home import Dirs

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from relay.acomm.model import DeliveryState, Origin
 from relay.agents.requests import ProcessRequest
-from relay.base.agent_status import StatusChange
+from relay.agents.status import StatusChange
 from relay.base.checksums import sha256_hex
 from relay.base.incidents import Incident
 from relay.base.jobs import Pack, Prune

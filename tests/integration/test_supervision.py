@@ -135,10 +135,10 @@ def test_who_is_that_agent_already_is_not_doubled(box: ProcessBox) -> None:
 
 
 def test_an_unknown_holder_of_the_lock_is_not_doubled(box: ProcessBox) -> None:
-    from relay.agents import runfiles
+    from relay.agents import run_files
 
     with box.home.dirs() as dirs:
-        lock_fd = runfiles.lock(dirs, "w")
+        lock_fd = run_files.take_lock(dirs, "w")
         assert lock_fd is not None
         sent = box.spawn()
 

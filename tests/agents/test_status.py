@@ -9,8 +9,7 @@ import sys
 
 import pytest
 
-from relay.base import process_info
-from relay.base.agent_status import (
+from relay.agents.status import (
     AgentFacts,
     AgentStatus,
     StatusChange,
@@ -18,6 +17,7 @@ from relay.base.agent_status import (
     parse_status_command,
     unavailable_reason,
 )
+from relay.base import process_info
 from relay.base.clock import NS_PER_S
 from relay.base.config import Agents
 from tests.procs import until
