@@ -18,7 +18,6 @@ from relay.agents.roster import Roster
 from relay.agents.spawner import Spawner
 from relay.base.config import Config, encode
 from relay.base.home import LEDGER, STORE, Home
-from relay.base.jobs import Pack, Prune
 from relay.base.message import MessageFile, parse_delivered
 from relay.base.metrics import Metrics
 from relay.base.watcher import Watcher, WatchEvents, make_watcher
@@ -26,8 +25,8 @@ from relay.daemon import recovery
 from relay.daemon.journal_commands import run_command
 from relay.daemon.opening import open_store, store_key
 from relay.daemon.session import make_roller, make_supervisor, poll_supervisor
-from relay.delivery.context import Context
-from relay.delivery.dispatch import Dispatcher
+from relay.delivery.loop import Dispatcher
+from relay.delivery.work import Context, Pack, Prune
 from relay.engine.commstore import CommStore
 from relay.engine.flush import Flusher, FlushPolicy, Inline
 from relay.journal.plan import Order

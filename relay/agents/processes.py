@@ -18,7 +18,7 @@ from relay.agents import run_files
 from relay.agents.requests import Spec, check_dir, dir_refusal
 from relay.agents.run_files import LogRotator
 from relay.agents.spawner import CannotStart, Pid, Spawner, Usage
-from relay.agents.status import Activity, LastSeen, StatusChange
+from relay.agents.status import Activity, AgentStatus, LastSeen, StatusChange
 from relay.base.clock import NS_PER_S, Clock, boot_id
 from relay.base.config import Spawn
 from relay.base.errors import RelayError
@@ -32,7 +32,7 @@ BUSY_PERCENT = 1.0  # of a CPU, between two looks: less is a program that waits 
 
 
 class ProcessNotice(NamedTuple):
-    """What somebody is to hear of a process, and what the ledger is to say with it."""
+    """A message about a process, and what the ledger records with it."""
 
     agent: str  # who hears it; empty: nobody
     request_id: str  # the message that it is about
@@ -47,14 +47,14 @@ class ProcessNotice(NamedTuple):
 
 
 class RestartDecision(NamedTuple):
-    """What is to follow an end."""
+    """The consequence of an end."""
 
     again_in_s: int | None  # None: it is not started again
     gave_up: bool = False  # it would have been, and was too often
 
 
 def new_row(spec: Spec, now_ns: int) -> Process:
-    """The row of a process that is to be started for the first time."""
+    """The row of a process to be started for the first time."""
     return Process(
         spec.name,
         STARTING,
@@ -73,9 +73,9 @@ def new_row(spec: Spec, now_ns: int) -> Process:
 
 
 def decide_restart(row: Process, settings: Spawn, now_ns: int) -> RestartDecision:
-    """What the restart policy says of an end whose code is in the row.
+    """Apply the restart policy to an end whose code is in the row.
 
-    A code that nobody knows counts as a failure. Backoff doubles with every restart in the window.
+    An unknown code counts as a failure. The pause doubles with every restart in the window.
     """
     if row.restart == "never" or (row.restart == "on-failure" and row.exit_code == 0):
         return RestartDecision(None)
@@ -88,13 +88,13 @@ def decide_restart(row: Process, settings: Spawn, now_ns: int) -> RestartDecisio
 
 
 def restarts_in_window(row: Process, settings: Spawn, now_ns: int) -> list[int]:
-    """The restarts that count."""
+    """The restarts within ``restart_window_s``."""
     since = now_ns - settings.restart_window_s * NS_PER_S
     return [at for at in row.recent_restarts if at > since]
 
 
 def restarted(row: Process, settings: Spawn, now_ns: int) -> Process:
-    """The row with one restart more."""
+    """The row with one more restart."""
     recent = [*restarts_in_window(row, settings, now_ns), now_ns]
     return row._replace(
         restarts=row.restarts + 1, restarted_at=msgspec.json.encode(recent).decode()
@@ -102,9 +102,9 @@ def restarted(row: Process, settings: Spawn, now_ns: int) -> Process:
 
 
 def next_state(row: Process, seen: LastSeen, busy_at: int, settings: Spawn, now_ns: int) -> str:
-    """The state that the evidence gives a process that runs.
+    """The state of a running process by its activity.
 
-    ``busy_at``: when it last used CPU. What it owes for too long makes it stuck, whatever else.
+    ``busy_at``: when it last used CPU. An obligation overdue for ``stuck_after_s`` makes it stuck.
     """
     started_at = row.started_at or 0
     owes = seen.owes_since
@@ -127,8 +127,35 @@ def next_state(row: Process, seen: LastSeen, busy_at: int, settings: Spawn, now_
     return WORKING
 
 
+def answer_notice(intent: Intent, kind: Kind, text: str, number: int) -> ProcessNotice:
+    """The answer to a request; sending it closes the intent."""
+    return ProcessNotice(
+        intent.requested_by,
+        intent.request_id,
+        intent.asked_at,
+        kind,
+        text,
+        closed_intents=(number,),
+    )
+
+
+def time_after_end(row: Process) -> int:
+    """A time that sorts after the end of a process."""
+    return (row.ended_at or row.started_at or 0) + 3
+
+
+def started_text(row: Process) -> str:
+    """The text of the answer to a spawn."""
+    return f"completed started {row.name}, pid {row.pid or 'gone already'}"
+
+
+def terminated(row: Process, reason: str) -> StatusChange:
+    """The status change of an agent whose process is over."""
+    return StatusChange(row.name, AgentStatus.TERMINATED, reason)
+
+
 class Child:
-    """One process and what is in hand for it. Only the supervisor touches it."""
+    """A supervised process in memory. Only the supervisor uses it."""
 
     def __init__(self, row: Process, spec: Spec | None) -> None:
         self.row = row
@@ -149,13 +176,13 @@ class Child:
 
     @property
     def pid(self) -> Pid | None:
-        """The process that runs."""
+        """The running process."""
         row = self.row
         return None if row.pid is None else Pid(row.pid, row.pid_start or "")
 
     @property
     def busy_text(self) -> str:
-        """Why another process of its name is not started."""
+        """The reason why no other process of its name is started."""
         row = self.row
         if self.releases:
             return f"{row.name} is being released: ask again when that is done"
@@ -166,7 +193,7 @@ class Child:
 
 
 class ProcessMonitor:
-    """Takes a look when asked to. Used from the loop's thread."""
+    """Measures running processes and rotates their logs. Used from the loop's thread."""
 
     def __init__(
         self,
@@ -190,8 +217,10 @@ class ProcessMonitor:
         self.due_ns = self._rotator.due_ns
 
     def measure(self, running: Sequence[Child]) -> list[tuple[Child, LastSeen]]:
-        """Note what is so now; returns those that have just become stuck, which are not noted:
-        whoever tells their requesters does that with it."""
+        """Record usage and state; returns processes that have just become stuck.
+
+        These are not recorded: that is done with the notice to their requesters.
+        """
         seen = self._activity.last_seen(child.row.name for child in running)
         usage = self._spawner.usage([child.pid for child in running if child.pid])
         stuck = []
@@ -226,7 +255,7 @@ class ProcessMonitor:
             child.row = child.row.moved(state, now)
 
     def rotate_logs(self, children: Iterable[Child]) -> None:
-        """Look after the logs of those that run, and of those that have just ended."""
+        """Rotate the logs of running processes, and of those that have just ended."""
         running = {child.row.name: child for child in children if child.row.pid is not None}
         for name in self._rotator.poll(running):
             if name in running:
@@ -234,7 +263,7 @@ class ProcessMonitor:
 
 
 class _Registered(msgspec.Struct):
-    """Who says in meta.json to be an agent."""
+    """The process registered in an agent's meta.json."""
 
     pid: int | None = None
     pid_start_ticks: int | None = None
@@ -243,8 +272,8 @@ class _Registered(msgspec.Struct):
 class Starter:
     """Starts processes. Used from the loop's thread.
 
-    ``before_start`` is called right before a process is started, for the first time or again, with
-    its name and what tells this start from every other: so its first message is there when it is.
+    ``before_start`` is called before each start with the name and a key unique to that start, so
+    that the resume message is in the inbox first.
     """
 
     def __init__(
@@ -264,10 +293,10 @@ class Starter:
         self._before_start = before_start
 
     def start(self, child: Child, *, resumed: bool = False, is_done: bool = False) -> bool:
-        """Start it, or find what was started for this request; its row says so then.
+        """Start a process, or find the one started for this request; its row is updated.
 
-        ``resumed``: the request is of before a crash. ``is_done``: it was answered, so it is not
-        started once more. False: it has ended since; or something of it still holds the lock.
+        ``resumed``: the request is from before a crash. ``is_done``: it was answered, so it is not
+        started again. False: it has ended since, or one of its processes still holds the lock.
         Errors: CannotStart.
         """
         spec = child.spec
@@ -285,11 +314,11 @@ class Starter:
         return True
 
     def find(self, spec: Spec) -> Pid | None:
-        """What was started for the request of this spec, when it still runs."""
+        """The process started for the request of this spec, if it still runs."""
         return self._spawner.find(spec.request_id, self._home.root)
 
     def note(self, child: Child, pid: Pid) -> None:
-        """The row of a process that runs from now on."""
+        """Update the row of a process that has started."""
         now = self._clock.now_ns()
         child.check_at, child.cpu_s, child.busy_at = 0, None, now
         child.is_finished = False
@@ -305,8 +334,7 @@ class Starter:
         )
 
     def check_free(self, name: str) -> None:
-        """Errors: CannotStart while somebody who was started by hand is this agent, or nobody can
-        look whether one is."""
+        """Errors: CannotStart if a process started by hand is this agent, or may be."""
         try:
             said = msgspec.json.decode(self._home.read_meta(name) or b"{}", type=_Registered)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, RelayError):
@@ -353,14 +381,14 @@ class Starter:
         return pid
 
     def _holder(self, child: Child, spec: Spec) -> Pid | None:
-        """Who holds the lock: ours, whose pid a crash kept from being noted, or somebody."""
+        """The holder of the lock, if it is ours and a crash kept its pid from being recorded."""
         pid = self.find(spec)
         if pid is None and child.row.started_at is None:
             raise CannotStart(lock_held_text(spec.name))
         return pid
 
     def left_over(self, name: str) -> str:
-        """What is to be said when something still holds the lock of a process that ended."""
+        """A hint if a process still holds the lock of one that ended."""
         try:
             with self._home.dirs() as dirs:
                 lock_fd = run_files.take_lock(dirs, name)
@@ -373,7 +401,7 @@ class Starter:
 
 
 def lock_held_text(name: str) -> str:
-    """What a person is told of a lock whose holder the relay cannot name."""
+    """The hint about a lock held by an unknown process."""
     return (
         f"something holds run/{name}.lock, and the relay does not know what: "
         "`fuser` or `lsof` of that file names it; end it, then ask again"

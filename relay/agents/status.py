@@ -1,13 +1,15 @@
-"""How an agent stands: the rules, from what is known of it to its status. Pure; no I/O.
+"""Agent status: the rules, the facts they apply to, and the tracker that keeps statuses current.
 
-    active       broadcasts and mail reach it
-    inactive     its directory is gone; or it was silent for ``agents.inactive_after_s``:
-                 no broadcasts, its mail still waits for it
-    terminated   its process ended, and nothing was heard for ``agents.dead_after_s``: mail bounces
-    retired      somebody said so: mail bounces
+    active       gets broadcasts and messages
+    inactive     its directory is gone, or it was silent for ``agents.inactive_after_s``:
+                 no broadcasts; direct messages wait
+    terminated   its process ended and it was silent for ``agents.dead_after_s``: messages bounce
+    retired      retired by the operator or the lead: messages bounce
 
-What it writes itself makes an agent active again, whatever it was; so does a process of its own
-that began since. What it reads does, unless it is retired. docs/states.md has the table.
+Writing makes an agent active again, whatever its status, and so does a process of its own started
+since. Reading does, unless it is retired. The ledger holds the statuses; the tracker caches what
+the router needs and checks agents at every scan, and one agent when messages to it would bounce.
+docs/states.md has the table.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ MOST_REASON = 200  # characters; it stands in the nack of every message that bou
 
 
 class AgentStatus(StrEnum):
-    """The words of ``agents.status``."""
+    """The values of ``agents.status``."""
 
     ACTIVE = "active"  # it is there, or may come back any moment
     INACTIVE = "inactive"  # away, and its mail waits
@@ -47,7 +49,7 @@ UNAVAILABLE = frozenset(
 
 
 class StatusChange(NamedTuple):
-    """An agent's new status, and why; ``Registry.set_status`` takes it."""
+    """An agent's new status and its reason, as taken by ``Registry.set_status``."""
 
     name: str
     status: str
@@ -55,7 +57,7 @@ class StatusChange(NamedTuple):
 
 
 class AgentFacts(NamedTuple):
-    """What is known of an agent; times are Unix nanoseconds, 0 where there is none."""
+    """Facts about an agent; times are Unix nanoseconds, 0 if unknown."""
 
     name: str
     status: str
@@ -71,7 +73,7 @@ class AgentFacts(NamedTuple):
 
 
 def next_status(facts: AgentFacts, now_ns: int, settings: Agents) -> StatusChange | None:
-    """What an agent's status is from now on; None: it stays as it is."""
+    """The status change due by now; None if there is none."""
     if facts.status in UNAVAILABLE:
         came_back = facts.runs and (
             facts.status == AgentStatus.TERMINATED or facts.started_at > facts.changed_at
@@ -97,12 +99,10 @@ def next_status(facts: AgentFacts, now_ns: int, settings: Agents) -> StatusChang
 
 
 def _has_ended(facts: AgentFacts) -> bool:
-    """True when its process is gone and has died, and not before it was last made active.
+    """True if the agent's process died, after the agent was last made active.
 
-    A shell's end is no death: it has no way to say that it leaves in good order.
-
-    A process that its agent has outlived once, by a word of its own or of the operator, is not
-    held against it again.
+    The end of a shell does not count: it cannot unregister before it exits. Nor does a process that
+    the agent has outlived, by its own message or the operator's command.
     """
     is_its_own = facts.pid == facts.seen_pid or facts.started_at > facts.changed_at
     is_gone = facts.pid is not None and not (facts.runs or facts.is_supervised)
@@ -112,9 +112,9 @@ def _has_ended(facts: AgentFacts) -> bool:
 def parse_status_command(
     action: str, fields: Mapping[str, str], sender: str
 ) -> StatusChange | None:
-    """The change that a command asks for, whoever may ask; None: it asks for none.
+    """The status change requested by a command, without a permission check; None if there is none.
 
-    The same command gives the same change, so that it can be noted again after a crash.
+    The same command gives the same change, so that it can be recorded again after a crash.
     """
     if action == RETIRE:
         reason = fields.get("REASON") or f"{sender} retired it"
@@ -125,7 +125,7 @@ def parse_status_command(
 
 
 def unavailable_reason(name: str, status: str, reason: str | None, changed_at: int | None) -> str:
-    """What is said to who writes to an agent that is away: why, since when, what to do."""
+    """The text for senders to an unavailable agent: why, since when, what to do."""
     since = f" since {_at(changed_at)}" if changed_at else ""
     why = f": {reason}" if reason else ""
     if status == AgentStatus.RETIRED:
@@ -140,16 +140,17 @@ def _at(at_ns: int) -> str:
 
 
 class Reactivation(NamedTuple):
-    """A process of an agent that was away: it is active once it has been greeted."""
+    """A new process of an unavailable agent, active once its resume message is sent."""
 
     name: str
     key: str  # tells this process from every other one
 
 
 class AgentStatusTracker:
-    """Keeps agents' statuses true. Owned by the loop.
+    """Keeps agent statuses current. Owned by the loop.
 
-    ``away`` and ``silent`` are the same objects for ever: who is given them sees every change.
+    ``unavailable`` and ``inactive`` are updated in place: holders of these objects see every
+    change.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class AgentStatusTracker:
         self._ended: dict[str, tuple[int, int, int]] = {}
 
     def refresh(self) -> None:
-        """Read again what the ledger says, if anything changed there."""
+        """Reload the statuses if the ledger has changed."""
         if self._ledger.registry.changes == self._changes:
             return
         self._changes = self._ledger.registry.changes
@@ -195,16 +196,14 @@ class AgentStatusTracker:
 
     @property
     def retired(self) -> list[str]:
-        """Names of the agents that were taken out of service."""
+        """Names of retired agents."""
         return [name for name, status in self._statuses.items() if status == AgentStatus.RETIRED]
 
     def mark_seen(self, when: Mapping[str, int], *, by_reading: bool = False) -> None:
-        """These agents wrote something, or read it, at these times (Unix ns): that makes them
-        active again.
+        """Mark agents active that wrote something, or read it, at these times (Unix ns).
 
-        Who is retired is not brought back by reading what it still has; nor is anybody by what
-        the process that the relay saw end did before its end, though it is found only now; nor
-        whose directory is gone, for what was in its inbox went with it.
+        Reading does not reactivate a retired agent. Activity from before a process's recorded exit,
+        and inbox removals caused by a deleted agent directory, are ignored.
         """
         back = sorted(when.keys() & self._statuses.keys() & self._roster.agents)
         if by_reading:
@@ -213,7 +212,7 @@ class AgentStatusTracker:
         self._set_statuses([StatusChange(name, AgentStatus.ACTIVE, None) for name in back])
 
     def _predates_exit(self, name: str, at: int) -> bool:
-        """True for what the process that ended left; a clock that was set back tells nothing."""
+        """True for activity of the ended process; a clock that was set back proves nothing."""
         if self._statuses[name] != AgentStatus.TERMINATED:
             return False
         ended_at = self._ledger.processes.ended_at(name)
@@ -222,8 +221,8 @@ class AgentStatusTracker:
     def process_endings(self) -> Callable[[str, int], str]:
         """A function that tells how the process ended that an agent had in a given second.
 
-        Empty: it has not, or left in good order. One that the relay started has ended, too, when
-        it was started again since. One look at the ledger, however many are asked about.
+        It returns an empty text if the process runs or left in good order. A process started again
+        since counts as ended. The ledger is read once, however many agents are looked up.
         """
         rows = self._ledger.processes.rows()
         return lambda name, since: self._ended_of(name, since, rows.get(name))
@@ -240,10 +239,10 @@ class AgentStatusTracker:
         return ""
 
     def check(self, dirs: Dirs, names: Iterable[str] | None = None) -> list[Reactivation]:
-        """Judge every agent by what is known now, or those of ``names``.
+        """Update the status of every agent, or of those in ``names``.
 
-        Those whom a process of their own brings back are returned, to be greeted first and then
-        given to ``come_back``; killed in between, the next look finds them again.
+        Returns unavailable agents that have a new process: they get a resume message first and are
+        then given to ``reactivate``; after a crash in between the next check finds them again.
         """
         now = self._clock.now_ns()
         wanted = set(self._roster.agents if names is None else names)
@@ -274,7 +273,7 @@ class AgentStatusTracker:
         return comebacks
 
     def reactivate(self, comebacks: Iterable[Reactivation]) -> None:
-        """They have been greeted, and are active."""
+        """Make agents active whose resume message was sent."""
         self._set_statuses([StatusChange(one.name, AgentStatus.ACTIVE, None) for one in comebacks])
 
     def _facts(self, dirs: Dirs, one: Standing, now: int) -> AgentFacts:
@@ -316,7 +315,7 @@ class AgentStatusTracker:
                 self._ledger.registry.set_pid(name, pid)
 
     def _set_statuses(self, changes: list[StatusChange]) -> None:
-        """Statuses, in the ledger and here; each is logged."""
+        """Set statuses in the ledger and here, and log each."""
         if not changes:
             return
         now = self._clock.now_ns()
@@ -335,28 +334,31 @@ class AgentStatusTracker:
 
 
 def _int_or_none(value: object) -> int | None:
-    """A whole number of an agent's own file, as far as it is one."""
+    """A valid non-negative integer from an agent's own file, or None."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63:
         return value
     return None
 
 
 class LastSeen(NamedTuple):
-    """What is known of one agent; Unix nanoseconds."""
+    """The last activity of an agent; Unix nanoseconds."""
 
     seen_at: int | None  # it wrote or read; None: never
     owes_since: int | None  # the oldest thing that it owes; None: nothing
 
 
 class Activity:
-    """Asks ledger and store. Used from the loop's thread."""
+    """Activity of agents, from ledger and store. Read-only. Used from the loop's thread.
+
+    An agent owes an unread message in its inbox, and an answer to a message that requires one.
+    """
 
     def __init__(self, ledger: Ledger, store: CommStore) -> None:
         self._ledger = ledger
         self._store = store
 
     def last_seen(self, names: Iterable[str]) -> dict[str, LastSeen]:
-        """What is known of these agents; one look at what awaits an answer for all of them."""
+        """The last activity of these agents, with one pass over the pending answers."""
         wanted = set(names)
         heard = self._ledger.processes.last_seen(wanted)
         owes = self._ledger.processes.unread_since(wanted)
@@ -377,7 +379,7 @@ class Activity:
         return {name: LastSeen(heard.get(name), owes.get(name)) for name in wanted}
 
     def previous_answer(self, intent: Intent) -> tuple[Kind, str] | None:
-        """What was said to a request already, before a crash; the same id is never said twice."""
+        """The answer given to a request before a crash; an id is never used twice."""
         for kind in (Kind.ACK, Kind.NACK):
             at, agent, message_id = intent.asked_at, intent.requested_by, intent.request_id
             said = self._store.by_relay_id(answer_id(at, agent, message_id, kind))

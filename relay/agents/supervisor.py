@@ -1,13 +1,14 @@
-"""The supervisor: starts processes that are asked for, looks after them, and ends them.
+"""The supervisor: starts processes on request, monitors them and ends them.
 
-Used from the loop's thread, once a turn: ``poll`` does what is due, ``notices`` is what somebody
-must hear of it, ``told`` says which of them are journalled. A process goes no step further before
-what it gave cause to say is said, so that after a crash each step is found and said once.
+Used from the loop's thread, once a turn: ``poll`` does all due work, ``notices`` is what to send
+about it, ``mark_sent`` says which notices are in the journal. A process makes no further step
+before the notices of its last step are sent, so that after a crash each step is found and
+reported once.
 
-    intent noted -> locked, started -> answered, row and intent noted with it
-    ended seen -> rest of its session ended -> end noted -> said, row noted with it -> again or over
+    intent recorded -> locked, started -> answered; row and intent recorded with it
+    end seen -> rest of its session ended -> end recorded -> reported -> started again, or over
 
-Never two of a name: the process holds run/{name}.lock as long as it lives, whoever else is gone.
+A name never has two processes: the process holds run/{name}.lock while it lives.
 States: docs/states.md, "A process the relay started". Source: relay-file-system.txt 4.3, 4.4.
 """
 
@@ -23,10 +24,14 @@ from relay.agents.processes import (
     ProcessMonitor,
     ProcessNotice,
     Starter,
+    answer_notice,
     decide_restart,
     lock_held_text,
     new_row,
     restarted,
+    started_text,
+    terminated,
+    time_after_end,
 )
 from relay.agents.requests import Spec
 from relay.agents.spawner import CannotStart, Pid, Spawner, describe_exit
@@ -48,7 +53,7 @@ AGAIN_NS = NS_PER_S  # what could not be said, or begun, now
 
 
 class Supervisor:
-    """Owns the processes that the relay started."""
+    """Owns the processes started by the relay."""
 
     def __init__(
         self,
@@ -84,7 +89,7 @@ class Supervisor:
     # -- the loop's side ---------------------------------------------------------------------
 
     def poll(self, *, has_requests: bool) -> None:
-        """Do what is due. ``asked``: intents were noted since the last time."""
+        """Do all due work. ``has_requests``: intents were recorded since the last call."""
         if has_requests or self._ask_again:
             self._ask_again = False
             self._take_intents()
@@ -96,17 +101,17 @@ class Supervisor:
         self._monitor.rotate_logs(self._children.values())
 
     def notices(self) -> list[ProcessNotice]:
-        """What is to be journalled and delivered now; the same again until it is told."""
+        """Notices to be sent now; returned again until they are marked as sent."""
         return [notice for _, notice in self._out]
 
     @property
     def can_notify(self) -> bool:
-        """False for a while after notices could not be carried."""
+        """False for a while after notices could not be sent."""
         at = self._refused_at
         return at is None or self._clock.monotonic_ns() >= at + AGAIN_NS
 
     def mark_sent(self, done: Collection[int]) -> None:
-        """Which of ``notices``, by their places, are said and noted; the rest is tried again."""
+        """Mark notices, by index in ``notices``, as sent and recorded; the rest is sent again."""
         left: list[tuple[Child | None, ProcessNotice]] = []
         for place, (child, notice) in enumerate(self._out):
             if place not in done:
@@ -124,7 +129,7 @@ class Supervisor:
         self._refused_at = self._clock.monotonic_ns() if left else None
 
     def due_ns(self) -> int | None:
-        """When ``poll`` has something to do next (monotonic)."""
+        """Time at which ``poll`` has work to do (monotonic)."""
         logs_due = self._monitor.due_ns()
         due = [] if logs_due is None else [logs_due]
         if self._out:
@@ -147,7 +152,7 @@ class Supervisor:
     # -- what was asked ----------------------------------------------------------------------
 
     def _resume(self) -> None:
-        """What the last session, or a relay that was killed, left: taken over, never doubled."""
+        """Adopt the processes of the last session, or of a relay that was killed."""
         with self._home.dirs() as dirs:
             rows = self._ledger.processes.rows()
             for row in rows.values():
@@ -163,7 +168,7 @@ class Supervisor:
         self._take_intents(resumed=True)
 
     def _adopt(self, child: Child) -> None:
-        """Take it over; one that was started again, and whose pid was not noted, is found."""
+        """Adopt a process; one started again whose pid was not recorded is found."""
         row, pid = child.row, child.pid
         if pid is None and child.spec is not None:
             pid = self._starter.find(child.spec)
@@ -176,7 +181,7 @@ class Supervisor:
             self._log(f"Looks after {row.name} again, pid {pid.number}", **facts)
 
     def _find_lost(self, name: str, request_id: str) -> None:
-        """A spec that neither row nor intent names: of a process when the ledger was lost."""
+        """Find the process of a spec without row or intent: the ledger was lost."""
         with self._home.dirs() as dirs:
             spec = run_files.read_spec(dirs, name, request_id)
             found = self._starter.find(spec) if spec and name not in self._children else None
@@ -210,7 +215,9 @@ class Supervisor:
             return
         said = self._activity.previous_answer(intent) if resumed else None
         if known is not None and known.row.request_id == intent.request_id:
-            self._enqueue_notice(known, _answer(intent, Kind.ACK, _started(known.row), number))
+            self._enqueue_notice(
+                known, answer_notice(intent, Kind.ACK, started_text(known.row), number)
+            )
             return
         with self._home.dirs() as dirs:
             spec = run_files.read_spec(dirs, intent.name, intent.request_id)
@@ -230,7 +237,7 @@ class Supervisor:
     def _begin(
         self, number: int, intent: Intent, spec: Spec, *, resumed: bool, is_done: bool
     ) -> None:
-        """Start it for the first time; or take over what was started before a crash."""
+        """Start a process for the first time, or adopt it if it was started before a crash."""
         child = Child(new_row(spec, self._clock.now_ns()), spec)
         try:
             if not resumed:
@@ -246,13 +253,13 @@ class Supervisor:
             at = child.row.changed_at
             child.row = child.row._replace(started_at=at, ended_at=self._clock.now_ns())
         self._measure_soon()
-        notice = _answer(intent, Kind.ACK, _started(child.row), number)
+        notice = answer_notice(intent, Kind.ACK, started_text(child.row), number)
         active = StatusChange(spec.name, AgentStatus.ACTIVE, None)
         self._enqueue_notice(child, notice._replace(process=child.row, status_change=active))
 
     def _refuse(self, intent: Intent, number: int, reason: str, row: Process | None = None) -> None:
-        """Nothing is started: the requester hears why, and what was kept for it goes."""
-        notice = _answer(intent, Kind.NACK, reason, number)
+        """Refuse a request: the requester gets the reason, and the spec is removed."""
+        notice = answer_notice(intent, Kind.NACK, reason, number)
         spec = (intent.name, intent.request_id)
         self._enqueue_notice(None, notice._replace(process=row, forget=spec))
         self._log(
@@ -271,15 +278,14 @@ class Supervisor:
         row = child.row if child else self._ledger.processes.rows().get(intent.name)
         if row is None:
             text = f"the relay started no process {intent.name}: `relay ps` lists those it did"
-            self._enqueue_notice(None, _answer(intent, Kind.NACK, text, number))
+            self._enqueue_notice(None, answer_notice(intent, Kind.NACK, text, number))
         else:
             text = f"{intent.name} does not run: it is {row.state}"
-            self._enqueue_notice(None, _answer(intent, Kind.ACK, f"completed {text}", number))
+            self._enqueue_notice(None, answer_notice(intent, Kind.ACK, f"completed {text}", number))
 
     # -- one process -------------------------------------------------------------------------
 
     def _step(self, child: Child) -> None:
-        """Its next step, if there is one now."""
         pid, now = child.pid, self._clock.monotonic_ns()
         if pid is None:
             if not child.is_finished:
@@ -310,7 +316,7 @@ class Supervisor:
         self._finish(child)
 
     def _end(self, child: Child, pid: Pid) -> None:
-        """SIGTERM to all of it, and after the grace SIGKILL."""
+        """Send SIGTERM to the session, and after the grace period SIGKILL."""
         now = self._clock.monotonic_ns()
         if child.term_at is None:
             child.term_at = now
@@ -327,7 +333,7 @@ class Supervisor:
             self._spawner.signal(pid, signal.SIGKILL)
 
     def _finish(self, child: Child) -> None:
-        """It has ended, and that is noted: say it, and what follows."""
+        """Report a recorded end, and restart the process if its policy says so."""
         if child.releases:
             self._finish_release(child)
             return
@@ -359,7 +365,7 @@ class Supervisor:
             self._notify(child, f"given up {begun_at}", text, (row.ended_at or 0) + 2)
 
     def _finish_release(self, child: Child) -> None:
-        """It has ended because somebody asked for it: they hear it, and who had it started."""
+        """Report an end on request, to those who asked for it and to the requester."""
         row, releases = child.row, child.releases
         child.is_over, child.releases, child.is_finished = True, {}, True
         reasons = [f"{one.requested_by}: {one.reason}".rstrip(": ") for one in releases.values()]
@@ -368,9 +374,9 @@ class Supervisor:
         how = describe_exit(row.exit_code)
         for number, intent in releases.items():
             text = f"completed released {row.name}: it {how}{self._starter.left_over(row.name)}"
-            notice = _answer(intent, Kind.ACK, text, number)
+            notice = answer_notice(intent, Kind.ACK, text, number)
             self._enqueue_notice(
-                child, notice._replace(process=child.row, status_change=_gone(row, why))
+                child, notice._replace(process=child.row, status_change=terminated(row, why))
             )
         askers = {one.requested_by for one in releases.values()}
         if row.requested_by not in askers:
@@ -378,7 +384,7 @@ class Supervisor:
             self._notify(child, f"released {row.started_at or 0}", text, why=why)
 
     def _restart(self, child: Child) -> None:
-        """Start it again; what cannot be started now is not going to be later."""
+        """Start it again, or give it up if it cannot be started now."""
         assert child.spec is not None
         before, now = child.row, self._clock.now_ns()
         child.row = restarted(before, self._settings, now)
@@ -396,7 +402,7 @@ class Supervisor:
         self._notify_restarted(child, before)
 
     def _wait_for_lock(self, child: Child, before: Process) -> None:
-        """Something of it has left its session and may end yet: it is given the grace, too."""
+        """Wait for the grace period: a process that left its session may still hold the lock."""
         now = self._clock.monotonic_ns()
         if child.waits_since is None:
             child.waits_since = now
@@ -409,12 +415,12 @@ class Supervisor:
         child.is_over = True
         child.row = before.moved(FAILED, self._clock.now_ns(), last_error=reason)
         text = f"{before.name} is given up: it cannot be started again: {reason}"
-        self._notify(child, f"given up {before.started_at}", text, _after(before))
+        self._notify(child, f"given up {before.started_at}", text, time_after_end(before))
 
     def _notify_restarted(self, child: Child, before: Process) -> None:
         row = child.row
         text = f"{row.name} was started again, pid {row.pid}"
-        self._notify(child, f"restarted {row.restarts}", text, _after(before))
+        self._notify(child, f"restarted {row.restarts}", text, time_after_end(before))
 
     # -- looks -------------------------------------------------------------------------------
 
@@ -422,7 +428,7 @@ class Supervisor:
         self._next_look = min(self._next_look, self._clock.monotonic_ns() + LOOK_NS)
 
     def _measure(self) -> None:
-        """A look at all that run; whoever asked for one that is stuck hears it, once."""
+        """Measure all running processes; report those that have become stuck, once."""
         self._next_look = self._clock.monotonic_ns() + LOOK_NS
         running = [
             c for c in self._children.values() if c.row.pid is not None and not c.pending_notices
@@ -447,12 +453,12 @@ class Supervisor:
     # -- words -------------------------------------------------------------------------------
 
     def _notify(self, child: Child, key: str, text: str, at: int = 0, why: str = "") -> None:
-        """Tell who asked for it what became of it; the ledger says so with the same commit.
+        """Notify the requester of a process; the ledger is updated with the same commit.
 
-        ``at``: what the notice's id is derived from, and sorts by; known again after a crash.
+        ``at``: the notice's id is derived from it; the same again after a crash.
         """
         row = child.row
-        gone = _gone(row, why or text.partition("\n")[0]) if child.is_over else None
+        gone = terminated(row, why or text.partition("\n")[0]) if child.is_over else None
         notice = ProcessNotice(
             row.requested_by,
             row.request_id,
@@ -479,33 +485,9 @@ class Supervisor:
             child.pending_notices += 1
 
     def _forget(self, child: Child) -> None:
-        """It has ended for good, and everybody knows: its secrets go."""
+        """Remove a process that is over and fully reported, with its secrets."""
         with self._home.dirs() as dirs:
             run_files.remove_spec(dirs, child.row.name, child.row.request_id)
         if self._children.get(child.row.name) is child:
             del self._children[child.row.name]
         self._ask_again = True
-
-
-def _answer(intent: Intent, kind: Kind, text: str, number: int) -> ProcessNotice:
-    return ProcessNotice(
-        intent.requested_by,
-        intent.request_id,
-        intent.asked_at,
-        kind,
-        text,
-        closed_intents=(number,),
-    )
-
-
-def _after(row: Process) -> int:
-    """A time for what follows an end."""
-    return (row.ended_at or row.started_at or 0) + 3
-
-
-def _started(row: Process) -> str:
-    return f"completed started {row.name}, pid {row.pid or 'gone already'}"
-
-
-def _gone(row: Process, reason: str) -> StatusChange:
-    return StatusChange(row.name, AgentStatus.TERMINATED, reason)

@@ -16,7 +16,7 @@ from relay.base.clock import NS_PER_S
 from relay.base.errors import NotFound, UnsafePath
 from relay.base.home import PENDING, Home
 from relay.base.names import MSG_SUFFIX, message_id_of
-from relay.base.outbox_file import untouched_since
+from relay.delivery.intake import untouched_since
 
 WORDS = {
     "waiting": "waits in the outbox of {}, and no relay has seen it yet",

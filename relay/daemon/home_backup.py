@@ -32,7 +32,7 @@ from relay.base.names import message_id_of
 from relay.daemon import ledger_backup
 from relay.daemon.opening import look, store_key, stream_dir
 from relay.daemon.projection import Projection
-from relay.delivery import mailbox
+from relay.delivery import reads
 from relay.engine.commstore import CommStore
 from relay.journal.manifest import read_manifest
 from relay.ledger import Ledger
@@ -279,7 +279,7 @@ def _keep_mailboxes(copy: _Copy, home: Home) -> None:
         same: list[tuple[str, None]] = []
         for agent, known in ledger.registry.mailboxes().items():
             with contextlib.suppress(OSError, UnsafePath), home.dirs() as dirs:
-                if mailbox.identity(dirs, agent) == known:
+                if reads.mailbox_identity(dirs, agent) == known:
                     same.append((agent, None))  # not known: the next start's first scan sees it
         with ledger.transaction():
             ledger.registry.set_mailboxes(same)

@@ -41,9 +41,9 @@ from relay.base.message import (
 )
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, answer_id, message_id_of
 from relay.daemon.projection import Projection, deliveries_of, facts_of
-from relay.delivery import file_ops, lost_time
-from relay.delivery.context import Context
-from relay.delivery.redelivery import read_original, reconstruct
+from relay.delivery import downtime, file_ops
+from relay.delivery.file_ops import read_original, reconstruct
+from relay.delivery.work import Context
 from relay.engine.commstore import CommStore
 from relay.ledger import FileFacts, Ledger, Row
 
@@ -63,7 +63,7 @@ def recover(
     """
     _, home, ledger, store, events, clock, log, _ = context
     now = clock.now_ns()
-    lost_time.extend_deadlines(context)
+    downtime.extend_deadlines(context)
     with ledger.transaction():
         for operation in ledger.processes.roll_back(now):
             log(f"Rolled back an operation that was cut short: {operation}", action="roll_back")
@@ -263,7 +263,7 @@ def _tell_of_unsettled(ledger: Ledger, store: CommStore) -> int:
                 reached = store.state.deliveries.get(message.id, {})
                 ledger.restore(deliveries_of(message, relay_id, reached))
                 ledger.duties.restore(
-                    lost_time.obligations_of(relay_id, store.state.owed.get(message.id, {}))
+                    downtime.obligations_of(relay_id, store.state.owed.get(message.id, {}))
                 )
                 remade += 1
     return remade
@@ -278,7 +278,7 @@ def _settle_duties(ledger: Ledger, store: CommStore) -> None:
                 ledger.duties.owe(relay_id, recipient, "given_up", None)
             elif recipient not in store.state.owed.get(message.id, {}):
                 store.owe_again(message, recipient, said)
-        ledger.duties.restore(lost_time.open_obligations(store))
+        ledger.duties.restore(downtime.open_obligations(store))
 
 
 def _hold_the_rest(ledger: Ledger, store: CommStore, now: int) -> None:

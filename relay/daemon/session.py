@@ -31,8 +31,8 @@ from relay.daemon.housekeeper import Housekeeper
 from relay.daemon.journal_commands import run_command
 from relay.daemon.opening import Opened, open_store, store_key
 from relay.daemon.status import SharedStatus, StatusPublisher
-from relay.delivery.context import Context
-from relay.delivery.dispatch import Dispatcher
+from relay.delivery.loop import Dispatcher
+from relay.delivery.work import Context
 from relay.engine.commstore import CommStore
 from relay.engine.flush import Flusher, FlushPolicy
 from relay.engine.rolling import Roller, RollPolicy

@@ -25,7 +25,6 @@ from relay.acomm.model import (
 )
 from relay.agents.status import RETIRE, REVIVE, StatusChange, parse_status_command
 from relay.base.errors import Refused
-from relay.base.jobs import Pack, Prune
 from relay.base.message import DELIVERY_MODES, DIGITS
 from relay.base.names import (
     DIRECT_PREFIX,
@@ -36,7 +35,7 @@ from relay.base.names import (
     is_channel_name,
 )
 from relay.delivery.filters import filter_of, where
-from relay.delivery.key_registration import KeyRegistration, parse_key_registration
+from relay.delivery.work import PUBLIC_KEY, KeyRegistration, Pack, Prune
 from relay.engine import topics
 from relay.engine.commstore import CommStore
 from relay.journal.plan import PRUNE, SEAL, VERBS, Order
@@ -55,6 +54,7 @@ STATES = {
 }
 # Those behind the fields of ChannelConfig are kept elsewhere; the engine says which it takes.
 SETTINGS = (*ChannelConfig.__struct_fields__, "max_pending", "flush", "description", "tags")
+NO_KEY = "none"
 RETENTION_WORDS = tuple(kind.name.lower() for kind in RetentionKind)
 
 
@@ -270,7 +270,7 @@ def _agent(command: Command, channel: Channel) -> str:
 
 def _check_agent(field: str, name: str) -> None:
     if not is_agent_name(name):
-        raise Refused(f"{field} {name[:70]!r} is no name of an agent")
+        raise Refused(f"{field} {name[:70]!r} is not a valid agent name")
 
 
 def _settings(command: Command) -> dict[str, object]:
@@ -373,7 +373,14 @@ def _order(command: Command, store: CommStore) -> Order:
 def _register_key(command: Command, store: CommStore) -> KeyRegistration:
     """The key that is registered for an agent from now on."""
     _require_privileged(command)
-    return parse_key_registration(command.fields["NAME"], command.fields["KEY"])
+    name, key = command.fields["NAME"], command.fields["KEY"]
+    _check_agent("NAME", name)
+    word = key.lower()
+    if word != NO_KEY and not PUBLIC_KEY.fullmatch(word):
+        raise Refused(
+            f"KEY {key[:80]!r} is not a valid public key: expected 64 hex digits, or {NO_KEY}"
+        )
+    return KeyRegistration(name, "" if word == NO_KEY else word)
 
 
 # -- agents ----------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Control messages: what agents ask of the orchestrator itself, and its answers.
 
 Here: ``join``, ``leave``, ``subscribe``, ``unsubscribe`` and ``status``; a ``command`` is one of
-``relay.delivery.actions``, ``continuity`` of ``relay.delivery.resume``; ``spawn`` and
+``relay.delivery.actions``, ``continuity`` of ``relay.delivery.saved_state``; ``spawn`` and
 ``release`` are the supervisor's. Source: relay-file-system.txt 4.1, FORMATS 1.
 """
 
@@ -12,12 +12,11 @@ from typing import NamedTuple
 from relay.acomm.model import Channel, ChannelType, MessageFilter
 from relay.agents.status import StatusChange
 from relay.base.errors import CommError, MessageError, Refused
-from relay.base.jobs import Pack, Prune
 from relay.base.message import CHANNEL_KINDS, Kind, MessageFile, command_fields, control_fields
 from relay.base.names import DIRECT_PREFIX, EVERYONE_CHANNEL, is_channel_name
 from relay.delivery import actions
 from relay.delivery.filters import filter_of, where
-from relay.delivery.key_registration import KeyRegistration
+from relay.delivery.work import KeyRegistration, Pack, Prune
 from relay.engine import topics
 from relay.engine.commstore import CommStore
 from relay.journal.plan import Order

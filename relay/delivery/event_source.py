@@ -19,11 +19,11 @@ from relay.base.home import READ
 from relay.base.incidents import Incident, IncidentKind, Told
 from relay.base.names import MSG_SUFFIX, message_id_of
 from relay.base.watcher import WatchEvents
-from relay.delivery import lost_time
-from relay.delivery.context import Context
+from relay.delivery import downtime
 from relay.delivery.intake import Intake
 from relay.delivery.notifications import Notifier
-from relay.delivery.readings import GRACE_NS, ReadDetector
+from relay.delivery.reads import GRACE_NS, ReadDetector
+from relay.delivery.work import Context
 
 
 class EventSource:
@@ -72,7 +72,7 @@ class EventSource:
         self._reads.on_removed(wake.left)
         if scan:
             self._ledger.check_file()
-            lost_time.record_alive(self._context)
+            downtime.record_alive(self._context)
             self._intake.rate_limit.sweep()
             self._record_incidents(directory_guard.stray_agents(self._home))
             self._next_scan_ns = now + self._detection.scan_interval_s * NS_PER_S

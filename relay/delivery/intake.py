@@ -16,29 +16,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Container
+import stat
+from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
 from relay.base import fsio
 from relay.base.checksums import SHA256_PREFIX, sha256_hex
-from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, iso_date
 from relay.base.config import Detection, Limits, Security
 from relay.base.errors import ForeignOwner, HardLink, MessageError, RelayError, UnsafePath
-from relay.base.home import PENDING, Dirs
+from relay.base.home import PENDING, REJECTED, Dirs
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import Kind, MessageFile, max_file_bytes, parse
-from relay.base.names import MSG_SUFFIX, shown
-from relay.base.outbox_file import FileKey, OutboxFile, found_of
+from relay.base.names import MSG_SUFFIX, message_id_of, shown
 from relay.base.redaction import redact
-from relay.delivery.ratelimit import RateLimit
-from relay.delivery.unsent import PendingFiles
-from relay.delivery.waiting import (
-    Hint,
-    IntakeQueue,
-    OutboxQuota,
-    ThrottleStatus,
-    sort_within_agents,
-)
+from relay.delivery.intake_queue import FileKey, Hint, IntakeQueue, sort_within_agents
+from relay.delivery.limits import OutboxQuota, RateLimit, ThrottleStatus
 
 _KIND_OF: dict[type[RelayError], IncidentKind] = {
     HardLink: IncidentKind.HARD_LINK,
@@ -298,3 +291,187 @@ def _is_pending(dirs: Dirs, agent: str, name: str) -> bool:
         return fsio.exists(name, dirs.get("agents", agent, "outbox", PENDING))
     except FileNotFoundError:  # no such directory: nothing is pending there
         return False
+
+
+OUTBOX = ("outbox",)
+IN_PENDING = ("outbox", PENDING)  # where a writer left it
+MOST_DRAFTED_NS = 86_400 * NS_PER_S  # between naming a file and writing it
+LATEST_NS = 9 * 10**18  # the year 2255
+
+
+class OutboxFile(NamedTuple):
+    """One file in an outbox, and what fstat said of it."""
+
+    agent: str
+    file_name: str
+    message_id: str | None  # None: the name is none of ours
+    size: int
+    mtime_ns: int
+    inode: int
+    ctime_ns: int = 0  # last changed or renamed: no writer can set it; 0: it has other names
+    place: tuple[str, ...] = OUTBOX  # below the agent's directory
+
+    @property
+    def path(self) -> str:
+        """Relative to the home."""
+        return "/".join(("agents", self.agent, *self.place, self.file_name))
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What stands for the file while it waits or is worked on."""
+        return (self.agent, "/".join((*self.place[1:], self.file_name)))
+
+
+def found_of(
+    agent: str, name: str, status: os.stat_result, place: tuple[str, ...] = OUTBOX
+) -> OutboxFile:
+    """The facts of a file; its writer may have set any mtime, SQLite takes 63 bits."""
+    mtime_ns = min(max(status.st_mtime_ns, 0), LATEST_NS)
+    return OutboxFile(
+        agent,
+        name,
+        message_id_of(name),
+        status.st_size,
+        mtime_ns,
+        status.st_ino,
+        0 if status.st_nlink > 1 else status.st_ctime_ns,  # each name that goes changes it for all
+        place,
+    )
+
+
+def is_same(found: OutboxFile, status: os.stat_result) -> bool:
+    """True when that file is still in its place, and unchanged."""
+    now = found_of(found.agent, found.file_name, status, found.place)
+    if 0 in (found.ctime_ns, now.ctime_ns):
+        now = now._replace(ctime_ns=found.ctime_ns)
+    return now == found
+
+
+def sent_at(found: OutboxFile, discovered_at: int) -> int:
+    """When a file was sent (Unix ns): the time in its name or its mtime, whichever is earlier, and
+    not later than it was found.
+
+    A name that is more than a day older than what was written is copied from an example, and says
+    nothing; nor do digits that are no nanoseconds of our days.
+    """
+    at = min(found.mtime_ns, discovered_at)
+    named = int((found.message_id or "0").partition("-")[0])
+    return named if at - MOST_DRAFTED_NS <= named < at else at
+
+
+def untouched_since(status: os.stat_result, now_ns: int) -> int:
+    """When a file was last written or renamed (Unix ns); a time to come says nothing."""
+    times = [at for at in (status.st_mtime_ns, status.st_ctime_ns) if at <= now_ns]
+    return max(times, default=now_ns)
+
+
+MOST_AT_ONCE = 1_000  # of an agent, between two scans: the next one lists the rest
+
+
+class PendingFiles:
+    """The files that lie in ``.pending`` for long. Owned by the loop."""
+
+    def __init__(self, detection: Detection, clock: Clock, log: Callable[..., object]) -> None:
+        self._warn_ns = detection.pending_warn_s * NS_PER_S
+        self._over_ns = detection.orphan_after_s * NS_PER_S
+        self._clock = clock
+        self._log = log
+        self._warned: dict[str, set[tuple[str, int]]] = {}  # by agent: name and inode
+        self._over: dict[FileKey, None] = {}  # agent and name, oldest look first
+
+    @property
+    def is_busy(self) -> bool:
+        """True while messages wait to be refused."""
+        return bool(self._over)
+
+    def scan(self, dirs: Dirs, agent: str) -> None:
+        """List an agent's ``.pending``. Errors: OSError, UnsafePath."""
+        pending = dirs.ensure("agents", agent, *IN_PENDING)
+        now = self._clock.now_ns()
+        warned = self._warned.pop(agent, set())
+        still: set[tuple[str, int]] = set()
+        found = 0
+        for name, status in _files(pending):
+            age_ns = now - untouched_since(status, now)
+            if age_ns > self._over_ns and not name.endswith(MSG_SUFFIX):
+                self._remove(agent, name, pending)
+                continue
+            if age_ns > self._over_ns and found < MOST_AT_ONCE:
+                self._over[agent, name] = None
+                found += 1
+            elif age_ns > self._warn_ns:
+                still.add(one := (name, status.st_ino))
+                if one not in warned:
+                    self._warn(agent, name, age_ns)
+        if still:
+            self._warned[agent] = still
+
+    def pop_overdue(
+        self, dirs: Dirs, limit: int, max_bytes: int, in_hand: Container[FileKey]
+    ) -> Iterator[tuple[OutboxFile, bytes]]:
+        """Up to ``limit`` messages whose time is over, and what is in them (``max_bytes`` at most).
+
+        Each is looked at once more: its writer may have gone on with it.
+        """
+        for agent, name in list(self._over)[:limit]:
+            del self._over[agent, name]
+            if (agent, f"{PENDING}/{name}") in in_hand:
+                continue
+            with contextlib.suppress(OSError, UnsafePath):  # the next scan tries again
+                pending = dirs.get("agents", agent, *IN_PENDING)
+                status = os.stat(name, dir_fd=pending, follow_symlinks=False)
+                now = self._clock.now_ns()
+                if now - untouched_since(status, now) <= self._over_ns:
+                    continue
+                data = b""
+                with contextlib.suppress(UnsafePath):  # a link: kept as it is, and not read
+                    data, status = fsio.read_regular(name, pending, max_bytes)
+                yield found_of(agent, name, status, IN_PENDING), data
+
+    def reason(self, agent: str) -> str:
+        """The nack for such a file."""
+        kept = f"archive/{iso_date(self._clock.now_ns())}/{agent}/{REJECTED}/"
+        return (
+            f"found in .pending, untouched for {_span(self._over_ns // NS_PER_S)}: a message is "
+            f"sent by renaming it into the outbox; it is kept in {kept}, move it from there into "
+            "the outbox to send it"
+        )
+
+    def _warn(self, agent: str, name: str, age_ns: int) -> None:
+        self._log(
+            f"A file lies in .pending of {agent} for {age_ns // NS_PER_S} s: it is sent when it is "
+            "renamed into the outbox",
+            action="left_in_pending",
+            level="warning",
+            agent=agent,
+            file=name,
+        )
+
+    def _remove(self, agent: str, name: str, pending: int) -> None:
+        fsio.remove(name, pending)
+        self._log(
+            "Removed a temporary file that its writer left in .pending",
+            action="remove_orphan",
+            level="warning",
+            agent=agent,
+            file=name,
+        )
+
+
+def _files(pending: int) -> Iterator[tuple[str, os.stat_result]]:
+    """The names in ``.pending`` that are no directories, and what stat says of each."""
+    with os.scandir(pending) as entries:
+        for entry in entries:
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # its writer has renamed it
+            if not stat.S_ISDIR(status.st_mode):
+                yield entry.name, status
+
+
+def _span(seconds: int) -> str:
+    """A span of time in words."""
+    if seconds == 3600:
+        return "an hour"
+    return f"{seconds // 60} minutes" if seconds >= 120 else f"{seconds} s"

@@ -16,7 +16,7 @@ from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
 from relay.daemon import prune
 from relay.daemon.opening import look, store_key, stream_dir
 from relay.daemon.projection import deliveries_of
-from relay.delivery import mailbox
+from relay.delivery import reads
 from relay.doctor.finding import (
     RESTORE,
     Finding,
@@ -228,18 +228,18 @@ def _vanished(
         return set()
     try:
         with place.home.dirs() as dirs:
-            traces = mailbox.file_fates(dirs, agent, known, missing)
+            traces = reads.file_fates(dirs, agent, known, missing)
     except FileNotFoundError:
         return set(missing)
     except (OSError, UnsafePath):  # the checks of files say so
         return set()
-    return {one for one, trace in traces.items() if trace is mailbox.FileFate.VANISHED}
+    return {one for one, trace in traces.items() if trace is reads.FileFate.VANISHED}
 
 
 def _gone(agent: str, number: int) -> Finding:
     return Finding(
         "ledger",
-        mailbox.describe_vanished(agent, number),
+        reads.describe_vanished(agent, number),
         f"delivered again when it is back (`relay register {agent}`, and a relay that runs); "
         f"or back to their senders: `relay agents retire {agent}`",
         Severity.WARNING,

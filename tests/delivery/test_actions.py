@@ -179,8 +179,8 @@ def test_a_closed_channel_is_not_made_again(ci: CommStore) -> None:
         ("CHANNEL: all\nTYPE: group", "neither all nor dm/"),
         ("CHANNEL: dm/a/b\nTYPE: direct", "neither all nor dm/"),
         ("CHANNEL: ci\nTYPE: crowd", "TYPE 'crowd' is not one of group, broadcast, pubsub, direct"),
-        ("CHANNEL: ci\nTYPE: group\nOWNER: a b", "OWNER 'a b' is no name of an agent"),
-        ("CHANNEL: ci\nTYPE: group\nOWNER: __orchestrator__", "is no name of an agent"),
+        ("CHANNEL: ci\nTYPE: group\nOWNER: a b", "OWNER 'a b' is not a valid agent name"),
+        ("CHANNEL: ci\nTYPE: group\nOWNER: __orchestrator__", "is not a valid agent name"),
         ("CHANNEL: ci\nTYPE: group\nvolume: 11", "there is no setting volume"),
         ("CHANNEL: ci\nTYPE: group\nack_timeout: 0", "ack_timeout: 0 is not a number from 1"),
     ],
@@ -228,7 +228,7 @@ def test_for_another_it_is_done_by_operator_owner_and_lead(ci: CommStore, verb: 
 
 def test_an_agent_that_can_be_none(ci: CommStore) -> None:
     for name in ("a b", "__orchestrator__", "system"):
-        assert "is no name of an agent" in refused(
+        assert "is not a valid agent name" in refused(
             ci, f"ACTION: channel.join\nCHANNEL: ci\nAGENT: {name}"
         )
 

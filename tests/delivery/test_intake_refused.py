@@ -11,8 +11,7 @@ import pytest
 
 from relay.base.config import Detection, Limits
 from relay.base.message import MAX_HEADER_BYTES, max_file_bytes
-from relay.base.outbox_file import LATEST_NS, found_of
-from relay.delivery.intake import Malformed, Parsed
+from relay.delivery.intake import LATEST_NS, Malformed, Parsed, found_of
 from tests.box import Box
 from tests.delivery.support import GOOD, NAME, Desk, bodies, reason
 

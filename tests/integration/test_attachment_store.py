@@ -177,7 +177,7 @@ def test_killed_before_it_is_set_aside_it_is_found_again(
     wanted = hashlib.sha256(b"a file").hexdigest()
     path = put(box, b"another file", wanted)
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr("relay.delivery.door.set_aside", die)
+        patched.setattr("relay.delivery.validate.set_aside", die)
         send(box, wanted)
     box.kill()
     assert path.exists()

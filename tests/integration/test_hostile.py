@@ -10,7 +10,7 @@ import pytest
 
 from relay.base.errors import UnsafePath
 from relay.base.home import Home
-from relay.delivery.decide import Planner
+from relay.delivery.plan import Planner
 from tests.box import Box
 
 

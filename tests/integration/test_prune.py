@@ -14,10 +14,10 @@ import pytest
 from relay.base import fsio
 from relay.base.config import Config, Retention, encode
 from relay.base.errors import LedgerError
-from relay.base.jobs import Pack, Prune
 from relay.daemon import prune
 from relay.daemon.housekeeper import Housekeeper, packable, run_retention
 from relay.daemon.prune import Pruned
+from relay.delivery.work import Pack, Prune
 from relay.engine.flush import Inline
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until

@@ -9,8 +9,8 @@ import pytest
 from relay.acomm import codec
 from relay.base import fsio
 from relay.base.home import STORE
-from relay.delivery.carry import BatchWriter
 from relay.delivery.eventlog import EventLog
+from relay.delivery.execute import BatchWriter
 from tests.box import Box
 
 

@@ -67,7 +67,7 @@ def test_no_line_of_the_log_has_content_or_keys(tmp_path: Path) -> None:
 
 
 def test_no_fact_that_is_logged_has_content(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    from relay.delivery.decide import Planner
+    from relay.delivery.plan import Planner
 
     decide = Planner.plan
 

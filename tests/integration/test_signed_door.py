@@ -181,7 +181,7 @@ def test_a_key_that_is_registered_stays_without_meta_json(box: Box) -> None:
 def test_killed_before_the_ledger_heard_of_a_confirmed_key(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relay.delivery.carry import BatchWriter
+    from relay.delivery.execute import BatchWriter
 
     name_key(box, "alice", ALICE)
     signed(box, ALICE)
@@ -210,8 +210,11 @@ def test_killed_before_the_ledger_heard_of_a_confirmed_key(
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("NAME: alice\nKEY: 12", "KEY '12' is no public key: 64 hex digits, or none"),
-        ("NAME: no/body\nKEY: none", "NAME 'no/body' is no agent's name"),
+        (
+            "NAME: alice\nKEY: 12",
+            "KEY '12' is not a valid public key: expected 64 hex digits, or none",
+        ),
+        ("NAME: no/body\nKEY: none", "NAME 'no/body' is not a valid agent name"),
         ("KEY: none", "NAME is missing: agent.key needs a body line `NAME: …`"),
     ],
 )
@@ -284,7 +287,7 @@ def test_keys_on_the_command_line(tmp_path: Path) -> None:
 
         refused = relay("key", "trust", "alice", "12", home=home)
         assert refused.returncode != 0
-        assert "KEY '12' is no public key" in refused.stderr
+        assert "KEY '12' is not a valid public key" in refused.stderr
         other = public_key(MALLORY).hex()
         done = relay("key", "trust", "alice", other, home=home)
         assert done.stdout == f"the key {other} is registered for alice\n"

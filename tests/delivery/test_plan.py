@@ -11,9 +11,9 @@ from relay.acomm.model import DeliveryState, MessageStatus, MessageType
 from relay.base.checksums import sha256_hex
 from relay.base.message import Kind, parse, parse_delivered
 from relay.base.names import ORCHESTRATOR, message_id_of
-from relay.delivery.decide import MAX_NOTE, Planner
+from relay.delivery.file_ops import reconstruct
 from relay.delivery.intake import OutboxFile, Parsed
-from relay.delivery.redelivery import reconstruct
+from relay.delivery.plan import MAX_NOTE, Planner
 from relay.delivery.work import Acknowledged, WorkItem
 from relay.engine.commstore import CommStore
 from tests.engine.support import NOW_S, new_store, standing

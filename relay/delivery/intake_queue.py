@@ -12,20 +12,15 @@ remembered: the others stay in its outbox, which is listed again as soon as ther
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Callable, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from relay.base.clock import Clock
-from relay.base.config import Security
-from relay.base.incidents import Incident, IncidentKind
-from relay.base.names import MSG_SUFFIX
-from relay.base.outbox_file import FileKey
-from relay.delivery.ratelimit import RateLimit
+from relay.delivery.limits import RateLimit
 
+FileKey = tuple[str, str]  # agent, file name
 Item = TypeVar("Item")
 
 
@@ -239,68 +234,3 @@ def sort_within_agents(
         places.setdefault(agent_of(item), []).append(item)
     sorted_ = {agent: iter(sorted(mine, key=rank)) for agent, mine in places.items()}
     return [next(sorted_[agent_of(item)]) for item in items]
-
-
-class ThrottleStatus(NamedTuple):
-    """Agents over a limit now, and the episodes since the relay started."""
-
-    rate: list[str]
-    rate_total: int
-    quota: list[str]
-    quota_total: int
-
-
-class OutboxQuota:
-    """How much may wait in one outbox; looked at with each scan."""
-
-    def __init__(self, security: Security, max_file: int) -> None:
-        self._most_files = security.outbox_files
-        self._max_file = max_file
-        self._most_bytes = security.outbox_mib << 20
-        self._over: set[str] = set()
-        self._begun: list[Incident] = []
-        self.exceeded_total = 0  # episodes, since the relay started
-
-    def check(self, agent: str, outbox: int, names: list[str]) -> None:
-        """What waits there now. Told once, until it is half of what may."""
-        files = [name for name in names if name.endswith(MSG_SUFFIX)]
-        may_be = len(files) * self._max_file > self._most_bytes  # larger ones are not taken
-        size = _bytes_of(files, outbox) if may_be and len(files) <= self._most_files else 0
-        if len(files) > self._most_files:
-            what = f"{len(files)} files wait in the outbox of {agent}, more than {self._most_files}"
-            setting = "security.outbox_files"
-        elif size > self._most_bytes:
-            most = self._most_bytes >> 20
-            what = f"{size >> 20} MiB wait in the outbox of {agent}, more than {most} MiB"
-            setting = "security.outbox_mib"
-        else:
-            if 2 * len(files) <= self._most_files and 2 * size <= self._most_bytes:
-                self._over.discard(agent)
-            return
-        if agent not in self._over:
-            self._over.add(agent)
-            self.exceeded_total += 1
-            detail = f"{what} ({setting}): each is taken in its turn, nothing is lost"
-            path = f"agents/{agent}/outbox"
-            self._begun.append(Incident(IncidentKind.QUOTA_EXCEEDED, agent, path, detail))
-
-    @property
-    def over(self) -> list[str]:
-        """Agents that are over it."""
-        return sorted(self._over)
-
-    def pop_new_alerts(self) -> list[Incident]:
-        """Who came over since the last time: to be told."""
-        begun, self._begun = self._begun, []
-        return begun
-
-
-def _bytes_of(names: list[str], folder: int) -> int:
-    total = 0
-    for name in names:
-        try:
-            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        except FileNotFoundError:
-            continue  # it is sent, or taken back
-        total += status.st_size if stat.S_ISREG(status.st_mode) else 0
-    return total

@@ -11,17 +11,23 @@ the ledger's with ``note``, once the journal has it.
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import os
+import struct
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from enum import Enum, auto
 
-from relay.base.clock import NS_PER_S
+from relay.base import fsio
+from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import UnsafePath
-from relay.base.home import Dirs
-from relay.base.names import message_id_of
-from relay.delivery import file_ops, mailbox
-from relay.delivery.context import Context
-from relay.delivery.mailbox import FileFate
+from relay.base.home import PENDING, READ, Dirs
+from relay.base.names import MSG_SUFFIX, message_id_of
+from relay.delivery import file_ops
+from relay.delivery.work import Context
 from relay.ledger import Read
 from relay.ledger.values import REMOVED, TAKEN
 
@@ -57,7 +63,7 @@ class ReadDetector:
 
     def _check(self, dirs: Dirs, agent: str, message_id: str) -> None:
         with suppress(OSError, UnsafePath):  # not now: judged with what is missing
-            if mailbox.was_taken(dirs, agent, message_id):
+            if was_taken(dirs, agent, message_id):
                 self._record_read(agent, message_id, TAKEN)
                 return
         due_ns = self._clock.monotonic_ns() + GRACE_NS
@@ -68,7 +74,7 @@ class ReadDetector:
 
         Errors: OSError, UnsafePath.
         """
-        known, seen = self._mailboxes.get(agent), mailbox.identity(dirs, agent)
+        known, seen = self._mailboxes.get(agent), mailbox_identity(dirs, agent)
         missing, others = self._ledger.unread(agent), file_ops.inbox_files(dirs, agent)
         for message_id in missing.keys() & others:
             del missing[message_id]
@@ -103,19 +109,19 @@ class ReadDetector:
             unread = self._ledger.unread_of(agent, ids)
             # a scan finds again what is not known now, when its mailbox is back
             with suppress(OSError, UnsafePath), self._home.dirs() as dirs:
-                if self._mailboxes.get(agent) in (None, mailbox.identity(dirs, agent)):
+                if self._mailboxes.get(agent) in (None, mailbox_identity(dirs, agent)):
                     self._classify(dirs, agent, {one: unread.get(one, 0) for one in ids})
                 else:  # put in the other's place unseen: all that stood there went with it
                     self.scan(dirs, agent)
 
     def _classify(self, dirs: Dirs, agent: str, missing: Mapping[str, int]) -> None:
         known = self._mailboxes.get(agent)
-        found = mailbox.file_fates(dirs, agent, known, missing)
-        born_ns = mailbox.born_ns(known)
+        found = file_fates(dirs, agent, known, missing)
+        made_at = created_ns(known)
         older = [
             one
             for one, trace in found.items()
-            if trace is FileFate.REMOVED and 0 < missing[one] < born_ns
+            if trace is FileFate.REMOVED and 0 < missing[one] < made_at
         ]
         rows = self._ledger.deliveries(older) if older else {}
         for message_id, trace in found.items():
@@ -178,7 +184,7 @@ class ReadDetector:
             self._ledger.note_position(self._events.journal.durable, now)
         for agent, number in Counter(agent for agent, _ in vanished).items():
             self._log(
-                f"{mailbox.describe_vanished(agent, number)}: "
+                f"{describe_vanished(agent, number)}: "
                 "delivered again, or back to their senders where it is retired",
                 action="mailbox_vanished",
                 level="warning",
@@ -186,3 +192,97 @@ class ReadDetector:
                 messages=number,
             )
         return read
+
+
+# The kernel sets times by a clock that it moves on every few milliseconds.
+COARSE_NS = 50 * NS_PER_MS
+
+
+class FileFate(Enum):
+    """The fate of a file that was written into an inbox."""
+
+    STANDS = auto()  # it is there
+    TAKEN = auto()  # it is in .read
+    REMOVED = auto()  # somebody removed it
+    VANISHED = auto()  # its inbox went with it
+
+
+def mailbox_identity(dirs: Dirs, agent: str) -> str:
+    """An identity of the inbox that no other one in its place has. Errors: as ``judge``."""
+    return _identity(dirs.get("agents", agent, "inbox"))
+
+
+def created_ns(known: str | None) -> int:
+    """When an inbox of that identity was made (Unix ns); 0: not known."""
+    return int(known.partition(":")[2]) if known else 0
+
+
+def was_taken(dirs: Dirs, agent: str, message_id: str) -> bool:
+    """True when the file is in ``.read``. Errors: OSError, UnsafePath."""
+    try:
+        return fsio.exists(message_id + MSG_SUFFIX, dirs.get("agents", agent, "inbox", READ))
+    except FileNotFoundError:
+        return False
+
+
+def file_fates(
+    dirs: Dirs, agent: str, known: str | None, missing: Mapping[str, int]
+) -> dict[str, FileFate]:
+    """The fate of each of ``missing``: message id -> when it was written (Unix ns).
+
+    ``known``: the identity of the inbox that was delivered to; None: not known.
+    Errors: FileNotFoundError while there is no inbox; OSError, UnsafePath where it cannot be
+    looked into, which shows nothing.
+    """
+    inbox = dirs.get("agents", agent, "inbox")
+    is_other = known is not None and _identity(inbox) != known
+    changed_at = os.fstat(inbox).st_mtime_ns + COARSE_NS
+    is_whole = fsio.exists(PENDING, inbox) or fsio.exists(READ, inbox)
+    found: dict[str, FileFate] = {}
+    for message_id, written_at in missing.items():
+        if was_taken(dirs, agent, message_id):
+            found[message_id] = FileFate.TAKEN
+        elif fsio.exists(message_id + MSG_SUFFIX, inbox):
+            found[message_id] = FileFate.STANDS
+        elif is_other or changed_at < written_at:
+            found[message_id] = FileFate.VANISHED
+        elif is_whole:  # else somebody may be removing all of it just now
+            found[message_id] = FileFate.REMOVED
+    return found
+
+
+def _identity(fd: int) -> str:
+    """Inode and birth (Unix ns; 0 where the file system does not keep it)."""
+    status = os.fstat(fd)
+    if sys.platform == "darwin":
+        return f"{status.st_ino}:{int(status.st_birthtime * NS_PER_S)}"
+    return f"{status.st_ino}:{_created_ns(fd)}"
+
+
+_STATX_BTIME, _AT_EMPTY_PATH = 0x800, 0x1000  # linux/stat.h, fcntl.h
+_MASK, _BTIME = struct.Struct("<I"), struct.Struct("<qI")  # of struct statx
+_BTIME_AT, _STATX_BYTES = 80, 256
+
+
+def _created_ns(fd: int) -> int:
+    """When a file was made, which ``os.stat`` does not say on Linux."""
+    statx = _statx()
+    answer = ctypes.create_string_buffer(_STATX_BYTES)
+    if statx is None or statx(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, answer) != 0:
+        return 0
+    if not _MASK.unpack_from(answer)[0] & _STATX_BTIME:
+        return 0
+    seconds, nanoseconds = _BTIME.unpack_from(answer, _BTIME_AT)
+    return int(seconds * NS_PER_S + nanoseconds)
+
+
+@functools.cache
+def _statx() -> Callable[..., int] | None:
+    """The C library's function; None in one that is too old for it."""
+    return getattr(ctypes.CDLL(None), "statx", None)
+
+
+def describe_vanished(agent: str, number: int) -> str:
+    """So many messages that nobody read went with this agent's mailbox."""
+    what = "message" if number == 1 else "messages"
+    return f"{number} unread {what} vanished with the mailbox of {agent}"

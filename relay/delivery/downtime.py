@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from relay.acomm.model import Obligation
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import LedgerError
-from relay.delivery.context import Context
+from relay.delivery.work import Context
 from relay.engine.commstore import CommStore
 from relay.ledger import DutyFacts
 
