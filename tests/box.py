@@ -29,7 +29,7 @@ from relay.delivery.loop import Dispatcher
 from relay.delivery.work import Context, Pack, Prune
 from relay.engine.commstore import CommStore
 from relay.engine.flush import Flusher, FlushPolicy, Inline
-from relay.journal.plan import Order
+from relay.journal.plan import JournalCommand
 from relay.ledger import Ledger
 from tests.fakes import FakeClock, FakeSpawner
 
@@ -131,7 +131,7 @@ class Box:
         for _ in range(times):
             self.deadline = self.dispatcher.tick(self.watcher.wait(0))
             for order in self.dispatcher.pop_jobs():
-                if isinstance(order, Order):
+                if isinstance(order, JournalCommand):
                     run_command(self.home, self.opened, self.clock, order)
                 else:
                     self.asked.append(order)

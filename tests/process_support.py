@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from relay.base.config import Config, Spawn
+from relay.base.config import Config, SpawnSettings
 from relay.ledger.processes import Process
 from tests.box import Box
 from tests.fakes import FakeProcess, FakeSpawner
 
-QUICK = Spawn(
+QUICK = SpawnSettings(
     restart_first_s=1,
     restart_most_s=4,
     restart_times=3,
@@ -26,7 +26,7 @@ class ProcessBox(Box):
 
     spawner: FakeSpawner
 
-    def __init__(self, root: Path, *agents: str, settings: Spawn = QUICK) -> None:
+    def __init__(self, root: Path, *agents: str, settings: SpawnSettings = QUICK) -> None:
         (root.parent / "work").mkdir(exist_ok=True)
         self.cwd = root.parent / "work"
         super().__init__(root, *agents, config=Config(spawn=settings))

@@ -216,5 +216,5 @@ def _open(path: str) -> BinaryIO:
     fd = os.open(path, _OPEN)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise UnsafePath(f"{path} is no regular file")
+        raise UnsafePath(f"{path} is not a regular file")
     return os.fdopen(fd, "rb")

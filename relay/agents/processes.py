@@ -20,7 +20,7 @@ from relay.agents.run_files import LogRotator
 from relay.agents.spawner import CannotStart, Pid, Spawner, Usage
 from relay.agents.status import Activity, AgentStatus, LastSeen, StatusChange
 from relay.base.clock import NS_PER_S, Clock, boot_id
-from relay.base.config import Spawn
+from relay.base.config import SpawnSettings
 from relay.base.errors import RelayError
 from relay.base.home import Home
 from relay.base.logs import LogCall
@@ -72,7 +72,7 @@ def new_row(spec: Spec, now_ns: int) -> Process:
     )
 
 
-def decide_restart(row: Process, settings: Spawn, now_ns: int) -> RestartDecision:
+def decide_restart(row: Process, settings: SpawnSettings, now_ns: int) -> RestartDecision:
     """Apply the restart policy to an end whose code is in the row.
 
     An unknown code counts as a failure. The pause doubles with every restart in the window.
@@ -87,13 +87,13 @@ def decide_restart(row: Process, settings: Spawn, now_ns: int) -> RestartDecisio
     )
 
 
-def restarts_in_window(row: Process, settings: Spawn, now_ns: int) -> list[int]:
+def restarts_in_window(row: Process, settings: SpawnSettings, now_ns: int) -> list[int]:
     """The restarts within ``restart_window_s``."""
     since = now_ns - settings.restart_window_s * NS_PER_S
     return [at for at in row.recent_restarts if at > since]
 
 
-def restarted(row: Process, settings: Spawn, now_ns: int) -> Process:
+def restarted(row: Process, settings: SpawnSettings, now_ns: int) -> Process:
     """The row with one more restart."""
     recent = [*restarts_in_window(row, settings, now_ns), now_ns]
     return row._replace(
@@ -101,7 +101,9 @@ def restarted(row: Process, settings: Spawn, now_ns: int) -> Process:
     )
 
 
-def next_state(row: Process, seen: LastSeen, busy_at: int, settings: Spawn, now_ns: int) -> str:
+def next_state(
+    row: Process, seen: LastSeen, busy_at: int, settings: SpawnSettings, now_ns: int
+) -> str:
     """The state of a running process by its activity.
 
     ``busy_at``: when it last used CPU. An obligation overdue for ``stuck_after_s`` makes it stuck.
@@ -197,7 +199,7 @@ class ProcessMonitor:
 
     def __init__(
         self,
-        settings: Spawn,
+        settings: SpawnSettings,
         home: Home,
         ledger: Ledger,
         activity: Activity,
@@ -278,7 +280,7 @@ class Starter:
 
     def __init__(
         self,
-        settings: Spawn,
+        settings: SpawnSettings,
         home: Home,
         spawner: Spawner,
         clock: Clock,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from relay.base.config import RESTARTS, Spawn
+from relay.base.config import RESTARTS, SpawnSettings
 from relay.base.message import Kind, MessageFile, control_fields
 from relay.base.names import LEAD, OPERATOR, is_agent_name, shown
 from relay.base.redaction import parse_env
@@ -59,7 +59,7 @@ class Requester(NamedTuple):
 
 
 def read_request(
-    message: MessageFile, requester: Requester, settings: Spawn
+    message: MessageFile, requester: Requester, settings: SpawnSettings
 ) -> ProcessRequest | str:
     """Parse a message of KIND spawn or release; returns the reason if it is refused."""
     operation = str(message.kind)
@@ -85,7 +85,7 @@ def read_request(
     return spec if isinstance(spec, str) else ProcessRequest(intent, spec)
 
 
-def is_allowed(requester: Requester, settings: Spawn) -> bool:
+def is_allowed(requester: Requester, settings: SpawnSettings) -> bool:
     """True for agents named in the configuration; ``lead`` there means the agent with that role."""
     allowed = set(settings.allow_from)
     if ANY_AGENT in allowed or (LEAD in allowed and requester.name == requester.lead):
@@ -93,7 +93,7 @@ def is_allowed(requester: Requester, settings: Spawn) -> bool:
     return requester.name in allowed - {LEAD}
 
 
-def _read_spec(fields: dict[str, str], intent: Intent, settings: Spawn) -> Spec | str:
+def _read_spec(fields: dict[str, str], intent: Intent, settings: SpawnSettings) -> Spec | str:
     cli = fields.get("CLI", "")
     template = settings.clis.get(cli)
     if template is None:
@@ -129,7 +129,7 @@ def _read_spec(fields: dict[str, str], intent: Intent, settings: Spawn) -> Spec 
     )
 
 
-def default_dir(settings: Spawn) -> str:
+def default_dir(settings: SpawnSettings) -> str:
     """The default working directory: the first root, else the user's home."""
     return settings.roots[0] if settings.roots else os.path.expanduser("~")
 
@@ -160,7 +160,7 @@ def _lies_under(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 
-def _read_env(text: str, settings: Spawn) -> dict[str, str] | str:
+def _read_env(text: str, settings: SpawnSettings) -> dict[str, str] | str:
     """Parse ENV; returns the reason if an entry is refused, without any value."""
     env: dict[str, str] = {}
     for number, (name, value) in enumerate(parse_env(text), 1):

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from relay.agents.roster import Roster
 from relay.base import process_info
 from relay.base.clock import NS_PER_S, Clock, iso_time
-from relay.base.config import Agents
+from relay.base.config import AgentSettings
 from relay.base.home import Dirs
 from relay.base.message import Kind
 from relay.base.names import OPERATOR, answer_id
@@ -72,7 +72,7 @@ class AgentFacts(NamedTuple):
     is_supervised: bool = False  # the relay started a process of it, which runs or is started again
 
 
-def next_status(facts: AgentFacts, now_ns: int, settings: Agents) -> StatusChange | None:
+def next_status(facts: AgentFacts, now_ns: int, settings: AgentSettings) -> StatusChange | None:
     """The status change due by now; None if there is none."""
     if facts.status in UNAVAILABLE:
         came_back = facts.runs and (
@@ -157,7 +157,7 @@ class AgentStatusTracker:
         self,
         ledger: Ledger,
         roster: Roster,
-        settings: Agents,
+        settings: AgentSettings,
         clock: Clock,
         log: Callable[..., object],
     ) -> None:

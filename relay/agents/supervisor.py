@@ -37,7 +37,7 @@ from relay.agents.requests import Spec
 from relay.agents.spawner import CannotStart, Pid, Spawner, describe_exit
 from relay.agents.status import Activity, AgentStatus, StatusChange
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
-from relay.base.config import Spawn
+from relay.base.config import SpawnSettings
 from relay.base.home import Home
 from relay.base.logs import LogCall
 from relay.base.message import Kind
@@ -57,7 +57,7 @@ class Supervisor:
 
     def __init__(
         self,
-        settings: Spawn,
+        settings: SpawnSettings,
         home: Home,
         ledger: Ledger,
         store: CommStore,

@@ -4,6 +4,6 @@ Nothing here changes a home, and no reader holds the daemon up. Only this packag
 pyspark and pyarrow, which come with the extra ``agent-relay[audit]``.
 """
 
-from relay.audit.formats import register
+from relay.audit.sources import register
 
 __all__ = ["register"]

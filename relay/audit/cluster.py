@@ -1,9 +1,9 @@
-"""A run on a cluster: what its workers need beside a Spark of their own.
+"""Runs on a cluster: what the workers need beside a Spark of their own.
 
-- Our package goes with the job, as a zip: workers have the version that plans it. What it imports
-  (``pip install agent-relay[audit]`` brings it) must be installed there, under PYSPARK_PYTHON.
-- Files are read where they lie. The home, the run's private folder (below TMPDIR) and ``--out``
-  are on a file system that driver and workers share; ``require_shared`` says which is not.
+- Our package goes with the job, as a zip, so they have the version that plans it. What it imports
+  (``pip install agent-relay[audit]``) must be installed there, under PYSPARK_PYTHON.
+- Files are read where they lie: the home, the run's private folder (below TMPDIR) and ``--out``
+  must be on a file system that driver and workers share. ``require_shared`` says which is not.
 
 With a master ``local[…]`` none of this happens: its workers are this machine's.
 """
@@ -26,30 +26,28 @@ SHARED_HINT = (
     "path, as a user that may read them; see docs/cluster.md"
 )
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
-_ONCE_ONLY = zipfile.ZipInfo("", (1980, 1, 1, 0, 0, 0)).date_time  # equal trees, equal zips
+_FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # equal trees, equal zips
 
 
 def is_local(master: str) -> bool:
-    """True for a master whose workers are threads and children of this very process."""
+    """Return True for a master whose workers are threads and children of this very process."""
     return master == "local" or master.startswith("local[")
 
 
 def is_on_loopback(master: str) -> bool:
-    """True when all of Spark is on this machine, so that the driver need not be reached from
-    outside."""
+    """Return True when all of Spark is on this machine: nothing outside reaches the driver."""
     host = master.removeprefix("spark://").rpartition(":")[0]
     return is_local(master) or (master.startswith("spark://") and host in _LOOPBACK)
 
 
-def ship(context: SparkContext, folder: str) -> None:
+def ship_package(context: SparkContext, folder: str) -> None:
     """Give our package to the workers of a cluster; ``folder`` takes the zip."""
-    if is_local(context.master):
-        return
-    context.addPyFile(pack(os.path.join(folder, PACKAGE)))
+    if not is_local(context.master):
+        context.addPyFile(pack_relay(os.path.join(folder, PACKAGE)))
 
 
-def pack(path: str) -> str:
-    """Write our package as a zip that Python imports from; the path itself."""
+def pack_relay(path: str) -> str:
+    """Write our package as a zip that Python imports from; return its path."""
     import relay
 
     package = Path(os.path.abspath(relay.__file__)).parent
@@ -57,35 +55,34 @@ def pack(path: str) -> str:
         for file in sorted(package.rglob("*")):
             if file.suffix in (".py", ".sql"):
                 name = file.relative_to(package.parent).as_posix()
-                packed.writestr(zipfile.ZipInfo(name, _ONCE_ONLY), file.read_bytes())
+                packed.writestr(zipfile.ZipInfo(name, _FIXED_TIME), file.read_bytes())
     return path
 
 
 def require_shared(context: SparkContext, read: Sequence[str], written: Sequence[str]) -> None:
-    """Make sure that the workers reach these folders before a job fails in one of them.
+    """Check that the workers reach these folders before a job fails in one of them.
 
-    ``read`` are read alone, ``written`` written, too. Errors: RelayError that names a worker and
-    what it does not reach.
+    ``written`` are read as well. Errors: RelayError that names a worker and a folder.
     """
     if is_local(context.master):
         return
-    missing = unreached(context, read, written)
+    missing = _unreached(context, read, written)
     if missing:
         host, path = missing[0]
         others = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise RelayError(f"worker {host} does not reach {path}{others}", hint=SHARED_HINT)
 
 
-def unreached(
+def _unreached(
     context: SparkContext, read: Sequence[str], written: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """(host, folder) of each that a worker may not read, or not write, as it has to."""
+    """List (host, folder) of each that a worker may not read, or not write, as it has to."""
     tasks = 2 * context.defaultParallelism
     wanted = [(path, os.R_OK | os.X_OK) for path in read]
     wanted += [(path, os.W_OK | os.X_OK) for path in written]
 
-    def look(_: Iterable[int]) -> list[tuple[str, str]]:
+    def test(_: Iterable[int]) -> list[tuple[str, str]]:
         host = socket.gethostname()
         return [(host, path) for path, mode in wanted if not os.access(path, mode)]
 
-    return sorted(set(context.parallelize(range(tasks), tasks).mapPartitions(look).collect()))
+    return sorted(set(context.parallelize(range(tasks), tasks).mapPartitions(test).collect()))

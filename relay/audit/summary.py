@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from relay.audit import units
 from relay.base.errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_OK, RelayError
 
 SUMMARY = "summary.json"
@@ -36,9 +35,9 @@ class JobReport(msgspec.Struct):
         if self.error is not None:
             return f"could not run: {self.error}"
         if not self.errors + self.warnings:
-            told = ", ".join(units.counted(name, count) for name, count in self.counts.items())
+            told = ", ".join(counted(name, count) for name, count in self.counts.items())
             return f"OK ({told or 'nothing there'})"
-        return findings_in_words(self.errors, self.warnings)
+        return describe_findings(self.errors, self.warnings)
 
 
 class Report(msgspec.Struct):
@@ -84,7 +83,7 @@ def from_json(data: bytes, path: str) -> Report:
         ) from exc
 
 
-def findings_in_words(errors: int, warnings: int) -> str:
+def describe_findings(errors: int, warnings: int) -> str:
     """``5 findings (3 errors, 2 warnings)``."""
     kinds = [(errors, "error"), (warnings, "warning")]
     by_severity = ", ".join(numbered(count, kind) for count, kind in kinds if count)
@@ -94,3 +93,28 @@ def findings_in_words(errors: int, warnings: int) -> str:
 def numbered(count: int, word: str) -> str:
     """``1 finding``, ``1,200 findings``."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+_STEPS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def size(count: float) -> str:
+    """``1.5 MiB``."""
+    power = 0
+    while abs(count) >= 1024 and power < len(_STEPS) - 1:
+        count, power = count / 1024, power + 1
+    return f"{f'{count:,.1f}'.removesuffix('.0')} {_STEPS[power]}"
+
+
+def is_byte_count(name: str) -> bool:
+    """True for the name of a count or column of bytes: ``bytes_per_day``, ``free_bytes``."""
+    return "bytes" in name.split("_")
+
+
+def counted(name: str, count: int) -> str:
+    """A count beside what it is of: ``delivered 1,200``, ``free 22.2 GiB``, ``1.5 MiB per day``."""
+    if not is_byte_count(name):
+        return f"{name} {count:,}"
+    before, _, behind = name.partition("bytes")
+    words = (before.strip("_").replace("_", " "), size(count), behind.strip("_").replace("_", " "))
+    return " ".join(word for word in words if word)

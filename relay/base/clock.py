@@ -12,7 +12,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def boot_id() -> str:
-    """What tells this boot of the machine from every other one."""
+    """Identifier of this boot of the machine; no other boot has the same."""
     try:
         with open(BOOT_ID) as file:
             return file.read().strip()

@@ -45,11 +45,11 @@ ENV_DENY = (
 )
 
 
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of the configuration."""
 
 
-class Detection(Section, frozen=True):
+class DetectionSettings(Settings, frozen=True):
     """How files in outboxes are found."""
 
     watcher: str = "auto"  # auto, inotify or scan; auto takes inotify where it works
@@ -62,7 +62,7 @@ class Detection(Section, frozen=True):
     orphan_after_s: Positive = 3600
 
 
-class Limits(Section, frozen=True):
+class LimitSettings(Settings, frozen=True):
     """What one message and one batch may be."""
 
     # The engine takes no more than its own limit for content, so neither may this be.
@@ -75,7 +75,7 @@ class Limits(Section, frozen=True):
     batch_deliveries: Positive = 2000  # a broadcast to 1,000 agents must not starve the others
 
 
-class Store(Section, frozen=True):
+class StoreSettings(Settings, frozen=True):
     """When the engine's store is written to its file, and what is kept in it."""
 
     # The journal has everything: the file is what a start need not replay. Each costs a syncfs.
@@ -93,7 +93,7 @@ class Store(Section, frozen=True):
     key_file: str = "store.key"  # in the home, or an absolute path: best not on the backup's disk
 
 
-class Journal(Section, frozen=True):
+class JournalSettings(Settings, frozen=True):
     """The journal of everything that happened."""
 
     segment_bytes: Annotated[int, msgspec.Meta(ge=4096, le=2**31 - 1)] = 64 << 20  # a minute's scan
@@ -108,7 +108,7 @@ class Journal(Section, frozen=True):
     keep_age_s: NotNegative = 0  # the same by age
 
 
-class Retry(Section, frozen=True):
+class RetrySettings(Settings, frozen=True):
     """How work that failed for a passing reason is tried again."""
 
     first_s: Positive = 1  # doubled with every attempt
@@ -123,7 +123,7 @@ class Retry(Section, frozen=True):
         return min(self.first_s + max(elapsed_s, 0), self.most_s)
 
 
-class Ledger(Section, frozen=True):
+class LedgerSettings(Settings, frozen=True):
     """The ledger's connection."""
 
     busy_timeout_ms: NotNegative = 5000  # appendix B; only a second writer makes us wait
@@ -131,7 +131,7 @@ class Ledger(Section, frozen=True):
     wal_most_mib: Positive = 1024  # then nothing is taken in until that reader ends
 
 
-class Delivery(Section, frozen=True):
+class DeliverySettings(Settings, frozen=True):
     """What holds where neither message nor channel says otherwise."""
 
     ack_timeout_s: Positive = 60  # a minute; AWAIT, or the channel's ack_timeout, say otherwise
@@ -139,14 +139,14 @@ class Delivery(Section, frozen=True):
     give_up_after_s: Positive = 86_400  # a day: an agent that was away for the night finds its mail
 
 
-class Log(Section, frozen=True):
+class LogSettings(Settings, frozen=True):
     """logs/relay.log, JSON lines."""
 
     max_mib: Positive = 16  # two days of a busy relay at info; then the file is rotated
     keep_files: Positive = 5  # rotated ones; the oldest goes
 
 
-class Spawn(Section, frozen=True):
+class SpawnSettings(Settings, frozen=True):
     """Which programs may be started as agents, by whom, and how they are looked after."""
 
     # An argv each; {prompt}, {name} and {cwd} are replaced inside a word, and nothing else is.
@@ -168,7 +168,7 @@ class Spawn(Section, frozen=True):
     output_files: Positive = 2  # rotated ones of each agent
 
 
-class Agents(Section, frozen=True):
+class AgentSettings(Settings, frozen=True):
     """When an agent that says nothing counts as away."""
 
     inactive_after_s: Positive = 7 * 86_400  # silent for a week: no broadcasts, mail still waits
@@ -176,7 +176,7 @@ class Agents(Section, frozen=True):
     dead_after_s: Positive = 300
 
 
-class Continuity(Section, frozen=True):
+class ContinuitySettings(Settings, frozen=True):
     """What agents leave for their next life."""
 
     # Of one save: a summary, not a data store. The answer to `load` is one message.
@@ -184,7 +184,7 @@ class Continuity(Section, frozen=True):
     keep_versions: Positive = 10  # of each agent; the oldest goes
 
 
-class Security(Section, frozen=True):
+class SecuritySettings(Settings, frozen=True):
     """What the relay takes from an agent, and how much of it."""
 
     require_signatures: bool = False  # true: a message without one is refused, too
@@ -194,14 +194,14 @@ class Security(Section, frozen=True):
     outbox_mib: Positive = 1024  # the same in bytes
 
 
-class Admin(Section, frozen=True):
+class AdminSettings(Settings, frozen=True):
     """Health, metrics and status over HTTP: on admin.sock in the home, always."""
 
     listen: str = ""  # 127.0.0.1:9464 or [::1]:9464, loopback alone; empty: the socket alone
     stall_after_s: Positive = 15  # the loop in one step for so long is no longer healthy
 
 
-class Disk(Section, frozen=True):
+class DiskSettings(Settings, frozen=True):
     """The disk that the home is on."""
 
     alert_percent: Annotated[int, msgspec.Meta(ge=1, le=100)] = 90  # used; the source document's
@@ -210,7 +210,7 @@ class Disk(Section, frozen=True):
     check_s: Positive = 5  # a busy relay writes some 50 MB in that
 
 
-class Retention(Section, frozen=True):
+class RetentionSettings(Settings, frozen=True):
     """How long files are kept that nobody waits for; 0: for ever."""
 
     archive_days: NotNegative = 90  # a quarter, for those who ask what was said
@@ -225,26 +225,26 @@ class Retention(Section, frozen=True):
     every_s: Positive = 3600  # a slice at a time, beside the loop
 
 
-class Config(Section, frozen=True):
+class Config(Settings, frozen=True):
     """The whole configuration."""
 
     lead: str = ""  # the agent that `TO: Lead` means; empty: whoever has the role in meta.json
     log_level: str = "info"  # debug logs a line a message
-    detection: Detection = Detection()
-    limits: Limits = Limits()
-    delivery: Delivery = Delivery()
-    store: Store = Store()
-    journal: Journal = Journal()
-    retry: Retry = Retry()
-    ledger: Ledger = Ledger()
-    log: Log = Log()
-    spawn: Spawn = Spawn()
-    agents: Agents = Agents()
-    continuity: Continuity = Continuity()
-    security: Security = Security()
-    admin: Admin = Admin()
-    disk: Disk = Disk()
-    retention: Retention = Retention()
+    detection: DetectionSettings = DetectionSettings()
+    limits: LimitSettings = LimitSettings()
+    delivery: DeliverySettings = DeliverySettings()
+    store: StoreSettings = StoreSettings()
+    journal: JournalSettings = JournalSettings()
+    retry: RetrySettings = RetrySettings()
+    ledger: LedgerSettings = LedgerSettings()
+    log: LogSettings = LogSettings()
+    spawn: SpawnSettings = SpawnSettings()
+    agents: AgentSettings = AgentSettings()
+    continuity: ContinuitySettings = ContinuitySettings()
+    security: SecuritySettings = SecuritySettings()
+    admin: AdminSettings = AdminSettings()
+    disk: DiskSettings = DiskSettings()
+    retention: RetentionSettings = RetentionSettings()
 
 
 def decode(data: bytes, path: str = "config.json") -> Config:
@@ -346,7 +346,7 @@ def changes(before: Config, after: Config) -> list[str]:
     changed: list[str] = []
     for name in Config.__struct_fields__:
         old, new = getattr(before, name), getattr(after, name)
-        if isinstance(old, Section):
+        if isinstance(old, Settings):
             changed += [
                 f"{name}.{key}: {getattr(old, key)!r} -> {getattr(new, key)!r}"
                 for key in type(old).__struct_fields__

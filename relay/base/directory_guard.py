@@ -47,7 +47,7 @@ def secure(home: Home) -> list[Incident]:
 
 
 def agent_incidents(dirs: Dirs, agent: str) -> list[Incident]:
-    """An agent's directories and its meta.json, narrowed; what is no directory of ours is said."""
+    """Narrow the modes of an agent's directories and its meta.json; report other users' ones."""
     found: list[Incident] = []
     try:
         root = dirs.get("agents", agent)
@@ -142,7 +142,7 @@ def _entries(folder: int) -> Iterator[tuple[str, bool]]:
 
 
 def _level(dirs: Dirs, name: str) -> list[Incident]:
-    """The directories in a directory; what is no directory of ours is said."""
+    """The directories in a directory; those that are not the relay user's are reported."""
     found: list[Incident] = []
     try:
         folder = dirs.get(name)

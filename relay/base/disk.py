@@ -1,4 +1,4 @@
-"""How full the disk is that the home is on, and what follows from it.
+"""Disk usage of the home's file system, and the thresholds that follow from it.
 
     OK      -> ALERT  used >= alert_percent: logged, told once
             -> LOW    used >= low_percent: what can be made smaller is
@@ -16,7 +16,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from relay.base.clock import NS_PER_S, Clock
-from relay.base.config import Disk
+from relay.base.config import DiskSettings
 
 MIB = 1 << 20
 SPARE_PERCENT = 2  # an alert is over once used is so far below its limit
@@ -25,7 +25,7 @@ RESUME = (5, 4)  # of the floor must be free before anything is taken in again
 
 
 class DiskState(Enum):
-    """What the disk is like."""
+    """Level of disk usage."""
 
     OK = "ok"  # room enough
     ALERT = "alert"  # somebody should look after it
@@ -43,7 +43,7 @@ class DiskState(Enum):
         return self in (DiskState.LOW, DiskState.FLOOR)
 
 
-class Reading(NamedTuple):
+class DiskUsage(NamedTuple):
     """The disk as it was looked at."""
 
     state: DiskState
@@ -71,7 +71,7 @@ class DiskWatch:
     def __init__(
         self,
         path: str,
-        settings: Disk,
+        settings: DiskSettings,
         clock: Clock,
         look: Callable[[str], tuple[int, int, int]] = look,
     ) -> None:
@@ -80,13 +80,13 @@ class DiskWatch:
         self._clock = clock
         self._look = look
         self._due_ns = 0
-        self.reading: Reading | None = None  # None: not looked yet, or it cannot be
+        self.reading: DiskUsage | None = None  # None: not looked yet, or it cannot be
 
     def due_ns(self) -> int:
         """When to look next (monotonic)."""
         return self._due_ns
 
-    def check(self) -> tuple[Reading | None, Reading] | None:
+    def check(self) -> tuple[DiskUsage | None, DiskUsage] | None:
         """(before, now) where the state changed or it is the first look, else None.
 
         One that cannot be asked is taken as it was before: a write will tell.
@@ -103,7 +103,7 @@ class DiskWatch:
         percent = 100 * used / max(used + free, 1)
         floor = floor_bytes(self._settings, size)
         state = self._state(percent, free, floor, before.state if before else DiskState.OK)
-        self.reading = Reading(state, size, free, percent, floor)
+        self.reading = DiskUsage(state, size, free, percent, floor)
         is_news = before is None or before.state is not state
         return (before, self.reading) if is_news else None
 
@@ -123,6 +123,6 @@ class DiskWatch:
         return DiskState.OK
 
 
-def floor_bytes(settings: Disk, size: int) -> int:
+def floor_bytes(settings: DiskSettings, size: int) -> int:
     """Below so many free bytes nothing is taken in."""
     return min(settings.floor_mib * MIB, size // FLOOR_SHARE)

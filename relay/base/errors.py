@@ -285,7 +285,7 @@ class StoreClosed(CommError):
 
 
 class SealedStore(CommError):
-    """The store is encrypted, and there is no key or another one."""
+    """The store is encrypted, and the key is missing or a different one."""
 
     exit_code = EXIT_STATE
     hint = "name the key file that it was made with: store.encrypt and store.key_file, --key-file"

@@ -135,11 +135,11 @@ def _open_regular(path: str, flags: int) -> int:
         fd = os.open(path, flags, FILE_MODE)
     except OSError as exc:
         if exc.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise UnsafePath(f"{path} is no regular file") from exc
+            raise UnsafePath(f"{path} is not a regular file") from exc
         raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise UnsafePath(f"{path} is no regular file")
+        raise UnsafePath(f"{path} is not a regular file")
     return fd
 
 
@@ -225,7 +225,7 @@ def ensure_dir(name: str, dir_fd: int | None = None) -> None:
         os.mkdir(name, DIR_MODE, dir_fd=dir_fd)
     except FileExistsError:
         if not stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
-            raise UnsafePath(f"{name} is there, and is no directory") from None
+            raise UnsafePath(f"{name} exists and is not a directory") from None
         restrict(name, DIR_MODE, dir_fd)
 
 
@@ -280,7 +280,7 @@ def _open_own(
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise UnsafePath(f"{name} is no regular file")
+            raise UnsafePath(f"{name} is not a regular file")
         if not shared:
             _refuse_foreign(name, status)
             _refuse_links(name, status)

@@ -97,7 +97,7 @@ class Home:
         """Make the tree, or complete one; config.json that is there stays as it is."""
         hint = "name a directory that is empty or not there yet"
         if os.path.lexists(root) and not os.path.isdir(root):
-            raise UnsafePath(f"{root} is there, and is no directory", hint=hint)
+            raise UnsafePath(f"{root} exists and is not a directory", hint=hint)
         if os.path.isdir(root) and os.listdir(root) and not looks_like_home(root):
             raise UnsafePath(f"{root} has other things in it, and is no relay home", hint=hint)
         os.makedirs(os.path.dirname(root), exist_ok=True)
@@ -257,7 +257,7 @@ NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
 def most_open_dirs() -> int:
-    """How many directories ``Dirs`` may keep open in this process."""
+    """Number of directories that ``Dirs`` may keep open in this process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return IN_HAND_DIRS if 0 <= soft < FEW_DESCRIPTORS else MAX_OPEN_DIRS
 
@@ -287,7 +287,7 @@ class Dirs:
             return self._root_fd
         name = parts[-1]
         if not name or "/" in name or "\0" in name or name in (".", ".."):
-            raise UnsafePath(f"{name!r} is no name of a directory")
+            raise UnsafePath(f"{name!r} is not a valid directory name")
         try:
             fd = fsio.open_dir(name, self.get(*parts[:-1]))
         except OSError as exc:

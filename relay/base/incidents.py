@@ -1,7 +1,7 @@
-"""Incidents: what should not have been there, a kind each; rows of ``security_events``.
+"""Security incidents: one kind for each thing that should not have been there.
 
-One is written once, with what was done about it, and not again each time that the same thing is
-seen; of files that are refused alike, the first of a minute, and then how many more.
+Rows of ``security_events``. An incident is written once, with the action taken, however often it
+is seen again. Of files refused for the same reason, the first of a minute is written, then a count.
 Source: relay-file-system.txt 5.1-5.3.
 """
 
@@ -13,11 +13,11 @@ from typing import NamedTuple
 from relay.base.clock import NS_PER_S, Clock
 
 WINDOW_S = 60  # refusals of an agent that are alike are counted for so long
-MOST_KNOWN = 10_000  # states that are remembered as told; then it begins anew
+MOST_KNOWN = 10_000  # incidents remembered as written; after that the memory is cleared
 
 
 class IncidentKind(StrEnum):
-    """What happened; docs/formats/ledger.md has the same list."""
+    """Kind of an incident; docs/formats/ledger.md has the same list."""
 
     ATTACHMENT_MISMATCH = "attachment_mismatch"  # content that is not its name's; set aside
     ATTACHMENT_UNSAFE = "attachment_unsafe"  # a link, a FIFO, another user's; set aside
@@ -39,7 +39,7 @@ class IncidentKind(StrEnum):
 
 
 class Incident(NamedTuple):
-    """One row of ``security_events``, its time apart."""
+    """One row of ``security_events`` without its time."""
 
     kind: IncidentKind
     agent: str | None
@@ -47,14 +47,14 @@ class Incident(NamedTuple):
     detail: str
 
 
-class Told:
-    """Which incidents that last were told already. Owned by the loop."""
+class IncidentDedup:
+    """Lasting incidents that were written already. Owned by the loop."""
 
     def __init__(self) -> None:
         self._known: set[Incident] = set()
 
     def fresh(self, incidents: list[Incident]) -> list[Incident]:
-        """Those of ``incidents`` that are new; a set of bounded size, so after very many, all."""
+        """New ones among ``incidents``. The memory is bounded: after very many, all are new."""
         if len(self._known) > MOST_KNOWN:
             self._known.clear()
         new = [one for one in dict.fromkeys(incidents) if one not in self._known]
@@ -62,11 +62,11 @@ class Told:
         return new
 
     def forget(self, agent: str, kind: IncidentKind) -> None:
-        """It is over: when it comes again, it is an incident of its own."""
+        """Forget one that is over: if it comes again, it is a new incident."""
         self._known = {one for one in self._known if one.agent != agent or one.kind is not kind}
 
 
-# Of refused files: each has its own nack, and its row in messages or rejections.
+# Kinds of refused files: each file has its own nack and its row in messages or rejections.
 COUNTED = frozenset(
     {
         IncidentKind.ATTACHMENT_MISMATCH,
@@ -80,10 +80,10 @@ COUNTED = frozenset(
 )
 
 
-class Counted:
-    """Refusals that are alike: of an agent, and of one kind. Owned by the loop.
+class IncidentCounter:
+    """Counts refusals per agent and kind in windows of a minute. Owned by the loop.
 
-    Killed before a window is over, its count is lost, and no more: see COUNTED.
+    A kill before a window ends loses its count and nothing more: see COUNTED.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -91,7 +91,7 @@ class Counted:
         self._windows: dict[tuple[str | None, IncidentKind], tuple[int, int]] = {}  # end, count
 
     def fresh(self, incidents: list[Incident]) -> list[Incident]:
-        """Those of ``incidents`` that are to be written now; the others are counted."""
+        """Those of ``incidents`` to write now; the others are counted."""
         new: list[Incident] = []
         for one in incidents:
             key = (one.agent, one.kind)
@@ -106,7 +106,7 @@ class Counted:
         return new
 
     def take_over(self, *, all_of_them: bool = False) -> list[Incident]:
-        """The counts of the windows that are over, each once; where there was one only, none."""
+        """Counts of the windows that ended, each once; none for a window with a single refusal."""
         now = self._clock.monotonic_ns()
         over = [key for key, (end, _) in self._windows.items() if all_of_them or end <= now]
         counts = [(key, self._windows.pop(key)[1]) for key in over]

@@ -4,9 +4,9 @@
                          one blank line
     body                 the rest, byte for byte
 
-``parse`` reads what an agent wrote: whatever it says about FROM, ID, SENT, ATTEMPT and CHANNEL
-is dropped, for those are the orchestrator's. ``parse_delivered`` reads what the relay wrote
-into an inbox, and keeps them. ``render`` writes either. Source: FORMATS section 1.
+``parse`` reads a file written by an agent and drops FROM, ID, SENT, ATTEMPT and CHANNEL, which only
+the relay sets. ``parse_delivered`` reads a file the relay wrote into an inbox and keeps them.
+``render`` writes either. Source: FORMATS section 1.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ DELIVERY_MODES = ("at-most-once", "at-least-once", "exactly-once")
 
 
 class Kind(StrEnum):
-    """What a message is for; the KIND header."""
+    """Purpose of a message; the KIND header."""
 
     MESSAGE = "message"
     COMMAND = "command"  # expects an ack or nack
@@ -92,10 +92,10 @@ BODY_FIELDS = ("PROMPT", "CHANNEL", "PATTERN", "FILTER")
 
 
 class MessageFile(NamedTuple):
-    """What one `.msg` file says.
+    """Content of one `.msg` file.
 
-    ``headers`` holds every header but TO, KIND and ATTACHMENT, names in upper case, in the
-    order of the file. ``body`` is the bytes behind the blank line, valid UTF-8.
+    ``headers`` holds every header except TO, KIND and ATTACHMENT, names in upper case, in the
+    order of the file. ``body`` is the bytes after the blank line, valid UTF-8.
     """
 
     to: str
@@ -128,20 +128,20 @@ class MessageFile(NamedTuple):
 
 
 class Heading(NamedTuple):
-    """What a header says of whom a message is for, and of what it is."""
+    """Recipient, kind and priority from a header."""
 
     to: str
     kind: Kind
     priority: int  # 0 critical to 4 background
-    others: dict[str, str]  # by name in upper case, as they stand there: their rules are not kept
+    others: dict[str, str]  # by name in upper case, unchecked
 
 
 def parse(
     data: bytes, *, file: str = "", max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
 ) -> MessageFile:
-    """Read what an agent wrote, checking every rule of the format.
+    """Parse a file written by an agent, checking every rule of the format.
 
-    Errors: MessageError naming file, line, header and rule. Nothing is guessed.
+    Errors: MessageError naming file, line, header and rule.
     """
     if not data:
         raise MessageError("the file is empty", file=file)
@@ -173,9 +173,9 @@ def max_file_bytes(max_body_bytes: int) -> int:
 
 
 def heading(head: bytes) -> Heading:
-    """A header that ``split`` gave, as ``parse`` understands it.
+    """Parse recipient, kind and priority of a header returned by ``split``.
 
-    Errors: MessageError; the rules of other headers are not looked at.
+    Errors: MessageError; the rules of other headers are not checked.
     """
     headers, _ = _header_lines(head, "", delivered=False)
     to, kind = _address(headers, "")
@@ -187,7 +187,7 @@ def heading(head: bytes) -> Heading:
 
 
 def parse_delivered(data: bytes, *, file: str = "") -> MessageFile:
-    """Read what the relay wrote into an inbox; FROM, ID, SENT, ATTEMPT and CHANNEL are kept."""
+    """Parse a file the relay wrote into an inbox; FROM, ID, SENT, ATTEMPT and CHANNEL are kept."""
     head, body = split(data)
     if len(head) > MAX_DELIVERED_HEADER_BYTES:
         raise MessageError(
@@ -197,15 +197,15 @@ def parse_delivered(data: bytes, *, file: str = "") -> MessageFile:
 
 
 def render(message: MessageFile, added: Iterable[tuple[str, str]] = ()) -> bytes:
-    """The bytes of a `.msg` file; ``added`` headers stand first, and win over the message's own.
+    """Bytes of a `.msg` file; ``added`` headers come first and override the message's own.
 
-    Errors: MessageError when a name or value would break the header (a line break in it), so
-    that nothing in them can stand as a header of its own.
+    Errors: MessageError when a name or value contains a line break, so that no value can add a
+    header line.
     """
     given = dict(added)
     for name in message.headers:
         if not HEADER_NAME.fullmatch(name) or name != name.upper():
-            raise MessageError(f"{_shown(name)} is no header name in upper case")
+            raise MessageError(f"{_shown(name)} is not a header name in upper case")
     lines = [f"{name}: {value}" for name, value in given.items()]
     lines.append(f"TO: {message.to}")
     if message.kind is not Kind.MESSAGE:
@@ -222,7 +222,7 @@ def render(message: MessageFile, added: Iterable[tuple[str, str]] = ()) -> bytes
 
 
 def split(data: bytes) -> tuple[bytes, bytes]:
-    """Header bytes and body bytes; the blank line between them is in neither."""
+    """Header bytes and body bytes, without the blank line between them."""
     plain = data.find(b"\n\n")
     dos = data.find(b"\n\r\n", 0, plain + 1 if plain >= 0 else len(data))
     if dos >= 0:
@@ -235,9 +235,9 @@ def split(data: bytes) -> tuple[bytes, bytes]:
 def control_fields(message: MessageFile) -> dict[str, str]:
     """The fields of a control message, from its headers and the `NAME: value` lines of its body.
 
-    Both forms are accepted; a header wins. A body line that begins no field of ours continues
-    the one before it (a prompt of many lines). A spawn whose NAME is a header may give its
-    prompt as the body, with nothing before it.
+    Both forms are accepted; a header takes precedence. A body line that does not start a known
+    field continues the previous one (a prompt of many lines). A spawn with NAME as a header may
+    give its prompt as the whole body.
     """
     fields: dict[str, str] = {}
     last = ""
@@ -261,8 +261,9 @@ def control_fields(message: MessageFile) -> dict[str, str]:
 def command_fields(message: MessageFile) -> dict[str, str]:
     """The fields of a command to the orchestrator: the `NAME: value` lines of its body.
 
-    Names are in upper case, in the order of the lines; ACTION may be a header, which wins.
-    Blank lines are nobody's. Errors: MessageError for any other line, or a name given twice.
+    Names are in upper case, in the order of the lines; ACTION may be a header, which takes
+    precedence. Blank lines are ignored.
+    Errors: MessageError for any other line, or a duplicate name.
     """
     fields: dict[str, str] = {}
     for number, line in enumerate(message.body.decode().split("\n"), 1):
@@ -271,8 +272,9 @@ def command_fields(message: MessageFile) -> dict[str, str]:
         name, colon, value = line.partition(":")
         name = name.strip().upper()
         if not colon or not HEADER_NAME.fullmatch(name):
+            given = _shown(line.strip())
             raise MessageError(
-                f"{_shown(line.strip())} is no line `NAME: value`, like `ACTION: channel.join`",
+                f"{given} is not a line `NAME: value`, such as `ACTION: channel.join`",
                 file="the body",
                 line=number,
             )
@@ -291,7 +293,7 @@ def parse_duration_ms(text: str) -> int:
     """
     match = DURATION.fullmatch(text)
     if not match or not int(match[1]):
-        raise ValueError(f"{text!r} is no duration like 30s, 1m or 60000 (ms)")
+        raise ValueError(f"{text!r} is not a duration such as 30s, 1m or 60000 (ms)")
     return int(match[1]) * DURATION_UNIT_MS[match[2]]
 
 
@@ -323,7 +325,7 @@ def _address(headers: dict[str, str], file: str, *, delivered: bool = False) -> 
         to = ORCHESTRATOR
     if not _is_address(to):
         raise MessageError(
-            f"{_shown(to)} is no address: a name, *, #channel, Lead or {ORCHESTRATOR}",
+            f"{_shown(to)} is not an address: expected a name, *, #channel, Lead or {ORCHESTRATOR}",
             file=file,
             header="TO",
         )
@@ -333,7 +335,7 @@ def _address(headers: dict[str, str], file: str, *, delivered: bool = False) -> 
 def _header_lines(
     head: bytes, file: str, *, delivered: bool
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Headers by upper-case name, in order, and the attachments apart."""
+    """Headers by upper-case name, in order, and the attachments separately."""
     try:
         text = head.decode()
     except UnicodeDecodeError as exc:
@@ -368,7 +370,7 @@ def _header_line(line: str, number: int, file: str) -> tuple[str, str]:
     name, colon, value = line.partition(":")
     if not colon:
         raise MessageError(
-            f"{_shown(line)} is no header line `NAME: value`; a blank line ends the header",
+            f"{_shown(line)} is not a header line `NAME: value`; a blank line ends the header",
             file=file,
             line=number,
         )
@@ -380,7 +382,7 @@ def _header_line(line: str, number: int, file: str) -> tuple[str, str]:
             line=number,
         )
     if not HEADER_NAME.fullmatch(name):
-        raise MessageError(f"{_shown(name)} is no header name", file=file, line=number)
+        raise MessageError(f"{_shown(name)} is not a valid header name", file=file, line=number)
     name = name.upper()
     value = value.strip()
     if CONTROL_CHARACTER.search(value):
@@ -408,7 +410,7 @@ def _shown(value: str, limit: int = 60) -> str:
 
 
 def _check_headers(message: MessageFile, file: str) -> None:
-    """The rules of single headers, and those that hang on the KIND."""
+    """Check the rules of single headers and those that depend on the KIND."""
     for name, value in message.headers.items():
         rule = _RULES.get(name)
         if rule and not rule[0](value):

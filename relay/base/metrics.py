@@ -1,7 +1,7 @@
-"""What the loop counts as it goes: totals, times of its steps, and which step it is in.
+"""Counters of the loop: totals, time per stage, and the current stage.
 
-Plain numbers that one thread writes and others may read: a reader sees each number as of some
-instant. They outlive a session and end with the process, as collectors of metrics expect.
+Plain numbers that one thread writes and any thread reads. They outlive a session and end with the
+process, as collectors of metrics expect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SECONDS = (
 )
 FILES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 
-# Steps of a session that are no work of a batch: nobody times them, and none of them is a stall.
+# Stages outside of a batch: not timed, and never counted as a stall.
 START = "start"  # opening and recovering, or waiting to begin again
 WAIT = "wait"  # for something to happen
 STOP = "stop"
@@ -49,7 +49,7 @@ class Buckets(NamedTuple):
 
     @property
     def number(self) -> int:
-        """How many values."""
+        """Number of values."""
         return sum(self.counts)
 
     def quantile(self, share: float) -> float | None:
@@ -81,12 +81,12 @@ class Histogram:
         self.total += value
 
     def read(self) -> Buckets:
-        """What was counted so far."""
+        """Counts so far."""
         return Buckets(self.bounds, tuple(self.counts), self.total)
 
 
 class Metrics:
-    """All of it. The loop's thread writes; ``at`` and the numbers may be read from any."""
+    """All counters. Written by the loop's thread, read from any."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -109,7 +109,7 @@ class Metrics:
         self.batch_files = Histogram(FILES)
 
     def begin(self, step: str) -> None:
-        """A step begins, and the one before has ended."""
+        """Begin a stage; the previous one has ended."""
         now = self._clock.monotonic_ns()
         before, since = self.at
         times = self.stages.get(before)

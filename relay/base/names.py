@@ -43,7 +43,7 @@ def is_agent_name(name: str) -> bool:
 def check_agent_name(name: str) -> str:
     """The name itself. Errors: InvalidName that says which rule it breaks."""
     if not isinstance(name, str):  # of a script, say, whose variable was never set
-        raise InvalidName(f"agent name {name!r} is no text")
+        raise InvalidName(f"expected an agent name as text, got {name!r}")
     if name != OPERATOR and name.lower() in RESERVED_NAMES:
         raise InvalidName(f"agent name {name!r} is reserved")
     if not AGENT_NAME.fullmatch(name):

@@ -1,4 +1,4 @@
-"""What a spawn may hold and nobody else may see: the values of ENV, and a text without them.
+"""Secrets of a spawn request: the values of its ENV header, and how texts are redacted.
 
 They reach the process that is started, and nothing else: not the archive, store, journal, ledger
 or log. A message is redacted before anything is recorded of it: each value of ENV becomes ``***``,

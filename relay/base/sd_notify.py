@@ -1,4 +1,4 @@
-"""What systemd is told: ready, reloading, stopping, and that the loop still goes on.
+"""Notifications to systemd: ready, reloading, stopping, and the watchdog's keep-alive.
 
 The protocol is one datagram to the socket that ``NOTIFY_SOCKET`` names; without it nothing is
 sent. Source: sd_notify(3).

@@ -1,4 +1,4 @@
-"""Ed25519 signatures of messages: who wrote this, to whom, under which id.
+"""Ed25519 signatures of messages, over sender, recipient, message id and body.
 
 Signed is the SHA-256 of
 
@@ -45,13 +45,13 @@ def verify(
     try:
         key = Ed25519PublicKey.from_public_bytes(public)
         key.verify(signature, signed_digest(sender, relay_id, to, body))
-    except (InvalidSignature, ValueError):  # ValueError: 32 bytes that are no point of the curve
+    except (InvalidSignature, ValueError):  # ValueError: 32 bytes that are not a curve point
         return False
     return True
 
 
 def signed_digest(sender: str, relay_id: str, to: str, body: bytes) -> bytes:
-    """What is signed: the SHA-256 of the four fields, each behind its length."""
+    """SHA-256 of the four fields, each preceded by its length: the bytes that are signed."""
     digest = hashlib.sha256()
     for field in (sender.encode(), relay_id.encode(), to.encode(), body):
         digest.update(_LENGTH.pack(len(field)))

@@ -1,7 +1,7 @@
 """Client of a running relay's status, and the path of its socket.
 
 A relay that is not there, one without a socket and one that hangs are three things: ``ask`` tells
-the last from the others, ``relay.daemon.process.lock_holder`` the first.
+the last from the others, ``relay.base.lock_file.lock_holder`` the first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TIMEOUT_S = 3.0
 POLL_S = 0.05
 
 
-class Answer(NamedTuple):
+class StatusReply(NamedTuple):
     """The reply to a status request."""
 
     status: dict[str, Any] | None  # what it says of itself; None: nothing
@@ -80,17 +80,17 @@ def _runtime_dir() -> str | None:
     return None
 
 
-def ask(home: Home, timeout_s: float = TIMEOUT_S) -> Answer:
+def ask(home: Home, timeout_s: float = TIMEOUT_S) -> StatusReply:
     """``/status`` of the relay that runs for this home."""
     connection = _UnixConnection(socket_path(home.root), timeout_s)
     try:
         connection.request("GET", "/status")
         status = json.loads(connection.getresponse().read())
-        return Answer(status if isinstance(status, dict) else None)
+        return StatusReply(status if isinstance(status, dict) else None)
     except TimeoutError:
-        return Answer(None, is_silent=True)
+        return StatusReply(None, is_silent=True)
     except (OSError, ValueError, http.client.HTTPException):
-        return Answer(None)
+        return StatusReply(None)
     finally:
         with contextlib.suppress(OSError):
             connection.close()

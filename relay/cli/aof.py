@@ -60,7 +60,7 @@ def check(path: str, as_json: bool) -> None:
     Prints a line for each problem, then how many there are, or OK. Exits 3 when there is one.
     No file is changed.
     """
-    from relay.journal.check import check as findings_of
+    from relay.journal.check import check_stream as findings_of
 
     _must_be(path)
     problems, warnings = findings_of(path)
@@ -107,12 +107,12 @@ def manifest_inspect(path: str, as_json: bool) -> None:
 
     What is damaged is named on stderr and stepped over; then it exits 3.
     """
-    from relay.journal.inspect import kind_of, look_at_snapshot
+    from relay.journal.inspect import file_kind, load_snapshot
     from relay.journal.jsonl import entry_row, manifest_row, snapshot_row
 
     _must_be(path)
-    if os.path.isfile(path) and kind_of(path) == "snapshot":
-        snapshot = look_at_snapshot(path, _id_of(path))
+    if os.path.isfile(path) and file_kind(path) == "snapshot":
+        snapshot = load_snapshot(path, _id_of(path))
         if as_json:
             _line(snapshot_row(snapshot))
         else:
@@ -146,42 +146,42 @@ def record_row(record: Record) -> dict[str, Any]:
 def _segments(path: str) -> list[SegmentFile]:
     """The segments of a stream, or the one that was named."""
     from relay.journal.check import SegmentFile, segment_files
-    from relay.journal.inspect import kind_of
+    from relay.journal.inspect import file_kind
 
     if os.path.isdir(path):
         return segment_files(path)
-    if (kind := kind_of(path)) != "segment":
+    if (kind := file_kind(path)) != "segment":
         raise RelayError(f"{path} is a {kind}", hint="`relay aof manifest-inspect` prints it")
     return [SegmentFile(_id_of(path), path, None)]
 
 
 def _records(files: list[SegmentFile], faults: list[str]) -> Iterator[Record]:
     """The good records of segments; what is missing goes to ``faults``, once read."""
-    from relay.journal.inspect import SegmentLook, problem_of
+    from relay.journal.inspect import SegmentInspector, describe_error
 
     for file in files:
         if not file.path:
             faults.append(f"segment {file.segment_id}: no copy of it is on this machine")
             continue
         try:
-            with contextlib.closing(SegmentLook(file.path, file.entry)) as look:
+            with contextlib.closing(SegmentInspector(file.path, file.entry)) as look:
                 yield from look.records()
                 faults += look.problems
         except (FormatError, OSError) as exc:
-            faults.append(problem_of(exc, file.path))
+            faults.append(describe_error(exc, file.path))
 
 
 def _manifest_records(path: str, faults: list[str]) -> Iterator[ManifestRecord]:
     """The good records of a manifest, chunk by chunk."""
     from relay.journal import chunk as chunks
-    from relay.journal.inspect import ChunkLook, kind_of
+    from relay.journal.inspect import ChunkInspector, file_kind
 
     if os.path.isdir(path):
-        looks = (ChunkLook(chunks.path_of(path, n), n) for n in chunks.indexes(path))
-    elif (kind := kind_of(path)) != "chunk":
+        looks = (ChunkInspector(chunks.chunk_path(path, n), n) for n in chunks.chunk_indexes(path))
+    elif (kind := file_kind(path)) != "chunk":
         raise RelayError(f"{path} is a {kind}", hint="`relay aof dump` prints it")
     else:
-        looks = (ChunkLook(path) for _ in range(1))
+        looks = (ChunkInspector(path) for _ in range(1))
     expected: dict[int, int] = {0: 0}  # base_record by chunk, of those whose it is known
     for look in looks:
         yield from look.records

@@ -114,7 +114,7 @@ def require_relay(root: str) -> None:
     """Errors: NotRunning, so that nobody waits for an answer that cannot come."""
     from relay.base.errors import NotRunning
     from relay.base.home import Home
-    from relay.daemon.process import lock_holder
+    from relay.base.lock_file import lock_holder
 
     with Home(root) as home:
         if lock_holder(home) is None:
@@ -180,8 +180,8 @@ def wait_for_flush(home: Home) -> None:
     has not written it within 15 s.
     """
     from relay.base.home import LEDGER
+    from relay.base.lock_file import lock_holder
     from relay.base.names import ORCHESTRATOR
-    from relay.daemon.process import lock_holder
     from relay.ledger import open_readonly
 
     db = open_readonly(home.path(LEDGER))
@@ -212,7 +212,7 @@ def duration_s(text: str, option: str) -> float:
 def _standing(root: str, message_id: str) -> str:
     """What the ledger knows of a message, in a few words."""
     from relay.base.home import LEDGER, Home
-    from relay.daemon.process import lock_holder
+    from relay.base.lock_file import lock_holder
     from relay.ledger import open_readonly, wording
 
     with Home(root) as home:

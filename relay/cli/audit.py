@@ -16,7 +16,7 @@ import click
 from relay.base.clock import Clock
 from relay.base.errors import EXIT_FAILED, EXIT_FINDINGS, RelayError
 from relay.base.text import json_visible
-from relay.cli.audit_ending import one_line_when_ended
+from relay.cli.audit_ending import exit_on_signal
 from relay.cli.common import Amount, home_option, json_option, printable, root_of
 
 # What the extra brings, by the name it is imported by.
@@ -51,7 +51,7 @@ def audit() -> None:
 @audit.command("list", epilog="\b\nExample:\n  relay audit list")
 def list_jobs() -> None:
     """Print each job and what it tells."""
-    _need_the_extra()
+    _require_extra()
     from relay.audit.jobs import JOBS
 
     for job in JOBS.values():
@@ -68,7 +68,7 @@ def list_jobs() -> None:
     "grace_s",
     metavar="SECONDS",
     type=Amount(min=0, max=MOST_GRACE_S),
-    help="A message is `extra` only when it is older than the snapshot by this; 30 by default.",
+    help="A message is an `orphan` only when it is older than the snapshot by this; 30 by default.",
 )
 @click.option(
     "--recent",
@@ -102,17 +102,17 @@ def run(
     Nothing in the home is changed and the relay is not held up. Exits 0 when nothing is wrong,
     3 with findings, 1 when a job could not run.
     """
-    _need_the_extra()
-    from relay.audit.priority import give_way
-    from relay.audit.run import Request, run_audit, to_json
+    _require_extra()
+    from relay.audit.run import RunRequest, run_audit, to_json
+    from relay.audit.session import lower_priority
     from relay.cli.audit_screen import FEW_JOBS, Screen
 
     given = {name: value for name, value in options.items() if value is not None}
-    request = Request(home=root_of(context, home), jobs=jobs, **given)
-    give_way(request.home)
+    request = RunRequest(home=root_of(context, home), jobs=jobs, **given)
+    lower_priority()
     out = request.out
     kept = f"; {out} is as it was" if out is not None else ""
-    with one_line_when_ended(f"the audit was interrupted{kept}"), _no_findings():
+    with exit_on_signal(f"the audit was interrupted{kept}"), _never_exit_3():
         brief = not 0 < len(jobs) <= FEW_JOBS
         report, _ = run_audit(request, Clock(), Screen(quiet=as_json, brief=brief))
     if as_json:
@@ -129,15 +129,15 @@ def make_report(folder: str) -> None:
 
     Needs no Spark: only the tables of DIR are read.
     """
-    _need_the_extra()
+    _require_extra()
     from relay.audit.output import write_page
 
-    with _no_findings():
+    with _never_exit_3():
         click.echo(write_page(folder))
 
 
 @contextlib.contextmanager
-def _no_findings() -> Iterator[None]:
+def _never_exit_3() -> Iterator[None]:
     """What cannot be read ends with 1: 3 says that jobs ran, and found something."""
     try:
         yield
@@ -176,10 +176,10 @@ def watch(
     Goes on where it was, however it ended: each event is counted once. The checkpoint is below
     $XDG_STATE_HOME unless --checkpoint names another folder. Ctrl-C ends it.
     """
-    _need_the_extra()
+    _require_extra()
     import msgspec
 
-    from relay.audit.priority import give_way
+    from relay.audit.session import lower_priority
     from relay.audit.watch import Tick, WatchRequest, line_of
     from relay.audit.watch import watch as follow
 
@@ -194,14 +194,14 @@ def watch(
             click.echo(f"  and {tick.more_findings:,} more; --out keeps all events")
 
     request = WatchRequest(root_of(context, home), checkpoint, out, once, interval_s)
-    give_way(request.home)
-    with one_line_when_ended("the watch was interrupted before it began"), _no_findings():
+    lower_priority()
+    with exit_on_signal("the watch was interrupted before it began"), _never_exit_3():
         totals = follow(request, tell)
     counted = ", ".join(f"{name} {count:,}" for name, count in totals.items())
     click.echo(f"In all: {counted or 'nothing yet'}", err=True)
 
 
-def _need_the_extra() -> None:
+def _require_extra() -> None:
     """Errors: RelayError when a package of the extra is not installed."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:

@@ -13,17 +13,17 @@ from types import FrameType
 
 import click
 
-AGAIN_S = 0.05  # behind a finalizer that swallowed a signal
+RESEND_S = 0.05  # behind a finalizer that swallowed a signal
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 EXIT_SIGNALLED = 128  # and the signal's number, as shells have it
 
 
-class _Ended(BaseException):
+class _Signalled(BaseException):
     """A signal came: its number."""
 
 
 @contextlib.contextmanager
-def one_line_when_ended(line: str) -> Iterator[None]:
+def exit_on_signal(line: str) -> Iterator[None]:
     """Ctrl-C, SIGTERM and a terminal that is closed end the block like any other failure.
 
     Spark is stopped and copies are removed, for the ledger's must not stay; ``line`` goes to
@@ -37,11 +37,11 @@ def one_line_when_ended(line: str) -> Iterator[None]:
     before = {number: signal.signal(number, _end) for number in heeded}
     ended_by = None
     try:
-        with _none_swallowed():
+        with _resend_swallowed_signals():
             yield
     except KeyboardInterrupt:
         ended_by = signal.SIGINT
-    except _Ended as exc:
+    except _Signalled as exc:
         (ended_by,) = exc.args
     finally:
         for number, handler in before.items():
@@ -54,7 +54,7 @@ def one_line_when_ended(line: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _none_swallowed() -> Iterator[None]:
+def _resend_swallowed_signals() -> Iterator[None]:
     """A signal that meets a finalizer, which Python lets raise nothing, comes once more.
 
     py4j's talk to the JVM, and wait for its answer: some of an audit's time is spent there.
@@ -63,12 +63,12 @@ def _none_swallowed() -> Iterator[None]:
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
         number = signal.SIGINT
-        if isinstance(unraisable.exc_value, _Ended):
+        if isinstance(unraisable.exc_value, _Signalled):
             (number,) = unraisable.exc_value.args
         elif not isinstance(unraisable.exc_value, KeyboardInterrupt):
             usual(unraisable)
             return
-        threading.Timer(AGAIN_S, os.kill, (os.getpid(), number)).start()
+        threading.Timer(RESEND_S, os.kill, (os.getpid(), number)).start()
 
     sys.unraisablehook = hook
     try:
@@ -78,4 +78,4 @@ def _none_swallowed() -> Iterator[None]:
 
 
 def _end(number: int, _: FrameType | None) -> None:
-    raise _Ended(number)
+    raise _Signalled(number)

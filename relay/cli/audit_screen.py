@@ -16,8 +16,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from relay.audit import units
-from relay.audit.progress import Watcher
+from relay.audit import summary
+from relay.audit.run import ProgressListener
 from relay.audit.summary import Examples, JobReport
 from relay.cli.common import printable
 
@@ -25,7 +25,7 @@ FEW_JOBS = 2  # so many are shown with their rows; of more only what is wrong is
 STATES = {"ok": "green", "warning": "yellow", "error": "red", "failed": "red"}
 
 
-class Screen(Watcher):
+class Screen(ProgressListener):
     """Prints each verdict as it comes, and shows what is being done."""
 
     def __init__(self, *, quiet: bool, brief: bool) -> None:
@@ -107,11 +107,11 @@ def _finding(found: dict[str, Any]) -> dict[str, Any]:
         "severity": found["severity"],
         "check": found["check"].partition(".")[2],
         "message_id": found["message_id"],
-        "from > to": _from_to(found["agent"], found["route"]),
+        "from > to": _route(found["agent"], found["route"]),
     }
 
 
-def _from_to(agent: str | None, route: str | None) -> str | None:
+def _route(agent: str | None, route: str | None) -> str | None:
     """Who to whom; of a file, a day or an agent, that alone."""
     if agent is None or route is None:
         return agent or route
@@ -136,8 +136,8 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
 def _cell(name: str, value: object) -> str:
     if value is None:
         return "-"
-    if isinstance(value, int | float) and units.is_bytes(name):
-        return units.size(value)
+    if isinstance(value, int | float) and summary.is_byte_count(name):
+        return summary.size(value)
     if isinstance(value, float):
         return f"{value:,.1f}"
     return f"{value:,}" if isinstance(value, int) else str(printable(str(value)))

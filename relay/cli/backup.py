@@ -11,7 +11,7 @@ from relay.cli.common import counted, echo_json, home_option, json_option, open_
 from relay.cli.common import root_of as home_root
 
 if TYPE_CHECKING:
-    from relay.daemon.home_backup import Manifest
+    from relay.daemon.home_backup import BackupManifest
 
 MIB = 1 << 20
 
@@ -72,7 +72,7 @@ def restore(
     click.echo(printable(f"restored {root} {at}: {_sizes(done.manifest)}{kept}"))
 
 
-def _facts(manifest: Manifest) -> dict[str, object]:
+def _facts(manifest: BackupManifest) -> dict[str, object]:
     return {
         "at": manifest.at,
         "home_id": manifest.home_id,
@@ -81,6 +81,6 @@ def _facts(manifest: Manifest) -> dict[str, object]:
     }
 
 
-def _sizes(manifest: Manifest) -> str:
+def _sizes(manifest: BackupManifest) -> str:
     size = sum(one.size for one in manifest.files)
     return f"{counted(len(manifest.files), 'file')}, {size / MIB:.1f} MiB"

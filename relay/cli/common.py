@@ -66,7 +66,7 @@ def open_home(ctx: click.Context, home: str | None) -> Home:
 
 def no_relay(home: Home) -> str:
     """The line for a home where no relay runs: how the last one ended, and what to do."""
-    from relay.daemon.process import left
+    from relay.base.lock_file import left
 
     gone = left(home)
     told = f": the last one, {gone}" if gone is not None else ""

@@ -17,7 +17,7 @@ PATIENCE_S = 1.0  # the ledger hears of a delivery behind the rename
 def marks(root: str, agent: str, message_ids: Iterable[str]) -> dict[str, str] | None:
     """A note for each message that no delivery to this agent names, by id; None where the
     ledger cannot be read."""
-    from relay.daemon.process import lock_holder
+    from relay.base.lock_file import lock_holder
 
     with Home(root) as home:
         try:

@@ -133,10 +133,10 @@ def read_store(home: Home) -> CommStore:
     """
     from relay.base.clock import Clock
     from relay.base.config import decode
-    from relay.daemon.opening import look, store_key
+    from relay.daemon.opening import open_store_readonly, store_key
 
     config = decode(home.read_config(), home.path("config.json"))
-    return look(home, Clock(), config, store_key(home, config, make=False))
+    return open_store_readonly(home, Clock(), config, store_key(home, config, make=False))
 
 
 class Wanted(NamedTuple):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from relay.base.config import Config
     from relay.base.home import Home
     from relay.journal.journal import Journal
-    from relay.journal.plan import Done, Order, TierPolicy
+    from relay.journal.plan import JobResult, JournalCommand, TierPolicy
     from relay.journal.tiers import Tiers
 
 _AGES = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
@@ -101,11 +101,11 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
 @ask.control_options
 def seal(ctx: click.Context, /, **caller: Any) -> int:
     """Seal the active segment, so that it can be compressed; an empty one stays as it is."""
-    from relay.journal.plan import SEAL, Order
+    from relay.journal.plan import SEAL, JournalCommand
 
     place, as_json = _place(ctx, caller["home"]), caller["as_json"]
     if place.is_running:
-        return _ask(ctx, Order(SEAL), caller)
+        return _ask(ctx, JournalCommand(SEAL), caller)
     with _opened(place) as (opened, _):
         entries = opened.manifest.entries()
         opened.seal()
@@ -176,10 +176,10 @@ def prune(
     config.json says nothing.
     """
     from relay.daemon.journal_commands import carry_out, retention
-    from relay.journal.plan import PRUNE, Order
+    from relay.journal.plan import PRUNE, JournalCommand
 
     place = _place(ctx, caller["home"], objects)
-    order = Order(
+    order = JournalCommand(
         PRUNE,
         keep_age_s=None if keep_age is None else _number(keep_age, _AGES, "--keep-age"),
         keep_bytes=None if keep_bytes is None else _number(keep_bytes, _SIZES, "--keep-bytes"),
@@ -227,10 +227,10 @@ def _order(
     **caller: Any,
 ) -> int:
     from relay.daemon.journal_commands import carry_out
-    from relay.journal.plan import Order
+    from relay.journal.plan import JournalCommand
 
     place = _place(ctx, caller["home"], objects)
-    order = Order(verb, segment_ids)
+    order = JournalCommand(verb, segment_ids)
     if verb == "upload" and not (objects or place.config.journal.objects):
         raise click.UsageError(
             "no object store is named: set journal.objects in config.json, or say --objects"
@@ -242,7 +242,9 @@ def _order(
         return _report(carry_out(place.home, tiers, place.clock, order), caller["as_json"])
 
 
-def _ask(ctx: click.Context, order: Order, caller: dict[str, Any], objects: str = "") -> int:
+def _ask(
+    ctx: click.Context, order: JournalCommand, caller: dict[str, Any], objects: str = ""
+) -> int:
     """Have the relay do it, which answers that it was asked."""
     if objects:
         raise click.UsageError("the relay that runs uses journal.objects of config.json")
@@ -264,7 +266,7 @@ def _check_segments(place: _Place, segment_ids: Iterable[int]) -> None:
     commands.check_segments(read_manifest(place.stream_dir, _warn).catalog.entries, segment_ids)
 
 
-def _report(found: Iterable[Done], as_json: bool) -> int:
+def _report(found: Iterable[JobResult], as_json: bool) -> int:
     """A line for each segment as it is done; the exit code."""
     failed, is_silent = 0, not as_json
     for done in found:
@@ -307,7 +309,7 @@ class _Place(NamedTuple):
     @property
     def is_running(self) -> bool:
         """A relay runs; another `relay journal` that has the lock is none, and cannot answer."""
-        from relay.daemon.process import lock_holder
+        from relay.base.lock_file import lock_holder
 
         holder = lock_holder(self.home)
         if holder is None:
@@ -345,13 +347,13 @@ def _opened(place: _Place) -> Iterator[tuple[Journal, Tiers]]:
                 "another process has the journal: a relay that starts, or a `relay journal`",
                 hint="try again when it is done; `relay journal status` works meanwhile",
             ) from exc
-        covered = commands.checkpoints(place.stream_dir)
+        covered = commands.checkpoint_offsets(place.stream_dir)
         clock, newest = place.clock, covered[0] if covered else 0
         policy = journal_policy(place.config)
         journal = Journal.open(place.stream_dir, STREAM_ID, clock, policy, _warn, covered=newest)
         held.callback(journal.close)
         tiers = Tiers(journal.manifest, STREAM_ID, place.policy(), clock, _warn)
-        tiers.cover(covered[1] if len(covered) > 1 else 0)
+        tiers.set_safe_offset(covered[1] if len(covered) > 1 else 0)
         journal.fetch = tiers.fetch
         yield journal, tiers
 

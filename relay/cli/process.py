@@ -17,7 +17,7 @@ import click
 from relay.base import fsio, process_info
 from relay.base.errors import EXIT_STATE, NotRunning, RelayError
 from relay.base.home import LEDGER, LOCK, Home
-from relay.base.status_client import SOCKET, Answer, ask, silence, socket_path
+from relay.base.status_client import SOCKET, StatusReply, ask, silence, socket_path
 from relay.cli import outboxes
 from relay.cli.common import (
     Amount,
@@ -127,7 +127,7 @@ def _crash_log(root: str) -> int:
 @click.pass_context
 def down(ctx: click.Context, home: str | None, timeout_s: float, as_json: bool) -> None:
     """Stop the relay; the batch in hand is finished first."""
-    from relay.daemon.process import lock_holder
+    from relay.base.lock_file import lock_holder
 
     with open_home(ctx, home) as opened:
         pid = lock_holder(opened)
@@ -176,7 +176,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
 
 def _facts(home: Home) -> dict[str, Any]:
     """What status says, of the ledger, the process, and the relay itself."""
-    from relay.daemon.process import left, lock_holder, trouble
+    from relay.base.lock_file import left, lock_holder, trouble
     from relay.ledger import open_readonly
 
     pid = lock_holder(home) if os.path.exists(home.path(LOCK)) else None
@@ -240,7 +240,7 @@ def _last_errors(db: sqlite3.Connection) -> list[dict[str, str]]:
 def _said(home: Home, pid: int | None) -> dict[str, Any]:
     """What the relay says of itself; nulls where nothing answers. ``answers``: false where it is
     there and says nothing, null where nobody can be asked."""
-    answer = ask(home) if pid is not None else Answer(None)
+    answer = ask(home) if pid is not None else StatusReply(None)
     said = answer.status or {}
     answers = True if answer.status is not None else False if answer.is_silent else None
     return {name: said.get(name) for name in SAID} | {"answers": answers}

@@ -91,7 +91,7 @@ def _config(home: Home) -> Config:
 
 def _is_served(home: Home) -> bool:
     """A relay runs; another command that has the lock is none, and cannot answer."""
-    from relay.daemon.process import lock_holder
+    from relay.base.lock_file import lock_holder
 
     holder = lock_holder(home)
     if holder is None:

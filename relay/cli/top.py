@@ -142,7 +142,7 @@ def look(home: Home, db: sqlite3.Connection) -> Frame:
 
 def _silence(home: Home, *, is_silent: bool) -> str:
     """Why no relay answers, and what to do."""
-    from relay.daemon.process import lock_holder
+    from relay.base.lock_file import lock_holder
 
     pid = lock_holder(home)
     if pid is None:

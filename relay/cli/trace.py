@@ -35,7 +35,7 @@ def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) 
     MESSAGE_ID may be the beginning of one. Of one that no relay has seen yet it says where it
     lies.
     """
-    from relay.daemon.process import lock_holder
+    from relay.base.lock_file import lock_holder
     from relay.ledger import open_readonly
 
     with open_home(ctx, home) as opened:

@@ -27,13 +27,13 @@ from typing import Any
 from relay.base import fsio
 from relay.base.clock import NS_PER_S, iso_time
 from relay.base.config import listen_address
-from relay.base.disk import Reading
+from relay.base.disk import DiskUsage
 from relay.base.errors import UnsafePath
 from relay.base.home import LEDGER
 from relay.base.status_client import MOST_PATH_BYTES, RUNTIME_VARIABLE, SOCKET, socket_path
 from relay.base.text import json_line
 from relay.daemon import metrics
-from relay.daemon.status import SharedStatus, Snapshot
+from relay.daemon.status import SharedStatus, StatusSnapshot
 from relay.ledger import wal
 
 REQUEST_TIMEOUT_S = 5  # who asks in drops, or not at all, holds a thread no longer
@@ -111,7 +111,7 @@ class Admin:
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         admin = self
 
-        class Handler(_Handler):
+        class Handler(BaseHandler):
             """Of this relay."""
 
             board = admin._board
@@ -120,7 +120,7 @@ class Admin:
         return Handler
 
 
-class _Handler(BaseHTTPRequestHandler):
+class BaseHandler(BaseHTTPRequestHandler):
     """One request: GET a page, or one line that says why not."""
 
     server_version = "agent-relay"
@@ -271,7 +271,7 @@ class _UnixServer(_Threads):
         path = str(self.server_address)
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
-                raise ValueError(f"{path} is there, and is no socket")
+                raise ValueError(f"{path} exists and is not a socket")
             os.unlink(path)
         super().server_bind()
         os.chmod(path, 0o600)
@@ -326,7 +326,7 @@ def status_of(board: SharedStatus) -> dict[str, Any]:
     return status
 
 
-def _disk_status(disk: Reading) -> dict[str, Any]:
+def _disk_status(disk: DiskUsage) -> dict[str, Any]:
     return {
         "state": disk.state.value,
         "size_bytes": disk.size_bytes,
@@ -336,7 +336,7 @@ def _disk_status(disk: Reading) -> dict[str, Any]:
     }
 
 
-def _session_status(snapshot: Snapshot, now_ns: int) -> dict[str, Any]:
+def _session_status(snapshot: StatusSnapshot, now_ns: int) -> dict[str, Any]:
     """What the session last said of itself. ``now_ns``: by the monotonic clock."""
     waits = snapshot.oldest_ns and now_ns - snapshot.oldest_ns
     return {

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from relay.base.clock import Clock
-from relay.base.disk import DiskState, DiskWatch, Reading
+from relay.base.disk import DiskState, DiskUsage, DiskWatch
 from relay.base.errors import LedgerError
 from relay.base.names import OPERATOR
 from relay.daemon.status import SharedStatus, StatusPublisher, pause_reason
@@ -68,7 +68,7 @@ class DiskMonitor:
         if snapshot is not None:
             self._board.snapshot = snapshot
 
-    def _look(self) -> Reading | None:
+    def _look(self) -> DiskUsage | None:
         """What the disk is like, where it was time to look."""
         if self._clock.monotonic_ns() < self._disk.due_ns():
             return None
@@ -80,7 +80,7 @@ class DiskMonitor:
             self._say(change)
         return reading
 
-    def _pause(self, reading: Reading) -> None:
+    def _pause(self, reading: DiskUsage) -> None:
         """Stop taking messages in below the floor, and begin again above it."""
         self._dispatcher.pauses["disk"] = pause_reason(reading)
         self._publish_pauses()
@@ -89,7 +89,7 @@ class DiskMonitor:
         pauses = self._dispatcher.pauses
         self._board.pauses = {who: why for who, why in pauses.items() if why}
 
-    def _say(self, change: tuple[Reading | None, Reading] | None) -> None:
+    def _say(self, change: tuple[DiskUsage | None, DiskUsage] | None) -> None:
         if change is None or (change[0] is None and not change[1].state.is_alert):
             return
         before, now = change
@@ -103,7 +103,7 @@ class DiskMonitor:
             free_bytes=now.free_bytes,
         )
 
-    def _tell(self, reading: Reading) -> None:
+    def _tell(self, reading: DiskUsage) -> None:
         """Notify operator and lead, once an episode."""
         try:
             began = self._ledger.get_state(EPISODE) or ""
@@ -144,7 +144,7 @@ def make_disk_monitor(
     )
 
 
-def _notice(reading: Reading) -> str:
+def _notice(reading: DiskUsage) -> str:
     return (
         f"the disk of the relay's home is nearly full: {reading.sentence()}; "
         f"below {reading.floor_bytes >> 20} MiB free the relay takes no messages in. "

@@ -30,7 +30,7 @@ from relay.base.errors import FormatError, RelayError, UnsafePath
 from relay.base.home import ARCHIVES, CONFIG, CONTINUITY, JOURNAL, LEDGER, PENDING, READ, Dirs, Home
 from relay.base.names import message_id_of
 from relay.daemon import ledger_backup
-from relay.daemon.opening import look, store_key, stream_dir
+from relay.daemon.opening import open_store_readonly, store_key, stream_dir
 from relay.daemon.projection import Projection
 from relay.delivery import reads
 from relay.engine.commstore import CommStore
@@ -56,7 +56,7 @@ class Entry(msgspec.Struct, frozen=True):
     mtime_ns: int
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class BackupManifest(msgspec.Struct, frozen=True):
     """The contents of ``backup.json``, by which a restore verifies the copy."""
 
     version: int
@@ -70,7 +70,7 @@ class Manifest(msgspec.Struct, frozen=True):
 class BackedUp(msgspec.Struct, frozen=True):
     """The result of a backup."""
 
-    manifest: Manifest
+    manifest: BackupManifest
     left_out: tuple[str, ...]  # links and the like, and a key that lies outside of the home
 
 
@@ -119,7 +119,7 @@ def _make(home: Home, config: Config, clock: Clock, root: str) -> BackedUp:
     told = Projection()
     key = store_key(home, config, make=False)
     with Home(root) as made:  # it has to open, and says what it knows
-        store = look(made, clock, config, key, heard=told.apply)
+        store = open_store_readonly(made, clock, config, key, heard=told.apply)
     known = _known(store, told, os.path.join(root, LEDGER))
     for note in store.state.archives:
         *folders, name = f"{ARCHIVES}/{note.name}".split("/")
@@ -130,7 +130,9 @@ def _make(home: Home, config: Config, clock: Clock, root: str) -> BackedUp:
     for agent in home.agent_names():
         _Mail(copy, store, known, agent).follow()
     _keep_mailboxes(copy, home)
-    manifest = Manifest(VERSION, __version__, home_id, at, tuple(copy.files.values()), copy.dirs)
+    manifest = BackupManifest(
+        VERSION, __version__, home_id, at, tuple(copy.files.values()), copy.dirs
+    )
     copy.keep_times()
     fsio.write_atomic(os.path.join(root, MANIFEST), msgspec.json.encode(manifest))
     return BackedUp(manifest, tuple(left_out + copy.left_out))
@@ -389,7 +391,7 @@ class _Mail:
         return "/".join((*self._base, folder) if folder else self._base)
 
 
-def read_backup(source: str) -> Manifest:
+def read_backup(source: str) -> BackupManifest:
     """Read a backup's manifest. Errors: RelayError where there is none, FormatError."""
     path = os.path.join(source, MANIFEST)
     if not os.path.isfile(path):
@@ -399,7 +401,7 @@ def read_backup(source: str) -> Manifest:
     with open(path, "rb") as file:
         data = file.read()
     try:
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = msgspec.json.decode(data, type=BackupManifest)
     except msgspec.MsgspecError as exc:
         raise FormatError(path, 0, "the list of a backup", exc) from exc
     if manifest.version > VERSION:

@@ -12,24 +12,24 @@ from relay.acomm.store_file import PREVIOUS
 from relay.base.clock import NS_PER_MS, Clock
 from relay.base.errors import FormatError, JournalError
 from relay.base.home import BASE, STORE, Home
-from relay.daemon.opening import Opened, link_base, stream_dir
+from relay.daemon.opening import OpenedStore, link_base, stream_dir
 from relay.journal import commands, plan
 from relay.journal.catalog import SegmentEntry
-from relay.journal.plan import Done, Job, Order, TierPolicy, Times
+from relay.journal.plan import JobResult, JournalCommand, PlanInputs, TierJob, TierPolicy
 from relay.journal.tiers import Tiers
 
 
-def run_command(home: Home, opened: Opened, clock: Clock, order: Order) -> None:
+def run_command(home: Home, opened: OpenedStore, clock: Clock, order: JournalCommand) -> None:
     """Have a relay that runs do it: a seal now, by the loop; anything else beside it, in the
     thread of the tiers. Errors: those of ``EventLog.seal``."""
     if order.verb == plan.SEAL:
         opened.log.seal()
         opened.tiers.wake()  # who seals by hand wants it moved on, not in a minute
     else:
-        opened.tiers.ask(carry_out(home, opened.tiers, clock, order))
+        opened.tiers.enqueue(carry_out(home, opened.tiers, clock, order))
 
 
-def carry_out(home: Home, tiers: Tiers, clock: Clock, order: Order) -> Iterator[Done]:
+def carry_out(home: Home, tiers: Tiers, clock: Clock, order: JournalCommand) -> Iterator[JobResult]:
     """Do it, a segment for each that is asked for, and say what became of it.
 
     Errors: JournalError for a segment that is not there, and where nothing says what to keep.
@@ -39,14 +39,14 @@ def carry_out(home: Home, tiers: Tiers, clock: Clock, order: Order) -> Iterator[
     below = safe_offset(home)
     if policy.keep_age_s is not None or policy.keep_bytes is not None:
         below = min(below, pin_base(home))  # where anything is ever pruned, by whomever
-    tiers.cover(below)
+    tiers.set_safe_offset(below)
     if is_prune:
         yield from commands.prune(tiers, prunes(tiers.entries(), policy, clock, below))
     else:
-        yield from commands.order(tiers, order.verb, order.segment_ids)
+        yield from commands.run(tiers, order.verb, order.segment_ids)
 
 
-def retention(policy: TierPolicy, order: Order) -> TierPolicy:
+def retention(policy: TierPolicy, order: JournalCommand) -> TierPolicy:
     """What is kept: what the order says, or else what is configured. Errors: JournalError."""
     if order.keep_age_s is not None or order.keep_bytes is not None:
         policy = policy._replace(keep_age_s=order.keep_age_s, keep_bytes=order.keep_bytes)
@@ -60,14 +60,14 @@ def retention(policy: TierPolicy, order: Order) -> TierPolicy:
 
 def prunes(
     entries: Sequence[SegmentEntry], policy: TierPolicy, clock: Clock, below: int
-) -> list[Job]:
+) -> list[TierJob]:
     """What retention would let go of the stream below an offset, oldest first, and why."""
-    return list(plan.prunes(entries, policy, Times(clock.now_ns() // NS_PER_MS, below, {})))
+    return list(plan.prunes(entries, policy, PlanInputs(clock.now_ns() // NS_PER_MS, below, {})))
 
 
 def safe_offset(home: Home) -> int:
     """Two checkpoints cover the stream below this offset, as the manifest has them."""
-    found = commands.checkpoints(stream_dir(home))
+    found = commands.checkpoint_offsets(stream_dir(home))
     return found[1] if len(found) > 1 else 0
 
 

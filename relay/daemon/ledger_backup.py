@@ -22,7 +22,7 @@ BEFORE = ".before-restore"
 SIDE_FILES = ("-wal", "-shm")
 
 
-class Restored(NamedTuple):
+class RestoredLedger(NamedTuple):
     """What was put back, and what became of the ledger before."""
 
     content: Content
@@ -51,7 +51,7 @@ def backup(home: Home, target: str, *, force: bool = False) -> Content:
     return content
 
 
-def restore(home: Home, source: str, *, force: bool = False) -> Restored:
+def restore(home: Home, source: str, *, force: bool = False) -> RestoredLedger:
     """Put a backup in the ledger's place; the ledger before is set aside, never removed.
 
     ``force`` takes the ledger of another home, too. Committed at one rename: killed before it the
@@ -76,7 +76,7 @@ def restore(home: Home, source: str, *, force: bool = False) -> Restored:
         _count_on(path, temp)
         aside = set_aside(path, BEFORE)
         ledger_file.place(temp, path, replace=True)
-    return Restored(content, aside)
+    return RestoredLedger(content, aside)
 
 
 def _check_home(path: str, temp: str, source: str) -> None:

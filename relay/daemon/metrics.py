@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from relay.base.clock import NS_PER_S
 from relay.base.home import LEDGER
 from relay.base.metrics import Buckets
-from relay.daemon.status import SharedStatus, Snapshot
+from relay.daemon.status import SharedStatus, StatusSnapshot
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -120,11 +120,11 @@ class BoardCollector(Collector):
         yield _gauge("relay_disk_floor_bytes", text, disk.floor_bytes)
         yield _gauge("relay_disk_used_ratio", "Share of it in use.", disk.used_percent / 100)
 
-    def _counters(self, snapshot: Snapshot) -> Iterator[Metric]:
+    def _counters(self, snapshot: StatusSnapshot) -> Iterator[Metric]:
         for field, (name, text) in COUNTERS.items():
             yield CounterMetricFamily(name, text, value=snapshot.totals[field])
 
-    def _gauges(self, snapshot: Snapshot) -> Iterator[Metric]:
+    def _gauges(self, snapshot: StatusSnapshot) -> Iterator[Metric]:
         oldest, now = snapshot.oldest_ns, self._board.clock.monotonic_ns()
         waits_s = 0.0 if oldest is None else (now - oldest) / NS_PER_S
         text = "Files seen in outboxes, not yet taken."
@@ -145,7 +145,7 @@ class BoardCollector(Collector):
         text = "Length of the journal's stream since its beginning."
         yield _gauge("relay_journal_stream_bytes", text, snapshot.journal_end)
 
-    def _histograms(self, snapshot: Snapshot) -> Iterator[Metric]:
+    def _histograms(self, snapshot: StatusSnapshot) -> Iterator[Metric]:
         stages = HistogramMetricFamily(
             "relay_stage_seconds", "Time that a stage of a batch took.", labels=["stage"]
         )

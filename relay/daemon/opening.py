@@ -42,7 +42,7 @@ from relay.engine.event_codec import EventCodec, Frame
 from relay.engine.events import Event
 from relay.engine.limits import DEFAULT_LIMITS, Limits
 from relay.journal import commands
-from relay.journal.journal import Journal, Policy
+from relay.journal.journal import Journal, SegmentPolicy
 from relay.journal.manifest import Manifest, read_manifest
 from relay.journal.plan import TierPolicy
 from relay.journal.reader import JournalReader
@@ -53,7 +53,7 @@ Warn = Callable[[str], object]
 _keeping = threading.Lock()  # a checkpoint and a prune may both be at the base
 
 
-class Opened(NamedTuple):
+class OpenedStore(NamedTuple):
     """A store that its daemon writes, and what it needs to know of its past."""
 
     store: CommStore
@@ -116,7 +116,7 @@ def stream_dir(home: Home) -> str:
     return home.path(JOURNAL, f"{STREAM_ID:020d}")
 
 
-def look(
+def open_store_readonly(
     home: Home,
     clock: Clock,
     config: Config,
@@ -151,7 +151,7 @@ def open_store(
     epoch: int = 0,
     ledger_position: int = 0,
     boot: str | None = None,
-) -> Opened:
+) -> OpenedStore:
     """The store for its daemon; files that are damaged are set aside, and ``warn`` hears of it.
 
     ``ledger_position``: up to where the ledger follows the journal. ``boot``: of the machine.
@@ -186,16 +186,16 @@ def open_store(
         journal.fetch = tiers.fetch
         # A damaged manifest did not say before.
         _check_reach(home, store, journal.first, touched=True)
-        past = Replay(store, ledger_position)
+        past = JournalReplay(store, ledger_position)
         past.replay(journal, codec, boot, warn)
         state = store.state
         journal.raise_ext_id(state.next_message - 1)
         for name in store.archives.set_strays_aside(state.archives, state.next_archive):
             warn(f"An archive that the store does not list was set aside: {name}")
-        log = EventLog(journal, codec, store, clock, boot, _Checkpoints(home, tiers, covered))
+        log = EventLog(journal, codec, store, clock, boot, CheckpointWriter(home, tiers, covered))
         log.begin(epoch, past.boot)
         held.pop_all()  # it is its owner's from now on
-    return Opened(store, log, tiers, past.told, past.power_cut)
+    return OpenedStore(store, log, tiers, past.told, past.power_cut)
 
 
 def _is_gone(folder: str) -> bool:
@@ -223,7 +223,7 @@ def _go_on_from(
     store.note_file(os.path.getsize(home.path(STORE)), store.sequence, 0)
 
 
-class _Checkpoints:
+class CheckpointWriter:
     """Which two there are, and what the journal may let go for them."""
 
     def __init__(self, home: Home, tiers: Tiers, covered: int) -> None:
@@ -241,11 +241,11 @@ class _Checkpoints:
         policy = self._tiers.policy
         if policy.keep_bytes is not None or policy.keep_age_s is not None:
             link_base(self._path, self._base)
-        self._tiers.cover(self._newest)
+        self._tiers.set_safe_offset(self._newest)
         self._newest = offset
 
 
-class Replay:
+class JournalReplay:
     """What the journal says of the time before, to the store and to the ledger."""
 
     def __init__(self, store: CommStore, ledger_position: int) -> None:
@@ -320,10 +320,10 @@ def make_tiers(home: Home, config: Config, manifest: Manifest, clock: Clock, war
     return Tiers(manifest, STREAM_ID, tier_policy(home, config), clock, warn)
 
 
-def journal_policy(config: Config) -> Policy:
+def journal_policy(config: Config) -> SegmentPolicy:
     """When the journal's segments roll."""
     settings = config.journal
-    return Policy(settings.segment_bytes, settings.segment_age_s)
+    return SegmentPolicy(settings.segment_bytes, settings.segment_age_s)
 
 
 def _load(
@@ -372,7 +372,7 @@ def _load(
 
 def _had_file(home: Home, first: int) -> bool:
     """False for a young home: no checkpoint was ever written, and the journal has it all."""
-    return first > 0 or bool(commands.checkpoints(stream_dir(home)))
+    return first > 0 or bool(commands.checkpoint_offsets(stream_dir(home)))
 
 
 def _begin_again(

@@ -17,14 +17,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from relay.base import config as configuration
 from relay.base import fsio
-from relay.base.clock import NS_PER_S, Clock, iso_time
+from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import Config
-from relay.base.errors import EXIT_FAILED, AlreadyRunning, HomeMissing, RelayError, UnsafePath
-from relay.base.home import FEW_DESCRIPTORS, LEDGER, LOCK, Home
+from relay.base.errors import EXIT_FAILED, AlreadyRunning, HomeMissing, RelayError
+from relay.base.home import FEW_DESCRIPTORS, LOCK, Home
+from relay.base.lock_file import LOG, TROUBLE_CHARACTERS, lock_holder, write_trouble
 from relay.base.logs import Log, make_log
 from relay.base.sd_notify import SystemdNotifier, Watchdog
 from relay.base.status_client import ask, silence
@@ -35,12 +35,9 @@ from relay.daemon.status import SharedStatus
 # The thread that writes the store holds the interpreter this long at most before the loop goes on.
 SWITCH_INTERVAL_S = 0.0005
 GC_THRESHOLDS = (100_000, 20, 100)
-LOG = "logs/relay.log"
 READY = b"ready\n"
 MOST_PAUSE_S = 60
 PATIENCE_S = 2  # with a step beside the loop, at the end: all of it is to take less than five
-TROUBLE_CHARACTERS = 500
-LAST_WRITTEN = (LOCK, LOG, LEDGER + "-wal")  # by a relay alone, while it runs
 
 
 class Daemon:
@@ -100,9 +97,7 @@ class Daemon:
     def _note_trouble(self, text: str) -> None:
         """Leave word beside the pid of why there is no session now: no ledger may be at hand."""
         note = self.board.trouble = " ".join(text.split())[:TROUBLE_CHARACTERS]
-        data = f"{os.getpid()}\n{note}\n".encode(errors="backslashreplace")
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._lock_fd, os.pwrite(self._lock_fd, data, 0))
+        write_trouble(self._lock_fd, note)
 
     def stop(self) -> None:
         """End the loop after the batch in hand; safe in a signal handler."""
@@ -271,51 +266,6 @@ class Daemon:
             action="reload",
             level="error",
         )
-
-
-def lock_holder(home: Home) -> int | None:
-    """The pid of the relay that runs for this home, or None when none does; asks the kernel."""
-    return fsio.lock_owner(home.path(LOCK))
-
-
-def trouble(home: Home) -> str:
-    """Why the relay that runs serves nobody now and begins again; empty when it serves."""
-    with contextlib.suppress(OSError):
-        data, _ = fsio.read_regular(home.path(LOCK), None, 4 * TROUBLE_CHARACTERS, shared=True)
-        return "".join(data.decode(errors="replace").splitlines()[1:2])
-    return ""
-
-
-class Left(NamedTuple):
-    """A relay that did not stop by itself: killed, crashed, or the machine went down."""
-
-    pid: int
-    last_sign_ns: int  # Unix time of the last that it is known to have written
-
-    def __str__(self) -> str:
-        at = iso_time(self.last_sign_ns)[:19]
-        return f"pid {self.pid}, did not stop by itself; its last sign of life was at {at}Z"
-
-
-def left(home: Home) -> Left | None:
-    """The relay that ended otherwise than by being told to; None where one runs, or all did.
-
-    Evidence: its pid in the lock's file, which a stop empties.
-    """
-    if lock_holder(home) is not None:
-        return None
-    try:
-        data, _ = fsio.read_regular(home.path(LOCK), None, 4 * TROUBLE_CHARACTERS, shared=True)
-    except (OSError, UnsafePath):
-        return None
-    word = data.partition(b"\n")[0]
-    if not word.isdigit():
-        return None
-    seen = [0]
-    for name in LAST_WRITTEN:
-        with contextlib.suppress(OSError):
-            seen.append(os.lstat(home.path(name)).st_mtime_ns)
-    return Left(int(word), max(seen))
 
 
 def remedy(exc: BaseException) -> str | None:

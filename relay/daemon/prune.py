@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from relay.base import fsio
 from relay.base.clock import iso_date
-from relay.base.config import Retention
+from relay.base.config import RetentionSettings
 from relay.base.errors import UnsafePath
 from relay.base.home import LEDGER, READ, Home
 from relay.base.incidents import IncidentKind
@@ -63,7 +63,7 @@ class Pruned(NamedTuple):
         return Pruned(self.kind, self.number + 1, self.n_bytes + n_bytes, oldest, newest)
 
 
-class _Kind(NamedTuple):
+class FileKind(NamedTuple):
     name: str
     files: Callable[[], Iterator[File]]
     days: int
@@ -78,7 +78,7 @@ class InUse(NamedTuple):
 
 
 def prune_files(
-    home: Home, settings: Retention, now_ns: int, *, dry_run: bool = False
+    home: Home, settings: RetentionSettings, now_ns: int, *, dry_run: bool = False
 ) -> Iterator[list[Pruned] | None]:
     """Remove the files that may go; None after each slice, so that the caller can pause, and at
     last what went, a value a kind.
@@ -112,17 +112,17 @@ def prune_files(
     yield gone
 
 
-def _kinds(home: Home, settings: Retention) -> tuple[_Kind, ...]:
+def _kinds(home: Home, settings: RetentionSettings) -> tuple[FileKind, ...]:
     """Each kind of file, in the order in which they go."""
 
     def rejected() -> Iterator[File]:
         return (file for file in _archive(home) if file.folder[-1] == REJECTED)
 
     return (
-        _Kind("archive", lambda: _archive(home), settings.archive_days, settings.archive_mib),
-        _Kind("rejected", rejected, settings.rejected_days, 0),
-        _Kind("read", lambda: _read(home), settings.read_days, settings.read_mib),
-        _Kind("output", lambda: _output(home), settings.output_days, 0),
+        FileKind("archive", lambda: _archive(home), settings.archive_days, settings.archive_mib),
+        FileKind("rejected", rejected, settings.rejected_days, 0),
+        FileKind("read", lambda: _read(home), settings.read_days, settings.read_mib),
+        FileKind("output", lambda: _output(home), settings.output_days, 0),
     )
 
 
@@ -258,7 +258,7 @@ def _day_ns(day: str) -> int:
 
 
 def _collect_attachments(
-    home: Home, settings: Retention, now_ns: int, *, dry_run: bool
+    home: Home, settings: RetentionSettings, now_ns: int, *, dry_run: bool
 ) -> Generator[None, None, Pruned]:
     """Attachments that no message names any more, and that nobody is still to read."""
     gone = Pruned("attachments")
@@ -292,7 +292,7 @@ def _attached(home: Home) -> Iterator[File]:
 # -- the ledger's own --------------------------------------------------------------------------
 
 
-def audit_due(db: sqlite3.Connection, settings: Retention, now_ns: int) -> Pruned:
+def audit_due(db: sqlite3.Connection, settings: RetentionSettings, now_ns: int) -> Pruned:
     """What may go of audit_log and security_events; its bytes are not known."""
     if not settings.audit_days:
         return Pruned("audit")
@@ -305,7 +305,7 @@ def audit_due(db: sqlite3.Connection, settings: Retention, now_ns: int) -> Prune
     return Pruned("audit", found[0], 0, found[1], found[2])
 
 
-def prune_audit(ledger: Ledger, settings: Retention, now_ns: int) -> int:
+def prune_audit(ledger: Ledger, settings: RetentionSettings, now_ns: int) -> int:
     """Remove a slice of what is past its age, the oldest first; how many rows went.
 
     One transaction with the row in security_events that says so.

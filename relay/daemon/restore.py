@@ -18,21 +18,21 @@ from typing import NamedTuple
 from relay.base import fsio
 from relay.base.errors import AlreadyRunning, IntegrityError, RelayError, UnsafePath
 from relay.base.home import LOCK, TOP_DIRS, looks_like_home
-from relay.daemon.home_backup import MANIFEST, Entry, Manifest, copy_bytes, read_backup
+from relay.daemon.home_backup import MANIFEST, BackupManifest, Entry, copy_bytes, read_backup
 
 BEFORE = ".before-restore"
 UNFINISHED = ".restoring"
 _HERE, _SWAP = -100, 2  # AT_FDCWD; RENAME_EXCHANGE, and RENAME_SWAP of macOS
 
 
-class Restored(NamedTuple):
+class RestoredHome(NamedTuple):
     """The result of a restore, and where the previous home is."""
 
-    manifest: Manifest
+    manifest: BackupManifest
     aside: str  # its path now; empty when there was none
 
 
-def restore(source: str, root: str, *, force: bool = False) -> Restored:
+def restore(source: str, root: str, *, force: bool = False) -> RestoredHome:
     """Make the home at ``root`` of a backup; one that is there is set aside with ``force``.
 
     Errors: AlreadyRunning; RelayError for what is no backup, or a home that is there;
@@ -56,7 +56,7 @@ def restore(source: str, root: str, *, force: bool = False) -> Restored:
             shutil.rmtree(temp, ignore_errors=True)
             raise
         fsio.sync_dir(os.path.dirname(root))
-    return Restored(manifest, aside)
+    return RestoredHome(manifest, aside)
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ def _former(root: str, *, force: bool) -> Iterator[bool]:
         yield False
         return
     if os.path.islink(root) or not looks_like_home(root):
-        raise UnsafePath(f"{root} is there, and is not a relay home", hint="name another directory")
+        raise UnsafePath(f"{root} exists and is not a relay home", hint="name another directory")
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(fsio.locked(os.path.join(root, LOCK)))
@@ -78,7 +78,7 @@ def _former(root: str, *, force: bool) -> Iterator[bool]:
         yield True
 
 
-def _fill(source: str, temp: str, manifest: Manifest) -> None:
+def _fill(source: str, temp: str, manifest: BackupManifest) -> None:
     """Write the home, and compare each file with what the backup says of it."""
     fsio.fault("create", temp)
     os.mkdir(temp, fsio.DIR_MODE)

@@ -29,14 +29,14 @@ from relay.daemon import recovery
 from relay.daemon.disk_monitor import make_disk_monitor
 from relay.daemon.housekeeper import Housekeeper
 from relay.daemon.journal_commands import run_command
-from relay.daemon.opening import Opened, open_store, store_key
+from relay.daemon.opening import OpenedStore, open_store, store_key
 from relay.daemon.status import SharedStatus, StatusPublisher
 from relay.delivery.loop import Dispatcher
 from relay.delivery.work import Context
 from relay.engine.commstore import CommStore
 from relay.engine.flush import Flusher, FlushPolicy
 from relay.engine.rolling import Roller, RollPolicy
-from relay.journal.plan import Order
+from relay.journal.plan import JournalCommand
 from relay.journal.tiers import TierWorker, lower_priority
 from relay.ledger import Ledger, wal
 
@@ -119,7 +119,7 @@ class Session:
 
         Else a step of the tiers goes on: an upload may. What was accepted is durable by then.
         """
-        return self._tiers.ends_within(seconds)
+        return self._tiers.wait(seconds)
 
     def _open(self, stack: contextlib.ExitStack) -> None:
         self._open_ledger(stack)
@@ -150,7 +150,7 @@ class Session:
         with self._ledger.transaction():
             self._ledger.registry.note_incidents(incidents, self._clock.now_ns(), again=True)
 
-    def _open_store(self, stack: contextlib.ExitStack, key: bytes | None) -> Opened:
+    def _open_store(self, stack: contextlib.ExitStack, key: bytes | None) -> OpenedStore:
         opened = self._opened = open_store(
             self._home,
             self._clock,
@@ -238,7 +238,7 @@ class Session:
 
     def _carry_out_orders(self) -> None:
         for order in self._dispatcher.pop_jobs():
-            if isinstance(order, Order):
+            if isinstance(order, JournalCommand):
                 run_command(self._home, self._opened, self._clock, order)
             else:
                 self._keeper.ask(order)

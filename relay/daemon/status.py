@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import Config
-from relay.base.disk import DiskState, Reading
+from relay.base.disk import DiskState, DiskUsage
 from relay.base.metrics import START, STOP, WAIT, Buckets, Metrics
 from relay.base.watcher import Watcher
 from relay.delivery.loop import Dispatcher
@@ -24,7 +24,7 @@ PAUSE_FACTOR = 100  # no sooner than this many times the last one took: 1 % of t
 MOST_TIMERS = 5_000  # of acknowledgments are counted one by one: two milliseconds
 
 
-class Snapshot(NamedTuple):
+class StatusSnapshot(NamedTuple):
     """The loop's numbers at one instant."""
 
     at_ns: int  # Unix time
@@ -72,7 +72,7 @@ class StatusPublisher:
         """When to publish what has happened since (monotonic); None: nothing has."""
         return self._not_before_ns if self._is_behind else None
 
-    def step(self, *, news: bool) -> Snapshot | None:
+    def step(self, *, news: bool) -> StatusSnapshot | None:
         """A snapshot when one is due. ``news``: something happened since the last call."""
         self._is_behind |= news
         now = self._clock.monotonic_ns()
@@ -84,13 +84,13 @@ class StatusPublisher:
         self._is_behind = False
         return snapshot
 
-    def _make(self, now: int) -> Snapshot:
+    def _make(self, now: int) -> StatusSnapshot:
         dispatcher, state = self._dispatcher, self._store.state
         tally, roster = dispatcher.tally, dispatcher.roster
         tally.overflows += self._watcher.overflows - self._overflows
         self._overflows = self._watcher.overflows
         owed, owed_acks = self._owed()
-        return Snapshot(
+        return StatusSnapshot(
             at_ns=self._clock.now_ns(),
             monotonic_ns=now,
             watcher=self._watcher.name,
@@ -142,8 +142,8 @@ class SharedStatus:
         self.tally = Metrics(clock)
         self.started_at_ns = clock.now_ns()
         self.epoch = 0  # of the session; 0: none has begun
-        self.snapshot: Snapshot | None = None
-        self.disk: Reading | None = None
+        self.snapshot: StatusSnapshot | None = None
+        self.disk: DiskUsage | None = None
         self.pauses: dict[str, str] = {}  # who has nothing taken out of the outboxes -> why
         self.trouble = ""  # why no session serves
         self.config_error = ""  # config.json was read again, and is not what is followed
@@ -179,7 +179,7 @@ class SharedStatus:
         return (self.clock.monotonic_ns() - self.snapshot.monotonic_ns) / NS_PER_S
 
 
-def pause_reason(disk: Reading | None) -> str:
+def pause_reason(disk: DiskUsage | None) -> str:
     """Why nothing is to be taken in for the disk's sake, or nothing."""
     if disk is None or disk.state is not DiskState.FLOOR:
         return ""

@@ -38,7 +38,7 @@ from relay.delivery.filters import filter_of, where
 from relay.delivery.work import PUBLIC_KEY, KeyRegistration, Pack, Prune
 from relay.engine import topics
 from relay.engine.commstore import CommStore
-from relay.journal.plan import PRUNE, SEAL, VERBS, Order
+from relay.journal.plan import PRUNE, SEAL, VERBS, JournalCommand
 
 TYPES = {
     "group": ChannelType.GROUP,
@@ -59,7 +59,7 @@ RETENTION_WORDS = tuple(kind.name.lower() for kind in RetentionKind)
 
 
 # What is so now; or what is to be done beside the loop; or what the ledger is to say.
-ActionResult = str | Order | Prune | Pack | KeyRegistration | StatusChange
+ActionResult = str | JournalCommand | Prune | Pack | KeyRegistration | StatusChange
 
 
 class Command(NamedTuple):
@@ -357,7 +357,7 @@ def _dead_letter(command: Command, store: CommStore) -> DeadLetter:
 # -- the journal -----------------------------------------------------------------------------
 
 
-def _order(command: Command, store: CommStore) -> Order:
+def _order(command: Command, store: CommStore) -> JournalCommand:
     """The order that a command is: carried out by who has the journal."""
     _require_privileged(command)
     verb = command.action.removeprefix(JOURNAL)
@@ -367,7 +367,7 @@ def _order(command: Command, store: CommStore) -> Order:
         if not DIGITS.fullmatch(text) or len(text) > MOST_DIGITS:
             raise Refused(f"{name} {text[:60]!r} is no whole number")
     age, size = (int(numbers[name]) if name in numbers else None for name in KEEPS)
-    return Order(verb, tuple(map(int, words)), age, size)
+    return JournalCommand(verb, tuple(map(int, words)), age, size)
 
 
 def _register_key(command: Command, store: CommStore) -> KeyRegistration:

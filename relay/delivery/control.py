@@ -19,7 +19,7 @@ from relay.delivery.filters import filter_of, where
 from relay.delivery.work import KeyRegistration, Pack, Prune
 from relay.engine import topics
 from relay.engine.commstore import CommStore
-from relay.journal.plan import Order
+from relay.journal.plan import JournalCommand
 
 EVERYTHING = "#"  # the pattern of who subscribes to a channel and says no topic
 JOURNAL_ACCEPTED = "journal.{} is asked for; `relay journal status` shows what became of it"
@@ -31,7 +31,7 @@ class ControlReply(NamedTuple):
 
     ok: bool | None
     text: str = ""
-    job: Order | Prune | Pack | None = None  # to be carried out beside the loop
+    job: JournalCommand | Prune | Pack | None = None  # to be carried out beside the loop
     key: KeyRegistration | None = None  # for the ledger: a key that counts from now on
     status_change: StatusChange | None = None  # of an agent: noted with the answer
     attached: bytes = b""  # stands behind the text, byte for byte
@@ -98,7 +98,7 @@ def _command(message: MessageFile, sender: str, store: CommStore, lead: str | No
         done = actions.execute(fields, sender, lead, store)
     except (CommError, MessageError, Refused) as exc:
         return ControlReply(False, str(exc))
-    if isinstance(done, Order):
+    if isinstance(done, JournalCommand):
         return ControlReply(True, JOURNAL_ACCEPTED.format(done.verb), done)
     if isinstance(done, KeyRegistration):
         return ControlReply(True, str(done), key=done)

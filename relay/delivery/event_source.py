@@ -16,7 +16,7 @@ from relay.base import directory_guard
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import FormatError, UnsafePath
 from relay.base.home import READ
-from relay.base.incidents import Incident, IncidentKind, Told
+from relay.base.incidents import Incident, IncidentDedup, IncidentKind
 from relay.base.names import MSG_SUFFIX, message_id_of
 from relay.base.watcher import WatchEvents
 from relay.delivery import downtime
@@ -49,7 +49,7 @@ class EventSource:
         self._notifier = notifier
         self._clock = context.clock
         self._log = context.log
-        self._told = Told()
+        self._told = IncidentDedup()
         self._next_scan_ns = 0
         self._next_poll_ns = 0
         self._recheck_ns: int | None = None

@@ -97,7 +97,7 @@ class EventLog:
             self.commit_s.observe((self._clock.monotonic_ns() - began) / NS_PER_S)
         for event in fresh or ():
             if type(event) is events.Rolled:
-                self.journal.note(ARCHIVE_ROLLED, _note_of(event))
+                self.journal.add_event(ARCHIVE_ROLLED, _note_of(event))
 
     def _append(self, fresh: list[events.Event]) -> None:
         """Encode a batch; the numbers of the events end with the store's own."""
@@ -125,15 +125,15 @@ class EventLog:
         if due is not None and due <= now:
             self.commit()
         self.journal.roll_if_due()
-        self.journal.prepare()  # in a backlog, too: without zeros ahead commits take far longer
+        self.journal.preallocate()  # in a backlog, too: without zeros ahead commits take far longer
 
     def due_ns(self) -> int | None:
         """When ``linger`` has something to do (monotonic)."""
         return None if self._since is None else self._since + LINGER_MS * NS_PER_MS
 
-    def has_room(self, n_bytes: int) -> None:
+    def reserve(self, n_bytes: int) -> None:
         """Errors: OSError when the disk has none for so many bytes of messages."""
-        self.journal.has_room(n_bytes + RESERVED_BYTES)
+        self.journal.reserve(n_bytes + RESERVED_BYTES)
 
     # -- checkpoints: what the flusher asks ------------------------------------------
 
@@ -144,7 +144,7 @@ class EventLog:
 
     def cover(self, position: Position) -> None:
         """The store's file was written; it covers everything before ``position``."""
-        self.journal.cover(position.offset)
+        self.journal.note_checkpoint(position.offset)
         self._checkpoints.written(position.offset)
         frame = Frame(VERSION, checkpoint=Checkpoint(position.offset, self._store.sequence))
         self._append_control(frame, RecordFlag.SNAPSHOT_BOUNDARY)

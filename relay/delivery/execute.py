@@ -21,7 +21,7 @@ from relay.agents import run_files
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.errors import UnsafePath
 from relay.base.home import Dirs
-from relay.base.incidents import Counted
+from relay.base.incidents import IncidentCounter
 from relay.base.names import ORCHESTRATOR
 from relay.delivery import file_ops
 from relay.delivery.file_ops import DiskFull
@@ -54,7 +54,7 @@ class BatchWriter:
         self._retry = context.config.retry
         self._clock = context.clock
         self._log = context.log
-        self._counted = Counted(context.clock)
+        self._counted = IncidentCounter(context.clock)
 
     def execute(self, dirs: Dirs, batch: list[WorkItem]) -> list[Deferred]:
         """Execute every item; those that the disk does not accept now are returned."""

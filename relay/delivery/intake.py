@@ -23,7 +23,7 @@ from typing import NamedTuple
 from relay.base import fsio
 from relay.base.checksums import SHA256_PREFIX, sha256_hex
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, iso_date
-from relay.base.config import Detection, Limits, Security
+from relay.base.config import DetectionSettings, LimitSettings, SecuritySettings
 from relay.base.errors import ForeignOwner, HardLink, MessageError, RelayError, UnsafePath
 from relay.base.home import PENDING, REJECTED, Dirs
 from relay.base.incidents import Incident, IncidentKind
@@ -72,11 +72,11 @@ class Intake:
 
     def __init__(
         self,
-        detection: Detection,
-        limits: Limits,
+        detection: DetectionSettings,
+        limits: LimitSettings,
         clock: Clock,
         log: Callable[..., object] = lambda *_, **__: None,
-        security: Security | None = None,
+        security: SecuritySettings | None = None,
     ) -> None:
         self._settle_ns = detection.settle_ms * NS_PER_MS
         self._malformed_ns = detection.malformed_after_s * NS_PER_S
@@ -84,7 +84,7 @@ class Intake:
         self._max_file = max_file_bytes(limits.max_body_bytes)
         self._clock = clock
         self._log = log
-        security = security or Security()
+        security = security or SecuritySettings()
         self.rate_limit = RateLimit(security.rate_per_s, security.rate_burst, clock)
         self._queue = IntakeQueue(self.rate_limit, security.outbox_files, clock)
         self._quota = OutboxQuota(security, self._max_file)
@@ -371,7 +371,9 @@ MOST_AT_ONCE = 1_000  # of an agent, between two scans: the next one lists the r
 class PendingFiles:
     """The files that lie in ``.pending`` for long. Owned by the loop."""
 
-    def __init__(self, detection: Detection, clock: Clock, log: Callable[..., object]) -> None:
+    def __init__(
+        self, detection: DetectionSettings, clock: Clock, log: Callable[..., object]
+    ) -> None:
         self._warn_ns = detection.pending_warn_s * NS_PER_S
         self._over_ns = detection.orphan_after_s * NS_PER_S
         self._clock = clock

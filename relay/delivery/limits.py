@@ -16,7 +16,7 @@ import stat
 from typing import NamedTuple
 
 from relay.base.clock import NS_PER_S, Clock
-from relay.base.config import Security
+from relay.base.config import SecuritySettings
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import MessageFile
 from relay.base.names import MSG_SUFFIX
@@ -113,7 +113,7 @@ class ThrottleStatus(NamedTuple):
 class OutboxQuota:
     """How much may wait in one outbox; looked at with each scan."""
 
-    def __init__(self, security: Security, max_file: int) -> None:
+    def __init__(self, security: SecuritySettings, max_file: int) -> None:
         self._most_files = security.outbox_files
         self._max_file = max_file
         self._most_bytes = security.outbox_mib << 20

@@ -33,7 +33,7 @@ from relay.delivery.validate import RECHECK_NS, Recorder, SigningKeys, Validator
 from relay.delivery.work import Context, EndedDelivery, Pack, Prune, WorkItem
 from relay.engine.flush import Flusher
 from relay.engine.rolling import Roller
-from relay.journal.plan import Order
+from relay.journal.plan import JournalCommand
 
 PART_BYTES = 32 << 20  # of the journal: room for so much is made at once
 EVENTS_BYTES = 2 << 10  # a refusal and its nack, or the events about a message
@@ -60,7 +60,7 @@ class Dispatcher:
         self._build_parts(context)
         self._last_roll_error = ""
         self._last_flush_error = ""
-        self._jobs: list[Order | Prune | Pack] = []
+        self._jobs: list[JournalCommand | Prune | Pack] = []
         self._has_process_requests = False  # for processes to be started or ended
 
     def _build_parts(self, context: Context) -> None:
@@ -161,7 +161,7 @@ class Dispatcher:
             self._events.commit_if_due()
         return self._next_due()
 
-    def pop_jobs(self) -> list[Order | Prune | Pack]:
+    def pop_jobs(self) -> list[JournalCommand | Prune | Pack]:
         """Journal commands and jobs requested since the last call; lost in a crash."""
         orders, self._jobs = self._jobs, []
         return orders
@@ -263,7 +263,7 @@ class Dispatcher:
     def _room_for(self, n_bytes: int) -> str:
         """The reason why the journal has no room for ``n_bytes``; empty if it has."""
         try:
-            self._events.has_room(n_bytes)
+            self._events.reserve(n_bytes)
         except OSError as exc:
             return f"journal: {exc.strerror or exc}"
         return ""

@@ -14,7 +14,7 @@ from relay.acomm.model import Channel, ChannelType, DeliveryState, Message, Mess
 from relay.agents.requests import Requester, read_request
 from relay.agents.status import AgentStatus, StatusChange, parse_status_command
 from relay.base.clock import NS_PER_MS, NS_PER_S
-from relay.base.config import Spawn
+from relay.base.config import SpawnSettings
 from relay.base.errors import CommError, StoreCapacity, StoreFull
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import Kind, MessageFile, command_fields
@@ -48,7 +48,7 @@ STICKY = "sent before it joined"
 MAX_NOTE = 500  # characters of a status that the agents table keeps
 NO_AGENT = "no longer an agent"
 ALL_AVAILABLE: Mapping[str, str] = {}
-DEFAULT_SPAWN = Spawn()
+DEFAULT_SPAWN = SpawnSettings()
 
 
 class Planner:
@@ -61,7 +61,7 @@ class Planner:
         unavailable: Mapping[str, str] = ALL_AVAILABLE,
         inactive: Set[str] = frozenset(),
         states: StateStore | None = None,
-        spawn: Spawn = DEFAULT_SPAWN,
+        spawn: SpawnSettings = DEFAULT_SPAWN,
         trusted_lead: Callable[[], str | None] | None = None,
     ) -> None:
         self._store = store

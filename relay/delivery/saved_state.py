@@ -18,7 +18,7 @@ from typing import NamedTuple
 from relay.acomm.model import ChannelType, Message, MessageType, Metadata, Priority
 from relay.base import fsio
 from relay.base.clock import iso_time
-from relay.base.config import Continuity
+from relay.base.config import ContinuitySettings
 from relay.base.errors import MessageError, Refused, UnsafePath
 from relay.base.home import CONTINUITY, READ, Dirs, Home
 from relay.base.message import (
@@ -56,7 +56,7 @@ class SavedState(NamedTuple):
 class StateStore:
     """The saves of all agents. Only the loop writes; names of agents are valid ones."""
 
-    def __init__(self, home: Home, settings: Continuity) -> None:
+    def __init__(self, home: Home, settings: ContinuitySettings) -> None:
         self.home = home
         self.settings = settings
 

@@ -15,10 +15,10 @@ from relay.acomm.model import Origin
 from relay.agents.roster import Roster
 from relay.base.checksums import SHA256_PREFIX
 from relay.base.clock import NS_PER_MS, Clock
-from relay.base.config import Limits
+from relay.base.config import LimitSettings
 from relay.base.errors import UnsafePath
 from relay.base.home import Dirs
-from relay.base.incidents import Incident, IncidentKind, Told
+from relay.base.incidents import Incident, IncidentDedup, IncidentKind
 from relay.base.message import SIGNATURE_PREFIX, MessageFile
 from relay.base.names import shown
 from relay.base.signatures import key_id, verify
@@ -47,7 +47,7 @@ class Validator:
         self,
         keys: SigningKeys,
         roster: Roster,
-        limits: Limits,
+        limits: LimitSettings,
         clock: Clock,
         log: Callable[..., object],
     ) -> None:
@@ -315,7 +315,7 @@ class SigningKeys:
         self._required = required
         self._clock = clock
         self._log = log
-        self._told = Told()
+        self._told = IncidentDedup()
         self._keys: dict[str, str] = {}
         self.load()
 

@@ -19,7 +19,7 @@ from relay.base.names import ORCHESTRATOR
 from relay.delivery.eventlog import EventLog
 from relay.delivery.intake import OutboxFile
 from relay.engine.commstore import CommStore
-from relay.journal.plan import Order
+from relay.journal.plan import JournalCommand
 from relay.ledger import FileFacts, Ledger, Row
 from relay.ledger.processes import Process
 
@@ -172,7 +172,7 @@ class WorkItem:
         self.key: KeyRegistration | None = None  # a key that is registered with this
         self.notice_key = ""  # not a file at all: what tells one notice from another
         self.is_control = False  # the orchestrator itself was the recipient
-        self.jobs: list[Order | Prune | Pack] = []  # once this is accepted
+        self.jobs: list[JournalCommand | Prune | Pack] = []  # once this is accepted
         self.bounced: dict[str, str] = {}  # recipients that are no longer there -> why
         self.outgoing: list[OutgoingFile] = []
         self.deferred: list[DeferredDelivery] = []

@@ -14,7 +14,7 @@ from relay.base.clock import Clock
 from relay.base.config import Config, decode
 from relay.base.errors import RelayError
 from relay.base.home import CONFIG, Home
-from relay.daemon.process import lock_holder
+from relay.base.lock_file import lock_holder
 from relay.doctor import agents, attached, engine, files, ledger, limits, process, sealing
 from relay.doctor.finding import Finding, Place, Severity, said
 from relay.doctor.repair import repair

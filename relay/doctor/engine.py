@@ -20,7 +20,7 @@ from relay.journal.format import ManifestType, Reason
 from relay.journal.manifest import read_manifest
 from relay.journal.reader import JournalReader
 from relay.journal.segment import segment_path
-from relay.journal.segments import Policy
+from relay.journal.segments import SegmentPolicy
 from relay.ledger import open_readonly
 
 _DUMP = "`relay aof dump` reads what is good of it; remove it when nobody needs it any more"
@@ -66,7 +66,7 @@ def _store(home: Home) -> Iterator[Finding]:
     """The checkpoints, and those that were set aside."""
     path, previous = home.path(STORE), home.path(STORE) + PREVIOUS
     wrong, wrong_before = _fault(path), _fault(previous)
-    written = len(commands.checkpoints(stream_dir(home)))
+    written = len(commands.checkpoint_offsets(stream_dir(home)))
     if wrong and (written or os.path.lexists(path)):
         remedy = f"the next start makes the store again of {os.path.basename(previous)}"
         if wrong_before:
@@ -111,7 +111,7 @@ def _fault(path: str) -> str:
 def _journal(home: Home, covered: int) -> Iterator[Finding]:
     """The stream's files, what was set aside, and whether the store's place lies within it."""
     folder = stream_dir(home)
-    for problem in check.check(folder).problems:
+    for problem in check.check_stream(folder).problems:
         yield Finding("journal", problem, _remedy_of(problem))
     for sub in ("segments", "manifest", "warm"):
         for name in names(os.path.join(folder, sub)):
@@ -151,7 +151,7 @@ def _surplus(folder: str, end: int | None) -> Iterator[Finding]:
     path = segment_path(folder, newest.segment_id)
     with contextlib.suppress(FileNotFoundError):  # sealed, and moved on
         ahead = os.stat(path).st_size - (end - newest.base_offset)
-        if ahead > 2 * Policy().ahead_bytes:
+        if ahead > 2 * SegmentPolicy().ahead_bytes:
             yield Finding(
                 "journal",
                 f"{path} has {ahead >> 20} MiB of zeros behind its last record",
@@ -175,7 +175,9 @@ def reach(folder: str) -> tuple[int, int | None]:
     In the newest segment damage and a torn tail look alike to who reads on.
     """
     files = check.segment_files(folder)[-1:]
-    if any(_LOST in problem for file in files for problem in check.check(file.path).problems):
+    if any(
+        _LOST in problem for file in files for problem in check.check_stream(file.path).problems
+    ):
         return JournalReader(folder).first(), None
     reader = JournalReader(folder)
     entries = list(read_manifest(folder, _ignore).catalog.entries.values())

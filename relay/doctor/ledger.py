@@ -9,12 +9,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from relay.base.clock import iso_date
-from relay.base.config import Retention
+from relay.base.config import RetentionSettings
 from relay.base.errors import LedgerDamaged, LedgerError, RelayError, UnsafePath
 from relay.base.home import LEDGER
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
 from relay.daemon import prune
-from relay.daemon.opening import look, store_key, stream_dir
+from relay.daemon.opening import open_store_readonly, store_key, stream_dir
 from relay.daemon.projection import deliveries_of
 from relay.delivery import reads
 from relay.doctor.finding import (
@@ -132,7 +132,7 @@ def _is_away(place: Place, folder: str) -> bool:
         return False
     if os.path.exists(place.home.path("archive", parts[1] + archive_pack.SUFFIX)):
         return True
-    settings: Retention = place.config.retention
+    settings: RetentionSettings = place.config.retention
     last_days = archive_pack.before_yesterday(place.clock.now_ns())
     is_kept = settings.archive_days == settings.archive_mib == 0 or parts[1] >= last_days
     if is_kept or os.path.isdir(place.home.path("archive", parts[1])):
@@ -277,7 +277,7 @@ def _store(place: Place, position: int) -> dict[str, Finding]:
         }
     try:
         key = store_key(place.home, place.config, make=False)
-        store = look(place.home, place.clock, place.config, key)
+        store = open_store_readonly(place.home, place.clock, place.config, key)
     except (RelayError, OSError):
         return {}  # the checks of store and journal say so
     if not place.is_running and _is_behind(place, position, key):

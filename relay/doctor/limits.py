@@ -11,7 +11,7 @@ from importlib import metadata
 
 from relay.base import disk
 from relay.base.home import LEDGER, TOP_DIRS
-from relay.daemon.process import lock_holder
+from relay.base.lock_file import lock_holder
 from relay.doctor.finding import Finding, Place, Severity
 from relay.ledger import wal
 

@@ -12,8 +12,8 @@ import psutil
 
 from relay.base.errors import LedgerError
 from relay.base.home import LEDGER, LOCK
-from relay.base.status_client import SOCKET, Answer, ask, silence, socket_path
-from relay.daemon.process import left, lock_holder, trouble
+from relay.base.lock_file import left, lock_holder, trouble
+from relay.base.status_client import SOCKET, StatusReply, ask, silence, socket_path
 from relay.doctor.finding import Finding, Place, Repair, Severity, names, twice
 from relay.journal.tiers import FOR_OPERATOR
 from relay.ledger import open_readonly
@@ -31,7 +31,7 @@ def examine(place: Place) -> Iterator[Finding]:
         remedy = "logs/relay.err may say why; the next start recovers what it had in hand"
         yield Finding("process", f"the last relay, {gone}", remedy, Severity.NOTE, LOCK)
     yield from _socket(place)
-    answer = ask(home) if place.is_running else Answer(None)
+    answer = ask(home) if place.is_running else StatusReply(None)
     yield from _silence(place, answer)
     yield from _waiting(answer)
     yield from twice(place, lambda: {f.where: f for f in _processes(place)})
@@ -59,7 +59,7 @@ def _socket(place: Place) -> Iterator[Finding]:
             )
 
 
-def _silence(place: Place, answer: Answer) -> Iterator[Finding]:
+def _silence(place: Place, answer: StatusReply) -> Iterator[Finding]:
     """A relay that has the lock and the socket, and says nothing: nobody is served."""
     pid = lock_holder(place.home)
     if answer.is_silent and pid is not None:
@@ -67,7 +67,7 @@ def _silence(place: Place, answer: Answer) -> Iterator[Finding]:
         yield Finding("process", f"the relay, pid {pid}, {what}", remedy, where=LOCK)
 
 
-def _waiting(answer: Answer) -> Iterator[Finding]:
+def _waiting(answer: StatusReply) -> Iterator[Finding]:
     """What a running relay's tiers could not do, and try again: only it knows.
 
     What waits for the operator is in the manifest, and found there.

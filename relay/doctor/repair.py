@@ -42,7 +42,7 @@ def _do(home: Home, one: Repair, why_not: str) -> str:
                 return why_not
             status = os.stat(name, dir_fd=dirs.get(*folder), follow_symlinks=False)
             if not stat.S_ISREG(status.st_mode) and not stat.S_ISSOCK(status.st_mode):
-                return "it is no regular file"
+                return "it is not a regular file"
             fsio.remove(name, dirs.get(*folder))
     except FileNotFoundError:
         return ""

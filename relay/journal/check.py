@@ -17,11 +17,11 @@ from relay.journal import snapshot as snapshots
 from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.inspect import (
     WARM_SUFFIX,
-    ChunkLook,
-    SegmentLook,
-    kind_of,
-    look_at_snapshot,
-    problem_of,
+    ChunkInspector,
+    SegmentInspector,
+    describe_error,
+    file_kind,
+    load_snapshot,
 )
 from relay.journal.manifest import read_manifest
 from relay.journal.segment import segment_ids, segment_path
@@ -30,7 +30,7 @@ WARM = "warm"
 _WARM_NAME = re.compile(r"(0[0-9]{19})\.seg\.zst")
 
 
-class Findings(NamedTuple):
+class StreamFindings(NamedTuple):
     """What is wrong, and what is only worth knowing; a line each."""
 
     problems: list[str]
@@ -67,9 +67,9 @@ def _warm(stream_dir: str) -> Iterator[tuple[int, str]]:
             yield int(match[1]), name
 
 
-def check(path: str) -> Findings:
+def check_stream(path: str) -> StreamFindings:
     """Verify a stream's directory, or one file of it. Never raises for what it finds there."""
-    findings = Findings([], [])
+    findings = StreamFindings([], [])
     try:
         if not os.path.isdir(path):
             _check_file(path, findings)
@@ -81,76 +81,76 @@ def check(path: str) -> Findings:
                 if copy and os.path.exists(copy):
                     check_segment(copy, file.entry, findings)
     except (RelayError, OSError) as exc:
-        findings.problems.append(problem_of(exc, path))
+        findings.problems.append(describe_error(exc, path))
     return findings
 
 
-def check_catalog(stream_dir: str) -> Findings:
+def check_manifest(stream_dir: str) -> StreamFindings:
     """Verify a stream's manifest and snapshots, and that the files are there which they speak of.
 
     What is in the segments is not looked at. Never raises for what it finds there.
     """
-    findings = Findings([], [])
+    findings = StreamFindings([], [])
     try:
         _check_catalog(stream_dir, findings)
     except (RelayError, OSError) as exc:
-        findings.problems.append(problem_of(exc, stream_dir))
+        findings.problems.append(describe_error(exc, stream_dir))
     return findings
 
 
-def _check_catalog(stream_dir: str, findings: Findings) -> None:
+def _check_catalog(stream_dir: str, findings: StreamFindings) -> None:
     _check_manifest(stream_dir, findings)
     _check_snapshots(stream_dir, findings)
     _check_segments(stream_dir, findings)
 
 
-def _check_file(path: str, findings: Findings) -> None:
-    kind = kind_of(path)
+def _check_file(path: str, findings: StreamFindings) -> None:
+    kind = file_kind(path)
     if kind == "segment":
         check_segment(path, None, findings)
     elif kind == "chunk":
-        _take(ChunkLook(path), findings)
+        _take(ChunkInspector(path), findings)
     else:
-        look_at_snapshot(path)
+        load_snapshot(path)
 
 
-def _check_manifest(stream_dir: str, findings: Findings) -> None:
+def _check_manifest(stream_dir: str, findings: StreamFindings) -> None:
     """Every chunk, and that they follow one another."""
-    there = chunks.indexes(stream_dir)
+    there = chunks.chunk_indexes(stream_dir)
     if not there:
-        where = os.path.join(stream_dir, chunks.FOLDER)
+        where = os.path.join(stream_dir, chunks.MANIFEST)
         findings.problems.append(f"{where}: expected a manifest, found no chunk")
     next_record = 0 if there[:1] == [0] else None
     for number, index in enumerate(there):
-        path = chunks.path_of(stream_dir, index)
+        path = chunks.chunk_path(stream_dir, index)
         if number and index != there[number - 1] + 1:
             findings.problems.append(f"{path}: expected chunk {there[number - 1] + 1} before it")
             next_record = None
-        look = ChunkLook(path, index, next_record)
+        look = ChunkInspector(path, index, next_record)
         next_record = look.next_record
         _take(look, findings)
 
 
-def _check_snapshots(stream_dir: str, findings: Findings) -> None:
-    for snapshot_id in snapshots.ids(stream_dir):
-        path = snapshots.path_of(stream_dir, snapshot_id)
+def _check_snapshots(stream_dir: str, findings: StreamFindings) -> None:
+    for snapshot_id in snapshots.snapshot_ids(stream_dir):
+        path = snapshots.snapshot_path(stream_dir, snapshot_id)
         try:
-            snapshot = look_at_snapshot(path, snapshot_id)
+            snapshot = load_snapshot(path, snapshot_id)
         except FileNotFoundError:
             continue  # an older one that its writer removed meanwhile
         except (RelayError, OSError) as exc:
-            findings.problems.append(problem_of(exc, path))
+            findings.problems.append(describe_error(exc, path))
             continue
-        chunk = chunks.path_of(stream_dir, snapshot.chunk_index)
-        ends = [chunks.FIRST_RECORD]
+        chunk = chunks.chunk_path(stream_dir, snapshot.chunk_index)
+        ends = [chunks.FIRST_MANIFEST_RECORD]
         if os.path.exists(chunk):
-            ends += ChunkLook(chunk).ends
+            ends += ChunkInspector(chunk).ends
         if snapshot.chunk_offset not in ends:
             position = f"chunk {snapshot.chunk_index} at {snapshot.chunk_offset}"
             findings.warnings.append(f"{path}: its position, {position}, is no end of a record")
 
 
-def _check_segments(stream_dir: str, findings: Findings) -> None:
+def _check_segments(stream_dir: str, findings: StreamFindings) -> None:
     """Every file against the manifest, every entry against the files, and the offsets."""
     behind: int | None = None  # where the next segment has to begin
     for file in segment_files(stream_dir):
@@ -167,7 +167,7 @@ def _check_segments(stream_dir: str, findings: Findings) -> None:
             _check_residency(stream_dir, entry, findings)
 
 
-def _check_residency(stream_dir: str, entry: SegmentEntry, findings: Findings) -> None:
+def _check_residency(stream_dir: str, entry: SegmentEntry, findings: StreamFindings) -> None:
     """That the files are there which the manifest speaks of; one local copy is enough to read."""
     copies = {
         Residency.TIER0: segment_path(stream_dir, entry.segment_id),
@@ -197,7 +197,7 @@ def _still(stream_dir: str, entry: SegmentEntry) -> bool:
     return now.get(entry.segment_id) == entry
 
 
-def check_segment(path: str, entry: SegmentEntry | None, findings: Findings) -> None:
+def check_segment(path: str, entry: SegmentEntry | None, findings: StreamFindings) -> None:
     """One copy of a segment, against what the manifest says of it, into ``findings``.
 
     What looks wrong is looked at again, for it may be being written. Never raises for what it
@@ -206,16 +206,16 @@ def check_segment(path: str, entry: SegmentEntry | None, findings: Findings) -> 
     before: list[str] | None = None
     while True:
         try:
-            look = SegmentLook(path, entry)
+            look = SegmentInspector(path, entry)
         except FileNotFoundError:
             return  # sealed, evicted meanwhile: the manifest was asked before
         except (RelayError, OSError) as exc:
-            findings.problems.append(problem_of(exc, path))
+            findings.problems.append(describe_error(exc, path))
             return
         try:
             look.verify()
         except (RelayError, OSError) as exc:
-            look.problems.append(problem_of(exc, path))
+            look.problems.append(describe_error(exc, path))
         finally:
             look.close()
         if not look.problems or look.problems == before:
@@ -224,6 +224,6 @@ def check_segment(path: str, entry: SegmentEntry | None, findings: Findings) -> 
         before = look.problems
 
 
-def _take(look: ChunkLook | SegmentLook, findings: Findings) -> None:
+def _take(look: ChunkInspector | SegmentInspector, findings: StreamFindings) -> None:
     findings.problems.extend(look.problems)
     findings.warnings.extend(look.warnings)

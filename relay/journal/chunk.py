@@ -27,14 +27,14 @@ from relay.journal.format import (
     decode_manifest_record,
 )
 
-FOLDER = "manifest"
-FIRST_RECORD = CHUNK_HEADER.size
-ROOM = CHUNK_CAPACITY - FIRST_RECORD
+MANIFEST = "manifest"
+FIRST_MANIFEST_RECORD = CHUNK_HEADER.size
+ROOM = CHUNK_CAPACITY - FIRST_MANIFEST_RECORD
 _NAME = re.compile(r"(0[0-9]{19})\.mlog")  # below 2^64, and so is the next
 _MAX_BYTES = 64 << 20  # another writer's chunks may be larger than ours
 
 
-class Chunk(NamedTuple):
+class ManifestChunk(NamedTuple):
     """A chunk as it was read and verified."""
 
     header: ChunkHeader
@@ -43,26 +43,28 @@ class Chunk(NamedTuple):
     torn_bytes: int  # behind committed_len, not all zero: an append that never returned
 
 
-def path_of(stream_dir: str, index: int) -> str:
+def chunk_path(stream_dir: str, index: int) -> str:
     """Where the chunk of that index is."""
-    return os.path.join(stream_dir, FOLDER, f"{index:020d}.mlog")
+    return os.path.join(stream_dir, MANIFEST, f"{index:020d}.mlog")
 
 
-def indexes(stream_dir: str) -> list[int]:
+def chunk_indexes(stream_dir: str) -> list[int]:
     """The indexes of the chunks that are there, ascending; good or not."""
     try:
-        names = os.listdir(os.path.join(stream_dir, FOLDER))
+        names = os.listdir(os.path.join(stream_dir, MANIFEST))
     except FileNotFoundError:
         return []
     return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
 
 
-def load(path: str) -> bytes:
+def load_chunk(path: str) -> bytes:
     """A chunk's bytes. Errors: OSError, UnsafePath."""
     return fsio.read_regular(path, None, _MAX_BYTES, shared=True)[0]
 
 
-def decode(data: bytes, path: str, index: int, base_record: int | None = None) -> Chunk:
+def decode_chunk(
+    data: bytes, path: str, index: int, base_record: int | None = None
+) -> ManifestChunk:
     """What a chunk's bytes say: header, index, base_record, chunk crc, and then each record.
 
     ``index``: what its name says; ``base_record``: what must stand in it, None for any.
@@ -75,21 +77,23 @@ def decode(data: bytes, path: str, index: int, base_record: int | None = None) -
     if base_record is not None and header.base_record != base_record:
         raise FormatError(path, 24, f"base_record {base_record}", header.base_record)
     end = header.committed_len
-    if not FIRST_RECORD <= end <= len(data):
-        raise FormatError(path, 40, f"committed_len from {FIRST_RECORD} to {len(data)}", end)
+    if not FIRST_MANIFEST_RECORD <= end <= len(data):
+        raise FormatError(
+            path, 40, f"committed_len from {FIRST_MANIFEST_RECORD} to {len(data)}", end
+        )
     if header.tail_offset < end:
         raise FormatError(path, 32, f"tail_offset of {end} and more", header.tail_offset)
-    found = crc64(memoryview(data)[FIRST_RECORD:end])
+    found = crc64(memoryview(data)[FIRST_MANIFEST_RECORD:end])
     if found != header.chunk_crc64:
         raise IntegrityError(path, 48, f"chunk crc64 {header.chunk_crc64:016x}", f"{found:016x}")
     records, ends, fault = _walk(data, end, path)
     if fault is not None:
         raise fault
     torn = len(data) - end if any(memoryview(data)[end:]) else 0
-    return Chunk(header, records, ends, torn)
+    return ManifestChunk(header, records, ends, torn)
 
 
-def salvage(data: bytes, path: str) -> tuple[list[ManifestRecord], list[int]]:
+def salvage_chunk(data: bytes, path: str) -> tuple[list[ManifestRecord], list[int]]:
     """The good records in front of the fault of a damaged chunk, and where each ends.
 
     A record's crc covers its payload; its header is covered by the chunk's crc alone. So where
@@ -99,7 +103,7 @@ def salvage(data: bytes, path: str) -> tuple[list[ManifestRecord], list[int]]:
         end = decode_chunk_header(data, path).committed_len
     except FormatError:
         return [], []
-    end = end if FIRST_RECORD <= end <= len(data) else len(data)
+    end = end if FIRST_MANIFEST_RECORD <= end <= len(data) else len(data)
     records, ends, fault = _walk(data, end, path)
     return (records, ends) if fault is not None else ([], [])
 
@@ -110,7 +114,7 @@ def _walk(
     """The records up to ``end`` or to the first fault."""
     records: list[ManifestRecord] = []
     ends: list[int] = []
-    at = FIRST_RECORD
+    at = FIRST_MANIFEST_RECORD
     try:
         while at < end:
             record, at = decode_manifest_record(data, at, end, path)
@@ -138,16 +142,18 @@ class ChunkFile:
     @classmethod
     def create(cls, stream_dir: str, index: int, base_record: int) -> ChunkFile:
         """A new chunk without records; its file is there, whole, with its name durable."""
-        path = path_of(stream_dir, index)
-        header = ChunkHeader(index, base_record, FIRST_RECORD, FIRST_RECORD, crc64(b""), 0)
+        path = chunk_path(stream_dir, index)
+        header = ChunkHeader(
+            index, base_record, FIRST_MANIFEST_RECORD, FIRST_MANIFEST_RECORD, crc64(b""), 0
+        )
         fsio.write_atomic(path, header.encode())
         return cls(path, header, 0)
 
     @classmethod
-    def resume(cls, stream_dir: str, chunk: Chunk) -> ChunkFile:
+    def resume(cls, stream_dir: str, chunk: ManifestChunk) -> ChunkFile:
         """Go on with a chunk that was read. What was torn behind committed_len goes: its append
         never returned. Another writer's tail may stand ahead of it: records follow what counts."""
-        path = path_of(stream_dir, chunk.header.chunk_index)
+        path = chunk_path(stream_dir, chunk.header.chunk_index)
         header = chunk.header._replace(tail_offset=chunk.header.committed_len)
         file = cls(path, header, len(chunk.records))
         if chunk.torn_bytes:
@@ -196,19 +202,19 @@ class ChunkFile:
         os.close(self._fd)
 
 
-def is_uploaded(stream_dir: str, index: int) -> bool:
+def is_chunk_uploaded(stream_dir: str, index: int) -> bool:
     """Whether a chunk's header says that Tier 2 has it. Errors: OSError, FormatError."""
-    path = path_of(stream_dir, index)
-    return bool(decode_chunk_header(load(path), path).flags & ChunkFlag.UPLOADED)
+    path = chunk_path(stream_dir, index)
+    return bool(decode_chunk_header(load_chunk(path), path).flags & ChunkFlag.UPLOADED)
 
 
-def mark_uploaded(stream_dir: str, index: int) -> None:
+def mark_chunk_uploaded(stream_dir: str, index: int) -> None:
     """Note in a sealed chunk's header that Tier 2 has it; durable on return.
 
     Errors: OSError, FormatError when the chunk is not a good sealed one.
     """
-    path = path_of(stream_dir, index)
-    header = decode(load(path), path, index).header
+    path = chunk_path(stream_dir, index)
+    header = decode_chunk(load_chunk(path), path, index).header
     if not header.flags & ChunkFlag.SEALED:
         raise FormatError(path, 56, "a sealed chunk", f"flags {header.flags}")
     fd = fsio.open_rw(path)

@@ -28,7 +28,7 @@ _SEGMENT_FILE = re.compile(r"(0[0-9]{19})\.seg")
 _WARM_FILE = re.compile(r"(0[0-9]{19})\.seg\.zst")
 
 
-class Copies:
+class LocalCopies:
     """Tier 0 and Tier 1 of one stream. Used by one thread at a time: see Tiers."""
 
     def __init__(self, stream_dir: str, manifest: Manifest, warn: Callable[[str], object]) -> None:
@@ -56,14 +56,14 @@ class Copies:
             raise JournalError(f"segment {segment_id}: not in {self.stream_dir}")
         return found
 
-    def note(self, kind: ManifestType, entry: SegmentEntry, **fields: Field) -> None:
+    def record(self, kind: ManifestType, entry: SegmentEntry, **fields: Field) -> None:
         """Commit what was done to the manifest."""
         self.manifest.record(kind, entry.segment_id, entry.base_offset, **fields)
 
-    def note_failure(self, kind: ManifestType, entry: SegmentEntry, **fields: Field) -> None:
+    def record_failure(self, kind: ManifestType, entry: SegmentEntry, **fields: Field) -> None:
         """The same of a failure; where the disk takes not even that, the failure itself is told."""
         with contextlib.suppress(OSError):
-            self.note(kind, entry, **fields)
+            self.record(kind, entry, **fields)
 
     def compress(self, entry: SegmentEntry) -> None:
         """Tier 1 has the segment, proved, when this returns.
@@ -73,32 +73,34 @@ class Copies:
         """
         path = self.tier0(entry)
         job_id = self.manifest.catalog.next_job_id
-        self.note(ManifestType.CompressionStarted, entry, job_id=job_id)
+        self.record(ManifestType.CompressionStarted, entry, job_id=job_id)
         failed = ManifestType.CompressionFailed
         try:
-            done = warm.compress(path, self.tier1(entry), check_of(entry, path), self.dictionaries)
+            done = warm.compress(
+                path, self.tier1(entry), segment_check(entry, path), self.dictionaries
+            )
         except FileNotFoundError as exc:
-            self.note_failure(failed, entry, reason_code=Reason.CODEC)
+            self.record_failure(failed, entry, reason_code=Reason.CODEC)
             raise FormatError(path, 0, f"{entry.file_bytes} bytes", "no such file") from exc
         except FormatError:
-            self.note_failure(failed, entry, reason_code=Reason.CODEC)
+            self.record_failure(failed, entry, reason_code=Reason.CODEC)
             raise
         except OSError:
-            self.note_failure(failed, entry, reason_code=Reason.TRANSIENT)
+            self.record_failure(failed, entry, reason_code=Reason.TRANSIENT)
             raise
-        self._note_compressed(entry, done.size, done.dictionary_id)
+        self._record_compressed(entry, done.size, done.dictionary_id)
 
-    def _note_compressed(self, entry: SegmentEntry, size: int, dictionary_id: int) -> None:
+    def _record_compressed(self, entry: SegmentEntry, size: int, dictionary_id: int) -> None:
         kind = ManifestType.CompressionDone
-        self.note(kind, entry, compressed_bytes=size, dictionary_id=dictionary_id)
+        self.record(kind, entry, compressed_bytes=size, dictionary_id=dictionary_id)
 
-    def prove_warm(self, entry: SegmentEntry) -> Footer:
+    def verify_warm(self, entry: SegmentEntry) -> Footer:
         """Inflate the compressed copy whole: it is the segment. Its footer.
 
         Errors: FormatError, IntegrityError, FileNotFoundError.
         """
         path = self.tier1(entry)
-        check = check_of(entry, path)
+        check = segment_check(entry, path)
         with WarmSegment(path, self.dictionaries) as opened:
             for piece in opened.pieces():
                 check.feed(piece)
@@ -110,7 +112,7 @@ class Copies:
         Errors: FormatError, IntegrityError, FileNotFoundError, OSError.
         """
         source, target = source or self.tier1(entry), self.tier0(entry)
-        check = check_of(entry, source)
+        check = segment_check(entry, source)
         with WarmSegment(source, self.dictionaries) as opened, NewFile(target) as file:
             for piece in opened.pieces():
                 check.feed(piece)
@@ -120,15 +122,15 @@ class Copies:
             _read_all(entry, file.temp)
             file.commit()
 
-    def drop(self, entry: SegmentEntry, tier: Residency) -> int:
+    def evict(self, entry: SegmentEntry, tier: Residency) -> int:
         """Forget a local copy, then remove its file; its bytes. The proof is the caller's."""
         path = self.tier0(entry) if tier is Residency.TIER0 else self.tier1(entry)
         size = entry.file_bytes if tier is Residency.TIER0 else entry.compressed_bytes
-        self.note(ManifestType.LocalEvicted, entry, reclaimed_bytes=size)
+        self.record(ManifestType.LocalEvicted, entry, reclaimed_bytes=size)
         remove(path)
         return size
 
-    def sweep(self) -> None:
+    def clean_up(self) -> None:
         """Put right what a crash left: files that the manifest does not know of.
 
         A good copy of a segment that it knows is taken in again, and leaves as any other does;
@@ -151,18 +153,18 @@ class Copies:
                     remove(path)
                 elif entry is not None and entry.sealed and not entry.residency & tier:
                     self._adopt(entry, tier, path)
-        self.forget_dictionaries()
+        self.remove_unused_dictionaries()
 
     def _adopt(self, entry: SegmentEntry, tier: Residency, path: str) -> None:
         try:
             if tier is Residency.TIER1:
-                self.prove_warm(entry)
+                self.verify_warm(entry)
                 with WarmSegment(path, self.dictionaries) as opened:
                     dictionary_id = opened.dictionary_id
-                self._note_compressed(entry, size_of(path) or 0, dictionary_id)
+                self._record_compressed(entry, size_of(path) or 0, dictionary_id)
             else:
                 self._check_file(entry, path)
-                self.note(ManifestType.HydrationDone, entry, resident_bytes=entry.file_bytes)
+                self.record(ManifestType.HydrationDone, entry, resident_bytes=entry.file_bytes)
         except (FormatError, FileNotFoundError) as exc:
             self.warn(f"{exc}: not the copy of segment {entry.segment_id} it is named for; left")
 
@@ -175,12 +177,12 @@ class Copies:
         return True
 
     def _check_file(self, entry: SegmentEntry, path: str) -> None:
-        check = check_of(entry, path)
+        check = segment_check(entry, path)
         for piece in pieces(path):
             check.feed(piece)
         check.done()
 
-    def forget_dictionaries(self) -> None:
+    def remove_unused_dictionaries(self) -> None:
         """Remove the dictionaries that no segment needs; the newest may serve the next."""
         needed = {entry.dictionary_id for entry in self.manifest.entries()}
         for dictionary_id in self.dictionaries.ids()[:-1]:
@@ -198,6 +200,6 @@ def _read_all(entry: SegmentEntry, path: str) -> None:
         source.close()
 
 
-def check_of(entry: SegmentEntry, name: str) -> SegmentCheck:
+def segment_check(entry: SegmentEntry, name: str) -> SegmentCheck:
     """What the bytes of a sealed segment have to be; ``name``: of what they are read from."""
     return SegmentCheck(name, entry.durable_bytes, entry.segment_crc64)

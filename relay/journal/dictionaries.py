@@ -69,7 +69,7 @@ class Dictionaries:
         except FileNotFoundError:
             expected = f"its dictionary {dictionary_id} as {path}"
             raise FormatError(needed_by, 0, expected, "no such file") from None
-        loaded = decode(content, path)
+        loaded = decode_dictionary(content, path)
         if loaded.dict_id != dictionary_id:
             raise FormatError(path, 4, f"dictionary {dictionary_id}", loaded.dict_id)
         self._loaded[dictionary_id] = loaded
@@ -95,7 +95,7 @@ class Dictionaries:
             return None
 
 
-def decode(content: bytes, path: str) -> zstd.ZstdDict:
+def decode_dictionary(content: bytes, path: str) -> zstd.ZstdDict:
     """The dictionary in a file's bytes. Errors: FormatError."""
     try:
         return zstd.ZstdDict(content)
@@ -103,7 +103,7 @@ def decode(content: bytes, path: str) -> zstd.ZstdDict:
         raise FormatError(path, 0, "a zstd dictionary", str(exc)) from exc
 
 
-def train(samples: Sequence[bytes]) -> zstd.ZstdDict | None:
+def train_dictionary(samples: Sequence[bytes]) -> zstd.ZstdDict | None:
     """A dictionary of what the samples share; None when there is too little to learn from."""
     try:
         return zstd.train_dict(samples, DICTIONARY_BYTES)

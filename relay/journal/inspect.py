@@ -30,8 +30,14 @@ from relay.journal.format import (
     crc64,
     decode_segment_header,
 )
-from relay.journal.records import Record, Starts, decode, used, wanted
-from relay.journal.segment import FIRST, FileSource, read_records
+from relay.journal.records import (
+    HeaderCrcs,
+    Record,
+    claimed_length,
+    decode_records,
+    length_without_zeros,
+)
+from relay.journal.segment import FIRST_RECORD, FileSource, read_records
 
 T = TypeVar("T")
 WARM_SUFFIX = ".seg.zst"
@@ -52,7 +58,7 @@ class SizedSource(Protocol):
         """Give back what it holds."""
 
 
-def settled(load: Callable[[], bytes], read: Callable[[bytes], T]) -> T:
+def read_stable(load: Callable[[], bytes], read: Callable[[bytes], T]) -> T:
     """What ``read`` makes of a file. One that fails it is loaded again while it changes.
 
     Errors: what ``read`` raises for bytes that stay the same.
@@ -68,7 +74,7 @@ def settled(load: Callable[[], bytes], read: Callable[[bytes], T]) -> T:
     return read(data)
 
 
-class SegmentLook:
+class SegmentInspector:
     """A segment file in ``segments/`` or ``warm/``. Iterate ``records`` once, then read the rest.
 
     ``entry``: what the manifest says of it, where it is known. Errors of making one: FormatError
@@ -83,7 +89,7 @@ class SegmentLook:
         self.count = 0
         self.source, self.size = _open(path)
         try:
-            head = self.source.read_at(0, FIRST)
+            head = self.source.read_at(0, FIRST_RECORD)
             self.header: SegmentHeader = decode_segment_header(head, path)
             self.footer = self._read_footer()
             self.base = self._find_base()
@@ -111,7 +117,7 @@ class SegmentLook:
         """Records, with those that stand for lost ones. What is not whole is read once more: a
         writer may have been in the middle of it."""
         at, base = self.base, self.base
-        end = base + (self.footer.durable_bytes if self.footer else self.size) - FIRST
+        end = base + (self.footer.durable_bytes if self.footer else self.size) - FIRST_RECORD
         while at < end:
             try:
                 for record in read_records(self.source, base, at, end):
@@ -139,7 +145,7 @@ class SegmentLook:
 
     def _at(self, offset: int) -> int:
         """Where a record lies in the file."""
-        return FIRST + offset - self.base
+        return FIRST_RECORD + offset - self.base
 
     def _gap(self, begin: int, end: int, why: IntegrityError) -> None:
         """Something that is no good record: the zeros ahead, a torn tail, or damage."""
@@ -156,13 +162,13 @@ class SegmentLook:
         elif _seals(rest, at):
             self.warnings.append(f"{self.path} at {at}: sealed, and not cut off yet")
         else:
-            length = used(rest)
+            length = length_without_zeros(rest)
             self.problems.append(f"{why}: a torn tail of {length} bytes")
 
     def _read_footer(self) -> Footer | None:
         """The footer of a file that is sealed and cut."""
         at = self.size - FOOTER.size
-        data = self.source.read_at(at, FOOTER.size) if at >= FIRST else b""
+        data = self.source.read_at(at, FOOTER.size) if at >= FIRST_RECORD else b""
         if _seals(data, at):
             return Footer(*FOOTER.unpack(data))
         # what the manifest has as sealed has a footer there, whatever its flags say
@@ -174,12 +180,14 @@ class SegmentLook:
         """The stream offset of the first record: by the manifest, or by the records themselves."""
         if self.entry is not None:
             return self.entry.base_offset
-        first = self.source.read_at(FIRST, RECORD.size)
-        if len(first) < RECORD.size or not first.strip(b"\0") or _seals(first, FIRST):
+        first = self.source.read_at(FIRST_RECORD, RECORD.size)
+        if len(first) < RECORD.size or not first.strip(b"\0") or _seals(first, FIRST_RECORD):
             return 0
         claimed = int(RECORD.unpack(first)[2])
-        piece = self.source.read_at(FIRST, _PIECE_BYTES)
-        if next(decode(piece, claimed, Starts()), None) or wanted(piece, claimed) > len(piece):
+        piece = self.source.read_at(FIRST_RECORD, _PIECE_BYTES)
+        if next(decode_records(piece, claimed, HeaderCrcs()), None) or claimed_length(
+            piece, claimed
+        ) > len(piece):
             return claimed
         return _base_behind_damage(piece, claimed)
 
@@ -236,12 +244,12 @@ def _base_behind_damage(piece: bytes, claimed: int) -> int:
         length, _, offset = RECORD.unpack_from(piece, at)[:3]
         if at + RECORD.size + length > len(piece) or offset < at:
             continue
-        if next(decode(piece[at : at + RECORD.size + length], offset, Starts()), None):
+        if next(decode_records(piece[at : at + RECORD.size + length], offset, HeaderCrcs()), None):
             return int(offset) - at
     return claimed
 
 
-def kind_of(path: str) -> str:
+def file_kind(path: str) -> str:
     """``segment``, ``chunk`` or ``snapshot``, by its first bytes; a warm segment by its name.
 
     Errors: FormatError for anything else, OSError, UnsafePath.
@@ -261,7 +269,7 @@ def kind_of(path: str) -> str:
     return kind
 
 
-class ChunkLook:
+class ChunkInspector:
     """A manifest chunk: its good records, and what is wrong. Errors: OSError, UnsafePath."""
 
     def __init__(self, path: str, index: int | None = None, base: int | None = None) -> None:
@@ -273,13 +281,13 @@ class ChunkLook:
         self.next_record: int | None = None
         self.header: ChunkHeader | None = None  # None: the chunk is damaged
         try:
-            chunk = settled(
-                lambda: chunks.load(path),
-                lambda data: chunks.decode(data, path, _index(data, index), base),
+            chunk = read_stable(
+                lambda: chunks.load_chunk(path),
+                lambda data: chunks.decode_chunk(data, path, _index(data, index), base),
             )
         except FormatError as exc:
             self.problems.append(str(exc))
-            self.records, self.ends = chunks.salvage(chunks.load(path), path)
+            self.records, self.ends = chunks.salvage_chunk(chunks.load_chunk(path), path)
             return
         self.header, self.records, self.ends = chunk.header, chunk.records, chunk.ends
         self.next_record = chunk.header.base_record + len(chunk.records)
@@ -299,13 +307,13 @@ def _index(data: bytes, index: int | None) -> int:
     return int.from_bytes(data[16:24], "little") if index is None else index
 
 
-def look_at_snapshot(path: str, snapshot_id: int = 0) -> snapshots.Snapshot:
+def load_snapshot(path: str, snapshot_id: int = 0) -> snapshots.CatalogSnapshot:
     """A snapshot file by its path. Errors: FormatError and its kind, OSError, UnsafePath."""
-    data = chunks.load(path)
-    return snapshots.decode(data, path, snapshot_id)
+    data = chunks.load_chunk(path)
+    return snapshots.decode_snapshot(data, path, snapshot_id)
 
 
-def problem_of(exc: RelayError | OSError, path: str) -> str:
+def describe_error(exc: RelayError | OSError, path: str) -> str:
     """One line that names the file."""
     if isinstance(exc, RelayError):
         return str(exc)

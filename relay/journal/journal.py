@@ -23,12 +23,12 @@ from relay.base.errors import JournalFailed, RelayError
 from relay.journal.format import CHECKPOINT_WRITTEN, FOOTER, RECORD, ManifestType, RecordFlag
 from relay.journal.manifest import Manifest
 from relay.journal.reader import Fetch, read_sealed
-from relay.journal.records import Record, Starts, encode
+from relay.journal.records import HeaderCrcs, Record, encode_records
 from relay.journal.recover import Recovery
-from relay.journal.segment import FIRST, SEGMENTS, ActiveSegment, FileSource, read_records
-from relay.journal.segments import Policy, Stream, make_next, seal
+from relay.journal.segment import FIRST_RECORD, SEGMENTS, ActiveSegment, FileSource, read_records
+from relay.journal.segments import SegmentPolicy, Stream, seal_segment, start_segment
 
-__all__ = ["Append", "Journal", "Policy", "Record"]
+__all__ = ["Append", "Journal", "Record", "SegmentPolicy"]
 
 Warn = Callable[[str], object]
 
@@ -44,7 +44,7 @@ class Append(NamedTuple):
 _EXT_ID = itemgetter(2)  # of an Append: as quick as a batch of hundreds needs
 
 
-class _Group:
+class _PendingWrites:
     """What is appended and not written, of one segment."""
 
     __slots__ = ("count", "ext_id", "pieces")
@@ -77,11 +77,11 @@ class Journal:
         self._active = active
         self._warn = warn
         self._end = self._durable = active.end
-        self._groups = [_Group()]  # one for each segment that the appended records need
+        self._groups = [_PendingWrites()]  # one for each segment that the appended records need
         self._room = stream.policy.segment_bytes - FOOTER.size - active.position
         self._failure: BaseException | None = None
-        self._starts = Starts()
-        self._told: set[int] = set()  # where the gaps begin that were warned of
+        self._starts = HeaderCrcs()
+        self._reported_gaps: set[int] = set()  # where the gaps begin that were warned of
 
     @classmethod
     def open(
@@ -89,7 +89,7 @@ class Journal:
         stream_dir: str,
         stream_id: int,
         clock: Clock,
-        policy: Policy,
+        policy: SegmentPolicy,
         warn: Warn,
         *,
         epoch: int = 0,
@@ -116,9 +116,9 @@ class Journal:
                     f" the records of offsets [{end}, {needed}) are lost"
                 )
                 if active is not None:
-                    seal(stream, active, covered)
+                    seal_segment(stream, active, covered)
                 active, end = None, needed
-            return cls(stream, active or make_next(stream, end), covered, warn)
+            return cls(stream, active or start_segment(stream, end), covered, warn)
         except BaseException:
             manifest.close()
             raise
@@ -146,17 +146,17 @@ class Journal:
         self._check()
         at_ms = self._stream.clock.now_ns() // NS_PER_MS
         begin = self._end
-        pieces, offsets, self._end = encode(
+        pieces, offsets, self._end = encode_records(
             batch, begin, at_ms, self._starts, is_joined=begin > self._durable
         )
         if self._end - begin <= self._room:
             self._room -= self._end - begin
             self._groups[-1].take(pieces, batch)
         else:
-            self._take_apart(pieces, batch)
+            self._split(pieces, batch)
         return offsets
 
-    def _take_apart(self, pieces: list[bytes], batch: Sequence[Append]) -> None:
+    def _split(self, pieces: list[bytes], batch: Sequence[Append]) -> None:
         """Hand out records to this segment and those that come: none spans two."""
         group = self._groups[-1]
         for number, one in enumerate(batch):
@@ -166,13 +166,13 @@ class Journal:
             self._room -= size
             group.take(pieces[3 * number : 3 * number + 3], (one,))
 
-    def _is_fresh(self, group: _Group) -> bool:
+    def _is_fresh(self, group: _PendingWrites) -> bool:
         """Nothing is in the segment that comes: a record that is too long for any has its own."""
         return not group.count and (len(self._groups) > 1 or not self._active.count)
 
-    def _next_group(self) -> _Group:
-        self._groups.append(_Group())
-        self._room = self._stream.policy.segment_bytes - FOOTER.size - FIRST
+    def _next_group(self) -> _PendingWrites:
+        self._groups.append(_PendingWrites())
+        self._room = self._stream.policy.segment_bytes - FOOTER.size - FIRST_RECORD
         return self._groups[-1]
 
     def commit(self) -> int:
@@ -185,7 +185,7 @@ class Journal:
         self._check()
         if self._durable == self._end:
             return self._durable
-        groups, self._groups = self._groups, [_Group()]
+        groups, self._groups = self._groups, [_PendingWrites()]
         with self._failing():
             for number, group in enumerate(groups):
                 if number:
@@ -196,14 +196,14 @@ class Journal:
         self._durable = self._end
         return self._durable
 
-    def _write(self, group: _Group) -> None:
+    def _write(self, group: _PendingWrites) -> None:
         active = self._active
         if not active.count:
             active.first_ms = self._stream.clock.now_ns() // NS_PER_MS
         active.write(b"".join(group.pieces), group.count)
         active.ext_id = max(active.ext_id, group.ext_id)
 
-    def has_room(self, n_bytes: int) -> None:
+    def reserve(self, n_bytes: int) -> None:
         """Make sure that the disk takes ``n_bytes`` more before anything is promised.
 
         At most ``ahead_bytes`` are written ahead; who has more to say says it in parts.
@@ -221,11 +221,11 @@ class Journal:
                     active.cut(before)
                 raise
 
-    def prepare(self) -> bool:
+    def preallocate(self) -> bool:
         """Write a slice of zeros ahead when less than one is left; True when it did.
 
         For idle moments: it costs a sync, which the next commit then does not. A full disk is
-        not told of here; ``has_room`` does. Errors: OSError of the sync, as ``commit``.
+        not told of here; ``reserve`` does. Errors: OSError of the sync, as ``commit``.
         """
         self._check()
         active, policy = self._active, self._stream.policy
@@ -266,20 +266,20 @@ class Journal:
             return
         with self._failing():
             self._roll()
-        self._room = self._stream.policy.segment_bytes - FOOTER.size - FIRST
+        self._room = self._stream.policy.segment_bytes - FOOTER.size - FIRST_RECORD
 
     def _roll(self) -> None:
         base = self._active.end
-        seal(self._stream, self._active, self.covered)
-        self._active = make_next(self._stream, base)
+        seal_segment(self._stream, self._active, self.covered)
+        self._active = start_segment(self._stream, base)
 
-    def cover(self, offset: int) -> None:
+    def note_checkpoint(self, offset: int) -> None:
         """A checkpoint is written that has the stream up to ``offset``. Errors: OSError,
         RelayError of the manifest; the journal itself goes on."""
         self.covered = max(self.covered, offset)
-        self.note(CHECKPOINT_WRITTEN, msgspec.msgpack.encode({"offset": offset}))
+        self.add_event(CHECKPOINT_WRITTEN, msgspec.msgpack.encode({"offset": offset}))
 
-    def note(self, schema_id: int, blob: bytes) -> None:
+    def add_event(self, schema_id: int, blob: bytes) -> None:
         """Leave a CustomEvent in the manifest. Errors: as ``cover``."""
         active = self._active
         self.manifest.record(
@@ -307,35 +307,35 @@ class Journal:
         for entry in self.manifest.entries():
             if not entry.sealed or entry.end_offset <= at or entry.base_offset >= end:
                 continue
-            at = self._step_over(at, entry.base_offset)
-            found = read_sealed(self._stream.folder, entry, at, self.fetch, self._gap)
+            at = self._skip_gap(at, entry.base_offset)
+            found = read_sealed(self._stream.folder, entry, at, self.fetch, self._report_gap)
             yield from self._without_gaps(found)
             at = entry.end_offset
-        at = self._step_over(at, base)
+        at = self._skip_gap(at, base)
         if at >= end:
             return
         source = FileSource(path)
         try:
-            yield from self._without_gaps(read_records(source, base, at, end, self._gap))
+            yield from self._without_gaps(read_records(source, base, at, end, self._report_gap))
         finally:
             source.close()
 
     def _without_gaps(self, records: Iterator[Record]) -> Iterator[Record]:
         for record in records:
             if record.flags & RecordFlag.GAP:
-                self._gap(record.offset, record.end, "salvaged")
+                self._report_gap(record.offset, record.end, "salvaged")
             else:
                 yield record
 
-    def _step_over(self, at: int, to: int) -> int:
+    def _skip_gap(self, at: int, to: int) -> int:
         """The stream goes on at ``to``: what is missing before it is warned of."""
         if at < to:
-            self._gap(at, to, "no segment has them")
+            self._report_gap(at, to, "no segment has them")
         return max(at, to)
 
-    def _gap(self, begin: int, end: int, why: object) -> None:
-        if begin not in self._told:
-            self._told.add(begin)
+    def _report_gap(self, begin: int, end: int, why: object) -> None:
+        if begin not in self._reported_gaps:
+            self._reported_gaps.add(begin)
             folder = self._stream.folder
             self._warn(f"{folder}: the records of offsets [{begin}, {end}) are lost: {why}")
 
@@ -358,8 +358,8 @@ class Journal:
             self._failure = exc
             active, position = known
             if active is not self._active:
-                active, position = self._active, FIRST
-            active.note_failure(position)
+                active, position = self._active, FIRST_RECORD
+            active.mark_unsynced(position)
             raise
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.format import ManifestRecord
-from relay.journal.snapshot import Snapshot
+from relay.journal.snapshot import CatalogSnapshot
 
 
 def manifest_row(record: ManifestRecord) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def manifest_row(record: ManifestRecord) -> dict[str, Any]:
     return row
 
 
-def snapshot_row(snapshot: Snapshot) -> dict[str, Any]:
+def snapshot_row(snapshot: CatalogSnapshot) -> dict[str, Any]:
     """A snapshot with its entries."""
     return {
         "snapshot_id": snapshot.snapshot_id,

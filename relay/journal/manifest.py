@@ -34,7 +34,7 @@ from relay.journal.format import (
     ManifestType,
 )
 from relay.journal.replay import ManifestView, Replay, Warn, read_manifest, replay
-from relay.journal.snapshot import Snapshot
+from relay.journal.snapshot import CatalogSnapshot
 
 __all__ = ["SNAPSHOT_EVERY", "Manifest", "ManifestView", "read_manifest"]
 
@@ -55,7 +55,7 @@ class Manifest:
         self.damaged = seen.damaged
         self._clock = clock
         self._warn = warn
-        self._beyond = seen.beyond
+        self._beyond = seen.after_damage
         self._aside = range(seen.damaged_from or 0, file.header.chunk_index)
         self._lock = threading.RLock()
         self._snapshot_lock = threading.Lock()  # one at a time; taken before the other, never after
@@ -162,8 +162,8 @@ class Manifest:
         with self._snapshot_lock:
             with self._lock:
                 file = self._usable()
-                there = snapshots.ids(self.stream_dir)
-                made = Snapshot(
+                there = snapshots.snapshot_ids(self.stream_dir)
+                made = CatalogSnapshot(
                     there[-1] + 1 if there else 1,
                     file.header.chunk_index,
                     file.tail,
@@ -171,13 +171,13 @@ class Manifest:
                 )
                 self._since_snapshot = 0
                 self._rolled = False
-            snapshots.write(self.stream_dir, made)
+            snapshots.write_snapshot(self.stream_dir, made)
             with self._lock:
                 self._mark(made)
             _drop_snapshots(self.stream_dir)
             return made.snapshot_id
 
-    def _mark(self, made: Snapshot) -> None:
+    def _mark(self, made: CatalogSnapshot) -> None:
         """Append the SnapshotMarker, which itself makes no snapshot due."""
         fields: dict[str, Field] = {
             "chunk_index": made.chunk_index,
@@ -203,11 +203,11 @@ class Manifest:
 
     def _set_aside(self) -> None:
         """Rename the damaged chunk and those behind it; the snapshot leads past them."""
-        folder = fsio.open_dir(os.path.join(self.stream_dir, chunks.FOLDER))
+        folder = fsio.open_dir(os.path.join(self.stream_dir, chunks.MANIFEST))
         try:
-            for index in chunks.indexes(self.stream_dir):
+            for index in chunks.chunk_indexes(self.stream_dir):
                 if index in self._aside:
-                    name = os.path.basename(chunks.path_of(self.stream_dir, index))
+                    name = os.path.basename(chunks.chunk_path(self.stream_dir, index))
                     fsio.rename(name, folder, name + ".bad", folder)
                     self._warn(f"{self.stream_dir}: manifest chunk kept aside as {name}.bad")
         finally:
@@ -220,12 +220,12 @@ class Manifest:
         if len(good) < _KEEP_SNAPSHOTS:
             return []
         before = min(snapshot.chunk_index for snapshot in good)
-        return [index for index in chunks.indexes(self.stream_dir) if index < before]
+        return [index for index in chunks.chunk_indexes(self.stream_dir) if index < before]
 
     def mark_uploaded(self, index: int) -> None:
         """Note in a sealed chunk that Tier 2 has a verified copy of it. Errors: OSError,
         FormatError when it is damaged or not sealed."""
-        chunks.mark_uploaded(self.stream_dir, index)
+        chunks.mark_chunk_uploaded(self.stream_dir, index)
 
     def close(self) -> None:
         """Let go of the files; a second time is harmless."""
@@ -242,8 +242,8 @@ def _make_folders(stream_dir: str) -> None:
         if not os.path.isdir(path):
             fsio.ensure_dir(path)
             fsio.sync_dir(os.path.dirname(os.path.normpath(path)) or ".")
-    fsio.ensure_dir(os.path.join(stream_dir, chunks.FOLDER))
-    fsio.ensure_dir(os.path.join(stream_dir, snapshots.FOLDER))
+    fsio.ensure_dir(os.path.join(stream_dir, chunks.MANIFEST))
+    fsio.ensure_dir(os.path.join(stream_dir, snapshots.SNAPSHOTS))
     fsio.sync_dir(stream_dir)
 
 
@@ -266,13 +266,13 @@ def _next_chunk(stream_dir: str, file: ChunkFile) -> ChunkFile:
 
 def _behind_damage(stream_dir: str, seen: Replay) -> ChunkFile:
     """A chunk behind all that are there; one that an earlier rebuilding began goes on."""
-    there = chunks.indexes(stream_dir)
+    there = chunks.chunk_indexes(stream_dir)
     damaged = seen.damaged_from or 0
     newest = max([damaged, *there])
     if newest > damaged:
-        path = chunks.path_of(stream_dir, newest)
+        path = chunks.chunk_path(stream_dir, newest)
         with contextlib.suppress(FormatError):
-            chunk = chunks.decode(chunks.load(path), path, newest)
+            chunk = chunks.decode_chunk(chunks.load_chunk(path), path, newest)
             if not chunk.header.flags & ChunkFlag.SEALED:
                 return ChunkFile.resume(stream_dir, chunk)
     index = max(newest, _last_set_aside(stream_dir)) + 1
@@ -281,17 +281,17 @@ def _behind_damage(stream_dir: str, seen: Replay) -> ChunkFile:
 
 def _last_set_aside(stream_dir: str) -> int:
     """The highest index of a chunk that was kept aside; its number is not used again."""
-    names = os.listdir(os.path.join(stream_dir, chunks.FOLDER))
+    names = os.listdir(os.path.join(stream_dir, chunks.MANIFEST))
     aside = [name[:20] for name in names if name.endswith(".mlog.bad")]
     return max([int(digits) for digits in aside if _DIGITS.fullmatch(digits)], default=-1)
 
 
-def _good_snapshots(stream_dir: str) -> list[Snapshot]:
+def _good_snapshots(stream_dir: str) -> list[CatalogSnapshot]:
     """The newest good snapshots, as many as are kept."""
-    good: list[Snapshot] = []
-    for snapshot_id in reversed(snapshots.ids(stream_dir)):
+    good: list[CatalogSnapshot] = []
+    for snapshot_id in reversed(snapshots.snapshot_ids(stream_dir)):
         with contextlib.suppress(FormatError):
-            good.append(snapshots.read(stream_dir, snapshot_id))
+            good.append(snapshots.read_snapshot(stream_dir, snapshot_id))
         if len(good) == _KEEP_SNAPSHOTS:
             break
     return good
@@ -302,9 +302,9 @@ def _drop_snapshots(stream_dir: str) -> None:
     good = _good_snapshots(stream_dir)
     if len(good) < _KEEP_SNAPSHOTS:
         return
-    for snapshot_id in snapshots.ids(stream_dir):
+    for snapshot_id in snapshots.snapshot_ids(stream_dir):
         if snapshot_id < good[-1].snapshot_id:
-            _remove(snapshots.path_of(stream_dir, snapshot_id))
+            _remove(snapshots.snapshot_path(stream_dir, snapshot_id))
 
 
 def _remove(path: str) -> None:

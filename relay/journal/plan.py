@@ -44,7 +44,7 @@ class JobKind(StrEnum):
     PRUNE = "prune"  # the segment, from all tiers
 
 
-class Job(NamedTuple):
+class TierJob(NamedTuple):
     """What to do with a segment, and why."""
 
     kind: JobKind
@@ -55,7 +55,7 @@ class Job(NamedTuple):
         return f"{self.kind} segment {self.entry.segment_id}: {self.why}"
 
 
-class Order(NamedTuple):
+class JournalCommand(NamedTuple):
     """What somebody asks of the journal by name."""
 
     verb: str  # of VERBS
@@ -64,7 +64,7 @@ class Order(NamedTuple):
     keep_bytes: int | None = None
 
 
-class Done(NamedTuple):
+class JobResult(NamedTuple):
     """What became of an order for one segment."""
 
     segment_id: int
@@ -78,11 +78,11 @@ class Done(NamedTuple):
         return f"segment {self.segment_id}: {self.error}{'; ' + hint if hint else ''}"
 
 
-class Times(NamedTuple):
+class PlanInputs(NamedTuple):
     """What decides beside the catalog."""
 
     now_ms: int
-    safe_below: int  # two checkpoints cover the stream below this offset
+    safe_offset: int  # two checkpoints cover the stream below this offset
     read_ns: Mapping[int, int]  # when a segment was read last, by id; monotonic
 
 
@@ -93,8 +93,8 @@ def sealed_ms(entries: Sequence[SegmentEntry]) -> dict[int, int]:
 
 
 def compressions(
-    entries: Sequence[SegmentEntry], policy: TierPolicy, times: Times
-) -> Iterator[Job]:
+    entries: Sequence[SegmentEntry], policy: TierPolicy, times: PlanInputs
+) -> Iterator[TierJob]:
     """Sealed segments that are in Tier 0 alone, for long enough."""
     if not (policy.compress or policy.objects):
         return
@@ -106,18 +106,20 @@ def compressions(
             and entry.residency == Residency.TIER0
             and age_ms >= policy.compress_after_s * _MS
         ):
-            yield Job(JobKind.COMPRESS, entry, f"sealed {_age(age_ms)} ago")
+            yield TierJob(JobKind.COMPRESS, entry, f"sealed {_age(age_ms)} ago")
 
 
-def uploads(entries: Sequence[SegmentEntry], policy: TierPolicy) -> Iterator[Job]:
+def uploads(entries: Sequence[SegmentEntry], policy: TierPolicy) -> Iterator[TierJob]:
     """Compressed segments that Tier 2 has not; where there is one."""
     for entry in entries if policy.objects else ():
         has = entry.residency
         if has & Residency.TIER1 and not has & Residency.TIER2:
-            yield Job(JobKind.UPLOAD, entry, f"not in {policy.objects} yet")
+            yield TierJob(JobKind.UPLOAD, entry, f"not in {policy.objects} yet")
 
 
-def evictions(entries: Sequence[SegmentEntry], policy: TierPolicy, times: Times) -> Iterator[Job]:
+def evictions(
+    entries: Sequence[SegmentEntry], policy: TierPolicy, times: PlanInputs
+) -> Iterator[TierJob]:
     """Local copies that age or the budget take away, least recently read first.
 
     Tier 0 copies go before compressed ones, which cost less and are read in place.
@@ -125,7 +127,7 @@ def evictions(entries: Sequence[SegmentEntry], policy: TierPolicy, times: Times)
     sealed = sealed_ms(entries)
     ordered = sorted(entries, key=lambda e: (times.read_ns.get(e.segment_id, 0), e.segment_id))
     total = sum(local_bytes(entry) for entry in entries)
-    for entry, tier in _leaving(ordered, times.safe_below):
+    for entry, tier in _evictable(ordered, times.safe_offset):
         age_ms = times.now_ms - sealed[entry.segment_id]
         size = copy_bytes(entry, tier)
         if age_ms > policy.local_age_s * _MS:
@@ -136,16 +138,18 @@ def evictions(entries: Sequence[SegmentEntry], policy: TierPolicy, times: Times)
             continue
         total -= size
         kind = JobKind.EVICT_TIER0 if tier is Residency.TIER0 else JobKind.EVICT_TIER1
-        yield Job(kind, entry, why)
+        yield TierJob(kind, entry, why)
 
 
-def prunes(entries: Sequence[SegmentEntry], policy: TierPolicy, times: Times) -> Iterator[Job]:
+def prunes(
+    entries: Sequence[SegmentEntry], policy: TierPolicy, times: PlanInputs
+) -> Iterator[TierJob]:
     """Segments that retention lets go, oldest first; it stops at the first that has to stay."""
     sealed = sealed_ms(entries)
     total = sum(entry.file_bytes for entry in entries if entry.sealed)
     for entry in entries:
         age_ms = times.now_ms - sealed[entry.segment_id]
-        if not entry.sealed or entry.end_offset > times.safe_below:
+        if not entry.sealed or entry.end_offset > times.safe_offset:
             return
         if policy.keep_age_s is not None and age_ms > policy.keep_age_s * _MS:
             why = f"{_age(age_ms)} old, {_age(int(policy.keep_age_s * _MS))} are kept"
@@ -154,10 +158,10 @@ def prunes(entries: Sequence[SegmentEntry], policy: TierPolicy, times: Times) ->
         else:
             return
         total -= entry.file_bytes
-        yield Job(JobKind.PRUNE, entry, why)
+        yield TierJob(JobKind.PRUNE, entry, why)
 
 
-def may_leave(entry: SegmentEntry, tier: Residency, safe_below: int) -> str:
+def eviction_blocker(entry: SegmentEntry, tier: Residency, safe_offset: int) -> str:
     """Why a local copy has to stay; empty when it may go once its other copy is proved."""
     if not entry.sealed:
         return "it is not sealed"
@@ -167,7 +171,7 @@ def may_leave(entry: SegmentEntry, tier: Residency, safe_below: int) -> str:
         if entry.residency & Residency.TIER0:
             return "the copy in Tier 0 goes first"
         return "" if entry.residency & Residency.TIER2 else "Tier 2 has it not"
-    if entry.end_offset > safe_below:
+    if entry.end_offset > safe_offset:
         return "two checkpoints have to cover it first"
     others = entry.residency & (Residency.TIER1 | Residency.TIER2)
     return "" if others else "neither Tier 1 nor Tier 2 has it"
@@ -184,12 +188,12 @@ def local_bytes(entry: SegmentEntry) -> int:
     return sum(copy_bytes(entry, t) for t in tiers if entry.sealed and entry.residency & t)
 
 
-def _leaving(
-    entries: Sequence[SegmentEntry], safe_below: int
+def _evictable(
+    entries: Sequence[SegmentEntry], safe_offset: int
 ) -> Iterator[tuple[SegmentEntry, Residency]]:
     for tier in (Residency.TIER0, Residency.TIER1):
         for entry in entries:
-            if not may_leave(entry, tier, safe_below):
+            if not eviction_blocker(entry, tier, safe_offset):
                 yield entry, tier
 
 

@@ -16,9 +16,9 @@ from relay.journal.format import FOOTER, RECORD, Footer, RecordFlag, SegmentFlag
 from relay.journal.manifest import read_manifest
 from relay.journal.records import Record
 from relay.journal.segment import (
-    FIRST,
+    FIRST_RECORD,
     FileSource,
-    Gap,
+    OnGap,
     SegmentSource,
     read_records,
     segment_ids,
@@ -47,7 +47,7 @@ def open_segment(stream_dir: str, entry: SegmentEntry, fetch: Fetch | None) -> S
 
 
 def read_sealed(
-    stream_dir: str, entry: SegmentEntry, start: int, fetch: Fetch | None, gap: Gap | None
+    stream_dir: str, entry: SegmentEntry, start: int, fetch: Fetch | None, gap: OnGap | None
 ) -> Iterator[Record]:
     """The records of a sealed segment from ``start`` on."""
     source = open_segment(stream_dir, entry, fetch)
@@ -72,7 +72,7 @@ class JournalReader:
     ) -> None:
         self._dir = stream_dir
         self._warn = warn
-        self._told: set[int] = set()  # where the gaps begin that were told of
+        self._reported_gaps: set[int] = set()  # where the gaps begin that were told of
         self._entries: list[SegmentEntry] = []
 
     def read(self, start: int = 0) -> Iterator[Record]:
@@ -90,11 +90,11 @@ class JournalReader:
                 break
             last = entry.segment_id
             if entry.end_offset > at:
-                at = self._step_over(at, entry.base_offset)
+                at = self._skip_gap(at, entry.base_offset)
                 found = read_sealed(self._dir, entry, at, None, None)
                 yield from self._without_gaps(found)
                 at = entry.end_offset
-        yield from self._read_behind(last, at)
+        yield from self._read_unsealed(last, at)
 
     def first(self) -> int:
         """The offset of the first record that is left; 0 for an empty stream, and where a damaged
@@ -114,12 +114,12 @@ class JournalReader:
             return False
         return os.path.exists(segment_path(self._dir, sealed[-1].segment_id + 1))
 
-    def _read_behind(self, last: int, at: int) -> Iterator[Record]:
+    def _read_unsealed(self, last: int, at: int) -> Iterator[Record]:
         """The segments that the manifest has not as sealed, as their files say."""
         for number in segment_ids(self._dir):
             if number <= last:
                 continue
-            if number > last + 1 and self._went_elsewhere(last, number):
+            if number > last + 1 and self._were_evicted(last, number):
                 return  # the next call finds them
             try:
                 source = FileSource(segment_path(self._dir, number))
@@ -133,7 +133,7 @@ class JournalReader:
                 return
             last = number
 
-    def _went_elsewhere(self, last: int, number: int) -> bool:
+    def _were_evicted(self, last: int, number: int) -> bool:
         """Segments between these two are no longer files, for they were sealed and evicted."""
         self._load()
         return any(last < entry.segment_id < number and entry.sealed for entry in self._entries)
@@ -142,7 +142,7 @@ class JournalReader:
         """One segment that may be written just now; where the next begins, -1: here is the end."""
         while True:
             footer = _footer(source)  # before reading: one that comes meanwhile is seen next time
-            first = source.read_at(FIRST, RECORD.size)
+            first = source.read_at(FIRST_RECORD, RECORD.size)
             if len(first) < RECORD.size or not first.strip(b"\0"):
                 return -1
             if footer is not None and not footer.record_count:
@@ -151,41 +151,41 @@ class JournalReader:
             size = footer.durable_bytes if footer else source.size()
             before = at
             try:
-                for record in read_records(source, base, max(at, base), base + size - FIRST):
-                    at = self._step_over(at, record.offset)
+                for record in read_records(source, base, max(at, base), base + size - FIRST_RECORD):
+                    at = self._skip_gap(at, record.offset)
                     yield from self._without_gaps((record,))
                     at = record.end
             except IntegrityError:
                 if footer is not None:
                     raise
             if footer is not None:
-                return max(at, base + size - FIRST)
+                return max(at, base + size - FIRST_RECORD)
             if at == before:
                 return -1
 
-    def _step_over(self, at: int, to: int) -> int:
+    def _skip_gap(self, at: int, to: int) -> int:
         """The stream goes on at ``to``: what is missing before it is told."""
         if at < to:
-            self._tell(at, to)
+            self._report_gap(at, to)
         return max(at, to)
 
     def _without_gaps(self, records: Iterable[Record]) -> Iterator[Record]:
         for record in records:
             if record.flags & RecordFlag.GAP:
-                self._tell(record.offset, record.end)
+                self._report_gap(record.offset, record.end)
             else:
                 yield record
 
-    def _tell(self, begin: int, end: int) -> None:
-        if begin not in self._told:
-            self._told.add(begin)
+    def _report_gap(self, begin: int, end: int) -> None:
+        if begin not in self._reported_gaps:
+            self._reported_gaps.add(begin)
             self._warn(f"{self._dir}: the records of offsets [{begin}, {end}) are lost")
 
 
 def _footer(source: FileSource) -> Footer | None:
     """The footer of a segment that is sealed and cut."""
     position = source.size() - FOOTER.size
-    data = source.read_at(position, FOOTER.size) if position >= FIRST else b""
+    data = source.read_at(position, FOOTER.size) if position >= FIRST_RECORD else b""
     if len(data) < FOOTER.size:
         return None
     footer = Footer(*FOOTER.unpack(data))

@@ -43,7 +43,7 @@ class Record(NamedTuple):
         return self.offset + RECORD.size + len(self.payload)
 
 
-class Starts(dict[int, int]):
+class HeaderCrcs(dict[int, int]):
     """The crc of a record's first eight bytes with no crc in them, by payload length.
 
     Records of one length are many: this saves them one of the two checksums each.
@@ -56,11 +56,11 @@ class Starts(dict[int, int]):
         return crc
 
 
-def encode(
+def encode_records(
     batch: Iterable[tuple[bytes, int, int]],
     offset: int,
     at_ms: int,
-    starts: Starts,
+    starts: HeaderCrcs,
     *,
     is_joined: bool = False,
 ) -> tuple[list[bytes], list[int], int]:
@@ -85,7 +85,7 @@ def encode(
 
 
 def scan(
-    piece: bytes | bytearray | memoryview, end: int, shift: int, starts: Starts
+    piece: bytes | bytearray | memoryview, end: int, shift: int, starts: HeaderCrcs
 ) -> tuple[int, int]:
     """Walk the good records from the start of ``piece``: where they end, and how many.
 
@@ -107,7 +107,7 @@ def scan(
     return at, count
 
 
-def decode(piece: bytes, shift: int, starts: Starts) -> Iterator[Record]:
+def decode_records(piece: bytes, shift: int, starts: HeaderCrcs) -> Iterator[Record]:
     """The good records from the start of ``piece``, one after the other."""
     view = memoryview(piece)
     at, last = 0, len(piece) - RECORD.size
@@ -122,7 +122,7 @@ def decode(piece: bytes, shift: int, starts: Starts) -> Iterator[Record]:
         at = after
 
 
-def wanted(piece: bytes, shift: int) -> int:
+def claimed_length(piece: bytes, shift: int) -> int:
     """How many bytes the record at the start of ``piece`` claims; 0 when it is none."""
     if len(piece) < RECORD.size:
         return 0
@@ -130,7 +130,7 @@ def wanted(piece: bytes, shift: int) -> int:
     return RECORD.size + int(length) if offset == shift else 0
 
 
-def fault(piece: bytes, shift: int, starts: Starts) -> tuple[str, str]:
+def describe_fault(piece: bytes, shift: int, starts: HeaderCrcs) -> tuple[str, str]:
     """Expected and found, for the bytes at the start of ``piece`` that are no good record."""
     if len(piece) < RECORD.size:
         return f"{RECORD.size} bytes of record header", f"{len(piece)} bytes"
@@ -153,7 +153,7 @@ def begins_commit(data: bytes, at: int, after: int) -> bool:
     return False
 
 
-def used(data: bytes) -> int:
+def length_without_zeros(data: bytes) -> int:
     """Its length without the zeros at its end; of megabytes of them, too, in no time."""
     end = len(data)
     while data.endswith(_ZEROS, 0, end):
@@ -161,7 +161,7 @@ def used(data: bytes) -> int:
     return len(data[:end].rstrip(b"\0"))
 
 
-def find(data: bytes, start: int, shift: int, starts: Starts, end: int = -1) -> int:
+def find_record(data: bytes, start: int, shift: int, starts: HeaderCrcs, end: int = -1) -> int:
     """The position of the first good record at ``start`` or behind it; -1 when there is none.
 
     ``end``: what is from there on is zero, where that is known. Any position may be a record's.
@@ -169,7 +169,7 @@ def find(data: bytes, start: int, shift: int, starts: Starts, end: int = -1) -> 
     searched for, and the lower ones looked at where they stand.
     """
     if end < 0:
-        end = used(data)  # a crc or an offset in it is not zero
+        end = length_without_zeros(data)  # a crc or an offset in it is not zero
     at = start
     end = min(end, _NO_OFFSET - shift)
     while at < end:
@@ -181,11 +181,11 @@ def find(data: bytes, start: int, shift: int, starts: Starts, end: int = -1) -> 
     return -1
 
 
-def find_unplaced(data: bytes, least: int, starts: Starts) -> tuple[int, int] | None:
+def find_any_record(data: bytes, least: int, starts: HeaderCrcs) -> tuple[int, int] | None:
     """Position and offset of the first good record in ``data``, whatever its offset, from
     ``least`` on: for a segment of which nothing is known. Slow: each position is looked at."""
     view = memoryview(data)
-    for at in range(used(data) - RECORD.size + 1):
+    for at in range(length_without_zeros(data) - RECORD.size + 1):
         length, crc, offset = _HEAD.unpack_from(data, at)
         after = at + RECORD.size + length
         if after > len(data) or offset < least + at:
@@ -195,7 +195,9 @@ def find_unplaced(data: bytes, least: int, starts: Starts) -> tuple[int, int] | 
     return None
 
 
-def _find_in_block(data: bytes, at: int, until: int, shift: int, block: int, starts: Starts) -> int:
+def _find_in_block(
+    data: bytes, at: int, until: int, shift: int, block: int, starts: HeaderCrcs
+) -> int:
     """The first good record in [at, until); ``until`` when there is none."""
     upper = block.to_bytes(6, "little")
     while True:
@@ -214,7 +216,7 @@ def _behind_zeros(data: bytes, at: int) -> int:
     return max(at + 1, something.start() - 15) if something else len(data)
 
 
-def _is_record(data: bytes, at: int, shift: int, starts: Starts) -> bool:
+def _is_record(data: bytes, at: int, shift: int, starts: HeaderCrcs) -> bool:
     if len(data) - at < RECORD.size:
         return False
     length, crc, offset = _HEAD.unpack_from(data, at)

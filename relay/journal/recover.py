@@ -22,14 +22,21 @@ from relay.base.errors import FormatError
 from relay.journal import tail
 from relay.journal.catalog import SegmentEntry
 from relay.journal.format import FOOTER, RECORD, Footer, ManifestRecord, SegmentHeader
-from relay.journal.records import Starts, decode, find_unplaced, wanted
-from relay.journal.segment import FIRST, UNSYNCED, ActiveSegment, rewrite, segment_ids, segment_path
+from relay.journal.records import HeaderCrcs, claimed_length, decode_records, find_any_record
+from relay.journal.segment import (
+    FIRST_RECORD,
+    UNSYNCED,
+    ActiveSegment,
+    rewrite,
+    segment_ids,
+    segment_path,
+)
 from relay.journal.segments import Stream, opened_record, seal_record
 
 _LAST = 2**63 - 1  # of ids and offsets; what comes behind it has to fit as well
 
 
-class Found(NamedTuple):
+class Recovered(NamedTuple):
     """How the stream stands after recovery."""
 
     active: ActiveSegment | None  # goes on; None: the next one is to be made
@@ -46,9 +53,9 @@ class Recovery:
         self._covered = covered
         self._warn = warn
         self._ext_id = 0
-        self._told: list[ManifestRecord] = []  # what a damaged manifest has to be told
+        self._rebuilt: list[ManifestRecord] = []  # what a damaged manifest has to be told
 
-    def run(self) -> Found:
+    def run(self) -> Recovered:
         """Make every unsealed segment good. Errors: FormatError of a file that is not ours."""
         known = dict(self._manifest.catalog.entries)
         for entry in known.values():
@@ -70,14 +77,14 @@ class Recovery:
             following = known.get(number + 1)
             is_last = number == todo[-1] and number >= newest
             covered = self._covered if is_last else following.base_offset if following else 0
-            active, end = self._make_good(number, known.get(number), end, covered, is_last)
+            active, end = self._recover(number, known.get(number), end, covered, is_last)
             if active is not None and not is_last:
                 self._seal(active)
                 active = None
         if self._manifest.damaged:
-            self._manifest.rebuild(self._told)
+            self._manifest.rebuild(self._rebuilt)
             end = max([end, *(entry.end_offset for entry in self._manifest.entries())])
-        return Found(active, end)
+        return Recovered(active, end)
 
     def _check(self, entry: SegmentEntry) -> None:
         """Errors: FormatError for numbers behind which a stream could not go on."""
@@ -87,7 +94,7 @@ class Recovery:
                 expected = f"{name} of segment {entry.segment_id} to be {_LAST} at most"
                 raise FormatError(where, 0, expected, found)
 
-    def _make_good(
+    def _recover(
         self, number: int, entry: SegmentEntry | None, end: int, covered: int, is_last: bool
     ) -> tuple[ActiveSegment | None, int]:
         """One segment: it goes on, or it is sealed; and where it ends."""
@@ -103,7 +110,7 @@ class Recovery:
             header, wrong = tail.check_header(fd, path, expected)
             base = entry.base_offset if entry else self._base(fd, path, end)
             if entry is None:
-                self._tell(opened_record(header, base, self._stream.epoch))
+                self._record(opened_record(header, base, self._stream.epoch))
             if wrong and self._is_blank(fd):  # made, and never written: its creation is finished
                 fsio.write_at(fd, header.encode(), 0, path)
                 wrong = ""
@@ -120,22 +127,22 @@ class Recovery:
         self._warn(f"{path}: the manifest has this segment, the directory has not")
         if self._manifest.damaged or not is_last:
             return None
-        return ActiveSegment.create(self._dir, expected, base, FIRST)
+        return ActiveSegment.create(self._dir, expected, base, FIRST_RECORD)
 
     def _by_its_tail(
         self, fd: int, path: str, header: SegmentHeader, base: int, covered: int, wrong: str
     ) -> tuple[ActiveSegment | None, int]:
-        found = tail.inspect(fd, path, base, header.encode(), covered)
-        if found.kind is tail.Kind.DAMAGE or wrong:
+        found = tail.inspect_tail(fd, path, base, header.encode(), covered)
+        if found.kind is tail.TailKind.DAMAGE or wrong:
             end = self._salvage(fd, path, header, base, covered, wrong or self._at(path, found))
             os.close(fd)
             return None, end
-        end = base + found.walk.position - FIRST
+        end = base + found.walk.position - FIRST_RECORD
         if found.footer is not None:
             self._finish(fd, path, header, found, base)
             os.close(fd)
             return None, end
-        if found.kind is tail.Kind.TORN:
+        if found.kind is tail.TailKind.TORN:
             kept = tail.set_aside_torn(fd, path, found.walk.position)
             self._warn(f"{self._at(path, found)}: a torn tail, kept in {kept} and cleared")
         return self._resume(fd, path, header, base, found.walk), end
@@ -166,7 +173,7 @@ class Recovery:
         Whoever wrote it may have met a failed sync, been killed, and left no word of it: the disk
         took that no more, either. So it is written once more before it is synced and trusted.
         """
-        return FIRST + max(0, self._covered - base)
+        return FIRST_RECORD + max(0, self._covered - base)
 
     def _unsynced(self, path: str) -> int | None:
         """The position from which on a failed sync left the segment unknown; None: none did."""
@@ -176,7 +183,7 @@ class Recovery:
             return None
         with os.fdopen(fd, "rb") as file:
             text = file.read(32)
-        return int(text) if text.isdigit() else FIRST
+        return int(text) if text.isdigit() else FIRST_RECORD
 
     def _finish(
         self, fd: int, path: str, header: SegmentHeader, found: tail.Tail, base: int
@@ -190,7 +197,7 @@ class Recovery:
             fsio.truncate(fd, size, path)
         rewrite(fd, path, self._uncovered(base), size)
         fsio.sync_data(fd, path)
-        end = base + found.walk.position - FIRST
+        end = base + found.walk.position - FIRST_RECORD
         footer = found.footer._replace(segment_crc64=found.walk.crc64)
         self._sealed(header.segment_id, end, footer)
 
@@ -214,34 +221,36 @@ class Recovery:
 
     def _base(self, fd: int, path: str, end: int) -> int:
         """The offset of a segment's first record, of which the manifest knows nothing."""
-        claimed = wanted(first := os.pread(fd, RECORD.size, FIRST), offset := _offset_in(first))
-        piece = os.pread(fd, claimed, FIRST)
-        if next(decode(piece, offset, Starts()), None) is None:
-            rest = os.pread(fd, os.fstat(fd).st_size, FIRST)
-            if (placed := find_unplaced(rest, end, Starts())) is None:
+        claimed = claimed_length(
+            first := os.pread(fd, RECORD.size, FIRST_RECORD), offset := _offset_in(first)
+        )
+        piece = os.pread(fd, claimed, FIRST_RECORD)
+        if next(decode_records(piece, offset, HeaderCrcs()), None) is None:
+            rest = os.pread(fd, os.fstat(fd).st_size, FIRST_RECORD)
+            if (placed := find_any_record(rest, end, HeaderCrcs())) is None:
                 return end
             offset = placed[1] - placed[0]
         if offset < end:
-            raise FormatError(path, FIRST + 8, f"logical_offset {end} or more", offset)
+            raise FormatError(path, FIRST_RECORD + 8, f"logical_offset {end} or more", offset)
         if offset > end:
             self._warn(f"{path} begins at offset {offset}, and the one before it ends at {end}")
         return offset
 
     def _is_blank(self, fd: int) -> bool:
         """Nothing was ever written behind the header."""
-        return tail.is_zero(fd, FIRST)
+        return tail.is_zero(fd, FIRST_RECORD)
 
     def _at(self, path: str, found: tail.Tail) -> str:
         return f"{path} at {found.walk.position}: {found.why}"
 
     def _sealed(self, segment_id: int, end: int, footer: Footer, *, failed: bool = False) -> None:
         at_ms = self._stream.clock.now_ns() // NS_PER_MS
-        self._tell(seal_record(segment_id, end, at_ms, footer, self._covered, failed))
+        self._record(seal_record(segment_id, end, at_ms, footer, self._covered, failed))
 
-    def _tell(self, record: ManifestRecord) -> None:
+    def _record(self, record: ManifestRecord) -> None:
         """Let the manifest know; a damaged one is told everything at the end, at once."""
         if self._manifest.damaged:
-            self._told.append(record)
+            self._rebuilt.append(record)
         else:
             self._manifest.append(record)
 

@@ -16,9 +16,9 @@ from relay.base.errors import FormatError, RelayError
 from relay.journal import chunk as chunks
 from relay.journal import snapshot as snapshots
 from relay.journal.catalog import Catalog
-from relay.journal.chunk import Chunk
+from relay.journal.chunk import ManifestChunk
 from relay.journal.format import ManifestRecord, decode_chunk_header
-from relay.journal.snapshot import Snapshot
+from relay.journal.snapshot import CatalogSnapshot
 
 Warn = Callable[[str], object]
 
@@ -31,13 +31,13 @@ class Replay(NamedTuple):
 
     catalog: Catalog
     records: list[ManifestRecord]  # those that were applied
-    last: Chunk | None  # where a writer goes on; None: there is none, or damage
+    last: ManifestChunk | None  # where a writer goes on; None: there is none, or damage
     next_record: int  # ordinal of the next record
     damaged_from: int | None  # index of the chunk where replay stopped
-    beyond: list[ManifestRecord]  # good records behind the damage, not applied
+    after_damage: list[ManifestRecord]  # good records behind the damage, not applied
     findings: list[str]
     torn: list[str]  # a write in progress, or one that a crash cut short
-    snapshot: Snapshot | None  # the one that it started with
+    snapshot: CatalogSnapshot | None  # the one that it started with
 
     @property
     def damaged(self) -> bool:
@@ -57,12 +57,12 @@ def replay(stream_dir: str, warn: Warn) -> Replay:
         warn(line)
 
     start, first = _start(stream_dir, find)
-    run = _Run(stream_dir, start, find)
+    run = _ReplayRun(stream_dir, start, find)
     run.go(first)
     catalog = run.catalog
     if catalog.unknown:
         flags = sorted({f"type {r.type} flags {r.flags}" for r in run.records if not r.is_known})
-        folder = os.path.join(stream_dir, chunks.FOLDER)
+        folder = os.path.join(stream_dir, chunks.MANIFEST)
         find(f"{folder}: {catalog.unknown} records of unknown types skipped: {', '.join(flags)}")
     return Replay(
         catalog,
@@ -70,25 +70,25 @@ def replay(stream_dir: str, warn: Warn) -> Replay:
         run.last if run.damaged_from is None else None,
         run.next_record,
         run.damaged_from,
-        run.beyond,
+        run.after_damage,
         findings,
         run.torn,
         start,
     )
 
 
-def _start(stream_dir: str, find: Warn) -> tuple[Snapshot | None, int]:
+def _start(stream_dir: str, find: Warn) -> tuple[CatalogSnapshot | None, int]:
     """The snapshot to start with and the chunk to begin in.
 
     Where no position of a snapshot exists and chunk 0 has gone, too, the newest good snapshot is
     the best there is, and its chunk will be found missing.
     """
-    ids = snapshots.ids(stream_dir)  # first: a snapshot is written when its chunk is there
-    there = chunks.indexes(stream_dir)
-    best: Snapshot | None = None
+    ids = snapshots.snapshot_ids(stream_dir)  # first: a snapshot is written when its chunk is there
+    there = chunks.chunk_indexes(stream_dir)
+    best: CatalogSnapshot | None = None
     for snapshot_id in reversed(ids):
         try:
-            snapshot = snapshots.read(stream_dir, snapshot_id)
+            snapshot = snapshots.read_snapshot(stream_dir, snapshot_id)
         except FileNotFoundError:
             continue  # removed meanwhile: a newer one is there
         except RelayError as exc:
@@ -97,7 +97,7 @@ def _start(stream_dir: str, find: Warn) -> tuple[Snapshot | None, int]:
         best = best or snapshot
         if _position_exists(stream_dir, snapshot, there):
             return snapshot, snapshot.chunk_index
-        path = snapshots.path_of(stream_dir, snapshot_id)
+        path = snapshots.snapshot_path(stream_dir, snapshot_id)
         position = f"chunk {snapshot.chunk_index} at {snapshot.chunk_offset}"
         find(f"{path}: its position, {position}, is no end of a record: it is not used")
     if 0 in there or best is None:
@@ -105,38 +105,38 @@ def _start(stream_dir: str, find: Warn) -> tuple[Snapshot | None, int]:
     return best, best.chunk_index
 
 
-def _position_exists(stream_dir: str, snapshot: Snapshot, there: list[int]) -> bool:
+def _position_exists(stream_dir: str, snapshot: CatalogSnapshot, there: list[int]) -> bool:
     """Whether a record ends, or the chunk begins, where the snapshot says."""
     if snapshot.chunk_index not in there:
         return False
-    if snapshot.chunk_offset == chunks.FIRST_RECORD:
+    if snapshot.chunk_offset == chunks.FIRST_MANIFEST_RECORD:
         return True
-    path = chunks.path_of(stream_dir, snapshot.chunk_index)
-    data = chunks.load(path)
+    path = chunks.chunk_path(stream_dir, snapshot.chunk_index)
+    data = chunks.load_chunk(path)
     try:
-        return snapshot.chunk_offset in chunks.decode(data, path, snapshot.chunk_index).ends
+        return snapshot.chunk_offset in chunks.decode_chunk(data, path, snapshot.chunk_index).ends
     except FormatError:  # the snapshot is good, and says what stood in the damaged chunk
         return snapshot.chunk_offset <= len(data)
 
 
-class _Run:
+class _ReplayRun:
     """One replay on its way through the chunks."""
 
-    def __init__(self, stream_dir: str, start: Snapshot | None, find: Warn) -> None:
+    def __init__(self, stream_dir: str, start: CatalogSnapshot | None, find: Warn) -> None:
         self.stream_dir = stream_dir
         self.start = start
         self.find = find
         self.catalog = Catalog(start.entries if start else ())
         self.records: list[ManifestRecord] = []
-        self.beyond: list[ManifestRecord] = []
+        self.after_damage: list[ManifestRecord] = []
         self.torn: list[str] = []
-        self.last: Chunk | None = None
+        self.last: ManifestChunk | None = None
         self.next_record = 0
         self.damaged_from: int | None = None
 
     def go(self, first: int) -> None:
         """Apply every chunk from ``first`` on, or up to the damage."""
-        there = [index for index in chunks.indexes(self.stream_dir) if index >= first]
+        there = [index for index in chunks.chunk_indexes(self.stream_dir) if index >= first]
         if there[:1] != [first]:
             self._missing(first, bool(there))
         for expected, index in enumerate(there, first):
@@ -145,7 +145,7 @@ class _Run:
             if self.damaged_from is None:
                 self._chunk(index, index == there[-1])
             else:
-                self._beyond(index)
+                self._read_after_damage(index)
 
     def _missing(self, index: int, others: bool) -> None:
         """A chunk that should be there is not: damage, unless the stream has not begun."""
@@ -154,7 +154,7 @@ class _Run:
         if not others and self.start is None and not self._has_segments():
             return
         self.damaged_from = index
-        path = chunks.path_of(self.stream_dir, index)
+        path = chunks.chunk_path(self.stream_dir, index)
         self.find(f"{path}: this chunk is missing; replay stops before it")
 
     def _has_segments(self) -> bool:
@@ -166,14 +166,14 @@ class _Run:
 
     def _chunk(self, index: int, newest: bool) -> None:
         """Verify a chunk, then apply it."""
-        path = chunks.path_of(self.stream_dir, index)
+        path = chunks.chunk_path(self.stream_dir, index)
         base = self.next_record if self.last is not None or index == 0 else None
-        data = chunks.load(path)
+        data = chunks.load_chunk(path)
         if not data and newest:
             self.find(f"{path}: created and never written; it is begun anew")
             return
         try:
-            chunk = chunks.decode(data, path, index, base)
+            chunk = chunks.decode_chunk(data, path, index, base)
         except FormatError as exc:
             self._damage(index, data, path, exc)
             return
@@ -187,7 +187,7 @@ class _Run:
     def _damage(self, index: int, data: bytes, path: str, fault: FormatError) -> None:
         """Stop here: the good records in front of the fault count, the rest is kept apart."""
         self.damaged_from = index
-        records, ends = chunks.salvage(data, path)
+        records, ends = chunks.salvage_chunk(data, path)
         if fault.offset in (16, 24):  # a chunk of another place: none of it belongs here
             records, ends = [], []
         base = max(self.next_record, _base_record(data, path))
@@ -207,16 +207,16 @@ class _Run:
         self.records += records[skip:]
         return len(records) - skip
 
-    def _beyond(self, index: int) -> None:
+    def _read_after_damage(self, index: int) -> None:
         """A chunk behind the damage: good records in it may be of use to whoever rebuilds."""
-        path = chunks.path_of(self.stream_dir, index)
+        path = chunks.chunk_path(self.stream_dir, index)
         try:
-            chunk = chunks.decode(chunks.load(path), path, index)
+            chunk = chunks.decode_chunk(chunks.load_chunk(path), path, index)
         except FormatError as exc:
             self.find(f"{exc}; it lies behind the damage")
             return
         self.next_record = max(self.next_record, chunk.header.base_record + len(chunk.records))
-        self.beyond += chunk.records
+        self.after_damage += chunk.records
 
 
 def _base_record(data: bytes, path: str) -> int:

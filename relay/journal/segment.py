@@ -19,16 +19,23 @@ from typing import Protocol
 from relay.base import fsio
 from relay.base.errors import IntegrityError
 from relay.journal.format import FOOTER, SEGMENT_HEADER, Footer, SegmentFlag, SegmentHeader, crc64
-from relay.journal.records import Record, Starts, decode, fault, find, wanted
+from relay.journal.records import (
+    HeaderCrcs,
+    Record,
+    claimed_length,
+    decode_records,
+    describe_fault,
+    find_record,
+)
 
 SEGMENTS = "segments"
 UNSYNCED = ".unsynced"  # beside a segment: from which position on a failed sync left it unknown
-FIRST = SEGMENT_HEADER.size  # where the first record lies
+FIRST_RECORD = SEGMENT_HEADER.size  # where the first record lies
 _PIECE_BYTES = 1 << 20  # read at once; more only for one record that is longer
 _FIRST_PIECE = 1 << 16  # who follows the tail mostly finds a few records
 
 _NAME = re.compile(r"(0[0-9]{19})\.seg")  # below 2^64, and so is the next
-Gap = Callable[[int, int, IntegrityError], object]  # from, to (logical offsets), why
+OnGap = Callable[[int, int, IntegrityError], object]  # from, to (logical offsets), why
 
 
 def segment_path(stream_dir: str, segment_id: int) -> str:
@@ -87,38 +94,38 @@ class FileSource:
 
 
 def read_records(
-    source: SegmentSource, base: int, start: int, end: int, gap: Gap | None = None
+    source: SegmentSource, base: int, start: int, end: int, gap: OnGap | None = None
 ) -> Iterator[Record]:
     """The records of [start, end) of the stream; ``base``: the offset of the segment's first.
 
     A record that is not good ends it with IntegrityError; with ``gap`` the next good one is looked
     for, ``gap`` told of what is missing, and reading goes on behind it.
     """
-    starts = Starts()
+    starts = HeaderCrcs()
     at, length = start, _FIRST_PIECE
     while at < end:
-        piece = source.read_at(FIRST + at - base, min(length, end - at))
+        piece = source.read_at(FIRST_RECORD + at - base, min(length, end - at))
         before = at
-        for record in decode(piece, at, starts):
+        for record in decode_records(piece, at, starts):
             yield record
             at = record.end
         if at > before:
             length = _PIECE_BYTES
-        elif length < (claimed := min(wanted(piece, at), end - at)):
+        elif length < (claimed := min(claimed_length(piece, at), end - at)):
             length = claimed
         else:
             at = _behind_damage(source, base, at, end, gap, starts)
 
 
 def _behind_damage(
-    source: SegmentSource, base: int, at: int, end: int, gap: Gap | None, starts: Starts
+    source: SegmentSource, base: int, at: int, end: int, gap: OnGap | None, starts: HeaderCrcs
 ) -> int:
     """The offset of the next good record, or ``end``; the gap is told."""
-    data = source.read_at(FIRST + at - base, end - at)
-    why = IntegrityError(source.path, FIRST + at - base, *fault(data, at, starts))
+    data = source.read_at(FIRST_RECORD + at - base, end - at)
+    why = IntegrityError(source.path, FIRST_RECORD + at - base, *describe_fault(data, at, starts))
     if gap is None:
         raise why
-    found = find(data, 1, at, starts)
+    found = find_record(data, 1, at, starts)
     behind = end if found < 0 else at + found
     gap(at, behind, why)
     return behind
@@ -145,12 +152,12 @@ class ActiveSegment:
         self.path = path
         self.header = header
         self.base = base
-        self.position = FIRST  # behind the last record written
+        self.position = FIRST_RECORD  # behind the last record written
         self.count = 0
         self.crc = crc64(header.encode())
         self.ext_id = 0
         self.first_ms = 0  # of the first record; what its age counts from
-        self.zeroed = FIRST  # the file is there, as zeros or records, up to here
+        self.zeroed = FIRST_RECORD  # the file is there, as zeros or records, up to here
         self.flush_failure = False  # a sync failed while it was active
         self._fd = fd
 
@@ -178,7 +185,7 @@ class ActiveSegment:
     @property
     def end(self) -> int:
         """The logical offset behind the last record written."""
-        return self.base + self.position - FIRST
+        return self.base + self.position - FIRST_RECORD
 
     def extend(self, upto: int) -> None:
         """Fill with zeros up to a position; not synced. Errors: OSError, harmless: a new try
@@ -206,7 +213,7 @@ class ActiveSegment:
         """Everything written is durable when this returns."""
         fsio.sync_data(self._fd, self.path)
 
-    def note_failure(self, position: int) -> None:
+    def mark_unsynced(self, position: int) -> None:
         """Leave word that what lies from ``position`` on may not be on the disk, though reading
         it back says so. As far as a disk takes it that just failed."""
         self.flush_failure = True

@@ -11,10 +11,10 @@ from typing import NamedTuple
 from relay.base.clock import NS_PER_MS, Clock
 from relay.journal.format import Field, Footer, ManifestRecord, ManifestType, SegmentHeader
 from relay.journal.manifest import Manifest
-from relay.journal.segment import FIRST, ActiveSegment
+from relay.journal.segment import FIRST_RECORD, ActiveSegment
 
 
-class Policy(NamedTuple):
+class SegmentPolicy(NamedTuple):
     """When segments roll, and how far they are written ahead."""
 
     segment_bytes: int = 64 << 20  # header and footer included; one longer record has its own
@@ -29,16 +29,16 @@ class Stream(NamedTuple):
     folder: str
     stream_id: int
     clock: Clock
-    policy: Policy
+    policy: SegmentPolicy
     manifest: Manifest
     epoch: int  # count of the daemon's starts
 
 
-def make_next(stream: Stream, base: int) -> ActiveSegment:
+def start_segment(stream: Stream, base: int) -> ActiveSegment:
     """The next segment, empty, durable, and known to the manifest. Errors: OSError, RelayError."""
     number = stream.manifest.catalog.next_segment_id
     header = SegmentHeader(stream.stream_id, number, stream.clock.now_ns() // NS_PER_MS)
-    ahead = min(FIRST + stream.policy.slice_bytes, stream.policy.segment_bytes)
+    ahead = min(FIRST_RECORD + stream.policy.slice_bytes, stream.policy.segment_bytes)
     active = ActiveSegment.create(stream.folder, header, base, ahead)
     try:
         stream.manifest.append(opened_record(header, base, stream.epoch))
@@ -48,7 +48,7 @@ def make_next(stream: Stream, base: int) -> ActiveSegment:
     return active
 
 
-def seal(stream: Stream, active: ActiveSegment, covered: int) -> None:
+def seal_segment(stream: Stream, active: ActiveSegment, covered: int) -> None:
     """Seal a segment and tell the manifest. Errors: OSError, RelayError."""
     end = active.end
     footer = active.seal()

@@ -26,13 +26,13 @@ from relay.journal.format import (
     crc64,
 )
 
-FOLDER = "snapshot"
+SNAPSHOTS = "snapshot"
 _NAME = re.compile(r"(0[0-9]{19})\.snap")
 _ALL_TIERS = int(Residency.TIER0 | Residency.TIER1 | Residency.TIER2)
 _MAX_BYTES = 1 << 30  # three million segments
 
 
-class Snapshot(NamedTuple):
+class CatalogSnapshot(NamedTuple):
     """The catalog's entries as of a position of the manifest."""
 
     snapshot_id: int
@@ -41,21 +41,21 @@ class Snapshot(NamedTuple):
     entries: tuple[SegmentEntry, ...]  # by segment id
 
 
-def path_of(stream_dir: str, snapshot_id: int) -> str:
+def snapshot_path(stream_dir: str, snapshot_id: int) -> str:
     """Where the snapshot of that id is."""
-    return os.path.join(stream_dir, FOLDER, f"{snapshot_id:020d}.snap")
+    return os.path.join(stream_dir, SNAPSHOTS, f"{snapshot_id:020d}.snap")
 
 
-def ids(stream_dir: str) -> list[int]:
+def snapshot_ids(stream_dir: str) -> list[int]:
     """The ids of the snapshots that are there, ascending; good or not."""
     try:
-        names = os.listdir(os.path.join(stream_dir, FOLDER))
+        names = os.listdir(os.path.join(stream_dir, SNAPSHOTS))
     except FileNotFoundError:
         return []
     return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
 
 
-def encode(chunk_index: int, chunk_offset: int, entries: Iterable[SegmentEntry]) -> bytes:
+def encode_snapshot(chunk_index: int, chunk_offset: int, entries: Iterable[SegmentEntry]) -> bytes:
     """The file's bytes. Errors: ValueError for a key or etag longer than its field."""
     packed = [_encode_entry(entry) for entry in sorted(entries, key=lambda e: e.segment_id)]
     head = (SNAPSHOT_MAGIC, SNAPSHOT_VERSION, len(packed), chunk_index, chunk_offset)
@@ -87,7 +87,7 @@ def _encode_entry(entry: SegmentEntry) -> bytes:
     )
 
 
-def decode(data: bytes, path: str, snapshot_id: int) -> Snapshot:
+def decode_snapshot(data: bytes, path: str, snapshot_id: int) -> CatalogSnapshot:
     """What the bytes of a snapshot say: magic, version, length, checksum, and then the entries.
 
     Errors: FormatError, VersionError, IntegrityError.
@@ -117,7 +117,7 @@ def decode(data: bytes, path: str, snapshot_id: int) -> Snapshot:
         if one.segment_id >= other.segment_id:
             at = SNAPSHOT_HEADER.size + number * SNAPSHOT_ENTRY.size
             raise FormatError(path, at, f"a segment after {one.segment_id}", other.segment_id)
-    return Snapshot(snapshot_id, chunk_index, chunk_offset, entries)
+    return CatalogSnapshot(snapshot_id, chunk_index, chunk_offset, entries)
 
 
 def _decode_entry(data: bytes, at: int, path: str) -> SegmentEntry:
@@ -147,14 +147,14 @@ def _decode_entry(data: bytes, at: int, path: str) -> SegmentEntry:
     )
 
 
-def read(stream_dir: str, snapshot_id: int) -> Snapshot:
+def read_snapshot(stream_dir: str, snapshot_id: int) -> CatalogSnapshot:
     """The snapshot of that id, verified. Errors: OSError, UnsafePath, FormatError and its kind."""
-    path = path_of(stream_dir, snapshot_id)
+    path = snapshot_path(stream_dir, snapshot_id)
     data, _ = fsio.read_regular(path, None, _MAX_BYTES, shared=True)
-    return decode(data, path, snapshot_id)
+    return decode_snapshot(data, path, snapshot_id)
 
 
-def write(stream_dir: str, snapshot: Snapshot) -> None:
+def write_snapshot(stream_dir: str, snapshot: CatalogSnapshot) -> None:
     """Put a snapshot in its place; it is there, whole, when this returns. Errors: OSError."""
-    data = encode(snapshot.chunk_index, snapshot.chunk_offset, snapshot.entries)
-    fsio.write_atomic(path_of(stream_dir, snapshot.snapshot_id), data)
+    data = encode_snapshot(snapshot.chunk_index, snapshot.chunk_offset, snapshot.entries)
+    fsio.write_atomic(snapshot_path(stream_dir, snapshot.snapshot_id), data)

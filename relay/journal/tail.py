@@ -33,13 +33,21 @@ from relay.journal.format import (
     decode_segment_header,
     encode_record,
 )
-from relay.journal.records import Starts, begins_commit, fault, find, scan, used, wanted
-from relay.journal.segment import FIRST
+from relay.journal.records import (
+    HeaderCrcs,
+    begins_commit,
+    claimed_length,
+    describe_fault,
+    find_record,
+    length_without_zeros,
+    scan,
+)
+from relay.journal.segment import FIRST_RECORD
 
 _PIECE_BYTES = 1 << 19  # half of a second-level cache: what is read is checked while it is warm
 
 
-class Kind(Enum):
+class TailKind(Enum):
     """What stands behind the last good record."""
 
     CLEAN = "clean"  # zeros, or nothing
@@ -61,7 +69,7 @@ class Tail(NamedTuple):
     """A walk, and what stands behind it."""
 
     walk: Walk
-    kind: Kind
+    kind: TailKind
     why: str = ""  # expected and found, of what ended the walk
     footer: Footer | None = None
 
@@ -69,15 +77,15 @@ class Tail(NamedTuple):
 def walk(fd: int, base: int, head: bytes) -> Walk:
     """Walk the records of a segment file; ``head``: its header. Reads the file once, in pieces."""
     buffer = bytearray(_PIECE_BYTES)
-    view, starts = memoryview(buffer), Starts()
-    position, count, crc = FIRST, 0, crc64(head)
+    view, starts = memoryview(buffer), HeaderCrcs()
+    position, count, crc = FIRST_RECORD, 0, crc64(head)
     first_ms = 0
     while True:
-        shift = base + position - FIRST
+        shift = base + position - FIRST_RECORD
         filled = os.preadv(fd, [buffer], position)
         at, more = scan(buffer, filled, shift, starts)
         if not at:
-            claimed = wanted(bytes(view[: min(filled, RECORD.size)]), shift)
+            claimed = claimed_length(bytes(view[: min(filled, RECORD.size)]), shift)
             if claimed <= len(buffer) or claimed > os.fstat(fd).st_size - position:
                 return Walk(position, count, crc, first_ms)
             view.release()
@@ -91,32 +99,32 @@ def walk(fd: int, base: int, head: bytes) -> Walk:
         count += more
 
 
-def inspect(fd: int, path: str, base: int, head: bytes, covered: int) -> Tail:
+def inspect_tail(fd: int, path: str, base: int, head: bytes, covered: int) -> Tail:
     """Walk a segment file and say what stands behind its last good record. Changes nothing.
 
     ``covered``: the stream was there up to this offset once; less than that is damage.
     """
     found = walk(fd, base, head)
-    is_short = base + found.position - FIRST < covered
+    is_short = base + found.position - FIRST_RECORD < covered
     if (footer := _footer(os.pread(fd, FOOTER.size, found.position), found)) is not None:
         wrong = footer.segment_crc64 != found.crc64
         why = f"expected segment_crc64 {footer.segment_crc64:016x}, found {found.crc64:016x}"
-        return Tail(found, Kind.FOOTER, why if wrong else "", footer)
+        return Tail(found, TailKind.FOOTER, why if wrong else "", footer)
     if is_zero(fd, found.position):
-        return Tail(found, Kind.CLEAN)
+        return Tail(found, TailKind.CLEAN)
     rest = _read(fd, found.position)
-    shift = base + found.position - FIRST
-    expected, seen = fault(rest, shift, Starts())
+    shift = base + found.position - FIRST_RECORD
+    expected, seen = describe_fault(rest, shift, HeaderCrcs())
     why = f"expected {expected}, found {seen}"
     if is_short or any(begins_commit(rest, at, to) for at, to, _ in _good_runs(rest, 0, shift)):
-        return Tail(found, Kind.DAMAGE, why)
-    return Tail(found, Kind.TORN, why)
+        return Tail(found, TailKind.DAMAGE, why)
+    return Tail(found, TailKind.TORN, why)
 
 
 def is_zero(fd: int, at: int) -> bool:
     """True when nothing but zeros stands from ``at`` on; read in pieces, for there may be many."""
     while piece := os.pread(fd, _PIECE_BYTES, at):
-        if used(piece):
+        if length_without_zeros(piece):
             return False
         at += len(piece)
     return True
@@ -166,15 +174,15 @@ def salvage(
     data = _read(fd, 0)
     pieces = [header.encode()]
     gaps = []
-    count, end = 0, FIRST
-    for at, after, records in _without_torn(data, base - FIRST, covered):
+    count, end = 0, FIRST_RECORD
+    for at, after, records in _without_torn(data, base - FIRST_RECORD, covered):
         if at > end:
-            gap_at = base + end - FIRST
+            gap_at = base + end - FIRST_RECORD
             mark = RecordFlag.CONTROL | RecordFlag.GAP
             pieces.append(
                 encode_record(gap_at, header.creation_ts_ms, mark, data[end + RECORD.size : at])
             )
-            gaps.append((gap_at, base + at - FIRST))
+            gaps.append((gap_at, base + at - FIRST_RECORD))
             count += 1
         pieces.append(data[at:after])
         count += records
@@ -184,14 +192,14 @@ def salvage(
     footer = Footer(count, len(body), crc64(body), ext_id, flags)
     kept = fsio.free_name(path + ".bad")
     fsio.write_atomic(path, body + footer.encode(), keep=kept)
-    return Salvaged(footer, base + end - FIRST, gaps, kept)
+    return Salvaged(footer, base + end - FIRST_RECORD, gaps, kept)
 
 
 def _without_torn(data: bytes, shift: int, covered: int) -> list[tuple[int, int, int]]:
     """The runs of good records of a segment, but for those behind the gap of a torn commit."""
-    runs = list(_good_runs(data, FIRST, shift))
+    runs = list(_good_runs(data, FIRST_RECORD, shift))
     while runs:
-        gap_at = runs[-2][1] if len(runs) > 1 else FIRST
+        gap_at = runs[-2][1] if len(runs) > 1 else FIRST_RECORD
         is_behind_gap = runs[-1][0] > gap_at and gap_at + shift >= covered
         if not is_behind_gap or begins_commit(data, *runs[-1][:2]):
             break
@@ -201,8 +209,8 @@ def _without_torn(data: bytes, shift: int, covered: int) -> list[tuple[int, int,
 
 def _good_runs(data: bytes, start: int, shift: int) -> Iterator[tuple[int, int, int]]:
     """Runs of good records: from, to, how many. A gap between them holds a header at least."""
-    starts, view = Starts(), memoryview(data)
-    last = used(data)
+    starts, view = HeaderCrcs(), memoryview(data)
+    last = length_without_zeros(data)
     end = at = start
     while True:
         piece = view[at:]
@@ -210,7 +218,7 @@ def _good_runs(data: bytes, start: int, shift: int) -> Iterator[tuple[int, int, 
         if length:
             yield at, at + length, records
             end = at = at + length
-        at = find(data, max(at + 1, end + RECORD.size), shift, starts, last)
+        at = find_record(data, max(at + 1, end + RECORD.size), shift, starts, last)
         if at < 0:
             return
 

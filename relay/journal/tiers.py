@@ -29,17 +29,17 @@ from relay.base.errors import (
 )
 from relay.journal import plan
 from relay.journal.catalog import Residency, SegmentEntry
-from relay.journal.copies import Copies
+from relay.journal.copies import LocalCopies
 from relay.journal.format import ManifestType, Reason
 from relay.journal.manifest import Manifest
 from relay.journal.objects import ObjectStore, open_objects
-from relay.journal.plan import Done, Job, JobKind, TierPolicy, Times
+from relay.journal.plan import JobKind, JobResult, PlanInputs, TierJob, TierPolicy
 from relay.journal.segment import FileSource, SegmentSource
-from relay.journal.transfer import Transfer
+from relay.journal.transfer import RemoteCopies
 from relay.journal.warm import WarmSegment
 
 WORKER_NICE = 10  # of 19: agents come first, and the work is done in the end
-LOOK_S = 60  # how often age and budget are looked at; ``wake`` is for what cannot wait
+POLL_S = 60  # how often age and budget are looked at; ``wake`` is for what cannot wait
 
 
 class Backoff(NamedTuple):
@@ -64,7 +64,7 @@ _NEEDS = {
 }
 
 
-class Wait(NamedTuple):
+class RetryWait(NamedTuple):
     """Why something is not tried now."""
 
     due_ns: int | None  # monotonic; None: when an operator asks
@@ -97,47 +97,47 @@ class Tiers:
         if objects is None and policy.objects:
             objects = open_objects(policy.objects)
         self.policy = policy._replace(objects=objects.url if objects else "")
-        self.safe_below = 0  # two checkpoints cover the stream below this offset
+        self.safe_offset = 0  # two checkpoints cover the stream below this offset
         self._manifest = manifest
         self._clock = clock
         self._warn = warn
-        self._copies = Copies(manifest.stream_dir, manifest, warn)
-        self._transfer = Transfer(self._copies, objects, stream_id) if objects else None
+        self._copies = LocalCopies(manifest.stream_dir, manifest, warn)
+        self._remote = RemoteCopies(self._copies, objects, stream_id) if objects else None
         self._lock = threading.RLock()
-        self._waits: dict[str, Wait] = {}
-        self._asked: deque[Iterator[Done]] = deque()  # one thread adds, the steps take
+        self._waits: dict[str, RetryWait] = {}
+        self._commands: deque[Iterator[JobResult]] = deque()  # one thread adds, the steps take
         self._read_ns: dict[int, int] = {}
-        self._look_ns = 0
+        self._poll_ns = 0
         self._is_woken = False  # since the step in hand began
         self._is_swept = False
 
-    def cover(self, offset: int) -> None:
+    def set_safe_offset(self, offset: int) -> None:
         """Two checkpoints cover the stream below ``offset``: Tier 0 may give up what is there."""
-        self.safe_below = max(self.safe_below, offset)
+        self.safe_offset = max(self.safe_offset, offset)
         self.wake()
 
     def wake(self) -> None:
         """Something happened (a seal, a checkpoint): the next step is due at once."""
         self._is_woken = True
-        self._look_ns = 0
+        self._poll_ns = 0
 
     def retry(self) -> None:
         """An operator asks: what waits for that, or for its time, is tried at the next step."""
         self._waits.clear()
         self.wake()
 
-    def ask(self, order: Iterator[Done]) -> None:
+    def enqueue(self, order: Iterator[JobResult]) -> None:
         """Have the steps do this first, a segment each; it is drawn from in their thread."""
-        self._asked.append(order)
+        self._commands.append(order)
 
     def due_ns(self) -> int:
         """When the next step is due, on the monotonic clock."""
-        if self._asked:
+        if self._commands:
             return 0
         times = [wait.due_ns for wait in tuple(self._waits.values()) if wait.due_ns]
-        return min([self._look_ns, *times])
+        return min([self._poll_ns, *times])
 
-    def step(self) -> str | None:
+    def run_next(self) -> str | None:
         """Do one bounded piece of what is due: a line about it, or None when nothing was.
 
         What fails is warned of, in the line, and in ``waiting``: nothing is raised.
@@ -145,9 +145,9 @@ class Tiers:
         with self._lock:
             self._is_woken = False
             if not self._is_swept:
-                self._copies.sweep()
+                self._copies.clean_up()
                 self._is_swept = True
-            asked = self._next_asked()
+            asked = self._next_command()
             if asked is not None:
                 return asked
             now_ns = self._clock.monotonic_ns()
@@ -159,10 +159,10 @@ class Tiers:
             # What waits for nothing that is planned any more is forgotten.
             self._waits = {key: wait for key, wait in self._waits.items() if key in seen}
             if not self._is_woken:  # by the loop's thread, after the plan was made
-                self._look_ns = now_ns + LOOK_S * NS_PER_S
+                self._poll_ns = now_ns + POLL_S * NS_PER_S
             return None
 
-    def do(self, job: Job) -> None:
+    def run_job(self, job: TierJob) -> None:
         """Do one job now, whatever waits. Errors: RelayError, OSError; they are noted in the
         manifest as in a step."""
         with self._lock:
@@ -180,9 +180,9 @@ class Tiers:
         """The segments, oldest first."""
         return self._manifest.entries()
 
-    def prunes(self) -> list[Job]:
+    def prunes(self) -> list[TierJob]:
         """What retention would let go now, oldest first, and why."""
-        return list(plan.prunes(self.entries(), self.policy, self._times()))
+        return list(plan.prunes(self.entries(), self.policy, self._plan_inputs()))
 
     def hydrate(self, segment_id: int) -> bool:
         """Bring a segment back to Tier 0, from the nearest copy that is good; False when it is
@@ -224,15 +224,15 @@ class Tiers:
         """What failed and is not tried now, each a line; those for the operator, FOR_OPERATOR."""
         return tuple(sorted(wait.text for wait in tuple(self._waits.values())))
 
-    def _next_asked(self) -> str | None:
+    def _next_command(self) -> str | None:
         """Do one segment of what was asked for first; a line about it, None when nothing was."""
-        while self._asked:
+        while self._commands:
             try:
-                done = next(self._asked[0])
+                done = next(self._commands[0])
             except StopIteration:
-                self._asked.popleft()
+                self._commands.popleft()
             except (RelayError, OSError) as exc:
-                self._asked.popleft()
+                self._commands.popleft()
                 hint = f"; {exc.hint}" if isinstance(exc, RelayError) and exc.hint else ""
                 text = f"asked for, and not done: {exc}{hint}"
                 self._warn(text)
@@ -244,14 +244,14 @@ class Tiers:
                 return text
         return None
 
-    def _times(self) -> Times:
+    def _plan_inputs(self) -> PlanInputs:
         now_ms = self._clock.now_ns() // NS_PER_MS
-        return Times(now_ms, self.safe_below, self._read_ns)
+        return PlanInputs(now_ms, self.safe_offset, self._read_ns)
 
     def _tasks(self) -> Iterator[_Task]:
         """Everything that the plan has, what frees the disk first."""
-        entries, policy, times = self.entries(), self.policy, self._times()
-        transfer, deleting = self._transfer, self._manifest.catalog.deleting
+        entries, policy, times = self.entries(), self.policy, self._plan_inputs()
+        transfer, deleting = self._remote, self._manifest.catalog.deleting
         for entry in entries if transfer else ():
             if entry.segment_id in deleting:
                 text = f"delete {deleting[entry.segment_id]}"
@@ -264,12 +264,12 @@ class Tiers:
         ):
             for job in jobs:
                 key = f"{job.kind} {job.entry.segment_id}"
-                yield _Task(key, self._needs(job), str(job), partial(self.do, job))
-        for index in transfer.waiting_chunks() if transfer else ():
+                yield _Task(key, self._needs(job), str(job), partial(self.run_job, job))
+        for index in transfer.chunks_to_upload() if transfer else ():
             text = f"upload manifest chunk {index}"
             yield _Task(text, _STORE, text, partial(self._tier2().upload_chunk, index))
 
-    def _needs(self, job: Job) -> str:
+    def _needs(self, job: TierJob) -> str:
         if job.kind is JobKind.PRUNE and not job.entry.residency & Residency.TIER2:
             return ""
         return _NEEDS[job.kind]
@@ -304,12 +304,12 @@ class Tiers:
         hint = f"; {exc.hint}" if isinstance(exc, RelayError) and exc.hint else ""
         if backoff is None:
             text = f"{FOR_OPERATOR}{task.text}: {exc}{hint}"
-            self._waits[key] = Wait(None, times, text)
+            self._waits[key] = RetryWait(None, times, text)
         else:
             wait_s = min(backoff.first_s * 2 ** (times - 1), backoff.most_s)
             text = f"again in {wait_s:g} s: {task.text}: {exc}{hint}"
             due_ns = self._clock.monotonic_ns() + int(wait_s * NS_PER_S)
-            self._waits[key] = Wait(due_ns, times, text)
+            self._waits[key] = RetryWait(due_ns, times, text)
         self._warn(text)
         return text
 
@@ -317,12 +317,12 @@ class Tiers:
         if not entry.residency & Residency.TIER1:
             self._copies.compress(entry)
             entry = self._copies.entry(entry.segment_id)
-        self._tier2().upload(self._sound_warm(entry))
+        self._tier2().upload(self._ensure_warm(entry))
 
-    def _sound_warm(self, entry: SegmentEntry) -> SegmentEntry:
+    def _ensure_warm(self, entry: SegmentEntry) -> SegmentEntry:
         """Make sure that Tier 1 has the segment, anew from Tier 0 where its file is damaged."""
         try:
-            self._copies.prove_warm(entry)
+            self._copies.verify_warm(entry)
         except (FormatError, FileNotFoundError) as exc:
             if not entry.residency & Residency.TIER0:
                 raise
@@ -333,18 +333,18 @@ class Tiers:
     def _evict(self, entry: SegmentEntry, kind: JobKind) -> None:
         """Give a local copy up, once the other is proved."""
         tier = Residency.TIER0 if kind is JobKind.EVICT_TIER0 else Residency.TIER1
-        why_not = plan.may_leave(entry, tier, self.safe_below)
+        why_not = plan.eviction_blocker(entry, tier, self.safe_offset)
         if why_not:
             raise JournalError(f"segment {entry.segment_id} cannot be evicted: {why_not}")
         if tier is Residency.TIER0 and entry.residency & Residency.TIER1:
-            entry = self._sound_warm(entry)
+            entry = self._ensure_warm(entry)
         else:
-            self._tier2().prove(entry)
-        self._copies.drop(entry, tier)
+            self._tier2().verify(entry)
+        self._copies.evict(entry, tier)
 
     def _prune(self, entry: SegmentEntry) -> None:
         """Let a segment go from all tiers. A crash leaves less of it, and the plan goes on."""
-        if not entry.sealed or entry.end_offset > self.safe_below:
+        if not entry.sealed or entry.end_offset > self.safe_offset:
             raise JournalError(
                 f"segment {entry.segment_id} cannot be pruned: two checkpoints have to cover it"
             )
@@ -352,10 +352,10 @@ class Tiers:
             self._tier2().delete(entry)
         for tier in (Residency.TIER0, Residency.TIER1):
             if entry.residency & tier:
-                self._copies.drop(entry, tier)
+                self._copies.evict(entry, tier)
         self._read_ns.pop(entry.segment_id, None)
         if entry.dictionary_id:
-            self._copies.forget_dictionaries()
+            self._copies.remove_unused_dictionaries()
 
     def _hydrate(self, entry: SegmentEntry) -> None:
         copies, has = self._copies, entry.residency
@@ -366,7 +366,7 @@ class Tiers:
             self._tier2()  # where no store is named, there is nothing to try
         for tier in tiers:
             source_tier = 1 if tier is Residency.TIER1 else 2
-            copies.note(ManifestType.HydrationStarted, entry, source_tier=source_tier)
+            copies.record(ManifestType.HydrationStarted, entry, source_tier=source_tier)
             try:
                 if tier is Residency.TIER1:
                     copies.restore(entry)
@@ -375,21 +375,21 @@ class Tiers:
             except (RelayError, OSError) as exc:
                 missing = isinstance(exc, ObjectError) and exc.reason == Reason.MISSING
                 reason = Reason.MISSING if missing else Reason.TRANSIENT
-                copies.note_failure(ManifestType.HydrationFailed, entry, reason_code=reason)
+                copies.record_failure(ManifestType.HydrationFailed, entry, reason_code=reason)
                 if tier is tiers[-1]:
                     raise
                 self._warn(f"{exc}: segment {entry.segment_id} is taken from Tier 2")
                 continue
-            copies.note(ManifestType.HydrationDone, entry, resident_bytes=entry.file_bytes)
+            copies.record(ManifestType.HydrationDone, entry, resident_bytes=entry.file_bytes)
             return
 
-    def _tier2(self) -> Transfer:
-        if self._transfer is None:
+    def _tier2(self) -> RemoteCopies:
+        if self._remote is None:
             raise JournalError(
                 "a segment is in Tier 2, and no object store is named",
                 hint="name it again: journal.objects in config.json, or --objects",
             )
-        return self._transfer
+        return self._remote
 
 
 def lower_priority() -> None:
@@ -428,7 +428,7 @@ class TierWorker:
                 return None
             done, self._running = self._running.result(), None
         if start and self._clock.monotonic_ns() >= self._tiers.due_ns():
-            self._running = self._executor.submit(self._tiers.step)
+            self._running = self._executor.submit(self._tiers.run_next)
             self._running.add_done_callback(lambda _: self._wake())
         return done
 
@@ -436,7 +436,7 @@ class TierWorker:
         """As of the tiers."""
         return self._tiers.waiting()
 
-    def ends_within(self, seconds: float) -> bool:
+    def wait(self, seconds: float) -> bool:
         """Wait for the step that runs, so long at most; True when none runs any more."""
         if self._running is None:
             return True

@@ -18,8 +18,8 @@ import os
 from relay.base.errors import FormatError, ObjectConflict, ObjectError, ObjectMissing
 from relay.journal import chunk as chunks
 from relay.journal.catalog import SegmentEntry
-from relay.journal.copies import Copies
-from relay.journal.dictionaries import decode, dictionary_name
+from relay.journal.copies import LocalCopies
+from relay.journal.dictionaries import decode_dictionary, dictionary_name
 from relay.journal.files import FETCHED, NewFile, pieces, remove, size_of
 from relay.journal.format import MAX_ETAG_BYTES, Footer, ManifestType, Reason, crc64
 from relay.journal.objects import ObjectFacts, ObjectStore
@@ -30,10 +30,10 @@ SEGMENT_CRC = "segment-crc64"
 RECORDS = "records"
 
 
-class Transfer:
+class RemoteCopies:
     """Tier 2 of one stream. Used by one thread at a time: see Tiers."""
 
-    def __init__(self, copies: Copies, objects: ObjectStore, stream_id: int) -> None:
+    def __init__(self, copies: LocalCopies, objects: ObjectStore, stream_id: int) -> None:
         self.objects = objects
         self._copies = copies
         self._prefix = f"{stream_id:020d}"
@@ -49,24 +49,24 @@ class Transfer:
         OSError; both noted as transient.
         """
         key, copies = self.key(entry), self._copies
-        copies.note(ManifestType.UploadStarted, entry, key=key)
+        copies.record(ManifestType.UploadStarted, entry, key=key)
         try:
-            footer = copies.prove_warm(entry)
+            footer = copies.verify_warm(entry)
             if entry.dictionary_id:
                 path = copies.dictionaries.path(entry.dictionary_id)
                 self._put(self._dictionary_key(entry.dictionary_id), path, {})
             etag = self._put(key, copies.tier1(entry), _proofs(entry, footer))
         except ObjectError as exc:
             kind = ManifestType.UploadFailed
-            copies.note_failure(kind, entry, key=key, reason_code=exc.reason)
+            copies.record_failure(kind, entry, key=key, reason_code=exc.reason)
             raise
         except (FormatError, OSError):
             kind = ManifestType.UploadFailed
-            copies.note_failure(kind, entry, key=key, reason_code=Reason.TRANSIENT)
+            copies.record_failure(kind, entry, key=key, reason_code=Reason.TRANSIENT)
             raise
-        copies.note(ManifestType.UploadDone, entry, key=key, etag=etag)
+        copies.record(ManifestType.UploadDone, entry, key=key, etag=etag)
 
-    def prove(self, entry: SegmentEntry) -> None:
+    def verify(self, entry: SegmentEntry) -> None:
         """Ask the store whether it has the object that was uploaded. Errors: ObjectError."""
         key = self.key(entry)
         facts = self.objects.head(key)
@@ -110,18 +110,20 @@ class Transfer:
         """Remove the segment's object: queued in the manifest first, and done there afterwards."""
         key = self.key(entry)
         if self._copies.manifest.catalog.deleting.get(entry.segment_id) != key:
-            self._copies.note(ManifestType.Tier2DeleteQueued, entry, key=key)
+            self._copies.record(ManifestType.Tier2DeleteQueued, entry, key=key)
         self.objects.delete(key)
-        self._copies.note(ManifestType.Tier2Deleted, entry, key=key)
+        self._copies.record(ManifestType.Tier2Deleted, entry, key=key)
 
-    def waiting_chunks(self) -> list[int]:
+    def chunks_to_upload(self) -> list[int]:
         """Manifest chunks that no replay needs and Tier 2 has not."""
         manifest = self._copies.manifest
-        return [i for i in manifest.redundant_chunks() if not chunks.is_uploaded(self._dir, i)]
+        return [
+            i for i in manifest.redundant_chunks() if not chunks.is_chunk_uploaded(self._dir, i)
+        ]
 
     def upload_chunk(self, index: int) -> None:
         """Tier 2 has a chunk of the manifest, and its header says so. Errors: as ``upload``."""
-        path = chunks.path_of(self._dir, index)
+        path = chunks.chunk_path(self._dir, index)
         self._put(f"{self._prefix}/manifest/{index:020d}.mlog", path, {})
         self._copies.manifest.mark_uploaded(index)
 
@@ -177,7 +179,7 @@ class Transfer:
         fetched = path + FETCHED
         self._get(self._dictionary_key(dictionary_id), fetched)
         try:
-            self._copies.dictionaries.add(decode(b"".join(pieces(fetched)), fetched))
+            self._copies.dictionaries.add(decode_dictionary(b"".join(pieces(fetched)), fetched))
         finally:
             remove(fetched)
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from relay.base.errors import FormatError, IntegrityError
-from relay.journal.dictionaries import LEAST_GAIN, SAMPLE_BYTES, Dictionaries, train
+from relay.journal.dictionaries import LEAST_GAIN, SAMPLE_BYTES, Dictionaries, train_dictionary
 from relay.journal.files import NewFile, SegmentCheck, open_read
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _choose_dictionary(source: str, known: Dictionaries) -> zstd.ZstdDict | None
     newest = known.newest()
     if newest is not None and _total(probes, newest) <= plain * (1 - LEAST_GAIN):
         return newest
-    learned = train([s for probe in probes for s in _samples(probe)])
+    learned = train_dictionary([s for probe in probes for s in _samples(probe)])
     if learned is None:
         return None
     scale = size / sum(map(len, probes))

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from relay.base import fsio
 from relay.base.checksums import SHA256_PREFIX
-from relay.base.config import Limits
+from relay.base.config import LimitSettings
 from relay.base.errors import UnsafePath
 from relay.base.home import Dirs, Home
 from relay.base.incidents import IncidentKind
@@ -74,7 +74,7 @@ class Verifier:
     thread of its own, which ends when nothing is left to read. There the agents that wait take
     turns: one that names many gigabytes does not hold up the others."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: LimitSettings) -> None:
         self._most_mib = limits.max_attachment_mib
         self._known: OrderedDict[Key, str] = OrderedDict()  # -> the SHA-256 found
         self._reading: dict[Key, _Reading] = {}

@@ -249,7 +249,7 @@ def _sound(path: str) -> Connection:
     if not os.path.exists(path):
         raise LedgerError(f"there is no file {path}", hint="name a ledger's backup")
     if not os.path.isfile(path):
-        raise LedgerError(f"{path} is no regular file", hint="name a ledger's backup")
+        raise LedgerError(f"{path} is not a regular file", hint="name a ledger's backup")
     return connect_readonly(path)
 
 

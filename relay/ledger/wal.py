@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from relay.base.clock import NS_PER_S, Clock
-from relay.base.config import Ledger as Settings
+from relay.base.config import LedgerSettings as Settings
 from relay.base.errors import LedgerError
 from relay.ledger import WAL_KEPT_BYTES, Ledger
 from relay.ledger import file as ledger_file

@@ -15,8 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from relay.audit.ledger_source import BATCH_ROWS, schema_of, snapshot_uri, take_snapshot
 from relay.audit.session import spark_session
+from relay.audit.sources.ledger_source import BATCH_ROWS, schema_of, snapshot_uri, take_snapshot
 from relay.base.clock import Clock
 from relay.ledger import Ledger
 from scripts.benchmarks.common import fresh_root, note, report, timed

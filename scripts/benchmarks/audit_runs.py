@@ -36,7 +36,7 @@ from scripts.history.make import Given, History
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from relay.audit.evidence import Gathered
+    from relay.audit.snapshot import HomeSnapshot
 
 SIZES = (100_000, 300_000, 1_000_000)
 FIVE_MILLION = 5_000_000  # with --large: an hour or so
@@ -90,23 +90,24 @@ def _measure(home: Path, out: Path) -> dict[str, float]:
 
 def measure(home: str, out: str) -> dict[str, float]:
     """Read, then run, in this process."""
-    from relay.audit.evidence import NOT_KEPT, gather
-    from relay.audit.private import private_folder
-    from relay.audit.run import Request, run_audit
+    from relay.audit.inputs import NOT_CACHED
+    from relay.audit.run import RunRequest, run_audit
     from relay.audit.session import settings_for, spark_session
+    from relay.audit.snapshot import snapshot_home
+    from relay.audit.temp_folders import private_folder
     from relay.base.clock import Clock
 
-    gathered = gather(home, private_folder("bench"), Clock())
+    gathered = snapshot_home(home, private_folder("bench"), Clock())
     spark = spark_session(MASTER, "benchmark", settings_for(gathered.size))
-    _read(spark, gathered, NOT_KEPT)  # what is compiled and started once is not timed
+    _read(spark, gathered, NOT_CACHED)  # what is compiled and started once is not timed
     _read_rest(spark, gathered)
     with _Watch() as reading:
-        narrow_s = timed(lambda: _read(spark, gathered, NOT_KEPT))
+        narrow_s = timed(lambda: _read(spark, gathered, NOT_CACHED))
         read_s = timed(lambda: _read(spark, gathered, frozenset()))
         rest_s = timed(lambda: _read_rest(spark, gathered))
     with _Watch() as running:
         began = time.perf_counter()
-        summary, _ = run_audit(Request(home, out=out, master=MASTER), Clock())
+        summary, _ = run_audit(RunRequest(home, out=out, master=MASTER), Clock())
         run_s = time.perf_counter() - began
     failed = {name: job.error for name, job in summary.jobs.items() if job.error}
     if failed:
@@ -124,11 +125,11 @@ def measure(home: str, out: str) -> dict[str, float]:
     }
 
 
-def _read(spark: SparkSession, gathered: Gathered, without: frozenset[str]) -> None:
+def _read(spark: SparkSession, gathered: HomeSnapshot, without: frozenset[str]) -> None:
     """Each section and each table once, all of its rows, to nowhere."""
-    from relay.audit import acomm_source, ledger_source
-    from relay.audit.evidence import store_columns
-    from relay.audit.schemas import LEDGER
+    from relay.audit.inputs import store_columns
+    from relay.audit.schemas.formats import LEDGER
+    from relay.audit.sources import acomm_source, ledger_source
 
     for section in SECTIONS:
         names = [name for name in store_columns(section) if name not in without]
@@ -137,14 +138,14 @@ def _read(spark: SparkSession, gathered: Gathered, without: frozenset[str]) -> N
         _discard(ledger_source.load(spark, gathered.ledger.path, table, schema.names))
 
 
-def _read_rest(spark: SparkSession, gathered: Gathered) -> None:
+def _read_rest(spark: SparkSession, gathered: HomeSnapshot) -> None:
     """The journal, the originals, and whether every file is sound, to nowhere."""
-    from relay.audit import aof2_source, files_source, originals_source
-    from relay.audit.schemas import JOURNAL, KEPT_FILE, ORIGINAL
+    from relay.audit.schemas.formats import JOURNAL, KEPT_FILE, ORIGINAL
+    from relay.audit.sources import files_source, journal_source, originals_source
 
     home, journal = gathered.home, gathered.journal
     until = json.dumps(journal.until)
-    _discard(aof2_source.load(spark, list(journal.until), JOURNAL.names, until=until))
+    _discard(journal_source.load(spark, list(journal.until), JOURNAL.names, until=until))
     _discard(originals_source.load(spark, home, originals_source.plan(home), ORIGINAL.names))
     units = files_source.plan(home, gathered.store_files, gathered.folder, journal.objects)
     _discard(files_source.load(spark, home, units, KEPT_FILE.names))

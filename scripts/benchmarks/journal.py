@@ -22,9 +22,9 @@ from isal.isal_zlib import crc32
 from relay.base.clock import Clock
 from relay.journal.dictionaries import Dictionaries
 from relay.journal.format import RECORD
-from relay.journal.journal import Append, Journal, Policy
-from relay.journal.plan import Job, JobKind, TierPolicy
-from relay.journal.segment import FIRST, segment_path
+from relay.journal.journal import Append, Journal, SegmentPolicy
+from relay.journal.plan import JobKind, TierJob, TierPolicy
+from relay.journal.segment import FIRST_RECORD, segment_path
 from relay.journal.tiers import Tiers
 from relay.journal.warm import WarmSegment
 from scripts.benchmarks.common import BODY_BYTES, fresh_root, note, percentile, report, timed
@@ -50,17 +50,17 @@ def run(base: str | None, *, segments: int) -> None:
     _warm(root)
 
 
-def _journal(root: Path, name: str, policy: Policy | None = None) -> Journal:
+def _journal(root: Path, name: str, policy: SegmentPolicy | None = None) -> Journal:
     folder = root / name
     folder.mkdir(exist_ok=True)
-    return Journal.open(str(folder / f"{1:020d}"), 1, Clock(), policy or Policy(), note)
+    return Journal.open(str(folder / f"{1:020d}"), 1, Clock(), policy or SegmentPolicy(), note)
 
 
 def _commit(root: Path, batch: int, commits: int) -> None:
     total = commits * batch * RECORD_BYTES
     # All the zeros at once, as the slices of idle moments would have left them; told apart.
     began = time.perf_counter()
-    journal = _journal(root, f"commit-{batch}", Policy(slice_bytes=total))
+    journal = _journal(root, f"commit-{batch}", SegmentPolicy(slice_bytes=total))
     prepared = time.perf_counter() - began
     appends = [Append(PAYLOAD)] * batch
     plain = _Plain(root / f"floor-{batch}", total, batch * RECORD_BYTES)
@@ -111,7 +111,7 @@ class _Plain:
 
 def _recover(root: Path) -> None:
     journal = _journal(root, "recover")
-    count = (Policy().segment_bytes - 4096) // RECORD_BYTES
+    count = (SegmentPolicy().segment_bytes - 4096) // RECORD_BYTES
     for _ in range(0, count - BATCH, BATCH):
         journal.append([Append(PAYLOAD)] * BATCH)
         journal.commit()
@@ -146,7 +146,7 @@ def _ratio(case: str, ours: Callable[[], None], floor: Callable[[], None], **fac
 
 
 def _open(root: Path, segments: int) -> None:
-    journal = _journal(root, "open", Policy(slice_bytes=4096))
+    journal = _journal(root, "open", SegmentPolicy(slice_bytes=4096))
     for _ in range(segments):
         journal.append([Append(PAYLOAD)])
         journal.seal()
@@ -168,21 +168,21 @@ def _open(root: Path, segments: int) -> None:
 
 def _warm(root: Path) -> None:
     journal = _journal(root, "warm")
-    count = (Policy().segment_bytes - 4096) // RECORD_BYTES
+    count = (SegmentPolicy().segment_bytes - 4096) // RECORD_BYTES
     for _ in range(0, count - BATCH, BATCH):
         texts = (os.urandom(BODY_BYTES // 2).hex().encode() for _ in range(BATCH))
         journal.append([Append(text) for text in texts])
         journal.commit()
     journal.seal()
     tiers = Tiers(journal.manifest, 1, TierPolicy(compress_after_s=0), Clock(), note)
-    tiers.do(Job(JobKind.COMPRESS, tiers.entries()[0], "bench"))
+    tiers.run_job(TierJob(JobKind.COMPRESS, tiers.entries()[0], "bench"))
     (path,) = (root / "warm").rglob("*.seg.zst")
     places = random.Random(1).sample(range(count - 2 * BATCH), RANDOM_READS)
     times: list[float] = []
     with WarmSegment(str(path), Dictionaries(str(path.parent))) as opened:
         for place in places:
             began = time.perf_counter()
-            opened.read_at(FIRST + place * RECORD_BYTES, RECORD_BYTES)
+            opened.read_at(FIRST_RECORD + place * RECORD_BYTES, RECORD_BYTES)
             times.append(time.perf_counter() - began)
     journal.close()
     report(

@@ -35,7 +35,7 @@ PACE_S = 0.010
 WARM_UP = 20
 PATIENCE_MS = 5000
 TIERED = config.Config(
-    journal=config.Journal(segment_bytes=1 << 20, compress_after_s=0, objects="objects")
+    journal=config.JournalSettings(segment_bytes=1 << 20, compress_after_s=0, objects="objects")
 )
 BACKLOG = 250  # segments: the tiers compress them all, then upload; about as long as it takes
 FRAME_BYTES = 16 << 10

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from relay.audit.run import Request, run_audit, to_json
+from relay.audit.run import RunRequest, run_audit, to_json
 from relay.base.clock import Clock
 from relay.base.errors import RelayError
 
@@ -27,7 +27,7 @@ class StandingClock(Clock):
 def main() -> int:
     """One run; its summary on stdout, and the exit code of ``relay audit run``."""
     home, out, master, now_ns, *jobs = sys.argv[1:]
-    request = Request(home, tuple(jobs), out=out, master=master)
+    request = RunRequest(home, tuple(jobs), out=out, master=master)
     try:
         report, _ = run_audit(request, StandingClock(int(now_ns)))
     except RelayError as exc:

@@ -21,7 +21,7 @@ from typing import IO
 import psutil
 import pyspark
 
-from relay.audit.java import find_java
+from relay.audit.session import find_java
 
 HOST = "127.0.0.1"
 PATIENCE_S = 60

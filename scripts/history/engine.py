@@ -231,7 +231,7 @@ class Engine:
         self._log.journal.roll_if_due()
         self._flusher.flush()
         self._log.commit()
-        while self._tiers.step() is not None:
+        while self._tiers.run_next() is not None:
             pass
 
     def close(self) -> None:

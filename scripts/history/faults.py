@@ -28,13 +28,13 @@ class Fault(NamedTuple):
 KINDS = (
     Fault("lost", "rows", "completed and archived, and in no store", ("reconcile.missing",)),
     Fault("differs", "rows", "the store has another content", ("reconcile.checksum_differs",)),
-    Fault("extra", "rows", "in the store, and no row knows it", ("reconcile.extra",)),
+    Fault("extra", "rows", "in the store, and no row knows it", ("reconcile.orphan",)),
     Fault("undelivered", "rows", "completed, its delivery is staged", ("reconcile.undelivered",)),
     Fault(
         "doubled",
         "rows",
         "one delivery was made twice",
-        ("duplicates.delivered_twice", "reconcile.delivery_doubled"),
+        ("duplicates.delivered_twice", "reconcile.delivery_duplicate"),
     ),
     Fault(
         "twice",
@@ -44,7 +44,7 @@ KINDS = (
         ("duplicates.archived_twice",),
     ),
     Fault("overdue", "rows", "a command that was never acknowledged", ("acks.overdue",)),
-    Fault("orphan", "rows", "an ack of what nobody sent", ("acks.orphan",)),
+    Fault("orphan", "rows", "an ack of what nobody sent", ("acks.unrequested",)),
     Fault(
         "inversion",
         "rows",

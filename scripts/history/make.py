@@ -15,7 +15,7 @@ from relay.acomm.model import Message, Origin
 from relay.base import fsio
 from relay.base.checksums import SHA256_PREFIX, sha256_hex
 from relay.base.clock import NS_PER_MS, NS_PER_S
-from relay.base.config import Config, Journal, Retention, Store, encode
+from relay.base.config import Config, JournalSettings, RetentionSettings, StoreSettings, encode
 from relay.base.home import LEDGER, META, Home
 from relay.base.message import ANSWERS, MessageFile, render
 from relay.base.names import EVERYONE, OPERATOR
@@ -359,11 +359,13 @@ def make_config(given: Given) -> Config:
     """The relay's defaults, but for what a long history needs: nothing of it is pruned, and its
     journal has enough segments for all tiers."""
     size = given.messages * JOURNAL_BYTES // SEGMENTS
-    journal = Journal(
+    journal = JournalSettings(
         segment_bytes=min(max(size, 64 << 10), 64 << 20),
         local_age_s=max(3600, int(given.days * 86_400 / 3)),
     )
-    kept = Retention(
+    kept = RetentionSettings(
         archive_days=0, archive_mib=0, read_days=0, read_mib=0, attachments_days=0, audit_days=0
     )
-    return Config(journal=journal, retention=kept, store=Store(active_messages=2 * ROLL_MESSAGES))
+    return Config(
+        journal=journal, retention=kept, store=StoreSettings(active_messages=2 * ROLL_MESSAGES)
+    )

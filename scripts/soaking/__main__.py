@@ -21,7 +21,7 @@ import msgspec
 import psutil
 
 from agent_sdk import Agent, Kind
-from relay.base.config import Config, Spawn, encode
+from relay.base.config import Config, SpawnSettings, encode
 from relay.base.errors import EXIT_FINDINGS
 from relay.base.home import Home
 from relay.base.names import ORCHESTRATOR
@@ -43,7 +43,9 @@ class Soak:
         self._rng = random.Random(seed)
         self.did: Counter[str] = Counter()
         argv = (sys.executable, str(WORKER), "{name}", str(self.books), *self.names)
-        spawn = Spawn(clis={"worker": argv}, restart="on-failure", restart_times=1000, grace_s=5)
+        spawn = SpawnSettings(
+            clis={"worker": argv}, restart="on-failure", restart_times=1000, grace_s=5
+        )
         config = Config(spawn=spawn)
         with Home.create(str(self.home), encode(config)) as made:
             for name in self.names:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.agents.requests import ProcessRequest, Requester, Spec, read_request
-from relay.base.config import Spawn, decode
+from relay.base.config import SpawnSettings, decode
 from relay.base.errors import ConfigError
 from relay.base.message import parse
 
@@ -22,14 +22,14 @@ def cwd(tmp_path: Path) -> Path:
 
 
 def ask(
-    text: str, settings: Spawn | None = None, asker: Requester = OPERATOR
+    text: str, settings: SpawnSettings | None = None, asker: Requester = OPERATOR
 ) -> ProcessRequest | str:
-    found = read_request(parse(text.encode()), asker, settings or Spawn())
+    found = read_request(parse(text.encode()), asker, settings or SpawnSettings())
     assert not isinstance(found, str) or "\n" not in found
     return found
 
 
-def spec_of(text: str, settings: Spawn | None = None) -> Spec:
+def spec_of(text: str, settings: SpawnSettings | None = None) -> Spec:
     found = ask(text, settings)
     assert isinstance(found, ProcessRequest) and found.spec is not None, found
     return found.spec
@@ -51,11 +51,13 @@ def test_the_presets_are_given_the_prompt_as_one_word(cwd: Path, cli: str) -> No
     prompt = "say 'hi'; rm -rf $HOME {name} {cwd}"
     argv = spec_of(f"KIND: spawn\nNAME: w\nCLI: {cli}\nCWD: {cwd}\n\n{prompt}").argv
     assert argv[-1] == prompt  # nothing in it is read a second time
-    assert argv[:-1] == Spawn().clis[cli][:-1]
+    assert argv[:-1] == SpawnSettings().clis[cli][:-1]
 
 
 def test_tokens_are_replaced_inside_words_and_nothing_else_is(cwd: Path) -> None:
-    settings = Spawn(clis={"x": ("run", "--as={name}", "{cwd}/bin:{prompt}", "{other}", "$HOME")})
+    settings = SpawnSettings(
+        clis={"x": ("run", "--as={name}", "{cwd}/bin:{prompt}", "{other}", "$HOME")}
+    )
     found = spec_of(f"KIND: spawn\nNAME: w\nCLI: x\nCWD: {cwd}\n\ngo", settings)
     real = os.path.realpath(cwd)
     assert found.argv == ("run", "--as=w", f"{real}/bin:go", "{other}", "$HOME")
@@ -105,7 +107,7 @@ def test_a_directory_lies_under_a_root_for_real(tmp_path: Path) -> None:
         path.mkdir(parents=True)
     (root / "out").symlink_to(other)
     (tmp_path / "in").symlink_to(root / "a")
-    settings = Spawn(roots=(str(root),))
+    settings = SpawnSettings(roots=(str(root),))
 
     def start_in(path: Path) -> ProcessRequest | str:
         return ask(f"KIND: spawn\nNAME: w\nCLI: sh\nCWD: {path}\n\ngo", settings)
@@ -138,7 +140,7 @@ def test_who_may(
 ) -> None:
     asker = Requester(name, "1769851800000000000-01", 7, lead)
     text = f"KIND: {kind}\nNAME: w\nCLI: sh\nCWD: {tmp_path}\n\ngo"
-    found = ask(text, Spawn(allow_from=allow), asker)
+    found = ask(text, SpawnSettings(allow_from=allow), asker)
     assert isinstance(found, ProcessRequest) is may
     assert may or f"(spawn.allow_from in config.json), not for {name}" in str(found)
 

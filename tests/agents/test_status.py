@@ -19,11 +19,11 @@ from relay.agents.status import (
 )
 from relay.base import process_info
 from relay.base.clock import NS_PER_S
-from relay.base.config import Agents
+from relay.base.config import AgentSettings
 from tests.procs import until
 
 NOW = 1_769_851_800 * NS_PER_S
-RULES = Agents(inactive_after_s=1000, dead_after_s=100)
+RULES = AgentSettings(inactive_after_s=1000, dead_after_s=100)
 BOB = AgentFacts("bob", AgentStatus.ACTIVE, 0, NOW)
 
 

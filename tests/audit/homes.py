@@ -19,7 +19,8 @@ from relay.acomm.model import (
     Participant,
     StoreFile,
 )
-from relay.audit.evidence import Evidence, gather
+from relay.audit.inputs import Inputs
+from relay.audit.snapshot import snapshot_home
 from relay.base.checksums import sha256_hex
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, iso_date
 from relay.ledger import FileFacts, Ledger, Written
@@ -207,9 +208,9 @@ class HomeBuilder:
 
     def evidence(
         self, spark: object, folder: Path, clock: Clock | None = None, grace_s: float = 30
-    ) -> Evidence:
+    ) -> Inputs:
         """What a run over this home would look at, an hour after START unless told otherwise."""
         folder.mkdir()
         clock = clock or FakeClock(START_NS + 3600 * NS_PER_S)
         # shared: a source that is read anew costs a second of its own
-        return Evidence(spark, gather(self.path, str(folder), clock, grace_s), shared=True)
+        return Inputs(spark, snapshot_home(self.path, str(folder), clock, grace_s), shared=True)

@@ -10,13 +10,13 @@ from relay.engine.event_codec import VERSION, Checkpoint, EventCodec, Frame, Sta
 from relay.engine.events import Event
 from relay.journal.format import RecordFlag
 from relay.journal.journal import Append, Journal
-from relay.journal.plan import Job, JobKind, TierPolicy
-from relay.journal.segments import Policy
+from relay.journal.plan import JobKind, TierJob, TierPolicy
+from relay.journal.segments import SegmentPolicy
 from relay.journal.tiers import Tiers
 from tests.audit.homes import START_NS, START_S
 from tests.fakes import FakeClock
 
-SMALL = Policy(segment_bytes=1 << 20, segment_age_s=3600, slice_bytes=1 << 16)
+SMALL = SegmentPolicy(segment_bytes=1 << 20, segment_age_s=3600, slice_bytes=1 << 16)
 
 
 def sent(number: int, body: bytes = b"hello", *, to: str = "bob", sender: str = "alice") -> Event:
@@ -51,7 +51,7 @@ class JournalBuilder:
         root: Path,
         *,
         key: bytes | None = None,
-        policy: Policy = SMALL,
+        policy: SegmentPolicy = SMALL,
         objects: str = "",
         at_least: int = 0,
     ) -> None:
@@ -87,7 +87,7 @@ class JournalBuilder:
         """A store file covers what there is."""
         frame = Frame(VERSION, checkpoint=Checkpoint(self.journal.end, self.sequence))
         self.put(frame, flag=RecordFlag.SNAPSHOT_BOUNDARY)
-        self.tiers.cover(self.journal.end)
+        self.tiers.set_safe_offset(self.journal.end)
 
     def put(self, *frames: Frame, flag: int = 0) -> list[int]:
         """Frames in one commit; where their records begin."""
@@ -108,7 +108,7 @@ class JournalBuilder:
         """One segment through the tiers: what an operator would ask for."""
         for kind in kinds:
             entry = self.journal.manifest.catalog.entries[segment_id]
-            self.tiers.do(Job(kind, entry, "asked for"))
+            self.tiers.run_job(TierJob(kind, entry, "asked for"))
 
     def files(self) -> list[str]:
         """What lies in the stream's folders for segments."""

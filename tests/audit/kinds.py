@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent_sdk import Agent
-from relay.base.config import Config, Retention
+from relay.base.config import Config, RetentionSettings
 from relay.base.home import LEDGER
 from relay.daemon.housekeeper import packable, run_retention
 from relay.ledger import archive_pack
@@ -190,8 +190,8 @@ def packed(root: Path) -> Path:
     for day in packable(box.home, box.clock)[:3]:
         for _ in archive_pack.pack(box.home, day):
             pass
-    nothing = {name: 0 for name in Retention.__struct_fields__ if name != "every_s"}
-    retention = Retention(**{**nothing, "archive_days": 5, "read_days": 3})
+    nothing = {name: 0 for name in RetentionSettings.__struct_fields__ if name != "every_s"}
+    retention = RetentionSettings(**{**nothing, "archive_days": 5, "read_days": 3})
     run_retention(box.home, Config(retention=retention), box.clock, dry_run=False)
     box.close()
     return root

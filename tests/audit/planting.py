@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
-from relay.audit.jobs.job import Job, Tables
+from relay.audit.jobs.job import AuditJob, Tables
 from tests.audit.homes import FILE_SIZE, START_NS, HomeBuilder
 
 NOW = datetime(2026, 1, 31, 10, 30, tzinfo=UTC)
@@ -82,7 +82,7 @@ def process(name: str, state: str, changed_ns: int, **columns: object) -> dict[s
     return {**row, **columns}
 
 
-def made(job: Job, tables: Tables) -> dict[str, DataFrame]:
+def made(job: AuditJob, tables: Tables) -> dict[str, DataFrame]:
     """The job's tables, computed once; each has the columns that it is said to have."""
     assert {name: frame.columns for name, frame in tables.items()} == {
         name: schema.names for name, schema in job.tables.items()
@@ -90,7 +90,7 @@ def made(job: Job, tables: Tables) -> dict[str, DataFrame]:
     return {name: frame.persist() for name, frame in tables.items()}
 
 
-def checks(job: Job, tables: Tables) -> list[tuple[str, str, str | None, str | None]]:
+def checks(job: AuditJob, tables: Tables) -> list[tuple[str, str, str | None, str | None]]:
     """(check, severity, message id, agent) of each finding, in order."""
     assert job.findings is not None
     rows = job.findings(tables, NOW).collect()
@@ -98,13 +98,13 @@ def checks(job: Job, tables: Tables) -> list[tuple[str, str, str | None, str | N
     return sorted(found, key=str)
 
 
-def details(job: Job, tables: Tables, check: str) -> list[dict[str, str]]:
+def details(job: AuditJob, tables: Tables, check: str) -> list[dict[str, str]]:
     """What else the findings of a check say."""
     assert job.findings is not None
     return [row["detail"] for row in job.findings(tables, NOW).collect() if row["check"] == check]
 
 
-def counted(job: Job, tables: Tables) -> dict[str, int]:
+def counted(job: AuditJob, tables: Tables) -> dict[str, int]:
     """The job's counts."""
     return {row["name"]: row["count"] for row in job.counts(tables).collect()}
 

@@ -144,7 +144,7 @@ def _reconciled_rows() -> list[dict[str, Any]]:
     return [
         {
             "message_id": f"{n}-a",
-            "class": ("missing", "delivered", "extra")[n % 3],
+            "class": ("missing", "delivered", "orphan")[n % 3],
             "agent": HOSTILE,
             "last_error": QUOTES,
         }
@@ -158,7 +158,7 @@ def _findings(folder: Path) -> None:
         finding("reconcile.missing", "error", n, status="archived", last_error=QUOTES)
         for n in range(100)
     ]
-    extra = [finding("reconcile.extra", "error", n, store_file=HOSTILE) for n in range(2)]
+    extra = [finding("reconcile.orphan", "error", n, store_file=HOSTILE) for n in range(2)]
     slow_hours = [
         {
             **finding("latency.slow_hour", "warning", n, p99_ms="54000.0", stage="read"),
@@ -176,8 +176,8 @@ def _job_reports(hours: int) -> list[JobReport]:
         JobReport(
             "reconcile",
             4.2,
-            counts={"delivered": 100, "extra": 100, "missing": 100},
-            findings={"reconcile.extra": 2, "reconcile.missing": 100},
+            counts={"delivered": 100, "orphan": 100, "missing": 100},
+            findings={"reconcile.orphan": 2, "reconcile.missing": 100},
             errors=102,
             tables=["reconcile"],
         ),

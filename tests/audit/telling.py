@@ -9,8 +9,8 @@ from typing import NamedTuple
 from pyspark.sql import Row
 
 from relay.acomm.model import DeliveryState, Message
-from relay.audit.evidence import Evidence
-from relay.audit.jobs import Job
+from relay.audit.inputs import Inputs
+from relay.audit.jobs import AuditJob
 from relay.engine import events
 from relay.engine.events import Event
 from tests.audit.homes import START_NS, START_S, HomeBuilder
@@ -68,7 +68,7 @@ class Outcome(NamedTuple):
     checks: dict[str, set[str]]  # check, without its job -> message ids; of files and days, names
 
 
-def run(job: Job, evidence: Evidence) -> Outcome:
+def run(job: AuditJob, evidence: Inputs) -> Outcome:
     """Run a job as a run does: its tables are computed once, and findings made from them."""
     tables = {name: frame.persist() for name, frame in job.make(evidence).items()}
     rows = {name: frame.collect() for name, frame in tables.items()}

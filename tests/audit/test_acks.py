@@ -28,7 +28,7 @@ def test_owed_late_overdue_and_orphans_with_a_journal(
     for name in ("owed", "late", "overdue", "done"):
         home.sent(f"1-{name}")
         home.becomes(f"1-{name}", message_type=MessageType.COMMAND)
-    home.sent("1-unasked")
+    home.sent("1-unrequested")
     home.sent("1-plain")
     home.keep("1-answer")
     home.becomes("1-answer", message_type=MessageType.ACKNOWLEDGMENT, correlation_id="c-7")
@@ -36,7 +36,7 @@ def test_owed_late_overdue_and_orphans_with_a_journal(
     at = START_NS + 25 * NS_PER_MS
     with home.ledger.transaction():
         home.ledger.acknowledge("1-done", "bob", "completed", at)
-        home.ledger.acknowledge("1-unasked", "bob", "received", at)
+        home.ledger.acknowledge("1-unrequested", "bob", "received", at)
         home.ledger.written([Written("1-late", "bob", 2, at, at)])
     tell(
         home,
@@ -45,21 +45,21 @@ def test_owed_late_overdue_and_orphans_with_a_journal(
             "1-late": delivered(2, due_s=3600, attempt=2),
             "1-overdue": delivered(3, due_s=OWED_S),
             "1-done": delivered(4, due_s=OWED_S),
-            "1-unasked": delivered(5),
+            "1-unrequested": delivered(5),
             "1-plain": delivered(6),
         },
     )
     with home.ledger.transaction():  # the relay was at work until then
         home.ledger.set_state("epoch", "1", START_NS + (OWED_S + 40) * NS_PER_S)
     tables, checks = run(acks.JOB, home.evidence(spark, tmp_path / "run"))
-    assert checks == {"overdue": {"1-overdue"}, "orphan": {"1-unasked", "1-answer"}}
+    assert checks == {"overdue": {"1-overdue"}, "unrequested": {"1-unrequested", "1-answer"}}
     classes = {row["message_id"]: row["class"] for row in tables["acks_owed"]}
     assert classes == {
         "1-owed": "owed",
         "1-late": "late",
         "1-overdue": "overdue",
-        "1-unasked": "orphan",
-        "1-answer": "orphan",
+        "1-unrequested": "unrequested",
+        "1-answer": "unrequested",
     }
     (pair,) = tables["acks"]
     assert (pair["acked"], pair["owed"], pair["late"], pair["overdue"]) == (2, 3, 1, 1)

@@ -14,17 +14,18 @@ from relay.acomm import codec, columns
 from relay.acomm.container import parse_header, parse_sections
 from relay.acomm.encryption import seal
 from relay.acomm.model import Channel, ChannelType, Message, MessageStatus, MessageType, StoreFile
-from relay.audit import acomm_read, faults, schemas
-from relay.audit.acomm_columns import MESSAGE_SECTIONS
-from relay.audit.acomm_filters import of_options
-from relay.audit.acomm_read import Wanted
+from relay.audit.schemas import formats
+from relay.audit.session import explained
+from relay.audit.sources import acomm_source
+from relay.audit.sources.acomm_query import MESSAGE_SECTIONS, option_conditions
+from relay.audit.sources.acomm_source import Wanted
 from relay.base.errors import RelayError
 from tests.acomm.support import patch, reseal
 from tests.audit.homes import START_S, stored_message
 from tests.audit.test_acomm_source import BARE, FULL, STORE
 
 DAY_S = 86_400
-SCHEMA = to_arrow_schema(schemas.STORED_MESSAGE, timezone="UTC")
+SCHEMA = to_arrow_schema(formats.STORED_MESSAGE, timezone="UTC")
 AT = "2026-02-01T09:30:00"  # a day behind START
 
 
@@ -55,7 +56,7 @@ MANY = StoreFile(
     1,
     messages=tuple(
         stored_message(n, f"1-{n}", b"%d" % n, sender=f"a{n % 300}", correlation_id=str(n // 3))
-        for n in range(acomm_read.BATCH_ROWS + 5)
+        for n in range(acomm_source.BATCH_ROWS + 5)
     ),
 )
 
@@ -65,8 +66,8 @@ def arrow(path: Path, store: StoreFile, sections: str = "messages", **options: s
     found = []
     for with_columns in (True, False):
         codec.write(str(path), store, columns=with_columns)
-        wanted = Wanted(tuple(sections.split(",")), of_options(options))
-        found.append(pa.Table.from_batches(acomm_read.batches(str(path), wanted, SCHEMA), SCHEMA))
+        wanted = Wanted(tuple(sections.split(",")), option_conditions(options))
+        found.append(pa.Table.from_batches(acomm_source.batches(str(path), wanted, SCHEMA), SCHEMA))
         found[-1].validate(full=True)
     assert found[0].equals(found[1])
     return found[0]
@@ -162,8 +163,8 @@ CASES = [
 def test_options_choose_messages(
     folder: Path, options: dict[str, str], _: str, expected: list[int]
 ) -> None:
-    wanted = Wanted(("messages",), of_options(options))
-    tables = [acomm_read.batches(str(path), wanted, SCHEMA) for path in folder.iterdir()]
+    wanted = Wanted(("messages",), option_conditions(options))
+    tables = [acomm_source.batches(str(path), wanted, SCHEMA) for path in folder.iterdir()]
     found = [row["id"] for table in tables for batch in table for row in batch.to_pylist()]
     assert sorted(map(int, found)) == expected
 
@@ -192,7 +193,7 @@ def test_a_file_without_such_messages_is_not_decoded(spark: SparkSession, folder
         assert read.where(condition).select("id", "content").count() == 4
     for sender, name in (("alice", "0.acomm"), ("bob", "1.acomm")):
         chosen = read.where(f"sender = '{sender}'")
-        with pytest.raises(RelayError, match=f"{name} at "), faults.explained():
+        with pytest.raises(RelayError, match=f"{name} at "), explained():
             chosen.select("content").collect()
     # what needs no record is read from the columns
     numbers = spark.read.format("acomm").schema("id decimal(20,0) not null")
@@ -205,7 +206,7 @@ def test_a_file_without_such_messages_is_verified_all_the_same(
     data = bytearray((folder / "0.acomm").read_bytes())
     data[300] ^= 1
     (folder / "0.acomm").write_bytes(data)
-    with pytest.raises(RelayError, match=r"0.acomm at .*SHA-256"), faults.explained():
+    with pytest.raises(RelayError, match=r"0.acomm at .*SHA-256"), explained():
         spark.read.format("acomm").option("sender", "carol").load(str(folder)).collect()
 
 
@@ -231,7 +232,7 @@ def test_permissive_reads_what_is_whole_and_the_rest_is_a_table(
     assert (first["offset"], first["size"]) == (len(data) - 8, len(data))
     assert "gzip stream in section 2" in found["2.acomm"]["reason"]
     assert tuple(found["3.acomm"])[1:] == ("No such file or directory", None, None)
-    with pytest.raises(RelayError, match=r"[123].acomm"), faults.explained():
+    with pytest.raises(RelayError, match=r"[123].acomm"), explained():
         spark.read.format("acomm").schema("content binary not null").load(str(folder)).collect()
 
 
@@ -282,7 +283,7 @@ def test_columns_that_do_not_hold_together_are_a_fault_before_the_first_row(
     with_section(path, ODD, change)
     codec.read(str(path))  # its messages are whole
     with pytest.raises(RelayError) as caught:
-        next(acomm_read.batches(str(path), Wanted(("messages",), ()), SCHEMA))
+        next(acomm_source.batches(str(path), Wanted(("messages",), ()), SCHEMA))
     assert str(caught.value).startswith(f"{path} at ") and line in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -300,6 +301,6 @@ def test_columns_that_do_not_hold_together_are_a_fault_before_the_first_row(
 def test_a_wrong_condition_is_one_line(
     spark: SparkSession, folder: Path, options: dict[str, str], line: str
 ) -> None:
-    with pytest.raises(RelayError) as caught, faults.explained():
+    with pytest.raises(RelayError) as caught, explained():
         spark.read.format("acomm").options(**options).load(str(folder)).collect()
     assert str(caught.value).startswith(line)

@@ -30,8 +30,10 @@ from relay.acomm.model import (
     StoreFile,
     Subscription,
 )
-from relay.audit import acomm_source, faults, schemas
-from relay.audit.acomm_columns import SECTIONS
+from relay.audit.schemas import formats
+from relay.audit.session import explained
+from relay.audit.sources import acomm_source
+from relay.audit.sources.acomm_query import SECTIONS
 from relay.base.checksums import sha256_hex
 from relay.base.errors import RelayError
 from tests.audit.homes import START_NS, START_S, stored_message
@@ -128,7 +130,7 @@ def one(frame: DataFrame, **where: object) -> Row:
 
 def test_messages_with_every_column(read, path: str) -> None:
     frame = read(path)
-    assert frame.schema.names == schemas.STORED_MESSAGE.names
+    assert frame.schema.names == formats.STORED_MESSAGE.names
     row = one(frame, sender="alice").asDict()
     assert row == {
         "file": path,
@@ -247,7 +249,7 @@ def test_more_rows_than_a_batch(read, tmp_path: Path) -> None:
 
 
 def test_every_section_has_a_getter_for_every_column(path: str) -> None:
-    from relay.audit.acomm_columns import MESSAGE_SECTIONS, rows
+    from relay.audit.sources.acomm_query import MESSAGE_SECTIONS, rows
 
     for section, schema in SECTIONS.items():
         if section in MESSAGE_SECTIONS:
@@ -268,7 +270,7 @@ def test_a_wrong_option_is_one_line(
     spark: SparkSession, path: str, options: dict[str, str], schema: str | None, line: str
 ) -> None:
     reader = spark.read.format("acomm").options(**options)
-    with pytest.raises(RelayError) as caught, faults.explained():
+    with pytest.raises(RelayError) as caught, explained():
         (reader.schema(schema) if schema else reader).load(path).collect()
     assert str(caught.value).startswith(line)
 
@@ -278,7 +280,7 @@ def test_a_damaged_file_fails_the_job_with_its_name(read, tmp_path: Path, path: 
     data[200] ^= 1
     bad = tmp_path / "bad.acomm"
     bad.write_bytes(data)
-    with pytest.raises(RelayError) as caught, faults.explained():
+    with pytest.raises(RelayError) as caught, explained():
         read(str(tmp_path)).count()
     line = str(caught.value)
     assert line.startswith(f"{bad} at ") and "SHA-256" in line
@@ -289,13 +291,13 @@ def test_a_damaged_file_fails_the_job_with_its_name(read, tmp_path: Path, path: 
 def test_damaged_engine_state_names_the_file(read, tmp_path: Path) -> None:
     path = str(tmp_path / "b.acomm")
     codec.write(path, StoreFile(1, 1, engine_state={2: b"\x01"}))
-    with pytest.raises(RelayError, match=f"^{path}: section 256 at 0"), faults.explained():
+    with pytest.raises(RelayError, match=f"^{path}: section 256 at 0"), explained():
         read(path, section="deliveries").collect()
 
 
 def test_missing_files_are_one_line(read, spark: SparkSession, tmp_path: Path) -> None:
     gone = str(tmp_path / "gone.acomm")
-    with pytest.raises(RelayError, match=f"^there is no file {gone}$"), faults.explained():
+    with pytest.raises(RelayError, match=f"^there is no file {gone}$"), explained():
         read(gone).collect()
-    with pytest.raises(RelayError, match="needs a path"), faults.explained():
+    with pytest.raises(RelayError, match="needs a path"), explained():
         spark.read.format("acomm").load().collect()

@@ -9,8 +9,7 @@ import pytest
 
 from relay.audit.jobs import JOBS
 from relay.audit.report.advice import ADVICE
-from relay.audit.summary import JobReport
-from relay.audit.units import counted
+from relay.audit.summary import JobReport, counted
 from relay.cli import cli
 
 CHECKS = {f"{job.name}.{check}" for job in JOBS.values() for check in job.checks}

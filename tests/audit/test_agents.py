@@ -146,7 +146,7 @@ def test_what_is_younger_than_the_relays_last_sign_is_not_silence(
     assert checks(agents.JOB, agents.make(evidence)) == []
     # A month later: the same, had a relay gone on running.
     for until, found in ((START_NS, []), (START_NS + 30 * DAY, ["agents.silent"])):
-        evidence.gathered = evidence.gathered._replace(watched_until_ns=until)
+        evidence.snapshot = evidence.snapshot._replace(observed_until_ns=until)
         assert [one[0] for one in checks(agents.JOB, agents.make(evidence))] == found
 
 

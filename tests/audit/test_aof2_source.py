@@ -20,7 +20,10 @@ from relay.acomm.model import (
     Origin,
     Participant,
 )
-from relay.audit import aof2_source, faults, journal_columns, journal_rows, schemas
+from relay.audit.schemas import formats
+from relay.audit.schemas.fields import subset
+from relay.audit.session import explained
+from relay.audit.sources import journal_columns, journal_files, journal_source
 from relay.base import keyfile
 from relay.base.checksums import sha256_hex
 from relay.base.errors import RelayError
@@ -55,7 +58,7 @@ def journal(tmp_path: Path) -> JournalBuilder:
 
 
 def test_each_column_has_a_maker() -> None:
-    assert set(journal_columns._COLUMNS) == set(schemas.JOURNAL.names)
+    assert set(journal_columns._COLUMNS) == set(formats.JOURNAL.names)
 
 
 def of_every_kind() -> list[events.Event]:
@@ -115,7 +118,7 @@ def test_what_events_are_about(spark: SparkSession, tmp_path: Path) -> None:
     builder = JournalBuilder(tmp_path)
     builder.say(*of_every_kind())
     names = ["number", "numbers", "recipients", "state", "attempt", "reason", "message_numbers"]
-    frame = aof2_source.load(spark, [builder.path], ["offset", "event", "deliveries", *names])
+    frame = journal_source.load(spark, [builder.path], ["offset", "event", "deliveries", *names])
     found = {
         (row["event"], index): tuple(row[name] for name in names)
         for index, row in enumerate(frame.orderBy("offset").collect())
@@ -140,7 +143,9 @@ def test_refused_files_and_the_rest(spark: SparkSession, tmp_path: Path) -> None
     builder = JournalBuilder(tmp_path)
     builder.say(*of_every_kind())
     names = ["relay_id", "sender", "answer_id", "said", "due_at", "archive", "channel_id"]
-    rows = aof2_source.load(spark, [builder.path], ["offset", *names]).orderBy("offset").collect()
+    rows = (
+        journal_source.load(spark, [builder.path], ["offset", *names]).orderBy("offset").collect()
+    )
     assert [rows[5][name] for name in names[:3]] == ["1-x", "eve", "1-nack"]
     assert [rows[6][name] for name in names[:3]] == [None, "eve", "1-nack2"]
     assert rows[2]["said"] == "completed"
@@ -166,9 +171,9 @@ def test_paths(spark: SparkSession, journal: JournalBuilder, tmp_path: Path) -> 
         assert read(spark, str(path)).count() == 7, path
     (tmp_path / "empty" / "journal").mkdir(parents=True)
     assert read(spark, str(tmp_path / "empty")).count() == 0
-    with pytest.raises(RelayError, match=r"there is no journal .*/none"), faults.explained():
+    with pytest.raises(RelayError, match=r"there is no journal .*/none"), explained():
         read(spark, str(tmp_path / "none")).count()
-    with pytest.raises(RelayError, match="is no journal, no stream"), faults.explained():
+    with pytest.raises(RelayError, match="is no journal, no stream"), explained():
         read(spark, __file__).count()
 
 
@@ -178,7 +183,7 @@ def spread(builder: JournalBuilder) -> list[int]:
     for number in range(3):
         found += builder.segment(*(sent(number * 10 + n, os.urandom(99)) for n in range(3)))
     found += builder.say(delivered(1))
-    builder.tiers.cover(builder.journal.end)
+    builder.tiers.set_safe_offset(builder.journal.end)
     builder.move(1, COMPRESS, EVICT_TIER0)
     builder.move(2, COMPRESS, UPLOAD, EVICT_TIER0, EVICT_TIER1)
     return found
@@ -193,7 +198,7 @@ def test_each_tier_is_read_alike(spark: SparkSession, tmp_path: Path) -> None:
         f"{folder}/{number:020d}{names[folder == 'warm']}"
         for folder, number in (("segments", 0), ("segments", 3), ("warm", 1))
     ] == builder.files()
-    with pytest.raises(RelayError, match="is in Tier 2, and no object store"), faults.explained():
+    with pytest.raises(RelayError, match="is in Tier 2, and no object store"), explained():
         read(spark, builder.path).collect()
     assert offsets(read(spark, builder.path, objects=str(tmp_path / "objects"))) == wrote
     config = {"journal": {"objects": str(tmp_path / "objects")}}
@@ -215,9 +220,9 @@ def test_tier_2_in_s3_by_the_environment(tmp_path: Path, monkeypatch: pytest.Mon
         builder = JournalBuilder(tmp_path / "home", objects=where)
         wrote = spread(builder)
         # The workers of the session that tests share have the environment it began with.
-        schema = schemas.subset(schemas.JOURNAL, ["offset"], "the journal")
-        settings = journal_rows.Settings({builder.path: where}, None, False)
-        reader = aof2_source.Aof2Reader([builder.path], {}, settings, schema)
+        schema = subset(formats.JOURNAL, ["offset"], "the journal")
+        settings = journal_files.Settings({builder.path: where}, None, False)
+        reader = journal_source.Aof2Reader([builder.path], {}, settings, schema)
         found = [
             offset
             for partition in reader.partitions()
@@ -232,12 +237,12 @@ def test_a_segment_that_moves_before_it_is_read(tmp_path: Path) -> None:
     where = str(tmp_path / "objects")
     builder = JournalBuilder(tmp_path / "home", objects=where)
     wrote = [*builder.segment(sent(1)), *builder.segment(sent(2)), *builder.say(sent(3))]
-    settings = journal_rows.Settings({builder.path: where}, None, False)
-    schema = schemas.subset(schemas.JOURNAL, ["offset"], "the journal")
-    reader = aof2_source.Aof2Reader([builder.path], {}, settings, schema)
+    settings = journal_files.Settings({builder.path: where}, None, False)
+    schema = subset(formats.JOURNAL, ["offset"], "the journal")
+    reader = journal_source.Aof2Reader([builder.path], {}, settings, schema)
     builder.journal.seal()
     builder.segment(sent(4))
-    builder.tiers.cover(builder.journal.end)
+    builder.tiers.set_safe_offset(builder.journal.end)
     builder.move(0, COMPRESS, EVICT_TIER0)
     builder.move(2, COMPRESS, UPLOAD, EVICT_TIER0, EVICT_TIER1)
     first, second, third = reader.partitions()
@@ -258,7 +263,7 @@ def test_damage_fails_the_job_or_is_a_row(spark: SparkSession, journal: JournalB
     wrote = offsets(read(spark, journal.path))
     damaged = journal.dir / "segments" / f"{1:020d}.seg"
     flip(damaged, 52 + 40)
-    with pytest.raises(RelayError, match=rf"{damaged} at 52: expected crc32"), faults.explained():
+    with pytest.raises(RelayError, match=rf"{damaged} at 52: expected crc32"), explained():
         read(spark, journal.path).collect()
     found = read(spark, journal.path, mode="permissive")
     assert offsets(found) == wrote
@@ -273,7 +278,7 @@ def test_damage_fails_the_job_or_is_a_row(spark: SparkSession, journal: JournalB
 def test_a_segment_that_is_gone(spark: SparkSession, journal: JournalBuilder) -> None:
     wrote = offsets(read(spark, journal.path))
     (journal.dir / "segments" / f"{1:020d}.seg").unlink()
-    with pytest.raises(RelayError, match=r"segment 1 of .* is in no tier"), faults.explained():
+    with pytest.raises(RelayError, match=r"segment 1 of .* is in no tier"), explained():
         read(spark, journal.path).collect()
     found = read(spark, journal.path, mode="permissive")
     assert offsets(found.where("event != 'Gap'")) == wrote[:2] + wrote[4:]
@@ -286,7 +291,7 @@ def test_damage_where_the_relay_writes(spark: SparkSession, journal: JournalBuil
     active = journal.dir / "segments" / f"{3:020d}.seg"
     begin = journal.journal.manifest.catalog.entries[3].base_offset
     flip(active, 52 + behind[0] - begin + 40)
-    with pytest.raises(RelayError, match=rf"{active} at .*expected crc32"), faults.explained():
+    with pytest.raises(RelayError, match=rf"{active} at .*expected crc32"), explained():
         read(spark, journal.path).collect()
     found = read(spark, journal.path, mode="permissive")
     assert offsets(found.where("event != 'Gap'"))[-2:] == behind[1:]
@@ -320,7 +325,7 @@ def test_what_a_salvage_left_is_a_gap(spark: SparkSession, journal: JournalBuild
     assert again.warnings
     rows = read(spark, again.path).where("event = 'Gap'").collect()
     assert [(row["offset"], row["number"]) for row in rows] == [(behind, None)]
-    assert rows[0]["reason"] == journal_rows.LOST
+    assert rows[0]["reason"] == journal_files.LOST
     again.close()
 
 
@@ -342,7 +347,7 @@ def test_a_damaged_manifest(spark: SparkSession, journal: JournalBuilder) -> Non
     wrote = offsets(read(spark, journal.path))
     (chunk,) = (journal.dir / "manifest").iterdir()
     flip(chunk, 100)
-    with pytest.raises(RelayError, match=str(chunk)), faults.explained():
+    with pytest.raises(RelayError, match=str(chunk)), explained():
         read(spark, journal.path).collect()
     assert offsets(read(spark, journal.path, mode="permissive")) == wrote
     (row,) = read(spark, journal.path, mode="permissive", table="damaged").collect()
@@ -361,7 +366,7 @@ def test_an_encrypted_journal(spark: SparkSession, tmp_path: Path) -> None:
         ({"key_file": str(tmp_path / "other")}, "at 0 does not open with this key"),
         ({"key_file": str(tmp_path / "none")}, "key file .*none: No such file"),
     ):
-        with pytest.raises(RelayError, match=line), faults.explained():
+        with pytest.raises(RelayError, match=line), explained():
             read(spark, builder.path, **options).collect()
     rows = read(spark, builder.path, mode="permissive").collect()
     assert [(row["event"], row["number"]) for row in rows] == [("Sealed", None)] * 2
@@ -378,14 +383,14 @@ def test_an_encrypted_journal(spark: SparkSession, tmp_path: Path) -> None:
 def test_a_wrong_option_is_one_line(
     spark: SparkSession, journal: JournalBuilder, options: dict[str, str], line: str
 ) -> None:
-    with pytest.raises(RelayError, match=f"^{line}"), faults.explained():
+    with pytest.raises(RelayError, match=f"^{line}"), explained():
         read(spark, journal.path, **options).collect()
 
 
 def test_events_of_another_version(spark: SparkSession, journal: JournalBuilder) -> None:
     (at,) = journal.put(Frame(2, 1, delivered(1)))
     line = f"at {at}: expected events of version 1"
-    with pytest.raises(RelayError, match=line), faults.explained():
+    with pytest.raises(RelayError, match=line), explained():
         read(spark, journal.path).collect()
 
 

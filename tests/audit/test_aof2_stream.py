@@ -9,16 +9,18 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from relay.audit import faults, schemas
-from relay.audit.aof2_stream import Aof2StreamReader
-from relay.audit.journal_rows import Settings
+from relay.audit.schemas import formats
+from relay.audit.schemas.fields import subset
+from relay.audit.session import explained
+from relay.audit.sources.journal_files import Settings
+from relay.audit.sources.journal_source import Aof2StreamReader
 from relay.base import fsio
 from relay.base.errors import JournalError, JournalPruned, RelayError
 from relay.journal.plan import JobKind
 from tests.audit.journals import JournalBuilder, delivered, sent
 
 ALL = ReadAllAvailable()
-SCHEMA = schemas.subset(schemas.JOURNAL, ["offset"], "the journal")
+SCHEMA = subset(formats.JOURNAL, ["offset"], "the journal")
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def test_from_one_offset_to_the_next_over_rolls_and_tiers(journal: JournalBuilde
         wrote += journal.say(sent(number), delivered(number))
         if number % 2:
             journal.journal.seal()
-            journal.tiers.cover(journal.journal.end)
+            journal.tiers.set_safe_offset(journal.journal.end)
             sealed = max(journal.journal.manifest.catalog.entries) - 1
             journal.move(sealed, JobKind.COMPRESS, JobKind.EVICT_TIER0)
         end = stream.latestOffset(at, ALL)
@@ -151,7 +153,7 @@ def test_a_relay_that_was_never_started(tmp_path: Path) -> None:
 
 def test_what_was_pruned_is_not_passed_over(journal: JournalBuilder) -> None:
     journal.segment(sent(4))
-    journal.tiers.cover(journal.journal.end)
+    journal.tiers.set_safe_offset(journal.journal.end)
     journal.move(0, JobKind.PRUNE)
     line = rf"{journal.path}: the records from offset 0 to \d+ were pruned before they were read"
     with pytest.raises(JournalPruned, match=line):
@@ -180,7 +182,7 @@ def test_a_query_goes_on_where_it_was(
         frame = stream.load(str(journal.root)).select("offset", "relay_id")
         writer = frame.writeStream.format("parquet").option("path", out).trigger(availableNow=True)
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-        with faults.explained():
+        with explained():
             query.awaitTermination()
 
     run()
@@ -201,7 +203,7 @@ def test_a_journal_that_begins_anew_under_a_checkpoint(
         frame = spark.readStream.format("aof2").load(str(journal.root)).select("offset")
         writer = frame.writeStream.format("noop").trigger(availableNow=True)
         query = writer.option("checkpointLocation", str(checkpoint)).start()
-        with faults.explained():
+        with explained():
             query.awaitTermination()
 
     run()

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from relay.audit.evidence import Evidence
+from relay.audit.disk_usage import DiskUsage, PartUsage, RetentionLimit, TierSavings, measure
+from relay.audit.inputs import Inputs
 from relay.audit.jobs import capacity
-from relay.audit.sizes import Limit, Measured, Sizes, Tiers, measure
-from relay.base.config import Config, Disk, Retention, encode
+from relay.base.config import Config, DiskSettings, RetentionSettings, encode
 from relay.base.errors import ConfigError
 from tests.audit.homes import FILE_SIZE, START_NS, HomeBuilder
 from tests.audit.planting import DAY, checks, counted, details, insert, made, message
@@ -29,21 +29,24 @@ def day(before: int) -> date:
 
 
 def sizes(
-    *measured: Measured, free: int = 100 * GIB, limits: tuple[Limit, ...] = (), **of: object
-) -> Sizes:
+    *measured: PartUsage,
+    free: int = 100 * GIB,
+    limits: tuple[RetentionLimit, ...] = (),
+    **of: object,
+) -> DiskUsage:
     """A disk of 200 GiB with a floor of 64 MiB."""
-    return Sizes(200 * GIB, free, 64 * MIB, UNTIL, measured, limits, **of)  # type: ignore[arg-type]
+    return DiskUsage(200 * GIB, free, 64 * MIB, UNTIL, measured, limits, **of)  # type: ignore[arg-type]
 
 
-def tables(evidence: Evidence, known: Sizes) -> dict[str, DataFrame]:
+def tables(evidence: Inputs, known: DiskUsage) -> dict[str, DataFrame]:
     """The job's tables over a ledger and a disk that is told."""
-    fresh = Evidence(SparkSession.active(), evidence.gathered)  # it keeps what it made
+    fresh = Inputs(SparkSession.active(), evidence.snapshot)  # it keeps what it made
     fresh._once("sizes", lambda: known)  # as if they had been looked at
     return made(capacity.JOB, capacity.make(fresh))
 
 
 @pytest.fixture
-def evidence(spark: SparkSession, home: HomeBuilder, tmp_path: Path) -> Evidence:
+def evidence(spark: SparkSession, home: HomeBuilder, tmp_path: Path) -> Inputs:
     """Ten days with a hundred messages each, and the last with ten so far."""
     for before in range(11):
         at = START_NS - before * DAY
@@ -53,16 +56,16 @@ def evidence(spark: SparkSession, home: HomeBuilder, tmp_path: Path) -> Evidence
     return home.evidence(spark, tmp_path / "run")
 
 
-def test_growth_is_that_of_the_last_seven_whole_days(evidence: Evidence) -> None:
-    journal = [Measured("journal", day(n), 1, 70 * MIB if n <= 7 else GIB) for n in range(1, 11)]
+def test_growth_is_that_of_the_last_seven_whole_days(evidence: Inputs) -> None:
+    journal = [PartUsage("journal", day(n), 1, 70 * MIB if n <= 7 else GIB) for n in range(1, 11)]
     made = tables(
         evidence,
         sizes(
             *journal,
-            Measured("journal", day(0), 1, GIB),  # today has only begun
-            Measured("ledger", None, 1, 1010 * MIB),
-            Measured("archive", day(3), 5, 14 * MIB),  # nothing on the other six
-            Measured("other", None, 2, MIB),
+            PartUsage("journal", day(0), 1, GIB),  # today has only begun
+            PartUsage("ledger", None, 1, 1010 * MIB),
+            PartUsage("archive", day(3), 5, 14 * MIB),  # nothing on the other six
+            PartUsage("other", None, 2, MIB),
         ),
     )
     parts = {row["part"]: row for row in made["capacity_parts"].collect()}
@@ -85,21 +88,23 @@ def test_growth_is_that_of_the_last_seven_whole_days(evidence: Evidence) -> None
 
 
 def test_a_disk_that_is_soon_full_is_found_unless_retention_keeps_it_free(
-    evidence: Evidence,
+    evidence: Inputs,
 ) -> None:
-    archive = [Measured("archive", day(n), 1, GIB) for n in range(1, 11)]
+    archive = [PartUsage("archive", day(n), 1, GIB) for n in range(1, 11)]
     soon = tables(evidence, sizes(*archive, free=20 * GIB))
     assert checks(capacity.JOB, soon) == [("capacity.full_soon", "warning", None, None)]
     (detail,) = details(capacity.JOB, soon, "capacity.full_soon")
     assert detail["full_in_days_kept"] == "20"
 
-    for limit in (Limit("archive", 25, None), Limit("archive", 90, 25 * GIB)):
+    for limit in (RetentionLimit("archive", 25, None), RetentionLimit("archive", 90, 25 * GIB)):
         kept = tables(evidence, sizes(*archive, free=20 * GIB, limits=(limit,)))
         (row,) = kept["capacity_forecast"].collect()
         assert (row["full_in_days"], row["full_in_days_kept"]) == (20, None)
         assert checks(capacity.JOB, kept) == []
     # Retention that comes too late is none.
-    late = tables(evidence, sizes(*archive, free=20 * GIB, limits=(Limit("archive", 90, None),)))
+    late = tables(
+        evidence, sizes(*archive, free=20 * GIB, limits=(RetentionLimit("archive", 90, None),))
+    )
     assert [one[0] for one in checks(capacity.JOB, late)] == ["capacity.full_soon"]
     # The 31st day is not soon.
     month = tables(evidence, sizes(*archive, free=31 * GIB))
@@ -107,17 +112,17 @@ def test_a_disk_that_is_soon_full_is_found_unless_retention_keeps_it_free(
     assert (row["full_in_days"], checks(capacity.JOB, month)) == (31, [])
 
 
-def test_below_the_floor_is_an_error(evidence: Evidence) -> None:
-    below = tables(evidence, sizes(Measured("ledger", None, 1, MIB), free=63 * MIB))
+def test_below_the_floor_is_an_error(evidence: Inputs) -> None:
+    below = tables(evidence, sizes(PartUsage("ledger", None, 1, MIB), free=63 * MIB))
     assert checks(capacity.JOB, below) == [("capacity.below_floor", "error", None, None)]
     at = tables(evidence, sizes(free=64 * MIB))
     assert checks(capacity.JOB, at) == []
 
 
-def test_what_the_tiers_save(evidence: Evidence) -> None:
+def test_what_the_tiers_save(evidence: Inputs) -> None:
     known = sizes(
-        Measured("archive", day(2), 1, 4096),
-        tiers=Tiers(10 * MIB, 3 * MIB, 2 * MIB),
+        PartUsage("archive", day(2), 1, 4096),
+        tiers=TierSavings(10 * MIB, 3 * MIB, 2 * MIB),
         packs=((day(2), 4096), (day(3), 4096)),
     )
     (row,) = tables(evidence, known)["capacity_forecast"].collect()
@@ -135,13 +140,13 @@ def test_a_home_of_one_day_grows_as_on_that_day_and_an_empty_one_not(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
     empty = home.evidence(spark, tmp_path / "empty")
-    nothing = tables(empty, sizes(Measured("ledger", None, 1, MIB)))
+    nothing = tables(empty, sizes(PartUsage("ledger", None, 1, MIB)))
     (row,) = nothing["capacity_forecast"].collect()
     assert (row["bytes_per_day"], row["full_in_days"], row["home_bytes"]) == (0.0, None, MIB)
     assert nothing["capacity"].collect() == [] == checks(capacity.JOB, nothing)
     insert(home, "messages", [message("1-a", START_NS)])
     one_day = tables(
-        home.evidence(spark, tmp_path / "run"), sizes(Measured("journal", day(0), 1, MIB))
+        home.evidence(spark, tmp_path / "run"), sizes(PartUsage("journal", day(0), 1, MIB))
     )
     (row,) = one_day["capacity_forecast"].collect()
     assert row["bytes_per_day"] == MIB
@@ -179,8 +184,8 @@ def test_a_home_is_measured_by_part_and_day(box: Box) -> None:
 
 
 def test_limits_and_floor_are_those_of_config_json(tmp_path: Path) -> None:
-    kept = Retention(archive_days=10, archive_mib=0, read_days=0, read_mib=5)
-    config = Config(disk=Disk(floor_mib=3), retention=kept)
+    kept = RetentionSettings(archive_days=10, archive_mib=0, read_days=0, read_mib=5)
+    config = Config(disk=DiskSettings(floor_mib=3), retention=kept)
     (tmp_path / "config.json").write_bytes(encode(config))
     found = measure(str(tmp_path), START_NS)
     limits = {one.part: (one.days, one.n_bytes) for one in found.limits}

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit import cluster
-from relay.audit.run import Request, run_audit
+from relay.audit.run import RunRequest, run_audit
 from relay.base.errors import RelayError
 from scripts.cluster.__main__ import killing, run
 from scripts.cluster.compare import compare, tables
@@ -41,7 +41,7 @@ def test_a_cluster_that_loses_an_executor_says_what_this_machine_says(
         with killing(made):
             run(home, tmp_path / "there", made.url, now_ns, *JOBS)
     assert not any(psutil.pid_exists(pid) for pid in pids)
-    run_audit(Request(str(home), JOBS, out=str(tmp_path / "here")), StandingClock(now_ns))
+    run_audit(RunRequest(str(home), JOBS, out=str(tmp_path / "here")), StandingClock(now_ns))
     compared = list(compare(tmp_path / "there", tmp_path / "here"))
     assert {one.table: one.differences for one in compared if one.differences} == {}
     assert {one.table for one in compared} >= {"reconcile", "findings/job=reconcile"}
@@ -54,10 +54,10 @@ def test_tables_that_differ_are_told(
     home.sent("1-a")
     home.write_store()
     clock = StandingClock(time.time_ns())
-    run_audit(Request(home.path, ("reconcile",), out=str(tmp_path / "one")), clock)
+    run_audit(RunRequest(home.path, ("reconcile",), out=str(tmp_path / "one")), clock)
     home.sent("2-b")
     home.write_store()
-    run_audit(Request(home.path, ("reconcile", "traffic"), out=str(tmp_path / "two")), clock)
+    run_audit(RunRequest(home.path, ("reconcile", "traffic"), out=str(tmp_path / "two")), clock)
     found = {one.table: one.differences for one in compare(tmp_path / "one", tmp_path / "two")}
     assert found["reconcile"] == ["1 rows and 2"]
     assert found["traffic"] == ["0 rows and 1"]
@@ -76,9 +76,9 @@ def test_how_full_the_disk_was_is_no_difference(tmp_path: Path) -> None:
 
 
 def test_the_package_that_is_sent_can_be_imported(tmp_path: Path) -> None:
-    path = cluster.pack(str(tmp_path / "p.zip"))
+    path = cluster.pack_relay(str(tmp_path / "p.zip"))
     code = (
-        "import relay, relay.audit.acomm_source, relay.ledger as l;"
+        "import relay, relay.audit.sources.acomm_source, relay.ledger as l;"
         "print(relay.__file__, len(l.schema_sql()) > 1000)"
     )
     done = subprocess.run(
@@ -89,7 +89,7 @@ def test_the_package_that_is_sent_can_be_imported(tmp_path: Path) -> None:
         text=True,
     )
     assert done.stdout.split() == [f"{path}/relay/__init__.py", "True"], done.stderr
-    again = cluster.pack(str(tmp_path / "q.zip"))
+    again = cluster.pack_relay(str(tmp_path / "q.zip"))
     assert Path(path).read_bytes() == Path(again).read_bytes()
 
 

@@ -67,7 +67,7 @@ def test_a_comparison_with_nothing(
 def test_a_disk_that_has_no_room_for_the_snapshot(
     home: HomeBuilder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from relay.audit import ledger_source
+    from relay.audit.sources import ledger_source
 
     class Full:
         """A connection whose disk is full when it copies."""

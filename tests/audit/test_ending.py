@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from relay.cli.audit_ending import one_line_when_ended
+from relay.cli.audit_ending import exit_on_signal
 
 PATIENCE_S = 10
 
@@ -23,7 +23,7 @@ class Thing:
 def test_a_signal_that_a_finalizer_swallows_ends_it_all_the_same(
     number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended, one_line_when_ended("it was interrupted"):
+    with pytest.raises(SystemExit) as ended, exit_on_signal("it was interrupted"):
         thing = Thing()
         reference = weakref.ref(thing, lambda _: signal.raise_signal(number))
         del thing

@@ -16,70 +16,56 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
-from relay.audit import faults, masters
-from relay.audit.causes import cause_of
-from relay.base.errors import RelayError
+from relay.audit import spark_errors
+from relay.audit.session import explained
 from relay.base.names import new_message_id
 from tests.audit.homes import START_NS, HomeBuilder
 from tests.audit.test_session import PATIENCE_S, relay_audit
 from tests.procs import environment, until
 
 # As Spark 4.3 says it, cut.
-SAID = {
-    "OutOfMemoryError": (
+CAUSES = {
+    "memory": (
         "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 0.0 "
         "failed 1 times, most recent failure: Lost task 0.0 in stage 0.0 (TID 0) (localhost "
         "executor driver): java.lang.OutOfMemoryError: Java heap space",
-        "Spark's memory was used up: SPARK_DRIVER_MEMORY is 2g",
+        "Spark ran out of memory: SPARK_DRIVER_MEMORY is 2g",
         "SPARK_DRIVER_MEMORY=8g",
     ),
-    "worker": (
-        "Lost task 0.0 in stage 0.0 (TID 0) (localhost executor driver): org.apache.spark."
-        "SparkException: Python worker exited unexpectedly (crashed). Consider setting",
-        "a Python worker of Spark died",
-        "dmesg",
-    ),
-    "disk": (
-        "java.io.IOException: No space left on device\n\tat java.base/java.io.FileOutputStream",
-        "the disk is full where Spark keeps what does not fit into memory, or where --out is",
-        "SPARK_LOCAL_DIRS",
-    ),
-    "masters": (
-        "org.apache.spark.SparkException: Exiting due to error from cluster scheduler: All "
-        "masters are unresponsive! Giving up.",
-        "Spark's master does not answer, or has ended the run",
-        "--master",
-    ),
-    "refused": (
-        "Caused by: java.io.IOException: Connection refused: /127.0.0.1:6443",
-        "Spark is refused at 127.0.0.1:6443: nobody listens there",
-        "--master",
-    ),
-    "reserve": (
+    "start": (
         "Error occurred during initialization of VM\nCould not reserve enough space for heap",
-        "this machine has not the memory that Spark was given: SPARK_DRIVER_MEMORY is 2g",
-        "less",
+        "Spark cannot start with SPARK_DRIVER_MEMORY=2g",
+        "512m",
+    ),
+    "port": (
+        "java.net.BindException: Address already in use: Service 'sparkDriver' failed after 16 "
+        "retries (on a random free port)!",
+        "Spark cannot listen on its address or port",
+        "spark.driver.port",
     ),
 }
 
 
-@pytest.mark.parametrize("name", SAID)
-def test_what_spark_says_is_told_with_what_to_set(
+@pytest.mark.parametrize("name", CAUSES)
+def test_a_recognised_cause_is_one_line_with_what_to_set(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_DRIVER_MEMORY", "2g")
-    said, message, hint = SAID[name]
-    told = cause_of(said)
-    assert told is not None and str(told) == message
-    assert hint in told.hint
-    assert str(faults.explain(RuntimeError(said))) == message
+    said, message, hint = CAUSES[name]
+    cause = spark_errors.known_cause(said)
+    assert cause is not None and str(cause) == message
+    assert hint in cause.hint
+    assert str(spark_errors.explain(RuntimeError(said))) == message
 
 
-def test_what_nobody_knows_stays_what_spark_said() -> None:
-    assert cause_of("[TABLE_OR_VIEW_NOT_FOUND] The table or view `x` cannot be found.") is None
-    told = faults.explain(Py4JNetworkError("Answer from Java side is empty"))
-    assert isinstance(told, faults.SparkEnded)
-    assert str(told) == "Spark's Java process has ended"
+def test_any_other_error_keeps_the_words_of_spark() -> None:
+    said = "[TABLE_OR_VIEW_NOT_FOUND] The table or view `x` cannot be found. SQLSTATE: 42P01"
+    assert spark_errors.known_cause(said) is None
+    error = spark_errors.explain(RuntimeError(said))
+    assert str(error) == "Spark: The table or view `x` cannot be found."
+    ended = spark_errors.explain(Py4JNetworkError("Answer from Java side is empty"))
+    assert isinstance(ended, spark_errors.SparkEnded)
+    assert str(ended) == "Spark's Java process has ended"
 
 
 class OfAJvmThatIsGone(PySparkException):
@@ -90,20 +76,22 @@ class OfAJvmThatIsGone(PySparkException):
 
 
 def test_an_error_whose_jvm_went_meanwhile_says_that_it_went() -> None:
-    with pytest.raises(faults.SparkEnded), faults.explained():
+    with pytest.raises(spark_errors.SparkEnded), explained():
         raise OfAJvmThatIsGone("unread")
 
 
 def test_what_spark_calls_its_own_bug_is_looked_up_in_what_its_jvm_said() -> None:
-    told = faults.explain(RuntimeError("[INTERNAL_ERROR] Executed command failed. You hit a bug"))
-    assert isinstance(told, faults.SparkAtALoss)
+    told = spark_errors.explain(
+        RuntimeError("[INTERNAL_ERROR] Executed command failed. You hit a bug")
+    )
+    assert isinstance(told, spark_errors.SparkInternalError)
     assert str(told) == "Spark: Executed command failed. You hit a bug"
 
 
 def test_an_answer_that_makes_no_sense_is_looked_up_there_too() -> None:
     """Seen of a JVM that was out of memory: it forgot a package of its own."""
-    told = faults.explain(Py4JError("py4j.reflection does not exist in the JVM"))
-    assert isinstance(told, faults.SparkAtALoss)
+    told = spark_errors.explain(Py4JError("py4j.reflection does not exist in the JVM"))
+    assert isinstance(told, spark_errors.SparkInternalError)
 
 
 def failing(home: HomeBuilder, cwd: Path, *arguments: str, **environ: str) -> str:
@@ -121,7 +109,7 @@ def failing(home: HomeBuilder, cwd: Path, *arguments: str, **environ: str) -> st
 def test_an_address_that_is_not_ours(home: HomeBuilder, tmp_path: Path) -> None:
     line = failing(home, tmp_path, SPARK_LOCAL_IP="192.0.2.1")
     assert line.startswith(
-        "relay: Spark cannot listen: SPARK_LOCAL_IP=192.0.2.1 is no address of this machine"
+        "relay: Spark cannot listen on its address or port; unset SPARK_LOCAL_IP"
     )
 
 
@@ -133,51 +121,24 @@ def test_a_port_that_is_taken(home: HomeBuilder, tmp_path: Path) -> None:
             f"spark.driver.port {port}\nspark.port.maxRetries 0\n"
         )
         line = failing(home, tmp_path, SPARK_CONF_DIR=str(tmp_path / "conf"))
-    assert line.startswith(
-        f"relay: Spark cannot listen: the port {port} of its service sparkDriver is taken; "
-    )
+    assert line.startswith("relay: Spark cannot listen on its address or port; unset ")
 
 
-def test_a_folder_that_cannot_be_written(home: HomeBuilder, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    line = failing(home, tmp_path, SPARK_LOCAL_DIRS=str(tmp_path / "file" / "below"))
-    assert line.startswith("relay: Spark cannot make its folder")
-    assert "SPARK_LOCAL_DIRS" in line
-
-
-def test_a_master_that_nobody_listens_at_is_found_out_at_once(
+def test_a_start_that_fails_for_another_reason_names_the_log(
     home: HomeBuilder, tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    line = failing(home, tmp_path, "--master", f"spark://127.0.0.1:{port}")
-    assert line.startswith(f"relay: no Spark master listens at 127.0.0.1:{port}: Connection refu")
-    assert "see --master" in line
-
-
-@pytest.mark.parametrize("master", ["spark://h:port", "spark://127.0.0.1:0,127.0.0.1:1"])
-def test_every_address_of_a_master_is_named(master: str) -> None:
-    with pytest.raises(RelayError) as caught:
-        masters.require_listening(master)
-    for address in master.removeprefix("spark://").split(","):
-        assert address in str(caught.value)
-
-
-def test_masters_that_are_there_or_are_none_of_ours_are_left_to_spark() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as there:
-        masters.require_listening(f"spark://127.0.0.1:1,127.0.0.1:{there.getsockname()[1]}")
-    for master in ("local[2]", "yarn", "k8s://https://127.0.0.1:1"):
-        masters.require_listening(master)
-
-
-def test_a_master_of_no_kind(home: HomeBuilder, tmp_path: Path) -> None:
-    line = failing(home, tmp_path, "--master", "locl[2]")
-    assert line.startswith("relay: there is no such master; local[*], ")
+    temp = tmp_path / "temp"
+    temp.mkdir()
+    line = failing(home, tmp_path, "--master", "locl[2]", TMPDIR=str(temp))
+    assert line.startswith("relay: Spark does not start: Could not parse Master URL: 'locl[2]'; ")
+    (log,) = temp.iterdir()
+    assert line.endswith(f"; the log of Spark is {log}")
+    assert log.stat().st_mode & 0o777 == 0o600 and log.stat().st_size
 
 
 HUNGRY = """
 import dataclasses, sys
-from relay.audit import jobs
+from relay.audit import spark_errors
 from relay.cli import main
 def make(evidence):
     words = "select collect_list(repeat(cast(id as string), 20000)) as word from range(2000000)"
@@ -204,7 +165,7 @@ def test_memory_that_is_used_up_ends_the_run_and_says_which_setting(
     assert done.returncode == 1
     hungry, traffic = done.stderr.splitlines()
     assert hungry == (
-        "hungry: could not run: Spark's memory was used up: SPARK_DRIVER_MEMORY is 512m; "
+        "hungry: could not run: Spark ran out of memory: SPARK_DRIVER_MEMORY is 512m; "
         "SPARK_DRIVER_MEMORY=8g gives it more; fewer jobs need less"
     )
     assert traffic.startswith("traffic: could not run: Spark")  # it has gone, or is going
@@ -213,9 +174,9 @@ def test_memory_that_is_used_up_ends_the_run_and_says_which_setting(
 
 FULL = """
 import resource, sys
-from relay.audit import evidence
+from relay.audit import spark_errors
 from relay.cli import main
-evidence.SMALL_BYTES = int(sys.argv[1])
+inputs.SMALL_BYTES = int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
 main(["audit", "run", "reconcile", "--master", "local[1]", *sys.argv[3:]])
 """

@@ -7,8 +7,8 @@ from pathlib import Path
 from relay.acomm import codec
 from relay.acomm.engine_state import EngineState
 from relay.acomm.model import ArchiveNote, StoreFile
-from relay.audit import files_source
-from relay.audit.files_source import Verified, verify
+from relay.audit.sources import files_source
+from relay.audit.sources.files_source import Verified, verify
 from relay.journal.plan import JobKind
 from tests.audit.homes import START_S
 from tests.audit.journals import JournalBuilder, delivered, sent

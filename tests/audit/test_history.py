@@ -19,7 +19,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.jobs import JOBS
-from relay.audit.run import Request, run_audit
+from relay.audit.run import RunRequest, run_audit
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.errors import EXIT_FINDINGS, EXIT_OK
 from scripts.history.__main__ import make_faulty
@@ -68,7 +68,7 @@ def looked(
 ) -> Looked:
     """A history with these faults, and what one run finds in it."""
     planted = make_faulty(root / "home", given(seed, messages), chosen(faults))
-    request = Request(str(root / "home"), jobs, out=str(root / "out"), permissive=permissive)
+    request = RunRequest(str(root / "home"), jobs, out=str(root / "out"), permissive=permissive)
     report, _ = run_audit(request, Clock())
     assert {name: job.error for name, job in report.jobs.items() if job.error} == {}
     assert report.exit_code == EXIT_FINDINGS
@@ -87,7 +87,7 @@ def damaged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lo
     root = tmp_path_factory.mktemp("damaged")
     history = looked(root, 4, MESSAGES, UNREADABLE, *NEED_FILES, permissive=True)
     classes = Counter(ds.dataset(root / "out/reconcile").to_table()["class"].to_pylist())
-    assert classes["unread"] > 0 and classes["unread"] + classes["delivered"] == MESSAGES
+    assert classes["not_checked"] > 0 and classes["not_checked"] + classes["delivered"] == MESSAGES
     return history
 
 

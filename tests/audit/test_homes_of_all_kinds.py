@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from relay.acomm import codec
 from relay.acomm.engine_state import EngineState
 from relay.audit.jobs import JOBS
-from relay.audit.run import Report, Request, run_audit
+from relay.audit.run import Report, RunRequest, run_audit
 from relay.base.clock import Clock
 from relay.base.errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_OK, LedgerError
 from tests.audit import kinds
@@ -34,7 +34,7 @@ def test_a_ledger_of_the_schema_before_is_one_line(tmp_path: Path) -> None:
 
 def audited(home: Path, *names: str) -> Report:
     """One run of these jobs, or all."""
-    report, _ = run_audit(Request(str(home), names, grace_s=0), Clock())
+    report, _ = run_audit(RunRequest(str(home), names, grace_s=0), Clock())
     return report
 
 
@@ -68,14 +68,14 @@ def test_sealed_signed_tiered_with_attachments(spark: SparkSession, tmp_path: Pa
     kept = {path: path.read_bytes() for path in (archive, home / "store/relay.acomm")}
     lose(home, archive)
     report = audited(home, "integrity", "reconcile", "duplicates", "threads")
-    assert found(report) == ({"reconcile.missing": 1}, set())
+    assert make_findings(report) == ({"reconcile.missing": 1}, set())
     for path, data in kept.items():
         path.write_bytes(data)
 
     warm = min(home.glob("journal/*/warm/*.seg.zst"))
     warm.write_bytes(warm.read_bytes()[:-100])
     report = audited(home, "integrity", "reconcile", "duplicates", "ordering")
-    assert found(report) == ({"integrity.damaged": 1}, {"reconcile", "duplicates"})
+    assert make_findings(report) == ({"integrity.damaged": 1}, {"reconcile", "duplicates"})
     assert f"{warm} at 0: expected a whole zstd frame" in str(report.jobs["reconcile"].error)
     assert report.jobs["reconcile"].hint.endswith("or read the rest with --permissive")
     assert report.exit_code == EXIT_FAILED
@@ -96,7 +96,7 @@ def lose(home: Path, archive: Path) -> None:
     codec.write(str(live), replace(store, engine_state=told))
 
 
-def found(report: Report) -> tuple[dict[str, int], set[str]]:
+def make_findings(report: Report) -> tuple[dict[str, int], set[str]]:
     """What was found, and the jobs that could not run."""
     checks = {name: count for job in report.jobs.values() for name, count in job.findings.items()}
     return checks, {name for name, job in report.jobs.items() if job.error}
@@ -115,7 +115,7 @@ def test_days_packed_and_pruned(spark: SparkSession, tmp_path: Path) -> None:
     packs[0].write_bytes(data)
     shutil.rmtree(sorted(home.glob("archive/2*-??"))[0] / "bob")
     report = audited(home, "integrity", "reconcile")
-    assert report.jobs["integrity"].findings == {"integrity.unread": 1}
+    assert report.jobs["integrity"].findings == {"integrity.unreadable": 1}
     assert report.jobs["reconcile"].findings == {"reconcile.original_missing": 1}
     assert report.exit_code == EXIT_FINDINGS
 

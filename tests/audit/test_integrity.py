@@ -10,8 +10,9 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from relay.audit.evidence import Evidence, gather
+from relay.audit.inputs import Inputs
 from relay.audit.jobs import integrity
+from relay.audit.snapshot import snapshot_home
 from relay.base.clock import NS_PER_S
 from tests.audit.homes import START_NS, HomeBuilder
 from tests.audit.journals import JournalBuilder, delivered, sent
@@ -55,8 +56,8 @@ def looked(
 ) -> Outcome:
     """A run over the home; ``earlier``: what another one wrote."""
     folder.mkdir()
-    gathered = gather(home.path, str(folder), FakeClock(START_NS + 3600 * NS_PER_S))
-    evidence = Evidence(spark, gathered, shared=True, earlier=str(earlier) if earlier else None)
+    gathered = snapshot_home(home.path, str(folder), FakeClock(START_NS + 3600 * NS_PER_S))
+    evidence = Inputs(spark, gathered, shared=True, earlier=str(earlier) if earlier else None)
     return run(integrity.JOB, evidence)
 
 
@@ -125,7 +126,7 @@ def test_each_damaged_file_is_named_and_stops_no_other(
             f"attachments/{altered[:2]}/{altered}",
         },
         "missing": {f"attachments/{wanted.parent.name}/{wanted.name}"},
-        "unread": {f"{DAY}/1-a.msg", "archive/2026-01-29.tar.zst"},
+        "unreadable": {f"{DAY}/1-a.msg", "archive/2026-01-29.tar.zst"},
     }
     said = {row["path"]: row["problems"] for row in tables["integrity"]}
     assert all(home.path not in line for lines in said.values() for line in lines)

@@ -14,8 +14,10 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType
 
-from relay.audit import faults, ledger_source, schemas
-from relay.audit.ledger_source import take_snapshot
+from relay.audit.schemas import formats
+from relay.audit.session import explained
+from relay.audit.sources import ledger_source
+from relay.audit.sources.ledger_source import take_snapshot
 from relay.base.clock import Clock
 from relay.base.errors import LedgerError, RelayError, VersionError
 from relay.base.home import Home
@@ -62,9 +64,9 @@ def test_schemas_are_those_of_schema_sql() -> None:
             )
             if kind == "table" and not name.startswith("sqlite_")
         }
-        assert set(schemas.LEDGER) == set(tables)
-        assert {t for t, wr in tables.items() if wr} == schemas.LEDGER_WITHOUT_ROWID
-        for table, schema in schemas.LEDGER.items():
+        assert set(formats.LEDGER) == set(tables)
+        assert {t for t, wr in tables.items() if wr} == formats.LEDGER_WITHOUT_ROWID
+        for table, schema in formats.LEDGER.items():
             columns = db.execute(f"PRAGMA table_info({table})").fetchall()
             assert schema.names == [column[1] for column in columns], table
             for field, (_, name, kind, not_null, _, key) in zip(schema, columns, strict=True):
@@ -75,7 +77,7 @@ def test_schemas_are_those_of_schema_sql() -> None:
 
 def test_every_table_is_read_as_it_is(spark: SparkSession, snapshot: str) -> None:
     counts = {}
-    for table, schema in schemas.LEDGER.items():
+    for table, schema in formats.LEDGER.items():
         frame = spark.read.format("relay_ledger").option("table", table).load(snapshot)
         assert frame.schema.names == schema.names
         with contextlib.closing(sqlite3.connect(snapshot)) as db:
@@ -192,7 +194,7 @@ def test_what_cannot_be_taken(home: HomeBuilder, tmp_path: Path) -> None:
 def test_a_wrong_option_is_one_line(
     spark: SparkSession, snapshot: str, options: dict[str, str], line: str
 ) -> None:
-    with pytest.raises(RelayError, match=f"^{line}"), faults.explained():
+    with pytest.raises(RelayError, match=f"^{line}"), explained():
         spark.read.format("relay_ledger").options(**options).load(snapshot).collect()
 
 
@@ -202,7 +204,7 @@ def test_other_files_are_refused(spark: SparkSession, tmp_path: Path) -> None:
         (str(tmp_path / "text"), "is no SQLite file"),
         (str(tmp_path / "none"), "No such file or directory"),
     ):
-        with pytest.raises(RelayError, match=line), faults.explained():
+        with pytest.raises(RelayError, match=line), explained():
             spark.read.format("relay_ledger").load(path).collect()
 
 
@@ -243,6 +245,6 @@ def test_text_in_a_column_of_numbers_is_one_line(
     with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE messages SET file_size = 'large'")
     taken = take_snapshot(path, str(tmp_path / "s.db"), Clock())
-    with pytest.raises(RelayError) as caught, faults.explained():
+    with pytest.raises(RelayError) as caught, explained():
         spark.read.format("relay_ledger").load(taken.path).collect()
     assert str(caught.value).startswith(f"{taken.path}, table messages: ")

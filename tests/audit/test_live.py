@@ -8,7 +8,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from relay.audit.evidence import Evidence, gather
+from relay.audit.inputs import Inputs
+from relay.audit.snapshot import snapshot_home
 from relay.base.clock import Clock
 from tests.audit import live
 from tests.procs import until
@@ -22,8 +23,8 @@ def test_ledger_store_and_journal_agree_while_they_are_written(
     with live.busy_relay(tmp_path / "home") as home:
         until(lambda: len(live.records(home)) > 4 * ENOUGH)
         (tmp_path / "run").mkdir()
-        evidence = Evidence(spark, gather(str(home), str(tmp_path / "run"), Clock()))
-        (stopped_at,) = evidence.gathered.journal.until.values()
+        evidence = Inputs(spark, snapshot_home(str(home), str(tmp_path / "run"), Clock()))
+        (stopped_at,) = evidence.snapshot.journal.until.values()
         messages = evidence.ledger("messages", "message_id", "status", "message_type").collect()
         deliveries = evidence.ledger("deliveries", "message_id").collect()
         stored = evidence.store("messages,archive,dead_letters", "relay_id").collect()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from relay.audit import originals_source, schemas
-from relay.audit.originals_source import Original, Unit, read_unit
+from relay.audit.schemas import formats
+from relay.audit.sources import originals_source
+from relay.audit.sources.originals_source import Original, Unit, read_unit
 from relay.base.checksums import sha256_hex
 from relay.base.config import Config, encode
 from relay.base.home import Home
@@ -75,7 +76,7 @@ def test_folders_and_packs_give_the_same_rows(spark: SparkSession, tmp_path: Pat
         for path, row in before.items()
     }
     table = spark.read.format("relay_originals").load(str(home))
-    assert table.schema == schemas.ORIGINAL
+    assert table.schema == formats.ORIGINAL
     assert {(row["path"], row["sha256"]) for row in table.collect()} == {
         (row.path, row.sha256) for row in after.values()
     }

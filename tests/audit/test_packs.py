@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.audit import packs
+from relay.audit.sources import originals_source
 from relay.base.errors import FormatError
 from relay.ledger.archive_pack import zstd
 
@@ -38,7 +38,7 @@ def written(path: Path, types: dict[str, bytes] | None = None) -> dict[str, byte
 def read(path: Path) -> list[tuple[str, bytes]]:
     """Every member."""
     with path.open("rb") as file:
-        return list(packs.members(file, "a pack"))
+        return list(originals_source.members(file, "a pack"))
 
 
 def test_every_member_is_as_it_was_put_in(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from relay.acomm import codec
 from relay.acomm.container import MAX_FILE_BYTES
 from relay.acomm.model import StoreFile
-from relay.audit import faults, paths
-from relay.audit.formats import register
+from relay.audit.session import explained
+from relay.audit.sources import register
+from relay.audit.sources.acomm_query import is_remote, list_objects, read_object
 from relay.base.errors import ArchivesUnreachable, ObjectError, RelayError
 from tests.audit.homes import DIRECT, START_S, stored_message
 from tests.s3_server import BUCKET, broken_server, s3_server
@@ -59,7 +60,7 @@ def load(spark: SparkSession) -> Iterator[Load]:
             known.clear()
             known.update(before, **environ)
             register(spark)
-        with faults.explained():
+        with explained():
             return spark.read.format("acomm").options(**options).load(list(where))
 
     yield read
@@ -72,21 +73,21 @@ def test_a_prefix_stands_for_the_files_below_it(bucket: S3Store) -> None:
     for name in ("r/a/1.acomm", "r/a/2.acomm", "r/b/3.acomm", "r/a/x.txt", "rr/4.acomm"):
         obstore.put(bucket, name, b"x")
     below = [f"{ROOT}/r/a/1.acomm", f"{ROOT}/r/a/2.acomm", f"{ROOT}/r/b/3.acomm"]
-    assert paths.list_files(f"{ROOT}/r", ".acomm") == below
-    assert paths.list_files(f"{ROOT}/r/", ".acomm") == below
-    assert paths.list_files(f"{ROOT}/r/a/", ".acomm") == below[:2]
-    assert paths.list_files(f"{ROOT}/r/a/2.acomm", ".acomm") == below[1:2]
-    assert paths.list_files(f"{ROOT}/r/*/[13].acomm", ".acomm") == [below[0], below[2]]
-    assert paths.list_files(f"{ROOT}/r/a/?.acomm", ".acomm") == below[:2]
-    assert paths.list_files(f"s3a://{BUCKET}/r/b", ".acomm") == below[2:]
-    assert paths.list_files(f"{ROOT}/nothing/", ".acomm") == []
-    assert f"{ROOT}/rr/4.acomm" in paths.list_files(ROOT, ".acomm")
+    assert list_objects(f"{ROOT}/r") == below
+    assert list_objects(f"{ROOT}/r/") == below
+    assert list_objects(f"{ROOT}/r/a/") == below[:2]
+    assert list_objects(f"{ROOT}/r/a/2.acomm") == below[1:2]
+    assert list_objects(f"{ROOT}/r/*/[13].acomm") == [below[0], below[2]]
+    assert list_objects(f"{ROOT}/r/a/?.acomm") == below[:2]
+    assert list_objects(f"s3a://{BUCKET}/r/b") == below[2:]
+    assert list_objects(f"{ROOT}/nothing/") == []
+    assert f"{ROOT}/rr/4.acomm" in list_objects(ROOT)
 
 
 @pytest.mark.parametrize("name", ["r/no.acomm", "r/no*.acomm"])
 def test_what_matches_nothing_is_told(bucket: S3Store, name: str) -> None:
     with pytest.raises(RelayError, match=r"there is no file s3://journal-bucket/r/no"):
-        paths.list_files(f"{ROOT}/{name}", ".acomm")
+        list_objects(f"{ROOT}/{name}")
 
 
 def test_an_archive_is_read_from_there(bucket: S3Store, tmp_path: Path) -> None:
@@ -94,21 +95,21 @@ def test_an_archive_is_read_from_there(bucket: S3Store, tmp_path: Path) -> None:
         START_S, START_S, channels=(DIRECT,), messages=(stored_message(1, "1-a", b"in a bucket"),)
     )
     obstore.put(bucket, "year/2026-01-31/000001.acomm", codec.encode(store))
-    (found,) = paths.list_files(f"{ROOT}/year", ".acomm")
-    data = paths.read_bytes(found, MAX_FILE_BYTES)
+    (found,) = list_objects(f"{ROOT}/year")
+    data = read_object(found, MAX_FILE_BYTES)
     assert codec.decode(data, found).messages == store.messages
-    with pytest.raises(RelayError, match=rf"{found} has {len(data)} bytes, and 10 are the most"):
-        paths.read_bytes(found, 10)
+    with pytest.raises(RelayError, match=rf"{found} has {len(data)} bytes, the limit is 10"):
+        read_object(found, 10)
     with pytest.raises(RelayError, match="there is no file"):
-        paths.read_bytes(f"{ROOT}/year/gone.acomm", MAX_FILE_BYTES)
+        read_object(f"{ROOT}/year/gone.acomm", MAX_FILE_BYTES)
 
 
 def test_a_bucket_that_is_not_there_is_one_line(bucket: S3Store) -> None:
     with pytest.raises(ObjectError) as caught:
-        paths.list_files("s3://no-such-bucket/a", ".acomm")
+        list_objects("s3://no-such-bucket/a")
     assert str(caught.value) == "s3://no-such-bucket/a cannot be read: there is no such bucket"
     with pytest.raises(RelayError, match="names no bucket"):
-        paths.list_files("s3:///a", ".acomm")
+        list_objects("s3:///a")
 
 
 def test_spark_reads_what_lies_in_a_bucket(
@@ -131,7 +132,7 @@ def test_spark_reads_what_lies_in_a_bucket(
     assert row["file"] == f"{ROOT}/all/other/4.acomm" and "footer magic" in row["reason"]
     channels = load(environ, f"{ROOT}/all/a", section="channels").collect()
     assert [row["file"] for row in channels] == [f"{ROOT}/all/a/1.acomm"]
-    with pytest.raises(RelayError, match=r"all/other/4\.acomm"), faults.explained():
+    with pytest.raises(RelayError, match=r"all/other/4\.acomm"), explained():
         ids(f"{ROOT}/all")
 
 
@@ -142,7 +143,7 @@ def test_what_cannot_be_read_there_is_one_line(
     environ = environment(server)
 
     def told(environ: dict[str, str], where: str, **options: str) -> str:
-        with pytest.raises(RelayError) as caught, faults.explained():
+        with pytest.raises(RelayError) as caught, explained():
             load(environ, where, **options).collect()
         assert "\n" not in str(caught.value)
         return f"{caught.value}; {caught.value.hint}"
@@ -153,19 +154,19 @@ def test_what_cannot_be_read_there_is_one_line(
     )
     nobody = {**environ, "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
     for mode in ("failfast", "permissive"):
-        assert "nobody answers at http://127.0.0.1:1; whoever" in told(nobody, ROOT, mode=mode)
+        assert "nothing answers at http://127.0.0.1:1; whoever" in told(nobody, ROOT, mode=mode)
     planned = load(environ, f"{ROOT}/line")
     assert planned.count() == 1  # the list of files is of this plan
     obstore.delete(bucket, "line/1.acomm")
-    with pytest.raises(RelayError, match=f"there is no file {ROOT}/line/1"), faults.explained():
+    with pytest.raises(RelayError, match=f"there is no file {ROOT}/line/1"), explained():
         planned.collect()
 
 
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        (403, "no credentials, or none that the object store takes"),
-        (400, "Bad Request"),
+        (403, "no credentials, or none that the object store accepts"),
+        (400, "HTTP status 400"),
     ],
 )
 def test_a_store_that_refuses_is_one_line(
@@ -175,8 +176,8 @@ def test_a_store_that_refuses_is_one_line(
         for name, value in environment(url).items():
             monkeypatch.setenv(name, value)
         for ask in (
-            lambda: paths.list_files(ROOT, ".acomm"),
-            lambda: paths.read_bytes(f"{ROOT}/a.acomm", 10),
+            lambda: list_objects(ROOT),
+            lambda: read_object(f"{ROOT}/a.acomm", 10),
         ):
             with pytest.raises(ArchivesUnreachable) as caught:
                 ask()
@@ -190,5 +191,5 @@ def _store(number: int) -> StoreFile:
 
 
 def test_paths_of_this_machine_are_none_of_its() -> None:
-    assert not paths.is_remote("/home/relay/store") and not paths.is_remote("s3")
-    assert paths.is_remote("s3://b") and paths.is_remote("s3a://b/c")
+    assert not is_remote("/home/relay/store") and not is_remote("s3")
+    assert is_remote("s3://b") and is_remote("s3a://b/c")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.audit.private import temporary_folder
+from relay.audit.temp_folders import temporary_folder
 from relay.base import fsio
 from tests.procs import environment
 

@@ -12,16 +12,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from relay.audit import (
+from relay.audit.schemas import formats, results
+from relay.audit.session import explained
+from relay.audit.sources import (
     acomm_source,
-    aof2_source,
-    faults,
     files_source,
+    journal_source,
     ledger_source,
-    reading,
-    schemas,
+    parquet_cache,
 )
-from relay.audit.reading import Keep
+from relay.audit.sources.parquet_cache import ParquetCache
 from relay.base.clock import Clock
 from relay.base.errors import RelayError
 from tests.audit.homes import HomeBuilder
@@ -33,21 +33,25 @@ def made(folder: Path) -> str:
 
 
 @pytest.fixture
-def ways(tmp_path: Path) -> list[Keep | None]:
+def ways(tmp_path: Path) -> list[ParquetCache | None]:
     """Not kept; kept by workers; kept by this process."""
-    return [None, Keep(made(tmp_path / "theirs"), False), Keep(made(tmp_path / "ours"), True)]
+    return [
+        None,
+        ParquetCache(made(tmp_path / "theirs"), False),
+        ParquetCache(made(tmp_path / "ours"), True),
+    ]
 
 
 def test_whoever_reads_it_and_when_the_rows_are_the_same(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path, ways: list[Keep | None]
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path, ways: list[ParquetCache | None]
 ) -> None:
     home.sent("1-a", b"hello", recipients=("bob", "carol"))
     home.sent("1-b", b"again")
     ledger = str(tmp_path / "ledger.db")
     ledger_source.take_snapshot(str(home.root / "ledger.db"), ledger, Clock())
     columns = ["message_id", "recipient", "written_at"]
-    for keep in ways:
-        rows = ledger_source.load(spark, ledger, "deliveries", columns, keep=keep)
+    for cache in ways:
+        rows = ledger_source.load(spark, ledger, "deliveries", columns, cache=cache)
         assert {row[:2] for row in rows.collect()} == {
             ("1-a", "bob"),
             ("1-a", "carol"),
@@ -56,31 +60,33 @@ def test_whoever_reads_it_and_when_the_rows_are_the_same(
 
 
 def test_maps_bytes_times_and_large_numbers_come_back_as_they_were(
-    spark: SparkSession, home: HomeBuilder, ways: list[Keep | None]
+    spark: SparkSession, home: HomeBuilder, ways: list[ParquetCache | None]
 ) -> None:
     home.sent("1-a", b"hello", recipients=("bob", "carol"))
     home.sent("1-b", b"again")
     store = home.write_store()
-    columns = schemas.STORED_MESSAGE.names
+    columns = formats.STORED_MESSAGE.names
     found = [
         sorted(
-            map(str, acomm_source.load(spark, [store], "messages", columns, keep=keep).collect())
+            map(str, acomm_source.load(spark, [store], "messages", columns, cache=cache).collect())
         )
-        for keep in ways
+        for cache in ways
     ]
     assert len(found[0]) == 2
     assert found[0] == found[1] == found[2]
 
 
 def test_a_table_without_rows(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path, ways: list[Keep | None]
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path, ways: list[ParquetCache | None]
 ) -> None:
     ledger = str(tmp_path / "ledger.db")
     ledger_source.take_snapshot(str(home.root / "ledger.db"), ledger, Clock())
-    for keep in ways:
-        empty = ledger_source.load(spark, ledger, "rejections", ["agent", "at"], keep=keep)
+    for cache in ways:
+        empty = ledger_source.load(spark, ledger, "rejections", ["agent", "at"], cache=cache)
         assert (empty.columns, empty.collect()) == (["agent", "at"], [])
-    nothing = aof2_source.load(spark, [], ["at"], keep=Keep(made(tmp_path / "none"), False))
+    nothing = journal_source.load(
+        spark, [], ["at"], cache=ParquetCache(made(tmp_path / "none"), False)
+    )
     assert (nothing.columns, nothing.collect()) == (["at"], [])
 
 
@@ -129,7 +135,7 @@ class Unreadable(DataSource):
 def test_what_cannot_be_read_is_one_line_and_no_file_that_is_taken_for_whole(
     spark: SparkSession, tmp_path: Path, here: bool
 ) -> None:
-    keep = Keep(made(tmp_path / "kept"), here)
-    with pytest.raises(RelayError, match=f"^{tmp_path}: Is a directory$"), faults.explained():
-        reading.read(spark, Unreadable, schemas.COUNT, {"path": str(tmp_path)}, keep)
-    assert [name for name in os.listdir(keep.folder) if not name.startswith("_")] == []
+    cache = ParquetCache(made(tmp_path / "kept"), here)
+    with pytest.raises(RelayError, match=f"^{tmp_path}: Is a directory$"), explained():
+        parquet_cache.read(spark, Unreadable, results.COUNT, {"path": str(tmp_path)}, cache)
+    assert [name for name in os.listdir(cache.folder) if not name.startswith("_")] == []

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from relay.audit import schemas
 from relay.audit.jobs import reconcile
+from relay.audit.schemas import results
 from relay.base.checksums import sha256_hex
 from relay.base.clock import NS_PER_S
 from relay.ledger import Held, Written
@@ -24,7 +24,7 @@ def classes(spark: SparkSession, home: HomeBuilder, folder: Path, **how: object)
     """message_id -> class, of a run over the home."""
     evidence = home.evidence(spark, folder, **how)  # type: ignore[arg-type]
     table = reconcile.make(evidence)["reconcile"]
-    assert table.columns == schemas.RECONCILED.names
+    assert table.columns == results.RECONCILED.names
     return {row["message_id"]: row["class"] for row in table.collect()}
 
 
@@ -71,7 +71,7 @@ EXPECTED = {
     "1-good": "delivered",
     "1-different": "checksum_differs",
     "1-missing": "missing",
-    "1-extra": "extra",
+    "1-extra": "orphan",
     "1-held": "undelivered",
     "1-staged": "undelivered",
     "1-pending": "in_flight",
@@ -95,18 +95,18 @@ def judged(
 
 
 def test_each_planted_fault_is_found_and_nothing_else(judged: dict[str, DataFrame]) -> None:
-    assert judged["reconcile"].columns == schemas.RECONCILED.names
+    assert judged["reconcile"].columns == results.RECONCILED.names
     assert {row["message_id"]: row["class"] for row in judged["reconcile"].collect()} == EXPECTED
 
 
 def test_findings_name_what_is_wrong_and_what_is_known(judged: dict[str, DataFrame]) -> None:
     found = reconcile.findings(judged, NOW)
-    assert found.schema.names == schemas.FINDING.names
+    assert found.schema.names == results.FINDING.names
     rows = {row["message_id"]: row for row in found.collect()}
     assert {name: (row["check"], row["severity"]) for name, row in rows.items()} == {
         "1-different": ("reconcile.checksum_differs", "error"),
         "1-missing": ("reconcile.missing", "error"),
-        "1-extra": ("reconcile.extra", "error"),
+        "1-extra": ("reconcile.orphan", "error"),
         "1-held": ("reconcile.undelivered", "warning"),
         "1-staged": ("reconcile.undelivered", "warning"),
     }
@@ -176,11 +176,11 @@ def test_every_section_of_the_file_counts(
 
 # id: created_ns, created_at, class
 AGES = {
-    "1-old": (START_NS, START_S, "extra"),
+    "1-old": (START_NS, START_S, "orphan"),
     "1-new": (START_NS + 80 * NS_PER_S, START_S + 80, "recent"),
     # found long ago, and taken in by the engine just now
     "1-answer": (START_NS - 10**6 * NS_PER_S, START_S + 80, "recent"),
-    "1-before": (START_NS + 69 * NS_PER_S, START_S + 69, "extra"),
+    "1-before": (START_NS + 69 * NS_PER_S, START_S + 69, "orphan"),
     "1-at": (START_NS + 70 * NS_PER_S, START_S + 70, "recent"),
 }
 

@@ -31,7 +31,7 @@ def write(home: HomeBuilder, table: str, changes: dict[str, str], before: str = 
             db.execute(f"UPDATE {table} SET {change} WHERE message_id = '1-{name}'")
 
 
-def found(
+def make_findings(
     spark: SparkSession, home: HomeBuilder, folder: Path, clock: FakeClock | None = None
 ) -> dict[str, set[str]]:
     """Check -> message ids, of a run over the home."""
@@ -63,11 +63,11 @@ def test_rows_of_the_ledger(spark: SparkSession, home: HomeBuilder, tmp_path: Pa
         "deliveries",
         {"seventh": "attempt = 7", "unacked": "acked_at = NULL", "unread": "state = 'read'"},
     )
-    assert found(spark, home, tmp_path / "run") == {
+    assert make_findings(spark, home, tmp_path / "run") == {
         "headers_differ": {"1-command", "1-earlier"},
         "checksum_differs": {"1-unsummed"},
         "path_differs": {"1-moved", "1-away"},
-        "delivery_contradicted": {"1-seventh", "1-fewer", "1-unacked", "1-unread"},
+        "delivery_conflict": {"1-seventh", "1-fewer", "1-unacked", "1-unread"},
     }
 
 
@@ -94,7 +94,7 @@ def test_headers_of_archived_originals(
     longer = home.root / DAY / "1-longer.msg"
     longer.write_bytes(longer.read_bytes().replace(b"X-PAD", b"X-NOTE"))
     others = {f"1-{name}" for name in heads if name != "good"}
-    assert found(spark, home, tmp_path / "run") == {
+    assert make_findings(spark, home, tmp_path / "run") == {
         "headers_differ": others,
         "original_differs": {"1-longer"},
     }
@@ -125,7 +125,7 @@ def test_a_store_file_that_was_written_anew(
     ]
     home.write_store(name)  # with checksums that are right
     others = {f"1-{one}" for one in FORGED if one != "good"}
-    assert found(spark, home, tmp_path / "run") == {"headers_differ": others}
+    assert make_findings(spark, home, tmp_path / "run") == {"headers_differ": others}
 
 
 def test_a_row_that_is_undone_is_told_from_one_that_a_crash_left(
@@ -156,7 +156,7 @@ def test_a_delivery_that_the_journal_heard_of_at_the_next_start_is_no_forgery(
     later = [moved(number, "bob", DeliveryState.DELIVERED)]
     tell(home, {"1-killed": lambda said: said[accepted]}, later=later, after_s=hour_s)
     clock = FakeClock(START_NS + 3 * hour_s * NS_PER_S)
-    assert found(spark, home, tmp_path / "run", clock) == {}
+    assert make_findings(spark, home, tmp_path / "run", clock) == {}
 
 
 def test_times_of_deliveries_that_cannot_be(

@@ -9,9 +9,9 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from relay.acomm.model import DeliveryState
-from relay.audit.jobs import accounts, reconcile
+from relay.audit.jobs import reconcile
 from relay.base.clock import NS_PER_S
-from relay.base.config import Config, Retention, encode
+from relay.base.config import Config, RetentionSettings, encode
 from relay.engine import events
 from relay.engine.events import Event
 from tests.audit.homes import START_NS, HomeBuilder, stored_message
@@ -20,7 +20,7 @@ from tests.audit.telling import moved, run, tell
 DAY = "archive/2026-01-31/alice"
 
 
-def found(spark: SparkSession, home: HomeBuilder, folder: Path) -> dict[str, set[str]]:
+def make_findings(spark: SparkSession, home: HomeBuilder, folder: Path) -> dict[str, set[str]]:
     """Check -> message ids, of a run over the home."""
     return run(reconcile.JOB, home.evidence(spark, folder)).checks
 
@@ -69,16 +69,16 @@ def test_each_side_that_differs_is_found_and_nothing_else(
     with home.ledger.transaction():
         home.ledger.stage([("1-more", "zed", "staged", START_NS, None, None)])
         home.ledger.end("1-more", "zed", "bounced", "planted")
-    assert found(spark, home, tmp_path / "run") == {
+    assert make_findings(spark, home, tmp_path / "run") == {
         "unjournaled": {"1-unjournaled"},
         "journal_differs": {"1-altered"},
         "original_missing": {"1-lost"},
         "original_differs": {"1-edited"},
-        "extra": {"1-extra"},
+        "orphan": {"1-extra"},
         "delivery_missing": {"1-forgotten"},
-        "delivery_doubled": {"1-doubled"},
-        "delivery_contradicted": {"1-bounced"},
-        "delivery_extra": {"1-more"},
+        "delivery_duplicate": {"1-doubled"},
+        "delivery_conflict": {"1-bounced"},
+        "delivery_orphan": {"1-more"},
     }
 
 
@@ -123,13 +123,13 @@ def test_days_that_retention_took_are_no_loss(
     files = sorted((home.root / "archive").glob("*/alice/*.msg"))
     for file in files[:2]:
         file.unlink()
-    assert found(spark, home, tmp_path / "kept 90 days") == {}
+    assert make_findings(spark, home, tmp_path / "kept 90 days") == {}
     files[3].unlink()
-    assert found(spark, home, tmp_path / "yesterday") == {"original_missing": {"1-3"}}
-    settings = Config(retention=Retention(archive_days=0, archive_mib=0))
+    assert make_findings(spark, home, tmp_path / "yesterday") == {"original_missing": {"1-3"}}
+    settings = Config(retention=RetentionSettings(archive_days=0, archive_mib=0))
     (home.root / "config.json").write_bytes(encode(settings))
     everything = {"original_missing": {"1-0", "1-1", "1-3"}}
-    assert found(spark, home, tmp_path / "kept for ever") == everything
+    assert make_findings(spark, home, tmp_path / "kept for ever") == everything
 
 
 def test_a_pack_that_cannot_be_read_is_no_loss_of_each_message_in_it(
@@ -139,7 +139,7 @@ def test_a_pack_that_cannot_be_read_is_no_loss_of_each_message_in_it(
     home.write_store()
     (home.root / DAY / "1-a.msg").unlink()
     (home.root / "archive" / "2026-01-31.tar.zst").write_bytes(b"no pack")
-    assert found(spark, home, tmp_path / "run") == {}
+    assert make_findings(spark, home, tmp_path / "run") == {}
 
 
 def test_the_day_from_which_on_nothing_may_be_missing(spark: SparkSession) -> None:
@@ -155,7 +155,7 @@ def test_the_day_from_which_on_nothing_may_be_missing(spark: SparkSession) -> No
     originals = spark.createDataFrame(there, "kind string, day string")
 
     def first(days: int, mib: int) -> str:
-        row = accounts.originals_from(messages, originals, START_NS, days, mib).first()
+        row = messages.originals_from(messages, originals, START_NS, days, mib).first()
         assert row is not None
         return str(row[0])
 
@@ -181,7 +181,7 @@ def test_a_ledger_that_somebody_wrote_into_by_hand(
         ):
             db.execute(f"UPDATE messages SET {change} WHERE message_id = '1-{name}'")
     db.close()
-    assert found(spark, home, tmp_path / "run") == {
+    assert make_findings(spark, home, tmp_path / "run") == {
         "headers_differ": {"1-forged", "1-rerouted"},
         "status_differs": {"1-undone", "1-refused"},
     }
@@ -196,4 +196,4 @@ def test_what_the_ledger_has_still_to_hear_of_is_no_contradiction(
         db.execute("UPDATE messages SET status = 'processing'")
         db.execute("UPDATE orchestrator_state SET value = '0' WHERE key = 'journal'")
     db.close()
-    assert found(spark, home, tmp_path / "run") == {}
+    assert make_findings(spark, home, tmp_path / "run") == {}

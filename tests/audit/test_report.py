@@ -147,7 +147,7 @@ def test_findings_come_first_errors_before_warnings(page_of_a_full_run: Path) ->
     checks = [" ".join("".join(h.itertext()).split()) for h in root.iter("h3")][:3]
     assert checks == [
         "error reconcile.missing 100",
-        "error reconcile.extra 2",
+        "error reconcile.orphan 2",
         "warning latency.slow_hour 3",
     ]
     text = page_of_a_full_run.read_text()

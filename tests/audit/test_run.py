@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
+from relay.audit.inputs import Inputs
 from relay.audit.jobs import JOBS
 from relay.audit.jobs.job import Tables
+from relay.audit.schemas import results
 from relay.base.errors import HomeMissing, LedgerError, RelayError
 from relay.cli import audit as command
 from tests.audit.homes import HomeBuilder
@@ -53,16 +53,16 @@ def test_findings_are_printed_kept_and_exit_3(
 
     rows = parquet(out / "reconcile")
     assert {row["message_id"]: row["class"] for row in rows} == EXPECTED
-    assert set(rows[0]) == set(schemas.RECONCILED.names)
+    assert set(rows[0]) == set(results.RECONCILED.names)
     found = parquet(out / "findings")
     assert {row["check"] for row in found} == {
         "reconcile.checksum_differs",
-        "reconcile.extra",
+        "reconcile.orphan",
         "reconcile.missing",
         "reconcile.undelivered",
     }
-    assert set(found[0]) == {*schemas.FINDING.names, "job"}
-    assert set(parquet(out / "traffic")[0]) == set(schemas.TRAFFIC.names)
+    assert set(found[0]) == {*results.FINDING.names, "job"}
+    assert set(parquet(out / "traffic")[0]) == set(results.TRAFFIC.names)
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["findings"], summary["exit_code"], summary["home"]) == (5, 3, home.path)
     assert summary["store_files"] == ["store/relay.acomm"]
@@ -121,8 +121,8 @@ def test_a_damaged_file_is_one_line_and_other_jobs_go_on(
 def test_a_job_that_the_system_fails_is_one_line_and_other_jobs_go_on(
     spark: SparkSession, home: HomeBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(evidence: Evidence) -> Tables:
-        os.listdir(os.path.join(evidence.gathered.home, "ledger.db"))
+    def make(evidence: Inputs) -> Tables:
+        os.listdir(os.path.join(evidence.snapshot.home, "ledger.db"))
         raise AssertionError
 
     home.sent("1-a")
@@ -191,7 +191,7 @@ def test_the_command_line_is_there_before_spark_is() -> None:
 def test_the_document_names_every_job_class_and_column() -> None:
     text = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
     tables = [schema for job in JOBS.values() for schema in job.tables.values()]
-    for schema in (*tables, schemas.FINDING):
+    for schema in (*tables, results.FINDING):
         assert [name for name in schema.names if f"`{name}`" not in text] == []
     assert [name for name in set(EXPECTED.values()) if f"| `{name}` |" not in text] == []
     assert [name for name in JOBS if f"## {name}\n" not in text] == []

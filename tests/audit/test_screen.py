@@ -33,7 +33,7 @@ def finding(check: str, **columns: str | None) -> dict[str, object]:
 def test_an_id_is_whole_for_it_is_copied(
     columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = "reconcile.delivery_contradicted"
+    check = "reconcile.delivery_conflict"
     row = finding(check, message_id=MESSAGE_ID, agent="alice", route="a-rather-long-channel")
     lines = seen(
         capsys, monkeypatch, columns, Examples([], [row]), JobReport("reconcile", errors=1)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from relay.audit.evidence import Evidence, gather
+from relay.audit.inputs import Inputs
 from relay.audit.jobs import security
+from relay.audit.snapshot import snapshot_home
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.names import ORCHESTRATOR
 from tests.audit.homes import START_NS, HomeBuilder
@@ -103,7 +104,7 @@ def test_what_a_relay_refuses_is_told_by_kind(
     box.send("alice", f"TO: {ORCHESTRATOR}\nKIND: join\n\nnothing named")
     box.flush()
     (tmp_path / "run").mkdir()
-    evidence = Evidence(spark, gather(str(box.root), str(tmp_path / "run"), box.clock))
+    evidence = Inputs(spark, snapshot_home(str(box.root), str(tmp_path / "run"), box.clock))
     tables = made(security.JOB, security.make(evidence))
     failed = security.failures(evidence.ledger("messages", *MESSAGE_COLUMNS)).collect()
     by_id = {row["message_id"]: row["kind"] for row in failed}

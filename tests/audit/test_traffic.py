@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from relay.audit import schemas
 from relay.audit.jobs import traffic
+from relay.audit.schemas import results
 from tests.audit.homes import FILE_SIZE, START_NS, HomeBuilder
 from tests.audit.planting import HOUR, MINUTE, delivery, insert, made, message
 
@@ -22,7 +22,7 @@ def test_pairs_are_counted_with_their_latencies(
     home.deliver("3-waits", written_after_ms=None)
     tables = traffic.make(home.evidence(spark, tmp_path / "run"))
     pairs = tables["traffic"]
-    assert pairs.columns == schemas.TRAFFIC.names
+    assert pairs.columns == results.TRAFFIC.names
     assert sorted(map(tuple, pairs.collect())) == [
         ("alice", "bob", 100, 100 * FILE_SIZE, 50.0, 99.0, 100.0),
         ("bob", "alice", 1, FILE_SIZE, 2.5, 2.5, 2.5),

@@ -152,7 +152,7 @@ def test_a_checkpoint_that_the_journal_does_not_go_back_to(watched: Watched) -> 
     watched.look()
     for number in (2, 3):
         watched.journal.segment(sent(number))
-    watched.journal.tiers.cover(watched.journal.journal.end)
+    watched.journal.tiers.set_safe_offset(watched.journal.journal.end)
     for number in (0, 1):
         watched.journal.move(number, JobKind.PRUNE)
     with pytest.raises(RelayError, match="were pruned before they were read; begin with a new"):

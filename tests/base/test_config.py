@@ -10,14 +10,23 @@ import msgspec
 import pytest
 
 from relay.base import config as config_module
-from relay.base.config import Config, Detection, Limits, Retry, Section, changes, decode, encode
+from relay.base.config import (
+    Config,
+    DetectionSettings,
+    LimitSettings,
+    RetrySettings,
+    Settings,
+    changes,
+    decode,
+    encode,
+)
 from relay.base.errors import EXIT_USAGE, ConfigError
 from relay.base.message import DEFAULT_MAX_BODY_BYTES
 
-SECTIONS: dict[str, Section] = {
+SECTIONS: dict[str, Settings] = {
     name: value
     for name in Config.__struct_fields__
-    if isinstance(value := getattr(Config(), name), Section)
+    if isinstance(value := getattr(Config(), name), Settings)
 }
 SETTINGS = [("", name) for name in Config.__struct_fields__ if name not in SECTIONS] + [
     (section, name) for section, value in SECTIONS.items() for name in value.__struct_fields__
@@ -45,7 +54,9 @@ def refused(data: bytes) -> str:
 def test_what_is_written_reads_back() -> None:
     assert decode(encode(Config())) == Config()
     changed = Config(
-        lead="ann", detection=Detection(watcher="scan", settle_ms=0), limits=Limits(batch_files=1)
+        lead="ann",
+        detection=DetectionSettings(watcher="scan", settle_ms=0),
+        limits=LimitSettings(batch_files=1),
     )
     assert decode(encode(changed)) == changed
 
@@ -60,12 +71,12 @@ def test_the_file_has_every_setting_on_a_line_of_its_own() -> None:
 
 def test_what_the_file_leaves_out_has_its_default() -> None:
     assert decode(b"{}") == Config()
-    assert decode(b'{"limits": {"batch_files": 7}}') == Config(limits=Limits(batch_files=7))
+    assert decode(b'{"limits": {"batch_files": 7}}') == Config(limits=LimitSettings(batch_files=7))
 
 
 def test_the_defaults_are_the_source_documents() -> None:
     default = Config()
-    assert default.detection == Detection("auto", 30, 100, 100, 5, 30)
+    assert default.detection == DetectionSettings("auto", 30, 100, 100, 5, 30)
     assert default.limits.max_body_bytes == DEFAULT_MAX_BODY_BYTES
     assert (default.store.checkpoint_messages, default.store.checkpoint_ms) == (25_000, 60_000)
     assert default.ledger.busy_timeout_ms == 5000
@@ -170,7 +181,7 @@ def test_every_setting_has_a_reason_beside_it() -> None:
     ("attempts", "pause_s"), [(0, 1), (1, 1), (2, 2), (3, 4), (6, 32), (7, 60), (10**6, 60)]
 )
 def test_pauses_double_up_to_a_minute(attempts: int, pause_s: int) -> None:
-    assert Retry().pause_s(attempts) == pause_s
+    assert RetrySettings().pause_s(attempts) == pause_s
 
 
 def test_a_configuration_is_never_altered() -> None:

@@ -59,7 +59,7 @@ def test_what_is_no_regular_file_is_refused_at_once(kind: str, folder: int, tmp_
 def test_a_device_is_refused() -> None:
     dev = fsio.open_dir("/dev")
     try:
-        with pytest.raises(UnsafePath, match="zero is no regular file"):
+        with pytest.raises(UnsafePath, match="zero is not a regular file"):
             fsio.read_regular("zero", dev, 100)
     finally:
         os.close(dev)

@@ -118,8 +118,8 @@ def test_no_value_can_stand_as_a_header_of_its_own(
     [
         (MessageFile("bob", Kind.MESSAGE, {"X": "1\n2"}, b"x"), "line break"),
         (MessageFile("bob", Kind.MESSAGE, {"X": "1\x002"}, b"x"), "control character"),
-        (MessageFile("bob", Kind.MESSAGE, {"x": "1"}, b"x"), "'x' is no header name"),
-        (MessageFile("bob", Kind.MESSAGE, {"": "1"}, b"x"), "'' is no header name"),
+        (MessageFile("bob", Kind.MESSAGE, {"x": "1"}, b"x"), "'x' is not a valid header name"),
+        (MessageFile("bob", Kind.MESSAGE, {"": "1"}, b"x"), "'' is not a valid header name"),
         (MessageFile("bob", Kind.MESSAGE, {"X": "\udcff"}, b"x"), "not Unicode text"),
     ],
 )

@@ -13,7 +13,7 @@ from relay.cli import run
 from relay.cli.common import counted
 from relay.journal.dictionaries import Dictionaries
 from relay.journal.files import SegmentCheck
-from relay.journal.journal import Append, Journal, Policy
+from relay.journal.journal import Append, Journal, SegmentPolicy
 from relay.journal.manifest import read_manifest
 from relay.journal.segment import segment_path
 from relay.journal.warm import compress
@@ -39,7 +39,7 @@ def stream(tmp_path: Path) -> Path:
 
 
 def open_journal(path: Path) -> Journal:
-    policy = Policy(segment_bytes=1 << 16, slice_bytes=1 << 12)
+    policy = SegmentPolicy(segment_bytes=1 << 16, slice_bytes=1 << 12)
     return Journal.open(str(path), 1, FakeClock(), policy, silent)
 
 

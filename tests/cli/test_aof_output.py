@@ -11,7 +11,7 @@ import pytest
 from relay.cli import run
 from relay.journal import chunk as chunks
 from relay.journal.format import FOOTER, MANIFEST_RECORD, ManifestRecord, ManifestType, crc64
-from relay.journal.journal import Append, Journal, Policy
+from relay.journal.journal import Append, Journal, SegmentPolicy
 from relay.journal.manifest import read_manifest
 from relay.journal.segment import segment_path
 from tests.fakes import FakeClock
@@ -24,7 +24,7 @@ Output = pytest.CaptureFixture[str]
 def stream(tmp_path: Path) -> Path:
     """One sealed segment and an active one, its writer gone."""
     path = tmp_path / f"{1:020d}"
-    policy = Policy(segment_bytes=1 << 16, slice_bytes=1 << 12)
+    policy = SegmentPolicy(segment_bytes=1 << 16, slice_bytes=1 << 12)
     journal = Journal.open(str(path), 1, FakeClock(), policy, silent)
     journal.append([Append(b"x")])
     journal.commit()
@@ -65,7 +65,7 @@ def test_a_sealed_footer_is_compared_with_the_manifest(
 
 def add(stream: Path, *records: bytes) -> None:
     """Records of another writer behind those of the manifest."""
-    path = Path(chunks.path_of(str(stream), 0))
+    path = Path(chunks.chunk_path(str(stream), 0))
     data = path.read_bytes()
     end = int.from_bytes(data[40:48], "little")  # committed_len
     data = data[:end] + b"".join(records)
@@ -112,7 +112,7 @@ def test_an_unknown_type_is_shown_with_its_flags(stream: Path, capsys: Output) -
 
 @pytest.mark.parametrize("what", ["stream", "chunk"])
 def test_a_wrong_base_record_is_warned_of(stream: Path, capsys: Output, what: str) -> None:
-    path = Path(chunks.path_of(str(stream), 0))
+    path = Path(chunks.chunk_path(str(stream), 0))
     data = bytearray(path.read_bytes())
     data[24:32] = struct.pack("<Q", 3)
     path.write_bytes(data)

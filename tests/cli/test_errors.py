@@ -102,7 +102,7 @@ def test_a_ledger_that_is_none_and_a_folder_that_is_not_there(
 ) -> None:
     text = tmp_path / "text"
     text.write_text("hello, no ledger is here")
-    for path, why in ((tmp_path, "is no regular file"), (text, "file is not a database")):
+    for path, why in ((tmp_path, "is not a regular file"), (text, "file is not a database")):
         assert run(["--home", str(home), "ledger", "check", str(path)]) == EXIT_FAILED
         line = said(capsys)
         assert why in line and "; name a ledger's backup" in line
@@ -166,7 +166,10 @@ def test_a_ledger_of_an_earlier_version_waits_for_the_next_start(
     ("words", "line"),
     [
         (["ack", "x", "--as", "bob"], "relay: header RE: 'x' is not a message id"),
-        (["send", "a b", "hi"], "relay: header TO: 'a b' is no address: a name, *, #channel"),
+        (
+            ["send", "a b", "hi"],
+            "relay: header TO: 'a b' is not an address: expected a name, *, #channel",
+        ),
     ],
 )
 def test_values_of_a_command_line_have_no_line_number(

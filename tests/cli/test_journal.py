@@ -11,15 +11,14 @@ from click.testing import CliRunner, Result
 
 from relay.base import fsio
 from relay.base.clock import Clock
-from relay.base.config import Config, encode
-from relay.base.config import Journal as JournalSettings
+from relay.base.config import Config, JournalSettings, encode
 from relay.base.errors import EXIT_STATE, AlreadyRunning, ConfigError, NotFound, RelayError
 from relay.base.home import BASE, STORE
 from relay.cli import cli
 from relay.cli.init import init
 from relay.daemon.journal_commands import covered_offset
-from relay.journal.commands import checkpoints
-from relay.journal.journal import Append, Journal, Policy
+from relay.journal.commands import checkpoint_offsets
+from relay.journal.journal import Append, Journal, SegmentPolicy
 from relay.journal.segment import segment_path
 from tests.box import Box
 from tests.journal.payloads import payload
@@ -50,11 +49,11 @@ def home(tmp_path: Path) -> Path:
     stream_dir = root / "journal" / f"{1:020d}"
     stream_dir.parent.mkdir(mode=0o700, exist_ok=True)
     warnings: list[str] = []
-    journal = Journal.open(str(stream_dir), 1, Clock(), Policy(), warnings.append)
+    journal = Journal.open(str(stream_dir), 1, Clock(), SegmentPolicy(), warnings.append)
     for number in range(3):
         journal.append([Append(payload(100 * number + n)) for n in range(100)])
         journal.seal()
-        journal.cover(journal.durable)
+        journal.note_checkpoint(journal.durable)
     journal.append([Append(b"the last")])
     journal.commit()
     journal.close()
@@ -64,7 +63,7 @@ def home(tmp_path: Path) -> Path:
 
 def records(home: Path) -> list[bytes]:
     """Everything in the journal, with no object store named."""
-    journal = Journal.open(str(home / "journal" / f"{1:020d}"), 1, Clock(), Policy(), print)
+    journal = Journal.open(str(home / "journal" / f"{1:020d}"), 1, Clock(), SegmentPolicy(), print)
     try:
         return [record.payload for record in journal.read()]
     finally:
@@ -138,7 +137,7 @@ def with_store(tmp_path: Path) -> Path:
 
 def test_prune_plans_first(with_store: Path) -> None:
     home = with_store
-    assert len(checkpoints(str(home / "journal" / f"{1:020d}"))) == 2
+    assert len(checkpoint_offsets(str(home / "journal" / f"{1:020d}"))) == 2
     before = lines(run(home, "status", "--json"))
     with fsio.locked(str(home / ".lock")):  # a relay may run
         rows = lines(run(home, "prune", "--keep-bytes", "0B", "--dry-run", "--json"))

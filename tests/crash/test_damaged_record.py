@@ -15,7 +15,7 @@ from relay.base.home import STORE
 from relay.daemon.opening import stream_dir
 from relay.journal.format import RECORD, RecordFlag
 from relay.journal.reader import JournalReader
-from relay.journal.segment import FIRST, segment_path
+from relay.journal.segment import FIRST_RECORD, segment_path
 from tests.box import Box
 from tests.crash.test_every_step import scenario
 from tests.journal.support import flip
@@ -49,7 +49,9 @@ def test_any_one_record_is_lost_and_the_rest_counts(tmp_path: Path) -> None:
         for path in root.glob(f"{STORE}*"):
             path.unlink()  # so that all of the journal counts
         segment = segment_path(stream_dir(first.home), 0)
-        flip(root / Path(segment).relative_to(first.root), FIRST + record.offset + RECORD.size)
+        flip(
+            root / Path(segment).relative_to(first.root), FIRST_RECORD + record.offset + RECORD.size
+        )
         box = Box(root, "alice", "bob", "carol", seconds=10)
         lost = f"lost offsets: [{record.offset}, {record.end})"
         assert any(lost in line["event"] for line in box.log), box.log

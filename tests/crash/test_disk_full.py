@@ -1,8 +1,10 @@
 """The disk fills up before any effect, for a moment or for long: messages wait, and go on.
 
-Every call that needs space, and every transaction of the ledger, is counted; for each of them
-there is none from there on. The relay goes on as its daemon does: what ends a session is closed,
-and opened anew, which may fail again. Once there is space the end is what it always is.
+Every call that needs space, and every transaction of the ledger, is recorded; from each distinct
+one of them on (``tests.kills``) there is none: the first of those that are the same when the disk
+is full for long, the last of them otherwise. The relay goes on as its daemon does: what ends a
+session is closed, and opened anew, which may fail again. Once there is space the end is what it
+always is.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from relay.base.errors import JournalFailed, LedgerError
 from relay.ledger import Ledger
 from tests.box import Box
 from tests.crash import test_every_step as steps
+from tests.kills import Effect, effect, firsts, lasts
 
 NEEDS_SPACE = ("create", "write", "truncate")
 ENDS_A_SESSION = (OSError, LedgerError, JournalFailed)  # as the daemon sees it
@@ -43,7 +46,7 @@ OTHERS = {
 }
 
 
-EVERY = 3  # of the calls, for all but "long", which tries each of them
+EVERY = 3  # of the distinct calls, for all but "long", which tries each of them
 
 
 class FullDisk:
@@ -52,8 +55,9 @@ class FullDisk:
     Bytes that a file has already are written over: that needs none.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count = 0
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+        self._root = root
+        self.calls: list[Effect] = []
         self.fills_at = 0
         self.for_calls, self.fails = LONG, NEEDS_SPACE
         self.errno = errno.ENOSPC
@@ -70,11 +74,11 @@ class FullDisk:
 
         @contextlib.contextmanager
         def full(ledger: Ledger) -> Iterator[None]:
-            if self._is_full():
+            if self._is_full("begin"):
                 raise LedgerError("ledger.db: database or disk is full")
             with transaction(ledger):
                 yield
-                if self._is_full():
+                if self._is_full("commit"):
                     raise LedgerError("ledger.db: database or disk is full")
 
         monkeypatch.setattr(fsio, "write_at", placed)
@@ -86,12 +90,12 @@ class FullDisk:
 
     def _call(self, operation: str, name: str) -> None:
         has_place = self._is_there and self.errno != errno.EROFS
-        if operation in self.fails and not has_place and self._is_full():
+        if operation in self.fails and not has_place and self._is_full(operation, name):
             raise OSError(self.errno, os.strerror(self.errno), name)
 
-    def _is_full(self) -> bool:
-        self.count += 1
-        return bool(self.fills_at) and 0 <= self.count - self.fills_at < self.for_calls
+    def _is_full(self, operation: str, name: str = "") -> bool:
+        self.calls.append(effect(operation, name, self._root))
+        return bool(self.fills_at) and 0 <= len(self.calls) - self.fills_at < self.for_calls
 
 
 class SteadyBox(Box):
@@ -189,19 +193,19 @@ SCENARIOS = {
 }
 
 
-def calls(tmp_path: Path, name: str, fails: tuple[str, ...]) -> int:
-    """How many there are when there is space; at the end everything is well."""
+def calls(tmp_path: Path, name: str, fails: tuple[str, ...]) -> list[Effect]:
+    """The calls that need space, made while there is; at the end everything is well."""
     with pytest.MonkeyPatch.context() as patch:
         box = SteadyBox(tmp_path / "whole", "alice", "bob", "carol")
-        disk = FullDisk(patch)
+        disk = FullDisk(patch, box.root)
         disk.fails = fails
         act, check_end = SCENARIOS[name]
         act(box)
-        total = disk.count
+        made = list(disk.calls)
         check_end(box)
         assert box.sessions == 1
         box.close()
-    return total
+    return made
 
 
 def survive(
@@ -214,7 +218,7 @@ def survive(
     """Fill the disk before this call, and go on; how often a session began."""
     with pytest.MonkeyPatch.context() as patch:
         box = SteadyBox(root, "alice", "bob", "carol")
-        disk = FullDisk(patch)
+        disk = FullDisk(patch, box.root)
         disk.for_calls, disk.fails = filled
         disk.errno = number
         disk.fills_at = fills_at
@@ -239,13 +243,14 @@ def survive(
 @pytest.mark.parametrize("filled", FILLED)
 def test_full_before_any_effect_it_ends_the_same(tmp_path: Path, name: str, filled: str) -> None:
     for_calls, fails = FILLED[filled]
-    total = calls(tmp_path, name, fails)
-    assert total > 20
-    # with syncs, three kinds: together they try every call
-    first, every = (1, 1) if filled == "long" else (1 + list(FILLED).index(filled) % EVERY, EVERY)
+    made = calls(tmp_path, name, fails)
+    assert len(made) > 20
+    # with syncs, three kinds: together they try every distinct call
+    part = list(FILLED).index(filled) % EVERY
+    chosen = firsts(made) if filled == "long" else lasts(made)[part::EVERY]
     sessions = [
         survive(tmp_path / f"at-{number:03d}", name, number, (for_calls, fails))
-        for number in range(first, total + 1, every)
+        for number in chosen
     ]
     assert max(sessions) > 1  # it was felt
 
@@ -255,11 +260,11 @@ def test_full_before_any_effect_it_ends_the_same(tmp_path: Path, name: str, fill
 @pytest.mark.parametrize("why", OTHERS)
 def test_refused_for_another_reason_it_ends_the_same(tmp_path: Path, name: str, why: str) -> None:
     number, for_calls, fails = OTHERS[why]
-    total = calls(tmp_path, name, fails)
-    assert total > 10
-    first = 1 + list(OTHERS).index(why) % EVERY  # the five of them together try every call
+    made = calls(tmp_path, name, fails)
+    assert len(made) > 10
+    part = list(OTHERS).index(why) % EVERY  # the five of them together try every distinct call
     sessions = [
         survive(tmp_path / f"at-{at:03d}", name, at, (for_calls, fails), number)
-        for at in range(first, total + 1, EVERY)
+        for at in lasts(made)[part::EVERY]
     ]
     assert max(sessions) > 1  # it was felt

@@ -1,7 +1,9 @@
 """Killed between any two effects of a batch: nothing lost, nothing doubled.
 
-Every write, rename and transaction is counted; for each of them the box is killed right
-before it, opened again and left to run. Whatever was done by then, the end is the same.
+Every write, rename and transaction of a scenario is recorded. Before each distinct one of them
+(``tests.kills``) the box is killed, opened again and left to run: the first time that it happens
+when nobody reads meanwhile, the last time when the recipients do. Whatever was done by then, the
+end is the same.
 """
 
 from __future__ import annotations
@@ -9,45 +11,12 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from relay.base import fsio
-from relay.ledger import Ledger
 from tests.box import Box
-
-
-class Killed(BaseException):
-    """SIGKILL: nothing catches it, nothing is cleaned up by it."""
-
-
-class Axe:
-    """Falls before the n-th effect; counts them all when n is 0."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count = 0
-        self.falls_at = 0
-        monkeypatch.setattr(fsio, "fault", lambda operation, name: self.step())
-        transaction = Ledger.transaction
-
-        @contextlib.contextmanager
-        def counted(ledger: Ledger) -> Iterator[None]:
-            self.step()
-            with transaction(ledger):
-                yield
-                self.step()  # before COMMIT
-            self.step()  # after it
-
-        monkeypatch.setattr(Ledger, "transaction", counted)
-
-    def step(self) -> None:
-        """One effect is about to happen."""
-        self.count += 1
-        if self.falls_at and self.count >= self.falls_at:
-            self.falls_at = 0
-            raise Killed
+from tests.kills import Axe, Effect, Killed, firsts, lasts
 
 
 def scenario(box: Box) -> None:
@@ -285,24 +254,24 @@ SCENARIOS = {
 }
 
 
-def steps(tmp_path: Path, name: str) -> int:
-    """How many effects the scenario has when nothing happens."""
+def whole(tmp_path: Path, name: str) -> list[Effect]:
+    """The effects of the scenario when nothing happens."""
     with pytest.MonkeyPatch.context() as patch:
         box = Box(tmp_path / "whole", "alice", "bob", "carol")
-        axe = Axe(patch)
+        axe = Axe(patch, box.root)
         act, check_end = SCENARIOS[name]
         act(box)
-        total = axe.count
+        effects = list(axe.effects)
         check_end(box)
         box.close()
-    return total
+    return effects
 
 
-def survive(root: Path, name: str, falls_at: int, *, taking: bool) -> None:
-    """Kill before the given effect, start again, and look."""
+def survive(root: Path, name: str, falls_at: int, *, taking: bool) -> Effect | None:
+    """Kill before the given effect, start again, and look; the effect."""
     with pytest.MonkeyPatch.context() as patch:
         box = Box(root, "alice", "bob", "carol")
-        axe = Axe(patch)
+        axe = Axe(patch, root)
         axe.falls_at = falls_at
         act, check_end = SCENARIOS[name]
         with contextlib.suppress(Killed):
@@ -320,13 +289,17 @@ def survive(root: Path, name: str, falls_at: int, *, taking: bool) -> None:
         box.flush()
         check_end(box)
         box.kill()
+    return axe.fell_at
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("taking", [False, True], ids=["unread", "read"])
 def test_killed_before_any_effect_it_ends_the_same(tmp_path: Path, name: str, taking: bool) -> None:
-    total = steps(tmp_path, name)
-    assert total > 30
-    for number in range(1, total + 1):
+    effects = whole(tmp_path, name)
+    assert len(effects) > 30
+    killed_at = {
         survive(tmp_path / f"at-{number:03d}", name, number, taking=taking)
+        for number in (lasts if taking else firsts)(effects)
+    }
+    assert killed_at == set(effects)

@@ -1,7 +1,7 @@
 """Killed between any two effects of what intake refuses by itself: told once, kept once.
 
-The same way as test_every_step.py: every write, rename and transaction is counted, and the box is
-killed before each of them.
+The same way as test_every_step.py: every write, rename and transaction is recorded, and the box is
+killed before each distinct one of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.box import Box
-from tests.crash.test_every_step import Axe, Killed
+from tests.kills import Axe, Effect, Killed, firsts
 
 NAME = "1000000001-01.msg"
 
@@ -39,16 +39,16 @@ def check_left(box: Box) -> None:
 SCENARIOS = {"left": (left, check_left)}
 
 
-def survive(root: Path, name: str, falls_at: int) -> int:
-    """Kill before the given effect, start again, and look; the effects counted until then."""
+def survive(root: Path, name: str, falls_at: int = 0) -> list[Effect]:
+    """Kill before the given effect, start again, and look; the effects until then."""
     act, check_end = SCENARIOS[name]
     with pytest.MonkeyPatch.context() as patch:
         box = Box(root, "alice", "bob")
-        axe = Axe(patch)
+        axe = Axe(patch, root)
         axe.falls_at = falls_at
         with contextlib.suppress(Killed):
             act(box)
-        count, axe.falls_at = axe.count, 0
+        effects, axe.falls_at = list(axe.effects), 0
         box.kill()
         for _ in range(2):
             box.clock.advance(3601)
@@ -56,13 +56,15 @@ def survive(root: Path, name: str, falls_at: int) -> int:
             box.tick(2)
             check_end(box)
             box.kill()
-    return count
+    return effects
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_killed_before_any_effect_it_ends_the_same(tmp_path: Path, name: str) -> None:
-    total = survive(tmp_path / "whole", name, 0)
-    assert total > 10
-    for number in range(1, total + 1):
-        survive(tmp_path / f"at-{number:03d}", name, number)
+    effects = survive(tmp_path / "whole", name)
+    assert len(effects) > 10
+    killed_at = {
+        survive(tmp_path / f"at-{number:03d}", name, number)[-1] for number in firsts(effects)
+    }
+    assert killed_at == set(effects)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from relay.base import fsio
-from relay.journal.journal import Journal, Policy
+from relay.journal.journal import Journal, SegmentPolicy
 from relay.journal.reader import JournalReader
 from tests.fakes import FakeClock
 from tests.journal.model import Model
 from tests.power import Cut, Power
 
 STREAM = "00000000000000000001"
-POLICY = Policy(segment_bytes=6_000, slice_bytes=1_500)
+POLICY = SegmentPolicy(segment_bytes=6_000, slice_bytes=1_500)
 
 
 class PowerCut(BaseException):
@@ -54,9 +54,9 @@ class Bench:
                 self.model.promise()
             if step == 6:
                 self.covered = journal.durable
-                journal.cover(self.covered)
+                journal.note_checkpoint(self.covered)
             elif step == 7:
-                journal.prepare()
+                journal.preallocate()
             elif step == 8:
                 journal.seal()
 
@@ -105,10 +105,10 @@ def test_of_a_batch_whose_sync_did_not_return_the_beginning_counts(
     seed: int, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(root, seed, calls=1_000)
-    policy = Policy(segment_bytes=60_000, slice_bytes=20_000)
+    policy = SegmentPolicy(segment_bytes=60_000, slice_bytes=20_000)
     folder, warned = str(root / STREAM), bench.warned
     journal = Journal.open(folder, 1, bench.clock, policy, warned.append)
-    journal.prepare()
+    journal.preallocate()
     bench.model.append(journal, [b"kept", b"kept too"])
     journal.commit()
     bench.model.promise()

@@ -1,4 +1,8 @@
-"""Killed before each effect of a save, a retirement and a welcome: it ends the same."""
+"""Killed before each effect of a save, a retirement and a welcome: it ends the same.
+
+As in test_every_step.py: before each distinct effect, the first time that it happens when nobody
+reads meanwhile, the last time when the recipients do.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,24 @@ import contextlib
 import json
 import os
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from relay.base.home import LEDGER, META
 from relay.base.message import MessageFile, parse_delivered
 from tests.box import Box
-from tests.crash.test_every_step import Axe, Killed
+from tests.kills import Axe, Effect, Killed, firsts, lasts
 
 KEY = "start 1"
+
+
+class Play(Protocol):
+    """A scenario that is killed before the effect of that number; its effects until then."""
+
+    def __call__(self, root: Path, falls_at: int, *, taking: bool) -> list[Effect]: ...
+
+
 RETIRE = "TO: __orchestrator__\nKIND: command\n\nACTION: agent.retire\nNAME: bob\nREASON: done"
 
 
@@ -61,15 +74,15 @@ def check(box: Box) -> None:
     assert not list(box.path("agents").glob("*/inbox/.pending/*"))
 
 
-def survive(root: Path, falls_at: int, *, taking: bool) -> int:
-    """Kill before that effect, start again, and look; how many there were."""
+def survive(root: Path, falls_at: int, *, taking: bool) -> list[Effect]:
+    """Kill before that effect, start again, and look; the effects until then."""
     with pytest.MonkeyPatch.context() as patch:
         box = Box(root, "alice", "bob", "carol")
-        axe = Axe(patch)
+        axe = Axe(patch, root)
         axe.falls_at = falls_at
         with contextlib.suppress(Killed):
             scenario(box)
-        count = axe.count
+        effects = list(axe.effects)
         axe.falls_at = 0
         box.kill()
         if taking:
@@ -90,7 +103,7 @@ def survive(root: Path, falls_at: int, *, taking: bool) -> int:
         box.tick(2)
         check(box)
         box.kill()
-    return count
+    return effects
 
 
 def resend(box: Box) -> None:
@@ -102,13 +115,21 @@ def resend(box: Box) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("taking", [False, True], ids=["unread", "read"])
 def test_killed_before_any_effect_of_a_life_it_ends_the_same(tmp_path: Path, taking: bool) -> None:
-    total = survive(tmp_path / "whole", 0, taking=False)
-    assert total > 40
-    for number in range(1, total + 1):
-        survive(tmp_path / f"at-{number:03d}", number, taking=taking)
+    assert kill_before_each(survive, tmp_path, taking=taking) > 40
 
 
-def come_back(root: Path, falls_at: int, *, taking: bool) -> int:
+def kill_before_each(play: Play, tmp_path: Path, *, taking: bool) -> int:
+    """Play it whole, and killed before each distinct effect; how many effects it has."""
+    effects = play(tmp_path / "whole", 0, taking=False)
+    killed_at = {
+        play(tmp_path / f"at-{number:03d}", number, taking=taking)[-1]
+        for number in (lasts if taking else firsts)(effects)
+    }
+    assert killed_at == set(effects)
+    return len(effects)
+
+
+def come_back(root: Path, falls_at: int, *, taking: bool) -> list[Effect]:
     """bob is terminated, mail waits, a process of his registers; killed before that effect."""
     with pytest.MonkeyPatch.context() as patch:
         box = Box(root, "alice", "bob")
@@ -117,12 +138,12 @@ def come_back(root: Path, falls_at: int, *, taking: bool) -> int:
             box.ledger.registry.set_status("bob", "terminated", "it ended", box.clock.now_ns())
         meta = {"pid": os.getpid(), "started_at": box.clock.now_ns()}
         box.path("agents", "bob", META).write_text(json.dumps(meta))
-        axe = Axe(patch)
+        axe = Axe(patch, root)
         axe.falls_at = falls_at
         with contextlib.suppress(Killed):
             box.clock.advance(31)
             box.tick(2)
-        count = axe.count
+        effects = list(axe.effects)
         axe.falls_at = 0
         box.kill()
         for message_id in box.inbox("bob") if taking else ():
@@ -136,16 +157,13 @@ def come_back(root: Path, falls_at: int, *, taking: bool) -> int:
         kinds = [str(message.kind) for message in received(box, "bob")]
         assert sorted(kinds) == ["message", "notification"]
         box.kill()
-    return count
+    return effects
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("taking", [False, True], ids=["unread", "read"])
 def test_killed_while_a_process_comes_back_it_is_greeted_once(tmp_path: Path, taking: bool) -> None:
-    total = come_back(tmp_path / "whole", 0, taking=False)
-    assert total > 10
-    for number in range(1, total + 1):
-        come_back(tmp_path / f"at-{number:03d}", number, taking=taking)
+    assert kill_before_each(come_back, tmp_path, taking=taking) > 10
 
 
 def test_a_ledger_that_is_gone_learns_again_who_is_retired(tmp_path: Path) -> None:

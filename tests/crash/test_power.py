@@ -2,6 +2,10 @@
 
 The disk is ``tests.power``: what was synced is there, what was not is there or not, whole, in
 part, empty, under its old name or its new one. Then another boot finds it.
+
+Of the calls each distinct one (``tests.kills``) is cut at: every sync in every mode, because what
+was written is in the balance there, and the others in every third mode. Some modes take the first
+call of those that are the same, some the last.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from relay.base.names import ORCHESTRATOR
 from relay.delivery.eventlog import EventLog
 from tests.box import Box
 from tests.crash.test_every_step import scenario
+from tests.kills import Effect, effect, firsts, lasts
 from tests.power import Cut, Power
 
 TAKEN = ("1000000004-04", "bob")
@@ -33,17 +38,14 @@ class Disk(Power):
 
     def __init__(self, root: Path, aside: Path, falls_at: int = 0) -> None:
         super().__init__(root)
-        self.calls = 0
-        self.syncs: set[int] = set()  # of the calls: what was written is in the balance there
+        self.calls: list[Effect] = []
         self.falls_at = falls_at
         self._aside = aside
         self._keep_ledger()
 
     def __call__(self, operation: str, name: str) -> None:
-        self.calls += 1
-        if operation == "sync":
-            self.syncs.add(self.calls)
-        if self.calls == self.falls_at:
+        self.calls.append(effect(operation, name, self.root))
+        if len(self.calls) == self.falls_at:
             raise PowerCut
         if operation == "syncfs":
             self.sync_all()
@@ -146,17 +148,19 @@ def test_the_power_goes_at_any_call(
     tmp_path: Path, mode: Cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk, _ = run(tmp_path / "whole", 0, monkeypatch)
-    total = disk.calls
+    calls = disk.calls
     disk.close()
-    assert total > 60
-    # every third call, each way of falling with others, and every sync
-    chosen = disk.syncs.union(range(1 + list(Cut).index(mode) % 3, total + 2, 3))
+    assert len(calls) > 60
+    number = list(Cut).index(mode)
+    distinct = (firsts, lasts)[number % 2](calls)
+    syncs = {at for at in distinct if calls[at - 1].operation == "sync"}
+    chosen = syncs.union(distinct[number % 3 :: 3], [len(calls) + 1])
     for falls_at in sorted(chosen):
         root = tmp_path / f"at-{falls_at:03d}"
         root.mkdir()
         disk, accepted = run(root, falls_at, monkeypatch)
         # at a sync the sectors of a whole batch fall, one way or another
-        throws = 5 if mode is Cut.SECTORS and falls_at in disk.syncs else 1
+        throws = 5 if mode is Cut.SECTORS and falls_at in syncs else 1
         for throw in range(throws):
             after = disk.cut(root / f"after-{throw}", mode, random.Random(f"{falls_at} {throw}"))
             box = reopen(after)

@@ -1,8 +1,9 @@
 """Killed between any two effects of a spawn, an end, a restart and a release: the same end.
 
 Never two processes of a name, each thing said once, no intent left open, and no value of ENV
-anywhere but in ``run/``. Each write, rename, transaction, start and signal is counted; the relay is
-killed right before each of them, and what it started lives on, as the system's processes do.
+anywhere but in ``run/``. Each write, rename, transaction, start and signal is recorded; the relay
+is killed right before each distinct one of them (``tests.kills``), the first time that it happens,
+and what it started lives on, as the system's processes do.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.crash.test_every_step import Axe, Killed
+from tests.kills import Axe, Effect, Killed, firsts
 from tests.process_support import ProcessBox
 
 SECRET = "hunter2"
@@ -163,13 +164,13 @@ def leaks(box: ProcessBox) -> list[str]:
     ]
 
 
-def play(root: Path, scenario: Scenario, falls_at: int) -> int:
+def play(root: Path, scenario: Scenario, falls_at: int = 0) -> list[Effect]:
     """Kill before that effect (0: never), start again, let time go by, and look; the effects."""
     with pytest.MonkeyPatch.context() as patch:
         root.mkdir()
         box = ProcessBox(root / "home", "alice")
         scenario.before(box)
-        axe = Axe(patch)
+        axe = Axe(patch, box.root)
         box.spawner.step = axe.step
         axe.falls_at = falls_at
         dropped = False
@@ -178,7 +179,7 @@ def play(root: Path, scenario: Scenario, falls_at: int) -> int:
             dropped = True
         except Killed:
             pass
-        total, axe.falls_at = axe.count, 0
+        effects, axe.falls_at = list(axe.effects), 0
         if not dropped:
             box.kill()
             box.spawner.adopt_all()
@@ -195,17 +196,23 @@ def play(root: Path, scenario: Scenario, falls_at: int) -> int:
         with contextlib.suppress(ValueError):
             box.spawner.end(0)
         box.kill()
-    return total
+    return effects
+
+
+def kill_before_each(tmp_path: Path, scenario: Scenario) -> int:
+    """Play it whole, and killed before each distinct effect; how many effects it has."""
+    effects = play(tmp_path / "whole", scenario)
+    killed_at = {
+        play(tmp_path / f"at-{number:03d}", scenario, number)[-1] for number in firsts(effects)
+    }
+    assert killed_at == set(effects)
+    return len(effects)
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_killed_before_any_effect_it_ends_the_same(tmp_path: Path, name: str) -> None:
-    scenario = SCENARIOS[name]
-    total = play(tmp_path / "whole", scenario, 0)
-    assert total > 8
-    for number in range(1, total + 1):
-        play(tmp_path / f"at-{number:03d}", scenario, number)
+    assert kill_before_each(tmp_path, SCENARIOS[name]) > 8
 
 
 @pytest.mark.timeout(180)
@@ -217,6 +224,4 @@ def test_a_program_that_closes_the_lock_is_not_doubled_either(tmp_path: Path, na
         box.spawner.lets_go = True
         before(box)
 
-    scenario = Scenario(lets_go, act, check)
-    for number in range(1, play(tmp_path / "whole", scenario, 0) + 1):
-        play(tmp_path / f"at-{number:03d}", scenario, number)
+    kill_before_each(tmp_path, Scenario(lets_go, act, check))

@@ -30,7 +30,7 @@ def test_reading_while_segments_move(tmp_path: Path) -> None:
 
     def work() -> None:
         while not stop.is_set():
-            line = stream.tiers.step()
+            line = stream.tiers.run_next()
             if line:
                 done.append(line)
 
@@ -110,7 +110,7 @@ class TiersMachine(RuleBasedStateMachine):
     def work(self, steps: int) -> None:
         """The worker goes on."""
         for _ in range(steps):
-            self.stream.tiers.step()
+            self.stream.tiers.run_next()
 
     @rule(steps=st.integers(1, 4), calls=st.integers(0, 40))
     def work_and_be_killed(self, steps: int, calls: int) -> None:
@@ -125,7 +125,7 @@ class TiersMachine(RuleBasedStateMachine):
         before, fsio.fault = fsio.fault, kill
         try:
             for _ in range(steps):
-                self.stream.tiers.step()
+                self.stream.tiers.run_next()
         except Killed:
             pass
         finally:

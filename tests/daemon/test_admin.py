@@ -18,8 +18,7 @@ import msgspec
 import pytest
 
 from relay.base import status_client
-from relay.base.config import Admin as AdminSettings
-from relay.base.config import Config
+from relay.base.config import AdminSettings, Config
 from relay.base.home import Home
 from relay.base.metrics import WAIT
 from relay.base.status_client import SOCKET
@@ -232,7 +231,7 @@ def test_what_is_no_socket_is_left_alone_and_said(asked: Asked) -> None:
     (asked.root / SOCKET).write_text("mine")
     asked.admin.begin("")
     (line,) = asked.log
-    assert line.endswith("is there, and is no socket")
+    assert line.endswith("exists and is not a socket")
     assert asked.admin.trouble in line
     asked.admin.end()
     assert (asked.root / SOCKET).read_text() == "mine"

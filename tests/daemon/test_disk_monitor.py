@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.config import Disk
+from relay.base.config import DiskSettings
 from relay.base.disk import MIB, DiskState, DiskWatch, floor_bytes, look
 from relay.daemon.disk_monitor import DiskMonitor
 from relay.daemon.status import SharedStatus, StatusPublisher
@@ -38,7 +38,7 @@ class Watched:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.disk = FakeDisk()
-        self.watch = DiskWatch("/", Disk(), self.clock, self.disk)
+        self.watch = DiskWatch("/", DiskSettings(), self.clock, self.disk)
 
     def fill(self, used_mib: int) -> DiskState:
         """So much is used; what the next look says."""
@@ -112,12 +112,12 @@ def test_a_disk_that_cannot_be_asked_is_as_it_was() -> None:
     [(64, 100_000, 64), (64, 1280, 64), (64, 100, 5), (0, 100_000, 0)],
 )
 def test_a_small_disk_is_not_all_floor(floor_mib: int, size_mib: int, floor_is_mib: int) -> None:
-    assert floor_bytes(Disk(floor_mib=floor_mib), size_mib * MIB) == floor_is_mib * MIB
+    assert floor_bytes(DiskSettings(floor_mib=floor_mib), size_mib * MIB) == floor_is_mib * MIB
 
 
 def test_no_floor_is_never_reached() -> None:
     watched = Watched()
-    watched.watch = DiskWatch("/", Disk(floor_mib=0), watched.clock, watched.disk)
+    watched.watch = DiskWatch("/", DiskSettings(floor_mib=0), watched.clock, watched.disk)
     assert watched.fill(100_000) is DiskState.LOW
 
 

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from relay.base.disk import DiskState, Reading
+from relay.base.disk import DiskState, DiskUsage
 from relay.base.metrics import STAGES
 from relay.daemon import metrics
 from relay.daemon.metrics import COUNTERS
@@ -24,7 +24,7 @@ def published(box: Box) -> tuple[SharedStatus, StatusPublisher]:
     """The box's board, with its tally."""
     board = SharedStatus(box.home.root, box.config, box.clock)
     board.tally = box.dispatcher.tally
-    board.disk = Reading(DiskState.OK, 1000, 300, 70.0, 50)
+    board.disk = DiskUsage(DiskState.OK, 1000, 300, 70.0, 50)
     publisher = StatusPublisher(box.dispatcher, box.store, box.watcher, box.clock)
     board.snapshot = publisher.step(news=True)
     return board, publisher

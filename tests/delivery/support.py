@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from relay.base.clock import NS_PER_S
-from relay.base.config import Config, Detection, Limits, encode
+from relay.base.config import Config, DetectionSettings, LimitSettings, encode
 from relay.base.home import Home
 from relay.delivery.intake import Intake, Malformed, Parsed, ParseResult
 from tests.fakes import FakeClock
@@ -20,7 +20,7 @@ GOOD = b"TO: bob\n\nhi"
 class Desk:
     """alice's outbox, and the Intake that looks into it. Every mtime is the fake clock's."""
 
-    def __init__(self, root: Path, detection: Detection, limits: Limits) -> None:
+    def __init__(self, root: Path, detection: DetectionSettings, limits: LimitSettings) -> None:
         self.clock = FakeClock(START_NS)
         self.log: list[dict[str, Any]] = []
         self.home = Home.create(str(root), encode(Config()))

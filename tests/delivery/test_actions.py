@@ -21,7 +21,7 @@ from relay.delivery import actions
 from relay.delivery.actions import ACTIONS, SETTINGS
 from relay.delivery.control import ControlReply, handle
 from relay.engine.commstore import CommStore
-from relay.journal.plan import Order
+from relay.journal.plan import JournalCommand
 from tests.engine.support import AT_LEAST_ONCE, channel_of, send, standing
 from tests.fakes import FakeClock
 
@@ -443,10 +443,10 @@ def test_dead_letters_are_for_operator_and_lead(dead: CommStore, line: str) -> N
 def test_an_order_for_the_journal_is_handed_out(store: CommStore) -> None:
     before = store.snapshot()
     answer = ask(store, "ACTION: journal.compress\nSEGMENTS: 1 20")
-    assert answer.job == Order("compress", (1, 20))
-    assert ask(store, "ACTION: journal.seal", "lena", "lena").job == Order("seal")
+    assert answer.job == JournalCommand("compress", (1, 20))
+    assert ask(store, "ACTION: journal.seal", "lena", "lena").job == JournalCommand("seal")
     pruned = ask(store, "ACTION: journal.prune\nKEEP_AGE: 60\nKEEP_BYTES: 7").job
-    assert pruned == Order("prune", (), 60, 7)
+    assert pruned == JournalCommand("prune", (), 60, 7)
     assert store.snapshot() == before
 
 

@@ -10,14 +10,14 @@ import pytest
 
 from relay.base.checksums import sha256_hex
 from relay.base.clock import NS_PER_S
-from relay.base.config import Detection, Limits
+from relay.base.config import DetectionSettings, LimitSettings
 from relay.delivery.intake import Parsed
 from tests.delivery.support import GOOD, NAME, START_NS, Desk, bodies, reason
 
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path / "home", Detection(), Limits())
+    made = Desk(tmp_path / "home", DetectionSettings(), LimitSettings())
     yield made
     made.home.close()
 
@@ -130,7 +130,7 @@ def test_every_change_begins_the_wait_again(desk: Desk) -> None:
 
 
 def test_the_settle_time_is_configured(tmp_path: Path) -> None:
-    desk = Desk(tmp_path / "home", Detection(settle_ms=2000), Limits())
+    desk = Desk(tmp_path / "home", DetectionSettings(settle_ms=2000), LimitSettings())
     desk.write(GOOD)
     desk.hint(renamed=False)
     assert desk.take() == []
@@ -143,7 +143,9 @@ def test_the_settle_time_is_configured(tmp_path: Path) -> None:
 
 
 def test_without_a_settle_time_nothing_waits(tmp_path: Path) -> None:
-    desk = Desk(tmp_path / "home", Detection(settle_ms=0, malformed_after_s=0), Limits())
+    desk = Desk(
+        tmp_path / "home", DetectionSettings(settle_ms=0, malformed_after_s=0), LimitSettings()
+    )
     desk.write(GOOD)
     desk.hint(renamed=False)
     assert bodies(desk.take()) == [b"hi"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.config import Detection, Limits
+from relay.base.config import DetectionSettings, LimitSettings
 from relay.base.message import MAX_HEADER_BYTES, max_file_bytes
 from relay.delivery.intake import LATEST_NS, Malformed, Parsed, found_of
 from tests.box import Box
@@ -18,7 +18,7 @@ from tests.delivery.support import GOOD, NAME, Desk, bodies, reason
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path / "home", Detection(), Limits())
+    made = Desk(tmp_path / "home", DetectionSettings(), LimitSettings())
     yield made
     made.home.close()
 
@@ -189,7 +189,7 @@ def test_one_byte_more_is_too_large(desk: Desk) -> None:
 def test_a_body_above_its_limit_is_refused_however_large_the_file_is(
     tmp_path: Path, size: int
 ) -> None:
-    desk = Desk(tmp_path / "home", Detection(), Limits(max_body_bytes=10))
+    desk = Desk(tmp_path / "home", DetectionSettings(), LimitSettings(max_body_bytes=10))
     desk.rename(b"TO: bob\n\n" + b"b" * size)
     desk.hint(renamed=True)
     assert "10" in reason(desk.take())
@@ -303,7 +303,7 @@ def test_an_outbox_without_pending_is_no_fault(desk: Desk) -> None:
 
 
 def test_the_orphans_age_is_configured(tmp_path: Path) -> None:
-    desk = Desk(tmp_path / "home", Detection(orphan_after_s=5), Limits())
+    desk = Desk(tmp_path / "home", DetectionSettings(orphan_after_s=5), LimitSettings())
     desk.write(b"half", ".pending/x", mtime_s=-6)
     desk.scan()
     assert os.listdir(desk.outbox / ".pending") == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relay.base import fsio
-from relay.base.config import Spawn
+from relay.base.config import SpawnSettings
 from tests.process_support import ProcessBox
 
 
@@ -181,4 +181,4 @@ def test_a_spec_that_nobody_needs_is_removed_at_the_start(box: ProcessBox) -> No
 
 
 def test_nothing_is_started_again_unless_somebody_says_so() -> None:
-    assert Spawn().restart == "never"
+    assert SpawnSettings().restart == "never"

@@ -145,4 +145,4 @@ def test_without_a_relay_nothing_is_sent(tmp_path: Path) -> None:
 def test_a_time_that_is_none(tmp_path: Path, time: str) -> None:
     home = home_of(tmp_path / "home")
     done = relay("send", f"--await={time}", "bob", "hello", home=home)
-    assert done.returncode == 2 and "is no duration like 30s, 1m" in done.stderr
+    assert done.returncode == 2 and "is not a duration such as 30s, 1m" in done.stderr

@@ -13,7 +13,7 @@ import pytest
 from agent_sdk import Agent
 from relay.agents.roster import META
 from relay.base import fsio
-from relay.base.config import Agents, Config, Continuity
+from relay.base.config import AgentSettings, Config, ContinuitySettings
 from relay.base.message import MessageFile
 from tests.box import Box
 
@@ -21,7 +21,8 @@ SAVE = "KIND: continuity\nACTION: save\n\n"
 LOAD = "KIND: continuity\nACTION: load\n\n"
 LIST = "KIND: continuity\nACTION: list\n\n"
 SETTINGS = Config(
-    continuity=Continuity(most_kib=1, keep_versions=3), agents=Agents(dead_after_s=60)
+    continuity=ContinuitySettings(most_kib=1, keep_versions=3),
+    agents=AgentSettings(dead_after_s=60),
 )
 
 

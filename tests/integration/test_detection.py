@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.config import Config, Detection
+from relay.base.config import Config, DetectionSettings
 from relay.base.watcher import InotifyWatcher, WatchEvents
 from tests.box import Box
 
@@ -17,7 +17,7 @@ PENDING_ACTIONS = ("left_in_pending", "remove_orphan")
 @pytest.fixture(params=["inotify", "scan"])
 def any_box(request: pytest.FixtureRequest, tmp_path: Path) -> Box:
     """The same rules hold whether the kernel tells or a scan finds."""
-    config = Config(detection=Detection(watcher=request.param))
+    config = Config(detection=DetectionSettings(watcher=request.param))
     return Box(tmp_path / "home", "alice", "bob", config=config)
 
 

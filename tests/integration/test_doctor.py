@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from relay.base.config import Config, Journal
+from relay.base.config import Config, JournalSettings
 from relay.base.home import BASE, STORE
 from relay.cli import cli
 from relay.cli.common import counted
@@ -34,7 +34,9 @@ def private() -> Iterator[None]:
 @pytest.fixture
 def box(tmp_path: Path) -> Iterator[Box]:
     """A relay that was stopped after some checkpoints; its journal has several segments."""
-    config = Config(journal=Journal(segment_bytes=4096, compress_segments=False, keep_age_s=1))
+    config = Config(
+        journal=JournalSettings(segment_bytes=4096, compress_segments=False, keep_age_s=1)
+    )
     made = Box(tmp_path / "home", "alice", "bob", config=config)
     for number in range(40):
         made.send("alice", f"TO: bob\n\nnumber {number}")

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from agent_sdk import Agent
 from relay.base import fsio
-from relay.base.config import Config, Disk, Ledger
+from relay.base.config import Config, DiskSettings, LedgerSettings
 from relay.base.home import LEDGER
 from relay.cli import cli
 from relay.doctor import Finding, Severity, examine, files, limits, repair
@@ -28,7 +28,7 @@ from tests.box import Box
 from tests.integration.test_wal import reader
 from tests.procs import Relay, home_of, meanwhile, relay, until
 
-QUIET = Config(disk=Disk(floor_mib=0, alert_percent=100))
+QUIET = Config(disk=DiskSettings(floor_mib=0, alert_percent=100))
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +156,7 @@ def test_an_agent_that_is_not_whole_is_named(box: Box) -> None:
 def test_settings_that_are_no_file_are_a_finding(box: Box) -> None:
     box.path("config.json").unlink()
     box.path("config.json").mkdir(mode=0o700)
-    assert str(one(box)).startswith("config: config.json is no regular file; mend it")
+    assert str(one(box)).startswith("config: config.json is not a regular file; mend it")
 
 
 def test_what_a_crash_left_over_is_removed_once_it_is_old(box: Box) -> None:
@@ -309,7 +309,7 @@ def test_a_long_wal_and_who_keeps_it(box: Box, monkeypatch: pytest.MonkeyPatch) 
         lines = [str(finding) for finding in found(box) if finding.where == "ledger.db-wal"]
         assert f"pid {pid}" not in lines[0] and "fuser -v ledger.db" in lines[0]
     box.kill()
-    assert Ledger().wal_alert_mib == 64
+    assert LedgerSettings().wal_alert_mib == 64
 
 
 # -- ledger --------------------------------------------------------------------------------

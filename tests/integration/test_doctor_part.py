@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from relay.base.config import Config, Disk
+from relay.base.config import Config, DiskSettings
 from relay.cli import cli
 from relay.doctor import Severity, examine, files, ledger
 from tests.box import Box
 
-QUIET = Config(disk=Disk(floor_mib=0, alert_percent=100))
+QUIET = Config(disk=DiskSettings(floor_mib=0, alert_percent=100))
 
 
 @pytest.fixture

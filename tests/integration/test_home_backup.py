@@ -17,7 +17,7 @@ import pytest
 from agent_sdk import Agent
 from relay.base import fsio
 from relay.base.clock import Clock
-from relay.base.config import Config, Store, encode
+from relay.base.config import Config, StoreSettings, encode
 from relay.base.errors import AlreadyRunning, FormatError, IntegrityError, RelayError, UnsafePath
 from relay.base.home import LEDGER, LOCK
 from relay.daemon import home_backup
@@ -126,7 +126,7 @@ def test_D2_what_is_no_regular_file_is_left_out_and_said(tmp_path: Path) -> None
 
 
 def test_D2_an_encrypted_home_opens_again_with_its_key(tmp_path: Path) -> None:
-    box = Box(tmp_path / "home", "alice", "bob", config=Config(store=Store(encrypt=True)))
+    box = Box(tmp_path / "home", "alice", "bob", config=Config(store=StoreSettings(encrypt=True)))
     box.send("alice", "TO: bob\n\nsecret")
     box.flush()
     backup(box, tmp_path / "kept")
@@ -195,7 +195,7 @@ def test_D2_what_was_delivered_and_rolled_meanwhile_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A message leaves the live store while the home is copied; its reader has not taken it yet."""
-    config = Config(store=Store(roll_after_s=1, roll_messages=1))
+    config = Config(store=StoreSettings(roll_after_s=1, roll_messages=1))
     box = Box(tmp_path / "home", "alice", "bob", config=config)
     sent: list[str] = []
 

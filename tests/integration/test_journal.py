@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.base.home import LEDGER, STORE
-from relay.daemon.opening import look
+from relay.daemon.opening import open_store_readonly
 from relay.delivery.eventlog import EventLog
 from relay.journal.format import RecordFlag
 from relay.journal.reader import JournalReader
@@ -109,7 +109,7 @@ def test_damaged_checkpoints_are_set_aside_and_the_journal_has_it_all(box: Box) 
     for name in (STORE, STORE + ".prev"):
         path = box.path(name)
         path.write_bytes(path.read_bytes()[:-7])
-    assert look(box.home, box.clock, box.config).snapshot().file().messages == before
+    assert open_store_readonly(box.home, box.clock, box.config).snapshot().file().messages == before
     box.open()
     assert box.store.snapshot().file().messages == before
     assert len(list(box.path("store").glob("*.bad*"))) == 2
@@ -210,7 +210,7 @@ def test_who_looks_sees_what_happened_a_moment_ago(box: Box) -> None:
     box.clock.advance(1)
     box.tick()  # what nobody waits for is committed soon, too
     assert not box.path(STORE).exists()
-    seen = look(box.home, box.clock, box.config)
+    seen = open_store_readonly(box.home, box.clock, box.config)
     stored = seen.by_relay_id(sent)
     assert stored is not None
     assert seen.state.sequence == box.store.sequence
@@ -229,9 +229,9 @@ def test_no_tail_stays_in_memory(box: Box) -> None:
 
 
 def test_with_encryption_the_journal_is_sealed_too(tmp_path: Path) -> None:
-    from relay.base.config import Config, Store
+    from relay.base.config import Config, StoreSettings
 
-    config = Config(store=Store(encrypt=True))
+    config = Config(store=StoreSettings(encrypt=True))
     box = Box(tmp_path / "sealed", "alice", "bob", config=config)
     box.send("alice", "TO: bob\n\nthe secret word")
     segments = b"".join(p.read_bytes() for p in box.path("journal").glob("*/segments/*.seg"))

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from relay.base.config import Config, Journal, encode
+from relay.base.config import Config, JournalSettings, encode
 from relay.base.home import BASE, STORE
 from relay.daemon.journal_commands import covered_offset
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 
-SMALL = Config(journal=Journal(segment_bytes=4096, compress_segments=False))
+SMALL = Config(journal=JournalSettings(segment_bytes=4096, compress_segments=False))
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def ask(box: Box, body: str, sender: str = "operator") -> str:
 def steps(box: Box) -> list[str]:
     """Everything that the tiers have to do."""
     done = []
-    while (line := box.tiers.step()) is not None:
+    while (line := box.tiers.run_next()) is not None:
         done.append(line)
     return done
 
@@ -55,7 +55,7 @@ def test_seal_is_done_with_the_turn_that_takes_it(box: Box) -> None:
         "completed journal.seal is asked for; `relay journal status` shows what became of it\n"
     )
     assert journal.manifest.entries()[-1].base_offset == journal.durable == journal.end
-    assert box.tiers.step() is None
+    assert box.tiers.run_next() is None
     box.send("alice", "TO: bob\n\non it goes")
     assert box.bodies("bob")[-1] == "on it goes"
 
@@ -107,7 +107,9 @@ def test_prune_lets_nothing_go_that_no_base_covers(box: Box) -> None:
 
 def test_an_order_lets_retention_go_no_further_than_a_base(box: Box) -> None:
     box.kill()
-    box.config = Config(journal=Journal(segment_bytes=4096, compress_segments=False, keep_age_s=1))
+    box.config = Config(
+        journal=JournalSettings(segment_bytes=4096, compress_segments=False, keep_age_s=1)
+    )
     whole = box.path(STORE + ".prev").read_bytes()
     box.path(STORE + ".prev").write_bytes(whole[:-7])
     box.open()
@@ -173,7 +175,9 @@ def test_the_command_line_asks_the_relay_that_runs(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home", "alice", "bob")
     tier2 = tmp_path / "tier2"
     tier2.mkdir()
-    config = Config(journal=Journal(compress_segments=False, objects=str(tier2), keep_mib=1024))
+    config = Config(
+        journal=JournalSettings(compress_segments=False, objects=str(tier2), keep_mib=1024)
+    )
     (home / "config.json").write_bytes(encode(config))
     process = Relay(home)
     process.start()
@@ -208,7 +212,7 @@ def test_the_command_line_asks_the_relay_that_runs(tmp_path: Path) -> None:
 def test_a_store_that_is_away_is_seen_until_it_is_back(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home", "alice", "bob")
     away = tmp_path / "not-mounted"
-    config = Config(journal=Journal(compress_after_s=0, objects=str(away)))
+    config = Config(journal=JournalSettings(compress_after_s=0, objects=str(away)))
     (home / "config.json").write_bytes(encode(config))
     process = Relay(home)
     process.start()

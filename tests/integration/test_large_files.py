@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.config import Config, Limits
+from relay.base.config import Config, LimitSettings
 from relay.ledger import attachments
 from tests.box import Box
 from tests.procs import until
@@ -114,7 +114,7 @@ def attach(box: Box, agent: str, digest: str) -> str:
 
 
 def test_one_that_is_too_large_is_refused_by_its_size(tmp_path: Path) -> None:
-    config = Config(limits=Limits(max_attachment_mib=2))
+    config = Config(limits=LimitSettings(max_attachment_mib=2))
     box = Box(tmp_path / "home", "alice", "bob", config=config)
     digest = "ab" * 32
     path = box.path("attachments", "ab", digest)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relay.base import fsio
-from relay.base.config import Config, Security
+from relay.base.config import Config, SecuritySettings
 from tests.box import Box
 
 MakeBox = Callable[..., Box]
@@ -20,7 +20,7 @@ def make_box(tmp_path: Path) -> Iterator[MakeBox]:
     made: list[Box] = []
 
     def make(**settings: int) -> Box:
-        config = Config(security=Security(**settings))  # type: ignore[arg-type]
+        config = Config(security=SecuritySettings(**settings))  # type: ignore[arg-type]
         made.append(Box(tmp_path / "home", "alice", "bob", "carol", config=config))
         return made[-1]
 

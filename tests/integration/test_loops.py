@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.config import Config, Limits
+from relay.base.config import Config, LimitSettings
 from tests.box import Box
 
 MOST = 64
@@ -89,7 +89,7 @@ def test_S8_a_talk_that_takes_its_time_is_never_held(box: Box) -> None:
 
 
 def test_S8_the_limit_is_a_setting(tmp_path: Path) -> None:
-    box = Box(tmp_path / "home", "alice", "bob", config=Config(limits=Limits(reply_depth=3)))
+    box = Box(tmp_path / "home", "alice", "bob", config=Config(limits=LimitSettings(reply_depth=3)))
     box.send("alice", "TO: bob\n\nhello")
     assert talk(box) == 4
     assert len(notes(box, "operator")) == 1

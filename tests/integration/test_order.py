@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.config import Config, Detection
+from relay.base.config import Config, DetectionSettings
 from relay.base.watcher import InotifyWatcher
 from tests.box import Box
 
@@ -65,7 +65,7 @@ def test_a_new_agents_first_burst_is_in_order(
 
 
 def test_what_was_renamed_after_its_last_write_is_complete(tmp_path: Path) -> None:
-    config = Config(detection=Detection(watcher="scan"))
+    config = Config(detection=DetectionSettings(watcher="scan"))
     box = Box(tmp_path / "home", "alice", "bob", config=config)
     path = box.path("agents", "alice", "outbox", box.name())
     path.write_text("TO: bob\n\nhi")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from relay.base import fsio
-from relay.base.config import Config, Retention, encode
+from relay.base.config import Config, RetentionSettings, encode
 from relay.base.errors import LedgerError
 from relay.daemon import prune
 from relay.daemon.housekeeper import Housekeeper, packable, run_retention
@@ -39,8 +39,8 @@ def box(tmp_path: Path) -> Iterator[Box]:
 
 def run(box: Box, *, dry_run: bool = False, **settings: int) -> dict[str, Pruned]:
     """A whole run with these settings and no others; what went, by kind."""
-    quiet = {name: 0 for name in Retention.__struct_fields__ if name != "every_s"}
-    config = Config(retention=Retention(**{**quiet, **settings}))
+    quiet = {name: 0 for name in RetentionSettings.__struct_fields__ if name != "every_s"}
+    config = Config(retention=RetentionSettings(**{**quiet, **settings}))
     return {g.kind: g for g in run_retention(box.home, config, box.clock, dry_run=dry_run)}
 
 
@@ -275,7 +275,7 @@ def test_audit_rows_go_in_slices_and_each_says_so(box: Box) -> None:
     (count,) = box.sql("SELECT count(*) FROM audit_log")[0]
     box.clock.advance(400 * DAY_S)
     young = box.send("alice", "TO: bob\n\nyoung")
-    settings, now = Retention(audit_days=365), box.clock.now_ns()
+    settings, now = RetentionSettings(audit_days=365), box.clock.now_ns()
     assert prune.prune_audit(box.ledger, settings, now) == prune.SLICE_ROWS
     while prune.prune_audit(box.ledger, settings, now):
         pass
@@ -292,7 +292,7 @@ def test_younger_rows_stay_append_only(box: Box) -> None:
     box.ledger._db.execute(
         "INSERT INTO audit_log (at, what, new_status) VALUES (?, 'young', 'x')", (now,)
     )
-    prune.prune_audit(box.ledger, Retention(audit_days=365), now)
+    prune.prune_audit(box.ledger, RetentionSettings(audit_days=365), now)
     assert box.sql("SELECT what FROM audit_log") == [("young",)]
     with pytest.raises(LedgerError, match="append-only"):
         box.ledger._db.execute("DELETE FROM audit_log")
@@ -308,7 +308,7 @@ def test_a_slice_that_fails_removes_nothing(box: Box, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(box.ledger.registry, "security_event", fail)
     with pytest.raises(Killed):
-        prune.prune_audit(box.ledger, Retention(audit_days=365), box.clock.now_ns())
+        prune.prune_audit(box.ledger, RetentionSettings(audit_days=365), box.clock.now_ns())
     assert box.sql("SELECT * FROM audit_log") == before
     assert not box.sql("SELECT 1 FROM orchestrator_state WHERE key = 'audit_kept_from'")
 
@@ -369,7 +369,7 @@ def test_a_command_names_the_days(box: Box) -> None:
 @pytest.mark.timeout(60)
 def test_a_real_relay_is_asked_and_without_one_it_is_done_here(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home", "alice", "bob")
-    settings = Config(retention=Retention(archive_days=2))
+    settings = Config(retention=RetentionSettings(archive_days=2))
     (home / "config.json").write_bytes(encode(settings))
 
     def plant() -> Path:

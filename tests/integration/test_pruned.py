@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.config import Config, Journal
+from relay.base.config import Config, JournalSettings
 from relay.base.errors import JournalPruned
 from relay.base.home import BASE, STORE
-from relay.daemon.opening import look
+from relay.daemon.opening import open_store_readonly
 from relay.journal import commands
 from tests.box import Box
 
-KEEP_LITTLE = Config(journal=Journal(segment_bytes=4096, keep_age_s=1, compress_segments=False))
+KEEP_LITTLE = Config(
+    journal=JournalSettings(segment_bytes=4096, keep_age_s=1, compress_segments=False)
+)
 FILES = (STORE, STORE + ".prev", BASE)
 
 
@@ -51,12 +53,12 @@ def test_a_pruned_journal_is_no_damage(pruned: Box) -> None:
     pruned.tick()
     assert not [line["event"] for line in pruned.log if "lost" in line["event"]]
     assert len(pruned.store.state.messages) == 40
-    assert len(look(pruned.home, pruned.clock, pruned.config).state.messages) == 40
+    assert len(open_store_readonly(pruned.home, pruned.clock, pruned.config).state.messages) == 40
 
 
 def test_the_store_is_made_again_from_its_base(pruned: Box) -> None:
     damage(pruned, STORE, STORE + ".prev")
-    assert len(look(pruned.home, pruned.clock, pruned.config).state.messages) == 40
+    assert len(open_store_readonly(pruned.home, pruned.clock, pruned.config).state.messages) == 40
     pruned.open()
     assert len(pruned.store.state.messages) == 40
     assert any("made again" in line["event"] for line in pruned.log)
@@ -66,7 +68,10 @@ def test_the_store_is_made_again_from_its_base(pruned: Box) -> None:
 def test_without_a_base_it_cannot_be_made_again_and_nothing_is_touched(pruned: Box) -> None:
     damage(pruned, *FILES)
     before = everything(pruned)
-    for attempt in (pruned.open, lambda: look(pruned.home, pruned.clock, pruned.config)):
+    for attempt in (
+        pruned.open,
+        lambda: open_store_readonly(pruned.home, pruned.clock, pruned.config),
+    ):
         with pytest.raises(JournalPruned) as caught:
             attempt()
         assert "were pruned, and no store file from there on can be read" in str(caught.value)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.base import fsio
-from relay.base.config import Config, Detection
+from relay.base.config import Config, DetectionSettings
 from relay.base.watcher import WatchEvents
 from relay.ledger import Ledger
 from tests.box import Box
@@ -23,7 +23,7 @@ RETIRE = "ACTION: agent.retire"
 @pytest.fixture(params=["inotify", "scan"])
 def any_box(request: pytest.FixtureRequest, tmp_path: Path) -> Box:
     """The same rules hold whether the kernel tells or a scan finds."""
-    config = Config(detection=Detection(watcher=request.param))
+    config = Config(detection=DetectionSettings(watcher=request.param))
     return Box(tmp_path / "home", "alice", "bob", config=config)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.config import Config, Limits
+from relay.base.config import Config, LimitSettings
 from tests.box import Box
 
 
@@ -51,7 +51,9 @@ def test_the_sender_is_told_why_and_the_file_is_kept(
 
 
 def test_a_file_too_large_is_refused_unread(tmp_path: Path) -> None:
-    box = Box(tmp_path / "home", "alice", "bob", config=Config(limits=Limits(max_body_bytes=1000)))
+    box = Box(
+        tmp_path / "home", "alice", "bob", config=Config(limits=LimitSettings(max_body_bytes=1000))
+    )
     sent = box.send("alice", "TO: bob\n\n" + "x" * 10_000)
 
     assert "too large: the body may be 1000" in box.nacks("alice")[0]

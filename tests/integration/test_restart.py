@@ -16,9 +16,9 @@ import pytest
 from relay.base import fsio
 from relay.base.errors import LedgerError
 from relay.base.home import Home
+from relay.base.lock_file import trouble
 from relay.base.logs import make_log
 from relay.daemon import recovery
-from relay.daemon.process import trouble
 from tests.box import Box
 from tests.procs import Relay, environment, home_of, relay, until
 

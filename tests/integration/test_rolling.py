@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.config import Config, Store
+from relay.base.config import Config, StoreSettings
 from tests.box import Box
 
-CONFIG = Config(store=Store(roll_after_s=60, roll_messages=3))
+CONFIG = Config(store=StoreSettings(roll_after_s=60, roll_messages=3))
 
 
 @pytest.fixture

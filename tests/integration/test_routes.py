@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from relay.base.config import Config, Store
+from relay.base.config import Config, StoreSettings
 from tests.box import Box
 
 
@@ -280,7 +280,7 @@ def test_a_group_of_one_is_told_that_nobody_hears_it(box: Box) -> None:
 
 
 def test_a_full_store_lets_the_file_wait(tmp_path: Path) -> None:
-    config = Config(store=Store(active_messages=4))
+    config = Config(store=StoreSettings(active_messages=4))
     box = Box(tmp_path / "home", "alice", "bob", config=config)
     sent = [box.send("alice", f"TO: bob\nKIND: command\n\n{number}") for number in range(5)]
     assert len(box.inbox("bob")) == 4

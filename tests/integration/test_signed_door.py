@@ -12,7 +12,7 @@ import pytest
 
 from agent_sdk import Agent
 from relay.acomm import codec
-from relay.base.config import Config, Security
+from relay.base.config import Config, SecuritySettings
 from relay.base.errors import KeyFileError
 from relay.base.home import STORE
 from relay.base.signatures import key_id, public_key, sign
@@ -25,7 +25,7 @@ ALICE, MALLORY = b"a" * 32, b"m" * 32
 @pytest.fixture
 def strict(tmp_path: Path) -> Iterator[Box]:
     """A relay that takes signed messages alone."""
-    config = Config(security=Security(require_signatures=True))
+    config = Config(security=SecuritySettings(require_signatures=True))
     made = Box(tmp_path / "home", "alice", "bob", config=config)
     yield made
     made.close()

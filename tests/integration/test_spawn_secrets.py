@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.config import Config, Limits
+from relay.base.config import Config, LimitSettings
 from relay.base.message import parse
 from tests.box import Box
 
@@ -42,7 +42,7 @@ def leaks(box: Box) -> list[str]:
     ],
 )
 def test_no_trace_of_it(tmp_path: Path, data: bytes, name: str | None) -> None:
-    config = Config(limits=Limits(max_body_bytes=65_536))
+    config = Config(limits=LimitSettings(max_body_bytes=65_536))
     box = Box(tmp_path / "home", "alice", "bob", config=config)
     name = name or box.name()
     box.drop("alice", data, name)

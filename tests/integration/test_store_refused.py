@@ -29,7 +29,7 @@ from relay.base.config import Config
 from relay.base.errors import FormatError, StoreReadOnly, VersionError
 from relay.base.home import STORE, Home
 from relay.cli import cli
-from relay.daemon.opening import look, open_store
+from relay.daemon.opening import open_store, open_store_readonly
 from relay.engine import CommStore
 from tests.acomm.support import FIXTURES
 from tests.fakes import FakeClock
@@ -217,7 +217,9 @@ def test_a_relay_does_not_start_on_what_it_would_lose(foreign: Path, tmp_path: P
             open_store(home, FakeClock(), Config(), None, lambda _: None)
         assert refused.value.path == home.path(STORE)
         assert Path(home.path(STORE)).read_bytes() == foreign.read_bytes()
-        assert look(home, FakeClock(), Config()).list_channels()  # looking is not writing
+        assert open_store_readonly(
+            home, FakeClock(), Config()
+        ).list_channels()  # looking is not writing
 
 
 # -- errors name the file --------------------------------------------------------------------

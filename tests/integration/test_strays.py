@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.config import Config, Detection
+from relay.base.config import Config, DetectionSettings
 from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 
@@ -66,7 +66,7 @@ def test_m32_an_id_that_another_got_is_a_stray_all_the_same(box: Box) -> None:
 
 
 def test_m32_other_names_and_many_scans_cost_nothing(tmp_path: Path) -> None:
-    config = Config(detection=Detection(watcher="scan"))
+    config = Config(detection=DetectionSettings(watcher="scan"))
     box = Box(tmp_path / "home", "alice", "bob", config=config)
     put(box.root, name="notes")
     put(box.root)

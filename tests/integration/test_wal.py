@@ -13,7 +13,7 @@ import pytest
 
 from agent_sdk import Agent
 from relay.base.config import Config
-from relay.base.config import Ledger as Settings
+from relay.base.config import LedgerSettings as Settings
 from relay.base.home import LEDGER, Home
 from relay.engine.flush import Inline
 from relay.ledger import WAL_KEPT_BYTES, wal

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from relay.base.config import Config, Limits
+from relay.base.config import Config, LimitSettings
 from relay.cli import cli
 from tests.box import Box
 
@@ -73,7 +73,7 @@ def test_M05_a_file_that_was_no_message_has_neither_kind_nor_address(box: Box) -
 
 
 def test_M05_what_waits_in_its_outbox_has_no_word_of_recipients_yet(tmp_path: Path) -> None:
-    box = Box(tmp_path / "home", "alice", "bob", config=Config(limits=Limits(reply_depth=1)))
+    box = Box(tmp_path / "home", "alice", "bob", config=Config(limits=LimitSettings(reply_depth=1)))
     sent = box.send("alice", "TO: bob\n\nthanks")
     for n in range(2):
         sender, to = ("bob", "alice") if n % 2 == 0 else ("alice", "bob")

@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from relay.base import fsio
 from relay.journal.format import encode_record
-from relay.journal.journal import Journal, Policy
+from relay.journal.journal import Journal, SegmentPolicy
 from relay.journal.reader import JournalReader
-from relay.journal.segment import FIRST
+from relay.journal.segment import FIRST_RECORD
 from tests.fakes import FakeClock
 from tests.journal.model import Model
 from tests.power import Cut, Power
@@ -33,7 +33,7 @@ PAYLOADS = st.lists(
 class JournalMachine(RuleBasedStateMachine):
     """Append, commit, roll, kill, tear, cut the power, open again."""
 
-    policy = Policy(segment_bytes=2_000, segment_age_s=100, slice_bytes=512)
+    policy = SegmentPolicy(segment_bytes=2_000, segment_age_s=100, slice_bytes=512)
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,12 +84,12 @@ class JournalMachine(RuleBasedStateMachine):
     @rule()
     def prepare(self) -> None:
         """Zeros ahead."""
-        self.journal.prepare()
+        self.journal.preallocate()
 
     @rule(size=st.integers(0, 5_000))
     def has_room(self, size: int) -> None:
         """The same, by demand."""
-        self.journal.has_room(size)
+        self.journal.reserve(size)
 
     @rule()
     def seal(self) -> None:
@@ -107,7 +107,7 @@ class JournalMachine(RuleBasedStateMachine):
     def checkpoint(self) -> None:
         """Covers what is durable."""
         self.covered = self.journal.durable
-        self.journal.cover(self.covered)
+        self.journal.note_checkpoint(self.covered)
 
     @rule()
     def reopen(self) -> None:
@@ -123,7 +123,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.journal.close()
         piece = encode_record(active.end, 1, 0, payload + b"!")[:-1][:cut]
         with open(active.path, "r+b") as file:
-            file.seek(FIRST + active.end - active.base)
+            file.seek(FIRST_RECORD + active.end - active.base)
             file.write(piece)
         self.open()
         self.model.after_crash(self.journal.read())

@@ -34,9 +34,9 @@ def silent(line: str) -> None:
 def stored(stream_dir: str | Path) -> list[ManifestRecord]:
     """Every record in the chunks of a stream, but the markers of snapshots."""
     found: list[ManifestRecord] = []
-    for index in chunks.indexes(str(stream_dir)):
-        path = chunks.path_of(str(stream_dir), index)
-        found += chunks.decode(chunks.load(path), path, index).records
+    for index in chunks.chunk_indexes(str(stream_dir)):
+        path = chunks.chunk_path(str(stream_dir), index)
+        found += chunks.decode_chunk(chunks.load_chunk(path), path, index).records
     return [record for record in found if record.type != ManifestType.SnapshotMarker]
 
 

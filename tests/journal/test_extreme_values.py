@@ -20,7 +20,7 @@ from relay.journal.format import (
 )
 from relay.journal.format import encode_record as record_of
 from relay.journal.manifest import Manifest
-from relay.journal.segment import FIRST, FileSource, segment_path
+from relay.journal.segment import FIRST_RECORD, FileSource, segment_path
 from tests.journal.manifest_support import opened, said, sealed
 from tests.journal.support import Stream, payloads, put
 
@@ -97,7 +97,7 @@ def test_a_segment_at_the_end_of_all_offsets_is_looked_at_all_the_same(tmp_path:
     for command in ("check", "dump"):
         ran = CliRunner().invoke(aof, [command, str(path)])
         assert ran.exit_code == 3 and isinstance(ran.exception, SystemExit), ran.exception
-        assert f"{path} at {FIRST + 31}: " in ran.output
+        assert f"{path} at {FIRST_RECORD + 31}: " in ran.output
 
 
 def test_a_segment_that_claims_to_be_huge_takes_no_memory(stream: Stream) -> None:
@@ -122,15 +122,15 @@ def test_jobs_are_counted_on_from_the_last_number(stream: Stream) -> None:
 def test_a_key_that_no_snapshot_holds_does_not_end_the_stream(stream: Stream) -> None:
     """Another writer may have one; it is in the manifest, and stays there."""
     long = said(ManifestType.UploadDone, 0, key="k" * 400, etag="e").encode()
-    path = chunks.path_of(stream.folder, 0)
-    data = chunks.load(path)
-    head = chunks.decode(data, path, 0).header
+    path = chunks.chunk_path(stream.folder, 0)
+    data = chunks.load_chunk(path)
+    head = chunks.decode_chunk(data, path, 0).header
     body = data[64 : head.committed_len] + long
     end = 64 + len(body)
     head = head._replace(tail_offset=end, committed_len=end, chunk_crc64=crc64(body))
     Path(path).write_bytes(head.encode() + body)
     journal = stream.open()
     journal.manifest._since_snapshot = 5_000
-    journal.cover(0)
+    journal.note_checkpoint(0)
     assert any("no snapshot of the manifest" in line for line in stream.warned)
     assert payloads(journal) == [b"one", b"two", b"three"]

@@ -16,7 +16,7 @@ from relay.journal.format import FOOTER, RECORD, Footer, ManifestType, RecordFla
 from relay.journal.journal import Append
 from relay.journal.manifest import read_manifest
 from relay.journal.reader import JournalReader
-from relay.journal.segment import FIRST, FileSource, segment_ids
+from relay.journal.segment import FIRST_RECORD, FileSource, segment_ids
 from tests.journal.support import Stream, fail, flip, payloads, put
 from tests.power import Cut, Power
 
@@ -119,7 +119,7 @@ def test_a_record_that_no_segment_takes_has_one_of_its_own(stream: Stream) -> No
     journal = stream.open()
     given = [b"before", b"x" * 10_000, b"after"]
     put(journal, *given)
-    assert stream.path(1).stat().st_size == FIRST + RECORD.size + 10_000 + FOOTER.size
+    assert stream.path(1).stat().st_size == FIRST_RECORD + RECORD.size + 10_000 + FOOTER.size
     assert payloads(journal) == given
     stream.crash()
     assert payloads(stream.open()) == given
@@ -148,7 +148,7 @@ def test_a_seal_says_the_highest_message_id_and_the_watermark(stream: Stream) ->
     journal = stream.open(epoch=3)
     journal.append([Append(b"a", ext_id=7), Append(b"b", ext_id=9), Append(b"c", ext_id=8)])
     journal.commit()
-    journal.cover(29)
+    journal.note_checkpoint(29)
     journal.seal()
     records = read_manifest(stream.folder, pytest.fail).records
     opened, note, sealed, following = records
@@ -164,27 +164,27 @@ def test_a_sealed_file_ends_right_behind_its_footer(stream: Stream) -> None:
     put(journal, b"one")
     journal.seal()
     data = stream.path().read_bytes()
-    assert len(data) == FIRST + 31 + FOOTER.size
-    assert Footer(*FOOTER.unpack(data[-FOOTER.size :])).durable_bytes == FIRST + 31
+    assert len(data) == FIRST_RECORD + 31 + FOOTER.size
+    assert Footer(*FOOTER.unpack(data[-FOOTER.size :])).durable_bytes == FIRST_RECORD + 31
 
 
 def test_zeros_are_written_ahead_and_off_the_path_of_commits(stream: Stream) -> None:
     journal = stream.open()
     size = stream.path().stat().st_size
-    assert size == FIRST + 1_024
+    assert size == FIRST_RECORD + 1_024
     put(journal, b"x" * 500)
     assert stream.path().stat().st_size == size  # the commit allocated nothing
-    assert journal.prepare() and not journal.prepare()
+    assert journal.preallocate() and not journal.preallocate()
     assert stream.path().stat().st_size == size + 1_024
-    journal.has_room(3_000)
-    assert stream.path().stat().st_size >= FIRST + 528 + 3_000
+    journal.reserve(3_000)
+    assert stream.path().stat().st_size >= FIRST_RECORD + 528 + 3_000
 
 
 def test_of_the_room_that_is_asked_for_so_much_is_made_ahead(stream: Stream) -> None:
     stream.policy = stream.policy._replace(ahead_bytes=5_000)
     journal = stream.open()
-    journal.has_room(1 << 40)
-    assert stream.path().stat().st_size == FIRST + 5_000
+    journal.reserve(1 << 40)
+    assert stream.path().stat().st_size == FIRST_RECORD + 5_000
 
 
 def test_a_disk_that_is_full_on_the_way_gets_its_room_back(
@@ -201,7 +201,7 @@ def test_a_disk_that_is_full_on_the_way_gets_its_room_back(
 
     monkeypatch.setattr(fsio, "write_at", filling)
     with pytest.raises(OSError):
-        journal.has_room(3 << 20)
+        journal.reserve(3 << 20)
     assert written and stream.path().stat().st_size == size
     monkeypatch.undo()
     put(journal, b"x" * 2_000)
@@ -236,7 +236,7 @@ def test_a_reader_takes_whole_records_only(stream: Stream) -> None:
     put(journal, b"half of it is there")
     after = stream.path().read_bytes()
     reader = JournalReader(stream.folder)
-    for cut in range(33 + FIRST, 33 + FIRST + 47):
+    for cut in range(33 + FIRST_RECORD, 33 + FIRST_RECORD + 47):
         stream.path().write_bytes(after[:cut] + data[cut:])
         assert payloads(reader) == [b"whole"]
     stream.path().write_bytes(after)
@@ -247,7 +247,7 @@ def test_a_reader_names_damage_in_a_sealed_segment(stream: Stream) -> None:
     journal = stream.open()
     put(journal, b"one", b"two", b"three")
     journal.seal()
-    flip(stream.path(), FIRST + 31 + 30)
+    flip(stream.path(), FIRST_RECORD + 31 + 30)
     with pytest.raises(IntegrityError, match=r"0\.seg at 83: expected crc32 \w+, found \w+"):
         payloads(JournalReader(stream.folder))
     # The writer reads on, and says once what is missing.
@@ -337,5 +337,5 @@ def test_an_eviction_while_reading_is_no_gap(
     put(journal, b"two")
     shutil.move(stream.path(0), tmp_path / "away")  # between the look at it and the listing
     monkeypatch.setattr(JournalReader, "_load", lambda reader: None)
-    monkeypatch.setattr(JournalReader, "_went_elsewhere", lambda reader, last, number: True)
+    monkeypatch.setattr(JournalReader, "_were_evicted", lambda reader, last, number: True)
     assert payloads(reader) == []  # nothing behind it, and nothing said to be lost

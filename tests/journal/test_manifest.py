@@ -69,7 +69,7 @@ def catalog_of(records: list[ManifestRecord]) -> Catalog:
 
 
 def chunk_path(stream: str, index: int) -> Path:
-    return Path(chunks.path_of(stream, index))
+    return Path(chunks.chunk_path(stream, index))
 
 
 def flip(path: Path, at: int) -> None:
@@ -119,7 +119,7 @@ def test_a_writer_goes_on_where_another_had_committed(stream: str, ahead: bytes)
 def test_the_writer_writes_the_golden_bytes(stream: str) -> None:
     golden = (STREAM_2 / "manifest" / f"{0:020d}.mlog").read_bytes()
     manifest = begin(stream)
-    for record in chunks.decode(golden, "it", 0).records:
+    for record in chunks.decode_chunk(golden, "it", 0).records:
         manifest.append(record)
     manifest.close()
     assert chunk_path(stream, 0).read_bytes() == golden
@@ -132,8 +132,8 @@ def test_a_full_chunk_is_sealed_with_the_golden_bytes(
     second = (STREAM_1 / "manifest" / f"{1:020d}.mlog").read_bytes()
     monkeypatch.setattr(chunks, "CHUNK_CAPACITY", len(golden))
     manifest = begin(stream)
-    manifest.append(*chunks.decode(golden, "it", 0).records)
-    manifest.append(chunks.decode(second, "it", 1).records[0])
+    manifest.append(*chunks.decode_chunk(golden, "it", 0).records)
+    manifest.append(chunks.decode_chunk(second, "it", 1).records[0])
     manifest.close()
     assert chunk_path(stream, 0).read_bytes() == golden
     head = decode_chunk_header(chunk_path(stream, 1).read_bytes(), "it")
@@ -148,7 +148,7 @@ def test_chunks_are_contiguous_and_no_longer_than_their_capacity(stream: str) ->
     manifest.close()
     heads = [
         decode_chunk_header(chunk_path(stream, n).read_bytes(), "it")
-        for n in chunks.indexes(stream)
+        for n in chunks.chunk_indexes(stream)
     ]
     assert [(head.chunk_index, bool(head.flags & ChunkFlag.SEALED)) for head in heads] == [
         (0, True),
@@ -372,7 +372,7 @@ def test_a_snapshot_that_finds_no_room_fails_no_append(stream: str, small: None)
             manifest.append(record)
     manifest.close()
     assert lines and all("no snapshot of the manifest" in line for line in lines)
-    assert stored(stream) == RECORDS and snapshots.ids(stream) == []
+    assert stored(stream) == RECORDS and snapshots.snapshot_ids(stream) == []
 
 
 # -- the same against a list ---------------------------------------------------------------

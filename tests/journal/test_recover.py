@@ -16,7 +16,7 @@ from relay.journal.format import FOOTER, Footer, ManifestType, SegmentFlag, Segm
 from relay.journal.journal import Append, Journal
 from relay.journal.manifest import read_manifest
 from relay.journal.reader import JournalReader
-from relay.journal.segment import FIRST, UNSYNCED, segment_ids
+from relay.journal.segment import FIRST_RECORD, UNSYNCED, segment_ids
 from tests.journal.support import Stream, fail, flip, payloads, put
 
 # --- what opening makes good
@@ -29,13 +29,16 @@ def test_a_torn_tail_goes_and_everything_before_it_stays(stream: Stream) -> None
     put(journal, b"torn in the middle")
     stream.crash()
     torn = stream.path().read_bytes()
-    cut = torn[: FIRST + 32 + 40] + clean[FIRST + 32 + 40 :]
+    cut = torn[: FIRST_RECORD + 32 + 40] + clean[FIRST_RECORD + 32 + 40 :]
     stream.path().write_bytes(cut)
     journal = stream.open()
     assert payloads(journal) == [b"kept"]
     assert stream.path().read_bytes() == clean
-    assert Path(f"{stream.path()}.torn").read_bytes() == cut[FIRST + 32 :].rstrip(b"\0")
-    assert "a torn tail" in stream.warned[0] and f"at {FIRST + 32}: expected" in stream.warned[0]
+    assert Path(f"{stream.path()}.torn").read_bytes() == cut[FIRST_RECORD + 32 :].rstrip(b"\0")
+    assert (
+        "a torn tail" in stream.warned[0]
+        and f"at {FIRST_RECORD + 32}: expected" in stream.warned[0]
+    )
     assert put(journal, b"next") == [32]
 
 
@@ -44,7 +47,7 @@ def test_damage_before_good_records_loses_the_damaged_one_alone(stream: Stream) 
     for payload in (b"one", b"two", b"", b"four"):
         put(journal, payload)
     stream.crash()
-    flip(stream.path(), FIRST + 31 + 16)  # its time: a flipped header byte shows
+    flip(stream.path(), FIRST_RECORD + 31 + 16)  # its time: a flipped header byte shows
     damaged = stream.path().read_bytes()
     journal = stream.open()
     assert payloads(journal) == [b"one", b"", b"four"]
@@ -68,7 +71,7 @@ def test_of_a_commit_that_is_cut_short_nothing_behind_its_gap_counts(stream: Str
     clean = stream.path().read_bytes()
     put(journal, b"one", b"two", b"three")  # the disk writes its sectors in any order
     stream.crash()
-    at = FIRST + 32 + 36
+    at = FIRST_RECORD + 32 + 36
     flip(stream.path(), at + 31 + 28)
     torn = stream.path().read_bytes()
     journal = stream.open()
@@ -82,7 +85,7 @@ def test_a_commit_that_is_known_to_be_durable_is_damaged_and_salvaged(stream: St
     journal = stream.open()
     put(journal, b"one", b"two", b"three")
     stream.crash()
-    flip(stream.path(), FIRST + 31)
+    flip(stream.path(), FIRST_RECORD + 31)
     journal = stream.open(at_least=95)  # the ledger followed it to its end
     assert payloads(journal) == [b"one", b"three"]
     assert "damage; 2 records salvaged, lost offsets: [31, 62)" in stream.warned[0]
@@ -94,8 +97,8 @@ def test_damage_and_a_commit_cut_short_behind_it(stream: Stream) -> None:
         put(journal, payload)
     put(journal, b"cut", b"short", b"behind")
     stream.crash()
-    flip(stream.path(), FIRST + 31)
-    flip(stream.path(), FIRST + 95 + 31)
+    flip(stream.path(), FIRST_RECORD + 31)
+    flip(stream.path(), FIRST_RECORD + 95 + 31)
     journal = stream.open()
     assert payloads(journal) == [b"one", b"three", b"cut"]
     assert [record.offset for record in journal.read()] == [0, 62, 95]
@@ -165,7 +168,7 @@ def test_a_segment_that_was_made_and_never_written_is_made_good(stream: Stream, 
     assert put(journal, b"two") == [31]
     stream.crash()
     assert payloads(stream.open()) == [b"one", b"two"]
-    assert stream.path(1).read_bytes()[:FIRST] == kept[:FIRST]
+    assert stream.path(1).read_bytes()[:FIRST_RECORD] == kept[:FIRST_RECORD]
 
 
 @pytest.mark.parametrize("calls", range(20))
@@ -256,7 +259,7 @@ def test_after_a_failed_commit_everything_is_refused_until_reopened(
     with pytest.raises(OSError):
         journal.commit()
     monkeypatch.undo()
-    for refused in (journal.commit, journal.prepare, journal.seal, journal.roll_if_due):
+    for refused in (journal.commit, journal.preallocate, journal.seal, journal.roll_if_due):
         with pytest.raises(JournalFailed, match="the journal failed"):
             refused()
     with pytest.raises(JournalFailed):
@@ -310,7 +313,7 @@ def test_a_failed_sync_is_remembered_until_the_segment_is_sealed(
     monkeypatch.undo()
     stream.crash()
     marker = Path(f"{stream.path()}{UNSYNCED}")
-    assert marker.read_bytes() == str(FIRST + 35).encode()
+    assert marker.read_bytes() == str(FIRST_RECORD + 35).encode()
     written: list[tuple[int, bytes]] = []
     real = fsio.write_at
 
@@ -320,7 +323,7 @@ def test_a_failed_sync_is_remembered_until_the_segment_is_sealed(
 
     monkeypatch.setattr(fsio, "write_at", write_at)
     journal = stream.open()
-    (rewritten,) = [data for at, data in written if at <= FIRST + 35 < at + len(data)]
+    (rewritten,) = [data for at, data in written if at <= FIRST_RECORD + 35 < at + len(data)]
     assert rewritten.endswith(b"who knows")  # the page cache alone may have had it
     journal.seal()
     seal = read_manifest(stream.folder, pytest.fail).records[-2]
@@ -353,7 +356,7 @@ def test_D5_what_no_checkpoint_covers_is_written_again_in_a_sealed_segment_too(
     monkeypatch.setattr(fsio, "write_at", write_at)
     journal = stream.open(covered=covered)
     ((at, data),) = written
-    assert at == FIRST + covered and b"who knows" in data and b"covered" not in data
+    assert at == FIRST_RECORD + covered and b"who knows" in data and b"covered" not in data
     assert payloads(journal) == [b"covered", b"who knows"]
 
 
@@ -386,10 +389,10 @@ def test_asking_for_room_on_a_full_disk_harms_nothing(
     journal.append([Append(b"waits")])
     fail(monkeypatch, "write", ".seg", errno.ENOSPC)
     with pytest.raises(OSError):
-        journal.has_room(100_000)
+        journal.reserve(100_000)
     monkeypatch.undo()
     journal.commit()
-    journal.has_room(100_000)
+    journal.reserve(100_000)
     assert payloads(journal) == [b"waits"]
 
 

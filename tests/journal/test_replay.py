@@ -54,7 +54,7 @@ def stream(tmp_path: Path, by_hand: None) -> str:
     for record in RECORDS:
         manifest.append(record)
     manifest.close()
-    assert len(chunks.indexes(folder)) > 4 and not snapshots.ids(folder)
+    assert len(chunks.chunk_indexes(folder)) > 4 and not snapshots.snapshot_ids(folder)
     return folder
 
 
@@ -63,7 +63,7 @@ def begin(stream: str) -> Manifest:
 
 
 def chunk_path(stream: str, index: int) -> Path:
-    return Path(chunks.path_of(stream, index))
+    return Path(chunks.chunk_path(stream, index))
 
 
 def flip(path: Path, at: int) -> None:
@@ -80,8 +80,8 @@ def entries_of(records: list[ManifestRecord]) -> dict[int, object]:
 
 
 def records_in(stream: str, index: int) -> list[ManifestRecord]:
-    path = chunks.path_of(stream, index)
-    return chunks.decode(chunks.load(path), path, index).records
+    path = chunks.chunk_path(stream, index)
+    return chunks.decode_chunk(chunks.load_chunk(path), path, index).records
 
 
 # -- damage --------------------------------------------------------------------------------
@@ -192,7 +192,9 @@ def test_the_golden_bad_chunks_stop_a_stream_without_a_traceback(tmp_path: Path)
 def damaged(stream: str) -> list[ManifestRecord]:
     """Damage chunk 2 of the stream; what is left of the records: before it, and behind it."""
     flip(chunk_path(stream, 2), 64 + 8)
-    kept = [record for n in chunks.indexes(stream) if n != 2 for record in records_in(stream, n)]
+    kept = [
+        record for n in chunks.chunk_indexes(stream) if n != 2 for record in records_in(stream, n)
+    ]
     return kept
 
 
@@ -225,7 +227,7 @@ def test_records_before_the_rebuilding_do_not_hide_the_damage(stream: str) -> No
         assert manifest.damaged
         manifest.append(opened(segment, segment))
         manifest.close()
-    newest = chunks.indexes(stream)[-1]
+    newest = chunks.chunk_indexes(stream)[-1]
     assert records_in(stream, newest) == [opened(20, 20), opened(21, 21)]  # one chunk goes on
     manifest = begin(stream)
     manifest.rebuild([])
@@ -273,12 +275,12 @@ def test_replay_starts_at_the_newest_good_snapshot(stream: str) -> None:
         "SnapshotMarker",
         "SealSegment",
     ]
-    flip(Path(snapshots.path_of(stream, 2)), 40)
+    flip(Path(snapshots.snapshot_path(stream, 2)), 40)
     lines: list[str] = []
     seen = replays.replay(stream, lines.append)
     assert seen.snapshot is not None and seen.snapshot.snapshot_id == 1
     assert len(lines) == 1 and lines[0].endswith("this snapshot is not used")
-    flip(Path(snapshots.path_of(stream, 1)), 40)
+    flip(Path(snapshots.snapshot_path(stream, 1)), 40)
     whole = replays.replay(stream, silent)
     assert whole.snapshot is None and len(whole.records) == len(RECORDS) + 4
     for each in (seen, whole):
@@ -289,7 +291,7 @@ def test_a_snapshot_names_its_position_in_a_marker(stream: str) -> None:
     manifest = begin(stream)
     manifest.snapshot()
     manifest.close()
-    taken = snapshots.read(stream, 1)
+    taken = snapshots.read_snapshot(stream, 1)
     (marker,) = read_manifest(stream, silent).records
     assert marker.fields == {
         "chunk_index": taken.chunk_index,
@@ -301,9 +303,9 @@ def test_a_snapshot_names_its_position_in_a_marker(stream: str) -> None:
 
 def test_a_snapshot_behind_the_end_of_the_log_is_not_used(stream: str) -> None:
     lines: list[str] = []
-    index = chunks.indexes(stream)[-1]
+    index = chunks.chunk_indexes(stream)[-1]
     os.makedirs(os.path.join(stream, "snapshot"), exist_ok=True)
-    Path(snapshots.path_of(stream, 9)).write_bytes(snapshots.encode(index, 5000, []))
+    Path(snapshots.snapshot_path(stream, 9)).write_bytes(snapshots.encode_snapshot(index, 5000, []))
     view = read_manifest(stream, lines.append)
     assert view.records == RECORDS and not view.damaged
     assert f"chunk {index} at 5000, is no end of a record" in lines[0]
@@ -316,7 +318,7 @@ def test_a_good_snapshot_counts_though_its_chunk_is_damaged(stream: str) -> None
     manifest = begin(stream)
     manifest.snapshot()
     manifest.close()
-    flip(chunk_path(stream, chunks.indexes(stream)[-1]), 64 + 8)
+    flip(chunk_path(stream, chunks.chunk_indexes(stream)[-1]), 64 + 8)
     view = read_manifest(stream, silent)
     assert view.damaged and view.catalog.entries == entries_of(RECORDS)
 
@@ -340,9 +342,9 @@ def test_snapshots_are_taken_often_enough_and_old_ones_go(
     for number, record in enumerate(RECORDS, 1):
         manifest.append(record)
         assert len(read_manifest(folder, silent).records) <= 5 + 1  # a marker
-        assert len(snapshots.ids(folder)) == min(number // 5, 2)
+        assert len(snapshots.snapshot_ids(folder)) == min(number // 5, 2)
     manifest.close()
-    assert snapshots.ids(folder) == [3, 4]
+    assert snapshots.snapshot_ids(folder) == [3, 4]
 
 
 def test_a_full_chunk_makes_a_snapshot_due(tmp_path: Path) -> None:
@@ -351,7 +353,7 @@ def test_a_full_chunk_makes_a_snapshot_due(tmp_path: Path) -> None:
     for record in RECORDS[:10]:
         manifest.append(record)
     manifest.close()
-    assert snapshots.ids(folder)
+    assert snapshots.snapshot_ids(folder)
 
 
 def test_job_ids_are_never_given_twice(tmp_path: Path) -> None:
@@ -373,7 +375,7 @@ def test_job_ids_are_never_given_twice(tmp_path: Path) -> None:
 
 def test_chunks_before_the_last_two_snapshots_may_go(stream: str) -> None:
     manifest = begin(stream)
-    newest = chunks.indexes(stream)[-1]
+    newest = chunks.chunk_indexes(stream)[-1]
     assert manifest.redundant_chunks() == []
     manifest.snapshot()
     assert manifest.redundant_chunks() == []
@@ -387,10 +389,14 @@ def test_chunks_before_the_last_two_snapshots_may_go(stream: str) -> None:
         assert records_in(stream, index)  # good as before
         os.unlink(chunk_path(stream, index))
     with pytest.raises(FormatError, match="expected a sealed chunk"):
-        manifest.mark_uploaded(chunks.indexes(stream)[-1])
+        manifest.mark_uploaded(chunks.chunk_indexes(stream)[-1])
     manifest.close()
     again = begin(stream)
-    assert (again.entries(), again.damaged, chunks.indexes(stream)[0]) == (entries, False, newest)
+    assert (again.entries(), again.damaged, chunks.chunk_indexes(stream)[0]) == (
+        entries,
+        False,
+        newest,
+    )
     again.append(opened(50, 5000))
     again.close()
     assert stored(stream)[-1] == opened(50, 5000)
@@ -420,7 +426,7 @@ def test_a_golden_snapshot_whose_position_is_inside_a_record_is_not_used() -> No
 def test_a_reader_that_meets_a_pruned_chunk_looks_again(
     stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load, failed = chunks.load, []
+    load, failed = chunks.load_chunk, []
 
     def once(path: str) -> bytes:
         if not failed:
@@ -428,14 +434,14 @@ def test_a_reader_that_meets_a_pruned_chunk_looks_again(
             raise FileNotFoundError(path)
         return load(path)
 
-    monkeypatch.setattr(chunks, "load", once)
+    monkeypatch.setattr(chunks, "load_chunk", once)
     assert read_manifest(stream, silent).records == RECORDS and failed
 
 
 def test_a_header_read_while_it_is_written_is_read_again(
     stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load, torn = chunks.load, []
+    load, torn = chunks.load_chunk, []
     lines: list[str] = []
 
     def once(path: str) -> bytes:
@@ -445,7 +451,7 @@ def test_a_header_read_while_it_is_written_is_read_again(
         torn.append(path)
         return data[:48] + bytes(8) + data[56:]
 
-    monkeypatch.setattr(chunks, "load", once)
+    monkeypatch.setattr(chunks, "load_chunk", once)
     view = read_manifest(stream, lines.append)
     assert torn and not view.damaged and lines == [] and view.records == RECORDS
 

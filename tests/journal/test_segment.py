@@ -22,10 +22,23 @@ from relay.journal.format import (
     decode_segment_header,
     encode_record,
 )
-from relay.journal.journal import Append, Journal, Policy
+from relay.journal.journal import Append, Journal, SegmentPolicy
 from relay.journal.reader import JournalReader
-from relay.journal.records import Record, Starts, decode, encode, find, scan
-from relay.journal.segment import FIRST, ActiveSegment, FileSource, read_records, segment_path
+from relay.journal.records import (
+    HeaderCrcs,
+    Record,
+    decode_records,
+    encode_records,
+    find_record,
+    scan,
+)
+from relay.journal.segment import (
+    FIRST_RECORD,
+    ActiveSegment,
+    FileSource,
+    read_records,
+    segment_path,
+)
 from tests.fakes import FakeClock
 
 GOLDEN = Path(__file__).parent.parent / "fixtures" / "aof2"
@@ -84,13 +97,13 @@ def test_the_same_records_give_the_same_file(golden: Path, tmp_path: Path) -> No
     there = golden.read_bytes()
     header = decode_segment_header(there, str(golden))
     source = FileSource(str(golden))
-    base = RECORD.unpack_from(there, FIRST)[2]
+    base = RECORD.unpack_from(there, FIRST_RECORD)[2]
     found = tail.walk(source._fd, base, header.encode())
-    records = list(read_records(source, base, base, base + found.position - FIRST))
+    records = list(read_records(source, base, base, base + found.position - FIRST_RECORD))
     source.close()
 
     stream_of(tmp_path)
-    made = ActiveSegment.create(str(tmp_path / f"{1:020d}"), header, base, FIRST)
+    made = ActiveSegment.create(str(tmp_path / f"{1:020d}"), header, base, FIRST_RECORD)
     for record in records:
         made.write(encode_record(*record), 1)
     if len(there) == found.position + FOOTER.size:
@@ -107,7 +120,7 @@ def test_a_journal_writes_the_golden_stream(tmp_path: Path) -> None:
     records = expected(GOLDEN / "expected-records.jsonl")
     clock = SetClock()
     folder = str(tmp_path / STREAM_1.name)
-    journal = Journal.open(folder, 1, clock, Policy(slice_bytes=4_096), pytest.fail)
+    journal = Journal.open(folder, 1, clock, SegmentPolicy(slice_bytes=4_096), pytest.fail)
     for record in records:
         clock.at_ms = record.at_ms
         if record.offset in (2_424, 3_042):  # where the golden segments begin
@@ -127,7 +140,9 @@ def recovered(
     folder = stream_of(tmp_path, GOLDEN / "bad" / name)
     number = next(Path(folder, "segments").iterdir()).stem
     warned: list[str] = []
-    journal = Journal.open(folder, 1, FakeClock(), Policy(slice_bytes=512), warned.append, **known)
+    journal = Journal.open(
+        folder, 1, FakeClock(), SegmentPolicy(slice_bytes=512), warned.append, **known
+    )
     payloads = [record.payload for record in journal.read()]
     journal.close()
     warned = [line for line in warned if ".mlog" not in line and "begins at" not in line]
@@ -136,7 +151,7 @@ def recovered(
         for path in Path(folder, "segments").glob(f"{number}.seg*")
     }
     again: list[str] = []
-    journal = Journal.open(folder, 1, FakeClock(), Policy(slice_bytes=512), again.append)
+    journal = Journal.open(folder, 1, FakeClock(), SegmentPolicy(slice_bytes=512), again.append)
     assert [record.payload for record in journal.read()] == payloads
     assert not [line for line in again if "lost" not in line]  # it is good now
     journal.close()
@@ -149,7 +164,7 @@ def test_a_torn_tail_is_kept_aside_and_cleared(tmp_path: Path) -> None:
     assert len(payloads) == 2
     line = warned[0]
     assert "a torn tail, kept in" in line and "expected " in line
-    end = FIRST + sum(RECORD.size + len(payload) for payload in payloads)
+    end = FIRST_RECORD + sum(RECORD.size + len(payload) for payload in payloads)
     assert files[".seg.torn"] == broken[end:].rstrip(b"\0")
     assert files[".seg"] == broken[:end].ljust(len(broken), b"\0")
 
@@ -157,7 +172,7 @@ def test_a_torn_tail_is_kept_aside_and_cleared(tmp_path: Path) -> None:
 def test_a_torn_tail_that_a_checkpoint_covers_is_damage(tmp_path: Path) -> None:
     broken = (GOLDEN / "bad" / "torn-tail.seg").read_bytes()
     payloads, warned, files = recovered(
-        tmp_path, "torn-tail.seg", covered=3_042 + len(broken) - FIRST
+        tmp_path, "torn-tail.seg", covered=3_042 + len(broken) - FIRST_RECORD
     )
     assert len(payloads) == 2
     assert "damage; 2 records salvaged" in warned[0]
@@ -203,9 +218,9 @@ def test_a_damaged_sealed_segment_names_path_offset_expected_found(tmp_path: Pat
 
 @given(st.lists(st.binary(max_size=80), max_size=12), st.integers(0, 1 << 40))
 def test_encoding_scanning_and_decoding_agree(payloads: list[bytes], base: int) -> None:
-    starts = Starts()
+    starts = HeaderCrcs()
     given = [(payload, len(payload) % 4, 0) for payload in payloads]
-    pieces, offsets, end = encode(given, base, 7, starts)
+    pieces, offsets, end = encode_records(given, base, 7, starts)
     data = b"".join(pieces)
     records = [
         Record(at, 7, flags | (RecordFlag.JOINED if number else 0), one)
@@ -214,7 +229,7 @@ def test_encoding_scanning_and_decoding_agree(payloads: list[bytes], base: int) 
     assert data == b"".join(encode_record(*record) for record in records)
     assert end == base + len(data)
     assert scan(data + bytes(100), len(data) + 100, base, starts) == (len(data), len(records))
-    assert list(decode(data, base, starts)) == records
+    assert list(decode_records(data, base, starts)) == records
 
 
 @given(
@@ -228,10 +243,10 @@ def test_a_record_is_found_wherever_it_stands(
 ) -> None:
     front = junk + bytes(zeros)
     record = encode_record(shift + len(front), 1, 0, payload)
-    assert find(front + record + junk, 0, shift, Starts()) == len(front)
-    assert find(front + record[:-1], 0, shift, Starts()) == -1 or not record[-1]
+    assert find_record(front + record + junk, 0, shift, HeaderCrcs()) == len(front)
+    assert find_record(front + record[:-1], 0, shift, HeaderCrcs()) == -1 or not record[-1]
     moved = encode_record(shift + len(front) + 1, 1, 0, payload)  # it is another position's
-    assert find(front + moved, 0, shift, Starts()) == -1
+    assert find_record(front + moved, 0, shift, HeaderCrcs()) == -1
 
 
 def test_one_flipped_bit_anywhere_is_seen() -> None:
@@ -239,12 +254,12 @@ def test_one_flipped_bit_anywhere_is_seen() -> None:
     for bit in range(8 * len(record)):
         flipped = bytearray(record)
         flipped[bit // 8] ^= 1 << bit % 8
-        assert scan(flipped, len(flipped), 0, Starts()) == (0, 0)
+        assert scan(flipped, len(flipped), 0, HeaderCrcs()) == (0, 0)
 
 
 def test_a_good_record_in_another_place_is_none() -> None:
     """What an older write left there must not come back to life."""
     record = encode_record(100, 1, 0, b"payload")
-    assert scan(record, len(record), 100, Starts()) == (len(record), 1)
-    assert scan(record, len(record), 99, Starts()) == (0, 0)
-    assert list(decode(record, 101, Starts())) == []
+    assert scan(record, len(record), 100, HeaderCrcs()) == (len(record), 1)
+    assert scan(record, len(record), 99, HeaderCrcs()) == (0, 0)
+    assert list(decode_records(record, 101, HeaderCrcs())) == []

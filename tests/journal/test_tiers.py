@@ -14,7 +14,7 @@ import pytest
 from relay.base.errors import JournalError, SegmentAway
 from relay.journal import chunk as chunks
 from relay.journal.catalog import Residency, SegmentEntry
-from relay.journal.plan import Job, JobKind, TierPolicy, local_bytes
+from relay.journal.plan import JobKind, TierJob, TierPolicy, local_bytes
 from relay.journal.tiers import WORKER_NICE, TierWorker, lower_priority
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 from tests.s3_server import BUCKET, objects, s3_server
@@ -51,7 +51,7 @@ def test_a_local_copy_leaves_by_budget_and_reading_goes_on(
     stream.fill(4)
     stream.run()
     assert all(t & T0 for t in stream.residency(0, 1, 2, 3))  # no checkpoint covers them
-    stream.tiers.cover(stream.entry(1).end_offset)
+    stream.tiers.set_safe_offset(stream.entry(1).end_offset)
     stream.run()
     assert stream.residency(0, 1, 2, 3) == [T1, T1, T0 | T1, T0 | T1]
     stream.cover()
@@ -140,10 +140,10 @@ def test_nothing_is_evicted_or_pruned_above_the_second_checkpoint(
     stream = make_stream(AT_ONCE._replace(local_bytes=0, keep_bytes=0))
     stream.fill(2)
     stream.run()
-    stream.tiers.cover(stream.entry(0).end_offset)
+    stream.tiers.set_safe_offset(stream.entry(0).end_offset)
     for kind in (JobKind.EVICT_TIER0, JobKind.PRUNE):
         with pytest.raises(JournalError, match="two checkpoints have to cover it"):
-            stream.tiers.do(Job(kind, stream.entry(1), "asked"))
+            stream.tiers.run_job(TierJob(kind, stream.entry(1), "asked"))
     stream.run()
     assert list(stream.journal.manifest.catalog.entries) == [1, 2]
     assert stream.read() == stream.expected()
@@ -209,7 +209,7 @@ def test_a_deletion_that_was_queued_is_finished(
     assert list(stream.journal.manifest.catalog.deleting) == [0]
     with pytest.raises(SegmentAway, match="segment 0 is being deleted from Tier 2"):
         list(stream.journal.read(0))
-    assert stream.tiers.step() == f"delete {1:020d}/{0:020d}.seg.zst"
+    assert stream.tiers.run_next() == f"delete {1:020d}/{0:020d}.seg.zst"
     assert not stream.journal.manifest.catalog.deleting
     assert list(stream.journal.manifest.catalog.entries) == [1, 2]
     assert stream.read() == stream.expected()
@@ -221,7 +221,7 @@ def test_manifest_chunks_that_no_replay_needs_go_up(
     stream = make_stream(AT_ONCE, tier2)
     stream.fill(1)
     for _ in range(14):  # 256 KiB a chunk; a snapshot with each that begins
-        stream.journal.note(77, bytes(60_000))
+        stream.journal.add_event(77, bytes(60_000))
     redundant = stream.journal.manifest.redundant_chunks()
     assert redundant
     done = stream.run()
@@ -229,8 +229,8 @@ def test_manifest_chunks_that_no_replay_needs_go_up(
         f"upload manifest chunk {index}" for index in redundant
     ]
     for index in redundant:
-        path = chunks.path_of(str(stream.dir), index)
-        assert chunks.is_uploaded(str(stream.dir), index)
+        path = chunks.chunk_path(str(stream.dir), index)
+        assert chunks.is_chunk_uploaded(str(stream.dir), index)
         sent = b"".join(tier2.get(f"{1:020d}/manifest/{index:020d}.mlog").pieces)
         assert sent[64:] == Path(path).read_bytes()[64:]  # but for the flag in the header
     assert stream.run() == []
@@ -244,7 +244,7 @@ def test_a_chunk_that_was_sent_and_not_marked_is_marked(
 ) -> None:
     stream = make_stream(AT_ONCE, tier2)
     for _ in range(14):
-        stream.journal.note(77, bytes(60_000))
+        stream.journal.add_event(77, bytes(60_000))
 
     def kill(index: int) -> None:
         raise KeyboardInterrupt
@@ -291,7 +291,7 @@ def test_a_checkpoint_during_a_step_is_not_missed(
 
     with monkeypatch.context() as patch:
         patch.setattr(stream.journal.manifest, "entries", meanwhile)
-        assert stream.tiers.step() is None
+        assert stream.tiers.run_next() is None
     assert stream.tiers.due_ns() <= stream.clock.monotonic_ns()
 
 
@@ -299,7 +299,7 @@ def test_steps_run_beside_the_loop(make_stream: Callable[..., Stream]) -> None:
     stream = make_stream()
     stream.fill(2)
     threads: set[str] = set()
-    step = stream.tiers.step
+    step = stream.tiers.run_next
 
     def watching() -> str | None:
         threads.add(threading.current_thread().name)
@@ -308,7 +308,7 @@ def test_steps_run_beside_the_loop(make_stream: Callable[..., Stream]) -> None:
             assert nice >= WORKER_NICE > os.getpriority(os.PRIO_PROCESS, os.getpid())
         return step()
 
-    stream.tiers.step = watching  # type: ignore[method-assign]
+    stream.tiers.run_next = watching  # type: ignore[method-assign]
     with ThreadPoolExecutor(1, "tiers", initializer=lower_priority) as executor:
         worker = TierWorker(stream.tiers, executor, stream.clock)
         lines = []

@@ -11,7 +11,7 @@ from relay.base import fsio
 from relay.base.errors import FormatError, JournalError, ObjectError
 from relay.journal.catalog import Residency
 from relay.journal.format import ManifestType, Reason
-from relay.journal.plan import Job, JobKind
+from relay.journal.plan import JobKind, TierJob
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 
 T0, T1, T2 = Residency.TIER0, Residency.TIER1, Residency.TIER2
@@ -159,10 +159,10 @@ def test_an_object_that_went_is_no_reason_to_evict(
     stream.fill(1)
     stream.cover()
     stream.run()
-    stream.tiers.do(Job(JobKind.EVICT_TIER0, stream.entry(0), "asked"))
+    stream.tiers.run_job(TierJob(JobKind.EVICT_TIER0, stream.entry(0), "asked"))
     tier2.inner.delete(stream.entry(0).key)
     with pytest.raises(ObjectError, match="no such object"):
-        stream.tiers.do(Job(JobKind.EVICT_TIER1, stream.entry(0), "asked"))
+        stream.tiers.run_job(TierJob(JobKind.EVICT_TIER1, stream.entry(0), "asked"))
     assert stream.files("warm") == [f"{0:020d}.seg.zst"]
     assert stream.read() == stream.expected()
 
@@ -202,7 +202,7 @@ def test_a_damaged_warm_file_is_read_from_tier_2(
     stream.fill(1)
     stream.cover()
     stream.run()
-    stream.tiers.do(Job(JobKind.EVICT_TIER0, stream.entry(0), "asked"))
+    stream.tiers.run_job(TierJob(JobKind.EVICT_TIER0, stream.entry(0), "asked"))
     path = stream.dir / "warm" / f"{0:020d}.seg.zst"
     path.write_bytes(path.read_bytes()[:100])
     assert stream.read() == stream.expected()

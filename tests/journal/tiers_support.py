@@ -7,7 +7,7 @@ from pathlib import Path
 
 from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.format import ManifestType
-from relay.journal.journal import Append, Journal, Policy
+from relay.journal.journal import Append, Journal, SegmentPolicy
 from relay.journal.manifest import read_manifest
 from relay.journal.objects import DirectoryObjects, Download, ObjectFacts, ObjectStore
 from relay.journal.plan import TierPolicy
@@ -15,7 +15,7 @@ from relay.journal.tiers import Tiers
 from tests.fakes import FakeClock
 from tests.journal.payloads import payload
 
-SMALL = Policy(segment_bytes=1 << 20, slice_bytes=1 << 16)
+SMALL = SegmentPolicy(segment_bytes=1 << 20, slice_bytes=1 << 16)
 AT_ONCE = TierPolicy(compress_after_s=0)
 
 
@@ -97,12 +97,12 @@ class Stream:
 
     def cover(self) -> None:
         """Two checkpoints cover everything there is."""
-        self.tiers.cover(self.journal.durable)
+        self.tiers.set_safe_offset(self.journal.durable)
 
     def run(self) -> list[str]:
         """Steps until nothing is due."""
         done = []
-        while (line := self.tiers.step()) is not None:
+        while (line := self.tiers.run_next()) is not None:
             done.append(line)
             assert len(done) < 1000, done[-5:]
         return done

@@ -16,10 +16,10 @@ from relay.audit.jobs import (
     threads,
     traffic,
 )
-from relay.audit.jobs.job import Job
+from relay.audit.jobs.job import AuditJob
 from relay.base.errors import RelayError
 
-__all__ = ["JOBS", "Job", "select"]
+__all__ = ["JOBS", "AuditJob", "select"]
 
 # In the order of a report: what is lost, then how it went, then who with whom, then the files.
 _EVERY = (
@@ -36,10 +36,10 @@ _EVERY = (
     integrity.JOB,
     capacity.JOB,
 )
-JOBS: dict[str, Job] = {job.name: job for job in _EVERY}
+JOBS: dict[str, AuditJob] = {job.name: job for job in _EVERY}
 
 
-def select(names: tuple[str, ...]) -> list[Job]:
+def select(names: tuple[str, ...]) -> list[AuditJob]:
     """The jobs of these names, each once; no names are all. Errors: RelayError for another."""
     for name in names:
         if name not in JOBS:

@@ -9,7 +9,7 @@ and journal say when that is overdue; where neither does, the kind of the messag
 | owed | delivered, and not answered; its time has not come | |
 | late | the same, delivered more than once already | |
 | overdue | its time passed while the relay was at work, and nothing was done | warning |
-| orphan | acknowledged, and it never asked for that; or an answer to nothing | warning |
+| unrequested | acknowledged, and it never asked for that; or an answer to nothing | warning |
 
 A relay that is not running does nothing: overdue is judged by when it was last seen at work. What
 was given up for want of an answer, a dead letter or not, is no longer owed.
@@ -22,11 +22,12 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
-from relay.audit.jobs.job import WARNING, Job, Tables, found
+from relay.audit.inputs import Inputs
+from relay.audit.jobs.deliveries import sent
+from relay.audit.jobs.job import WARNING, AuditJob, Tables, make_findings
 from relay.audit.jobs.reconcile import STORE_SECTIONS
-from relay.audit.jobs.sent import sent
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
 from relay.base.names import ORCHESTRATOR
 
 NAME = "acks"
@@ -37,9 +38,9 @@ ANSWERS = ("Acknowledgment", "Response")
 _US_PER_MS = 1000.0
 
 
-def make(evidence: Evidence) -> Tables:
+def make(inputs: Inputs) -> Tables:
     """A row a pair of sender and recipient, and one for each that is owed or nobody asked for."""
-    stored = evidence.store(
+    stored = inputs.store(
         STORE_SECTIONS,
         "id",
         "relay_id",
@@ -49,17 +50,17 @@ def make(evidence: Evidence) -> Tables:
         "channel_id",
         "correlation_id",
     )
-    channels = evidence.store("channels", "id", "delivery", "ack_timeout_s", "modified_at")
-    journal = evidence.journal("end", "at", "event", "state", "due_at", "deliveries")
-    state = evidence.ledger("orchestrator_state", "updated_at")
-    asked = asked_of(stored, channels, evidence.config.delivery.ack_timeout_s)
-    judged = judge(sent(evidence), asked, journal, state, evidence.grace_ns)
+    channels = inputs.store("channels", "id", "delivery", "ack_timeout_s", "modified_at")
+    journal = inputs.journal("end", "at", "event", "state", "due_at", "deliveries")
+    state = inputs.ledger("orchestrator_state", "updated_at")
+    asked = requests_of(stored, channels, inputs.config.delivery.ack_timeout_s)
+    judged = judge(sent(inputs), asked, journal, state, inputs.grace_ns)
     kept = judged.where(F.col("class").isNotNull())
-    owed = schemas.conform(kept, schemas.OWED).unionByName(unasked(stored))
+    owed = conform(kept, results.OWED).unionByName(unrequested(stored))
     return {NAME: by_pair(judged), OWED: owed}
 
 
-def asked_of(stored: DataFrame, channels: DataFrame, default_timeout_s: int) -> DataFrame:
+def requests_of(stored: DataFrame, channels: DataFrame, default_timeout_s: int) -> DataFrame:
     """One row a message of the store: does its kind or channel ask for an acknowledgment?"""
     by_channel = channels.groupBy(F.col("id").alias("channel_id")).agg(
         F.max_by("delivery", "modified_at").alias("delivery"),
@@ -97,7 +98,7 @@ def judge(
     grace_ns: int,
 ) -> DataFrame:
     """Deliveries that owe an acknowledgment, or have one; ``class`` NULL: it came as it should."""
-    joined = _with_what_asks(deliveries, asked, journal, state)
+    joined = _with_requests(deliveries, asked, journal, state)
     is_told = F.coalesce(F.col("written_at") >= F.col("journal_from"), F.lit(False))
     by_kind = F.coalesce("asks", F.lit(False))
     is_open = F.col("obligation") == "open"
@@ -111,10 +112,10 @@ def judge(
     past_s = (F.unix_micros("alive_at") - F.unix_micros(due_at)) / 1_000_000
     is_acked = F.col("acked_at").isNotNull() & ~F.coalesce(is_open, F.lit(False))
     changed = F.coalesce(F.col("modified_at") >= F.col("written_at"), F.lit(False))
-    is_orphan = is_told & F.col("due_at").isNull() & ~by_kind & ~changed
+    is_unrequested = is_told & F.col("due_at").isNull() & ~by_kind & ~changed
     known = F.col("number").isNotNull()
     return joined.where(is_acked | owes).select(
-        F.when(is_acked & is_orphan & known, "orphan")
+        F.when(is_acked & is_unrequested & known, "unrequested")
         .when(~is_acked & (past_s > grace_ns / 10**9), "overdue")
         .when(~is_acked & (F.col("attempt") > 1), "late")
         .when(~is_acked, "owed")
@@ -133,7 +134,7 @@ def judge(
     )
 
 
-def _with_what_asks(
+def _with_requests(
     deliveries: DataFrame,
     asked: DataFrame,
     journal: DataFrame,
@@ -163,8 +164,8 @@ def _dues(journal: DataFrame) -> DataFrame:
     ).agg(F.max("due_at").alias("due_at"))
 
 
-def unasked(stored: DataFrame) -> DataFrame:
-    """Answers of agents in threads in which nobody asked anything: schemas.OWED."""
+def unrequested(stored: DataFrame) -> DataFrame:
+    """Answers of agents in threads in which nobody asked anything: results.OWED."""
     threads = stored.where(F.col("correlation_id").isNotNull()).groupBy("correlation_id")
     is_answer = F.col("message_type").isin(*ANSWERS)
     by_agent = is_answer & (F.col("sender") != ORCHESTRATOR)
@@ -174,20 +175,22 @@ def unasked(stored: DataFrame) -> DataFrame:
     )
     wrong = summed.where((F.col("asked") == 0) & F.col("one.relay_id").isNotNull())
     named = wrong.select(
-        F.lit("orphan").alias("class"),
+        F.lit("unrequested").alias("class"),
         F.col("one.relay_id").alias("message_id"),
         F.col("one.sender").alias("agent"),
         F.col("one.to").alias("route"),
         F.col("one.sender").alias("recipient"),
     )
-    rest = [field for field in schemas.OWED if field.name not in named.columns]
+    rest = [field for field in results.OWED if field.name not in named.columns]
     nothing = {field.name: F.lit(None).cast(field.dataType) for field in rest}
-    return schemas.conform(named.withColumns(nothing), schemas.OWED)
+    return conform(named.withColumns(nothing), results.OWED)
 
 
 def by_pair(judged: DataFrame) -> DataFrame:
-    """Counts and times by sender and recipient: schemas.ACKS."""
-    is_acked = F.col("acked_at").isNotNull() & F.coalesce(F.col("class") == "orphan", F.lit(True))
+    """Counts and times by sender and recipient: results.ACKS."""
+    is_acked = F.col("acked_at").isNotNull() & F.coalesce(
+        F.col("class") == "unrequested", F.lit(True)
+    )
     took = (F.unix_micros("acked_at") - F.unix_micros("written_at")) / _US_PER_MS
     took_ms = F.when(is_acked, took)
     pairs = judged.groupBy(F.col("agent").alias("sender"), "recipient").agg(
@@ -200,26 +203,26 @@ def by_pair(judged: DataFrame) -> DataFrame:
         F.max(took_ms).alias("max_ms"),
     )
     ranks = {f"p{rank}_ms": F.col("ms")[i] for i, rank in enumerate((50, 90, 99))}
-    return schemas.conform(pairs.withColumns(ranks), schemas.ACKS)
+    return conform(pairs.withColumns(ranks), results.ACKS)
 
 
 def counts(tables: Tables) -> DataFrame:
-    """Acknowledged, owed, late, overdue, orphans: schemas.COUNT."""
+    """Acknowledged, owed, late, overdue, unrequested answers: results.COUNT."""
     names = ["acked", "failed", "owed", "late", "overdue"]
     totals = tables[NAME].agg(*[F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names])
-    orphans = tables[OWED].agg(F.count_if(_is("orphan")).alias("count"))
-    return schemas.conform(
+    unrequested_total = tables[OWED].agg(F.count_if(_is("unrequested")).alias("count"))
+    return conform(
         totals.unpivot([], names, "name", "count").unionByName(
-            orphans.select(F.lit("orphans").alias("name"), "count")
+            unrequested_total.select(F.lit("unrequested").alias("name"), "count")
         ),
-        schemas.COUNT,
+        results.COUNT,
     )
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """What is overdue, and what nobody asked for: schemas.FINDING."""
-    return found(
-        tables[OWED].where(_is("overdue") | _is("orphan")),
+    """What is overdue, and what nobody asked for: results.FINDING."""
+    return make_findings(
+        tables[OWED].where(_is("overdue") | _is("unrequested")),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
         WARNING,
         observed_at,
@@ -240,13 +243,13 @@ def _is(name: str) -> Column:
     return F.col("class") == name
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
     explains="acknowledgments owed, overdue, never asked for; time to each",
-    tables={NAME: schemas.ACKS, OWED: schemas.OWED},
+    tables={NAME: results.ACKS, OWED: results.OWED},
     make=make,
     counts=counts,
     findings=findings,
-    checks=("overdue", "orphan"),
+    checks=("overdue", "unrequested"),
     shown=shown,
 )

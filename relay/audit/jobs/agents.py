@@ -23,11 +23,22 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
-from relay.audit.jobs.answers import refusals
-from relay.audit.jobs.job import WARNING, Job, Tables, by_class, found
-from relay.audit.jobs.times import DAY_S, HOUR_S, elapsed_s, hour_of, instant
+from relay.audit.inputs import Inputs
+from relay.audit.jobs.deliveries import refusals
+from relay.audit.jobs.job import (
+    DAY_S,
+    HOUR_S,
+    WARNING,
+    AuditJob,
+    Tables,
+    count_by_class,
+    elapsed_s,
+    hour_of,
+    instant,
+    make_findings,
+)
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
 from relay.base.names import OPERATOR, ORCHESTRATOR
 
 NAME = "agents"
@@ -41,9 +52,9 @@ REQUESTS = ("spawn", "release")
 SHOWN = 20
 
 
-def make(evidence: Evidence) -> Tables:
+def make(inputs: Inputs) -> Tables:
     """One row an agent, and one a request for a process."""
-    messages = evidence.ledger(
+    messages = inputs.ledger(
         "messages",
         "message_id",
         "agent_name",
@@ -53,13 +64,13 @@ def make(evidence: Evidence) -> Tables:
         "discovered_at",
         "last_error",
     )
-    deliveries = evidence.ledger(
+    deliveries = inputs.ledger(
         "deliveries", "message_id", "recipient", "state", "written_at", "read_at"
     )
-    registered = evidence.ledger(
+    registered = inputs.ledger(
         "agents", "name", "status", "reason", "registered_at", "last_seen_at", "changed_at"
     )
-    processes = evidence.ledger(
+    processes = inputs.ledger(
         "processes",
         "name",
         "state",
@@ -76,9 +87,7 @@ def make(evidence: Evidence) -> Tables:
     )
     done = activity(messages, deliveries)
     return {
-        NAME: lives(
-            registered, processes, done, evidence.watched_until_ns, evidence.recent_since_ns
-        ),
+        NAME: lives(registered, processes, done, inputs.observed_until_ns, inputs.recent_since_ns),
         SPAWNS: spawns(messages, deliveries, processes),
     }
 
@@ -131,11 +140,11 @@ def lives(
     registered: DataFrame,
     processes: DataFrame,
     done: DataFrame,
-    watched_until_ns: int,
+    observed_until_ns: int,
     recent_since_ns: int,
 ) -> DataFrame:
-    """One row an agent that was ever registered, or whose process was: schemas.AGENT_LIFE."""
-    until = instant(watched_until_ns)
+    """One row an agent that was ever registered, or whose process was: results.AGENT_LIFE."""
+    until = instant(observed_until_ns)
     known = registered.withColumnRenamed("name", "agent").join(
         _processes(processes, until), on="agent", how="full_outer"
     )
@@ -152,7 +161,7 @@ def lives(
         }
     )
     judged = timed.withColumn("class", _class(until, instant(recent_since_ns)))
-    return schemas.conform(judged, schemas.AGENT_LIFE)
+    return conform(judged, results.AGENT_LIFE)
 
 
 def _processes(processes: DataFrame, until: Column) -> DataFrame:
@@ -190,7 +199,7 @@ def _class(until: Column, recent_since: Column) -> Column:
 
 
 def spawns(messages: DataFrame, deliveries: DataFrame, processes: DataFrame) -> DataFrame:
-    """Every request for a process, and what the relay said to it: schemas.AGENT_SPAWN."""
+    """Every request for a process, and what the relay said to it: results.AGENT_SPAWN."""
     asked = messages.where(F.col("message_type").isin(*REQUESTS))
     refused = refusals(asked, messages)
     obeyed = deliveries.where(F.col("recipient") == ORCHESTRATOR).select(
@@ -210,7 +219,7 @@ def spawns(messages: DataFrame, deliveries: DataFrame, processes: DataFrame) -> 
         .when(F.col("obeyed"), "done")
         .otherwise("open")
     )
-    return schemas.conform(
+    return conform(
         joined.select(
             "message_id",
             F.col("agent_name").alias("agent"),
@@ -221,21 +230,21 @@ def spawns(messages: DataFrame, deliveries: DataFrame, processes: DataFrame) -> 
             F.when(failed, F.col("last_error")).alias("reason"),
             "process",
         ),
-        schemas.AGENT_SPAWN,
+        results.AGENT_SPAWN,
     )
 
 
 def counts(tables: Tables) -> DataFrame:
-    """How many agents of each class, and requests that were refused: schemas.COUNT."""
+    """How many agents of each class, and requests that were refused: results.COUNT."""
     refused = tables[SPAWNS].where((F.col("kind") == "spawn") & (F.col("outcome") == "refused"))
     spawned = refused.select(F.lit("spawn_refused").alias("name")).groupBy("name")
-    both = by_class(tables[NAME]).unionByName(spawned.agg(F.count("*").alias("count")))
-    return schemas.conform(both, schemas.COUNT).orderBy("name")
+    both = count_by_class(tables[NAME]).unionByName(spawned.agg(F.count("*").alias("count")))
+    return conform(both, results.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """Agents that somebody should look after: schemas.FINDING."""
-    return found(
+    """Agents that somebody should look after: results.FINDING."""
+    return make_findings(
         tables[NAME].where(F.col("class").isin(*FOUND)),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
         WARNING,
@@ -267,10 +276,10 @@ def _hour(at: str) -> Column:
     return hour_of(at).alias("hour")
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
     explains="lifetimes, processes, restarts; who is stuck, failed or silent",
-    tables={NAME: schemas.AGENT_LIFE, SPAWNS: schemas.AGENT_SPAWN},
+    tables={NAME: results.AGENT_LIFE, SPAWNS: results.AGENT_SPAWN},
     make=make,
     counts=counts,
     findings=findings,

@@ -19,18 +19,19 @@ from datetime import datetime, timedelta
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
-from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, found
-from relay.audit.sizes import (
+from relay.audit.disk_usage import (
     ARCHIVE_PART,
     ATTACHMENT_PART,
     INBOX_PART,
     JOURNAL_PART,
     LEDGER_PART,
     STORE_PART,
-    Sizes,
+    DiskUsage,
 )
+from relay.audit.inputs import Inputs
+from relay.audit.jobs.job import ERROR, WARNING, AuditJob, Tables, make_findings
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
 
 NAME = "capacity"
 PARTS, FORECAST = f"{NAME}_parts", f"{NAME}_forecast"
@@ -40,20 +41,20 @@ HORIZON_DAYS = 3650  # who looks further ahead has another disk by then
 DAILY_PARTS = (JOURNAL_PART, STORE_PART, ARCHIVE_PART, INBOX_PART, ATTACHMENT_PART)
 
 
-def make(evidence: Evidence) -> Tables:
+def make(inputs: Inputs) -> Tables:
     """One row a day, one a part, and one forecast."""
-    sizes = evidence.sizes
-    messages = evidence.ledger("messages", "file_size", "discovered_at")
-    measured = evidence.frame(sizes.measured, schemas.MEASURED)
-    limits = evidence.frame(sizes.limits, schemas.RETENTION_LIMIT)
-    packs = evidence.frame(sizes.packs, schemas.PACK)
-    days = evidence.once("capacity days", lambda: by_day(messages, measured))
-    parts = evidence.once("capacity parts", lambda: by_part(days, measured, limits, sizes))
+    sizes = inputs.disk_usage
+    messages = inputs.ledger("messages", "file_size", "discovered_at")
+    measured = inputs.local_table(sizes.measured, results.MEASURED)
+    limits = inputs.local_table(sizes.limits, results.RETENTION_LIMIT)
+    packs = inputs.local_table(sizes.packs, results.PACK)
+    days = inputs.cached("capacity days", lambda: by_day(messages, measured))
+    parts = inputs.cached("capacity parts", lambda: by_part(days, measured, limits, sizes))
     return {NAME: days, PARTS: parts, FORECAST: forecast(parts, days, packs, sizes)}
 
 
 def by_day(messages: DataFrame, measured: DataFrame) -> DataFrame:
-    """What each day has left on the disk: schemas.CAPACITY.
+    """What each day has left on the disk: results.CAPACITY.
 
     The ledger's file is shared out by messages: a row is as long as any other.
     """
@@ -77,13 +78,13 @@ def by_day(messages: DataFrame, measured: DataFrame) -> DataFrame:
         "ledger_bytes", F.round(F.coalesce(F.col("ledger") * share, F.lit(0)))
     )
     total = shared.withColumn("total_bytes", sum((F.col(name) for name in names), F.lit(0)))
-    return schemas.conform(total, schemas.CAPACITY)
+    return conform(total, results.CAPACITY)
 
 
-def by_part(days: DataFrame, measured: DataFrame, limits: DataFrame, sizes: Sizes) -> DataFrame:
+def by_part(days: DataFrame, measured: DataFrame, limits: DataFrame, sizes: DiskUsage) -> DataFrame:
     """What each part of the home takes, how fast it grows, and where that ends.
 
-    schemas.CAPACITY_PART.
+    results.CAPACITY_PART.
     """
     now = measured.groupBy("part").agg(F.sum("files").alias("files"), F.sum("bytes").alias("bytes"))
     names = [f"{part}_bytes" for part in (LEDGER_PART, *DAILY_PARTS)]
@@ -97,7 +98,7 @@ def by_part(days: DataFrame, measured: DataFrame, limits: DataFrame, sizes: Size
     joined = now.join(rates, on="part", how="left").join(limits, on="part", how="left")
     rate = F.coalesce("bytes_per_day", F.lit(0.0))
     by_age = F.col("limit_days") * rate
-    return schemas.conform(
+    return conform(
         joined.select(
             "part",
             "files",
@@ -105,11 +106,11 @@ def by_part(days: DataFrame, measured: DataFrame, limits: DataFrame, sizes: Size
             rate.alias("bytes_per_day"),
             F.least("limit_bytes", F.ceil(by_age)).alias("limit_bytes"),
         ),
-        schemas.CAPACITY_PART,
+        results.CAPACITY_PART,
     )
 
 
-def _window(days: DataFrame, sizes: Sizes) -> DataFrame:
+def _window(days: DataFrame, sizes: DiskUsage) -> DataFrame:
     """The days that growth is reckoned by: begin, end and how many, one row.
 
     Days without anything count as days; the last, which has only begun, where it is the only one.
@@ -123,8 +124,8 @@ def _window(days: DataFrame, sizes: Sizes) -> DataFrame:
     )
 
 
-def forecast(parts: DataFrame, days: DataFrame, packs: DataFrame, sizes: Sizes) -> DataFrame:
-    """When the disk is full, and what the tiers save, one row: schemas.CAPACITY_FORECAST."""
+def forecast(parts: DataFrame, days: DataFrame, packs: DataFrame, sizes: DiskUsage) -> DataFrame:
+    """When the disk is full, and what the tiers save, one row: results.CAPACITY_FORECAST."""
     home = parts.agg(
         F.sum("bytes").alias("home_bytes"), F.sum("bytes_per_day").alias("bytes_per_day")
     )
@@ -155,32 +156,32 @@ def forecast(parts: DataFrame, days: DataFrame, packs: DataFrame, sizes: Sizes) 
         "evicted_bytes": sizes.tiers.evicted,
     }
     row = home.crossJoin(full).crossJoin(packed).fillna(0, ["home_bytes", "bytes_per_day"])
-    return schemas.conform(
+    return conform(
         row.withColumns({name: F.lit(value) for name, value in known.items()}),
-        schemas.CAPACITY_FORECAST,
+        results.CAPACITY_FORECAST,
     )
 
 
 def counts(tables: Tables) -> DataFrame:
-    """The forecast's numbers: schemas.COUNT; what is not known is left out."""
+    """The forecast's numbers: results.COUNT; what is not known is left out."""
     names = ["free_bytes", "home_bytes", "bytes_per_day", "full_in_days", "full_in_days_kept"]
     rounded = tables[FORECAST].select(*[F.round(name).cast("bigint").alias(name) for name in names])
     rows = rounded.unpivot([], names, "name", "count")
-    return schemas.conform(rows.where(F.col("count").isNotNull()), schemas.COUNT)
+    return conform(rows.where(F.col("count").isNotNull()), results.COUNT)
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """A disk that is full, or soon will be: schemas.FINDING."""
+    """A disk that is full, or soon will be: results.FINDING."""
     row = tables[FORECAST]
     is_below = F.col("free_bytes") < F.col("floor_bytes")
-    below = found(
+    below = make_findings(
         row.where(is_below),
         f"{NAME}.below_floor",
         ERROR,
         observed_at,
         detail=("free_bytes", "floor_bytes", "disk_bytes", "home_bytes"),
     )
-    soon = found(
+    soon = make_findings(
         row.where(~is_below & (F.col("full_in_days_kept") <= SOON_DAYS)),
         f"{NAME}.full_soon",
         WARNING,
@@ -203,13 +204,13 @@ def _first_day(is_full: Column) -> Column:
     return F.min(F.when(is_full, F.col("in_days")))
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
     explains="growth a day, when the disk is full, what the tiers save",
     tables={
-        NAME: schemas.CAPACITY,
-        PARTS: schemas.CAPACITY_PART,
-        FORECAST: schemas.CAPACITY_FORECAST,
+        NAME: results.CAPACITY,
+        PARTS: results.CAPACITY_PART,
+        FORECAST: results.CAPACITY_FORECAST,
     },
     make=make,
     counts=counts,

@@ -22,10 +22,11 @@ from datetime import datetime
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
-from relay.audit.jobs.job import WARNING, Job, Tables, by_class, found
+from relay.audit.inputs import Inputs
+from relay.audit.jobs.job import WARNING, AuditJob, Tables, count_by_class, make_findings
 from relay.audit.jobs.reconcile import STORE_SECTIONS
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
 
 NAME = "dead_letters"
 REASONS = "dead_letters_reasons"
@@ -35,18 +36,20 @@ FORGOTTEN_S = 7 * 86_400  # whoever looks each Monday has seen it
 SHOWN = 20
 
 
-def make(evidence: Evidence) -> Tables:
+def make(inputs: Inputs) -> Tables:
     """A row a delivery that is dead, or was; and how many by day, reason and recipient."""
-    messages = evidence.ledger("messages", "message_id", "agent_name", "target")
-    deliveries = evidence.ledger(
+    messages = inputs.ledger("messages", "message_id", "agent_name", "target")
+    deliveries = inputs.ledger(
         "deliveries", "message_id", "recipient", "state", "attempt", "last_error"
     )
-    stored = evidence.store(STORE_SECTIONS, "relay_id")
-    letters = dead_letters(messages, deliveries, evidence.moves(), stored, evidence.snapshot_ns)
+    stored = inputs.store(STORE_SECTIONS, "relay_id")
+    letters = dead_letters(
+        messages, deliveries, inputs.delivery_changes(), stored, inputs.snapshot_ns
+    )
     by_reason = letters.groupBy("day", "reason_kind", "recipient").agg(
         F.count("*").alias("letters"), F.count_if(F.col("class") == "waiting").alias("waiting")
     )
-    return {NAME: letters, REASONS: schemas.conform(by_reason, schemas.DEAD_REASON)}
+    return {NAME: letters, REASONS: conform(by_reason, results.DEAD_REASON)}
 
 
 def dead_letters(
@@ -56,14 +59,14 @@ def dead_letters(
     stored: DataFrame,
     snapshot_ns: int,
 ) -> DataFrame:
-    """Every delivery that is dead now or was, as audit_log knows: schemas.DEAD_LETTER."""
+    """Every delivery that is dead now or was, as audit_log knows: results.DEAD_LETTER."""
     # few of many: the rest has no part in what follows
     letters = _that_died(deliveries, moves)
     known = letters.join(messages, on="message_id", how="left").join(
         _kept(stored, letters), on="message_id", how="left"
     )
     age_s = F.lit(snapshot_ns / 10**9) - F.unix_micros("died_at") / 1_000_000
-    return schemas.conform(
+    return conform(
         known.select(
             *KEYS,
             F.col("agent_name").alias("agent"),
@@ -81,7 +84,7 @@ def dead_letters(
             F.to_date("died_at").cast("string").alias("day"),
             age_s.alias("age_s"),
         ),
-        schemas.DEAD_LETTER,
+        results.DEAD_LETTER,
     )
 
 
@@ -104,12 +107,12 @@ def _kept(stored: DataFrame, letters: DataFrame) -> DataFrame:
 
 
 def counts(tables: Tables) -> DataFrame:
-    """How many of each class: schemas.COUNT."""
-    return schemas.conform(by_class(tables[NAME]), schemas.COUNT).orderBy("name")
+    """How many of each class: results.COUNT."""
+    return conform(count_by_class(tables[NAME]), results.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """What somebody should do something about: schemas.FINDING."""
+    """What somebody should do something about: results.FINDING."""
     letters = tables[NAME]
     dead = letters.where((F.col("state") == "dead") & F.col("reason_kind").isNotNull())
     groups = dead.groupBy("recipient", "reason_kind").agg(
@@ -119,7 +122,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
         F.max_by("agent", "died_at").alias("agent"),
         F.max("reason").alias("reason"),
     )
-    repeated = found(
+    repeated = make_findings(
         groups.where(F.col("letters") >= REPEATED),
         f"{NAME}.repeated",
         WARNING,
@@ -132,7 +135,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     is_again = (F.col("times") > 1) & (F.col("state") == "dead")
     is_forgotten = (F.col("class") == "waiting") & (F.col("age_s") > FORGOTTEN_S)
     single = letters.where(is_again | is_forgotten)
-    one_by_one = found(
+    one_by_one = make_findings(
         single,
         F.when(is_again, f"{NAME}.again").otherwise(f"{NAME}.forgotten"),
         WARNING,
@@ -152,10 +155,10 @@ def shown(tables: Tables) -> DataFrame:
     return summed.orderBy(F.desc("letters"), "recipient").limit(SHOWN)
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
     explains="deliveries given up: reasons, ages, repeats, replays",
-    tables={NAME: schemas.DEAD_LETTER, REASONS: schemas.DEAD_REASON},
+    tables={NAME: results.DEAD_LETTER, REASONS: results.DEAD_REASON},
     make=make,
     counts=counts,
     findings=findings,

@@ -21,10 +21,11 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
-from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, by_class, found
+from relay.audit.inputs import Inputs
+from relay.audit.jobs.job import ERROR, WARNING, AuditJob, Tables, count_by_class, make_findings
 from relay.audit.jobs.reconcile import STORE_SECTIONS
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
 from relay.base.home import ARCHIVES
 from relay.base.names import ORCHESTRATOR
 
@@ -42,9 +43,9 @@ CLASSES = (
 _ACCEPTED = ("completed", "archived")
 
 
-def make(evidence: Evidence) -> Tables:
-    """One row for each thing that is there twice: schemas.DUPLICATE."""
-    messages = evidence.ledger(
+def make(inputs: Inputs) -> Tables:
+    """One row for each thing that is there twice: results.DUPLICATE."""
+    messages = inputs.ledger(
         "messages",
         "id",
         "message_id",
@@ -55,19 +56,19 @@ def make(evidence: Evidence) -> Tables:
         "status",
         "discovered_at",
     )
-    stored = evidence.store(STORE_SECTIONS, "id", "relay_id", "file", "sender", "to")
-    journal = evidence.journal("event", "number", "relay_id", "sender", "to")
+    stored = inputs.store(STORE_SECTIONS, "id", "relay_id", "file", "sender", "to")
+    journal = inputs.journal("event", "number", "relay_id", "sender", "to")
     copies = copies_of(stored, journal)
     made = [
         _by_id(copies),
         _by_number(copies),
-        delivered_twice(evidence.moves()),
+        delivered_twice(inputs.delivery_changes()),
         resent(messages),
     ]
     every = made[0]
     for more in made[1:]:
         every = every.unionByName(more, allowMissingColumns=True)
-    return {NAME: schemas.conform(every, schemas.DUPLICATE)}
+    return {NAME: conform(every, results.DUPLICATE)}
 
 
 def copies_of(stored: DataFrame, journal: DataFrame) -> DataFrame:
@@ -184,13 +185,13 @@ def resent(messages: DataFrame) -> DataFrame:
 
 
 def counts(tables: Tables) -> DataFrame:
-    """How many of each class: schemas.COUNT."""
-    return schemas.conform(by_class(tables[NAME]), schemas.COUNT).orderBy("name")
+    """How many of each class: results.COUNT."""
+    return conform(count_by_class(tables[NAME]), results.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """Each row is one: schemas.FINDING."""
-    return found(
+    """Each row is one: results.FINDING."""
+    return make_findings(
         tables[NAME],
         F.concat(F.lit(f"{NAME}."), F.col("class")),
         F.when(F.col("class") == "resent", WARNING).otherwise(ERROR),
@@ -202,10 +203,10 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     )
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
     explains="the same message numbered, recorded, archived or delivered twice",
-    tables={NAME: schemas.DUPLICATE},
+    tables={NAME: results.DUPLICATE},
     make=make,
     counts=counts,
     findings=findings,

@@ -6,7 +6,7 @@
 | warned | the same, with something worth knowing | |
 | damaged | it is not what was written; `problems` says where. Of the ledger: rows of | error |
 | | audit_log or security_events, or a trigger that keeps them, are gone | |
-| unread | an original, or a pack of them, that cannot be read | error |
+| unreadable | an original, or a pack of them, that cannot be read | error |
 | unreferenced | an attachment that no message names: retention takes it, in time | |
 | missing | an attachment of a message that somebody has still to read; the journal | error |
 
@@ -24,6 +24,9 @@ the table `integrity_days` of an earlier run, a day is:
 
 from __future__ import annotations
 
+import contextlib
+import re
+import sqlite3
 from datetime import datetime
 
 from pyspark import StorageLevel
@@ -31,35 +34,39 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
-from relay.audit.jobs.job import ERROR, Job, Tables, found
-from relay.audit.ledger_log import problems_of
+from relay.audit.inputs import Inputs
+from relay.audit.jobs.job import ERROR, AuditJob, Tables, make_findings
+from relay.audit.schemas import formats, results
+from relay.audit.schemas.fields import conform
+from relay.base.errors import LedgerError
 from relay.base.home import LEDGER
+from relay.ledger import schema_sql
 
 NAME = "integrity"
 DAYS = "integrity_days"
-WRONG = ("damaged", "unread", "missing")
+WRONG = ("damaged", "unreadable", "missing")
 WRONG_DAYS = ("changed", "shrunk")
 WANTED = ("held", "staged", "written")  # a delivery whose recipient is still to read it
+LOGS = ("audit_log", "security_events")
+_TRIGGER = re.compile(r"^CREATE TRIGGER (\w+)", re.MULTILINE)
 _UNPRUNED = "archive"  # archives of the store are kept for ever
 
 
-def make(evidence: Evidence) -> Tables:
+def make(inputs: Inputs) -> Tables:
     """A row a file, and a row a day and kind of file."""
-    files = evidence.files(*schemas.KEPT_FILE.names)
-    originals = evidence.originals("path", "kind", "day", "size", "sha256", "problem")
-    every = verify(files, originals, wanted(evidence)).unionByName(behind(evidence))
-    every = every.unionByName(log_of(evidence))
+    files = inputs.files(*formats.KEPT_FILE.names)
+    originals = inputs.originals("path", "kind", "day", "size", "sha256", "problem")
+    every = verify(files, originals, wanted(inputs)).unionByName(behind(inputs))
+    every = every.unionByName(log_of(inputs))
     verified = every.persist(StorageLevel.MEMORY_AND_DISK)
-    return {NAME: verified, DAYS: days(verified, evidence.compared(DAYS, schemas.INTEGRITY_DAY))}
+    return {NAME: verified, DAYS: days(verified, inputs.previous_run(DAYS, results.INTEGRITY_DAY))}
 
 
-def wanted(evidence: Evidence) -> DataFrame:
+def wanted(inputs: Inputs) -> DataFrame:
     """One row an attachment that is named: sha256, and whether somebody has still to read it."""
-    refs = evidence.ledger("attachment_refs", "sha256", "message_id")
+    refs = inputs.ledger("attachment_refs", "sha256", "message_id")
     open_ones = (
-        evidence.ledger("deliveries", "message_id", "state")
+        inputs.ledger("deliveries", "message_id", "state")
         .where(F.col("state").isin(*WANTED))
         .select("message_id", F.lit(True).alias("is_open"))
         .distinct()
@@ -71,15 +78,15 @@ def wanted(evidence: Evidence) -> DataFrame:
     )
 
 
-def behind(evidence: Evidence) -> DataFrame:
+def behind(inputs: Inputs) -> DataFrame:
     """A row when the journal ends before what the ledger has heard of it, or is gone.
 
     The ledger follows the journal, whose end was looked at after the ledger's snapshot: whatever
     was killed, and whenever, the journal is the longer of the two.
     """
-    state = evidence.ledger("orchestrator_state", "key", "value")
+    state = inputs.ledger("orchestrator_state", "key", "value")
     heard = F.col("value").try_cast("bigint")
-    ends = evidence.gathered.journal.until.values()
+    ends = inputs.snapshot.journal.until.values()
     is_gone = F.lit(not ends)
     shorter = state.where((F.col("key") == "journal") & (heard > max(ends, default=0)))
     problem = F.concat(
@@ -97,27 +104,52 @@ def behind(evidence: Evidence) -> DataFrame:
     )
 
 
-def log_of(evidence: Evidence) -> DataFrame:
+def log_of(inputs: Inputs) -> DataFrame:
     """A row when the ledger's log of its own changes is not whole."""
-    problems = problems_of(evidence.gathered.ledger.path)
-    fields = [schemas.VERIFIED[name] for name in ("path", "kind", "class", "problems")]
+    problems = _log_problems(inputs.snapshot.ledger.path)
+    fields = [results.VERIFIED[name] for name in ("path", "kind", "class", "problems")]
     rows = [(LEDGER, "ledger", "damaged", problems)] if problems else []
-    return _verified(evidence.frame(rows, StructType(fields)))
+    return _verified(inputs.local_table(rows, StructType(fields)))
+
+
+def _log_problems(snapshot: str) -> list[str]:
+    """List what is wrong with the ledger's log of its own changes, a line each.
+
+    audit_log and security_events are append-only, by triggers. Retention takes the first rows
+    alone, and a rollback leaves no gap, so ids follow one another: a row that is missing in the
+    middle was taken out by somebody who removed a trigger for it. Rows that are missing at the
+    end cannot be seen. Errors: LedgerError when the snapshot cannot be read.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{snapshot}?mode=ro", uri=True)) as db:
+            gaps = [_log_gap(db, table) for table in LOGS]
+            rows = db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")
+            there = {name for (name,) in rows}
+    except sqlite3.Error as exc:
+        raise LedgerError(f"{snapshot}: {exc}") from exc
+    gone = [name for name in _TRIGGER.findall(schema_sql()) if name not in there]
+    return [gap for gap in gaps if gap] + [f"its trigger {name} is gone" for name in gone]
+
+
+def _log_gap(db: sqlite3.Connection, table: str) -> str:
+    count, first, last = db.execute(f"SELECT count(*), min(id), max(id) FROM {table}").fetchone()
+    missing = last - first + 1 - count if count else 0
+    return f"{table} lacks {missing} of its rows {first} to {last}" if missing else ""
 
 
 def _verified(row: DataFrame) -> DataFrame:
     """What is known of no file of its own, with all columns."""
     whole = row.withColumn("warnings", F.array().cast("array<string>"))
-    absent = [field for field in schemas.VERIFIED if field.name not in whole.columns]
+    absent = [field for field in results.VERIFIED if field.name not in whole.columns]
     nothing = {field.name: F.lit(None).cast(field.dataType) for field in absent}
-    return schemas.conform(whole.withColumns(nothing), schemas.VERIFIED)
+    return conform(whole.withColumns(nothing), results.VERIFIED)
 
 
 def verify(files: DataFrame, originals: DataFrame, named: DataFrame) -> DataFrame:
-    """Everything that is kept, and attachments that should be: schemas.VERIFIED."""
+    """Everything that is kept, and attachments that should be: results.VERIFIED."""
     every = _of_files(files, named).unionByName(_of_originals(originals))
-    return schemas.conform(
-        every.unionByName(_missing(files, named), allowMissingColumns=True), schemas.VERIFIED
+    return conform(
+        every.unionByName(_missing(files, named), allowMissingColumns=True), results.VERIFIED
     )
 
 
@@ -132,7 +164,7 @@ def _of_originals(originals: DataFrame) -> DataFrame:
         "sha256",
         F.when(is_wrong, F.array("problem")).otherwise(nothing).alias("problems"),
         nothing.alias("warnings"),
-        F.when(is_wrong & (F.col("kind") != "rejected"), "unread")
+        F.when(is_wrong & (F.col("kind") != "rejected"), "unreadable")
         .otherwise("sound")
         .alias("class"),
     )
@@ -168,7 +200,7 @@ def _missing(files: DataFrame, named: DataFrame) -> DataFrame:
 
 
 def days(verified: DataFrame, before: DataFrame) -> DataFrame:
-    """The hash of each day and kind, beside that of the run before: schemas.INTEGRITY_DAY.
+    """The hash of each day and kind, beside that of the run before: results.INTEGRITY_DAY.
 
     In two steps, by the first digits of each file's own hash: no task holds a whole day's names.
     """
@@ -183,7 +215,7 @@ def days(verified: DataFrame, before: DataFrame) -> DataFrame:
     oldest = same.groupBy("kind").agg(F.min("day").alias("first_same"))
     judged = both.join(F.broadcast(oldest), on="kind", how="left")
     none = F.lit(0)
-    return schemas.conform(
+    return conform(
         judged.withColumns(
             {
                 "class": _class_of_day(),
@@ -193,7 +225,7 @@ def days(verified: DataFrame, before: DataFrame) -> DataFrame:
                 "is_partial": F.coalesce("is_partial", F.lit(False)),
             }
         ),
-        schemas.INTEGRITY_DAY,
+        results.INTEGRITY_DAY,
     )
 
 
@@ -245,7 +277,7 @@ def _class_of_day() -> Column:
 
 
 def counts(tables: Tables) -> DataFrame:
-    """How many files of each kind and class: schemas.COUNT."""
+    """How many files of each kind and class: results.COUNT."""
     is_sound = F.col("class").isin("sound", "warned", "unreferenced")
     name = F.when(is_sound, F.concat(F.col("kind"), F.lit("s"))).otherwise(F.col("class"))
     by_name = tables[NAME].groupBy(name.alias("name")).agg(F.count("*").alias("count"))
@@ -253,13 +285,13 @@ def counts(tables: Tables) -> DataFrame:
     days_wrong = wrong.agg(F.count("*").alias("count")).select(
         F.concat(F.lit("days_"), F.col("class")).alias("name"), "count"
     )
-    return schemas.conform(by_name.unionByName(days_wrong), schemas.COUNT).orderBy("name")
+    return conform(by_name.unionByName(days_wrong), results.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """Files that are not what was written, days that are not what they were: schemas.FINDING."""
+    """Files that are not what was written, days that are not what they were: results.FINDING."""
     wrong = tables[NAME].where(F.col("class").isin(*WRONG))
-    files = found(
+    files = make_findings(
         wrong.withColumn("file", F.col("path")).withColumn(
             "problem", F.array_join("problems", "; ")
         ),
@@ -269,7 +301,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
         route="file",
         detail=("kind", "file", "problem"),
     )
-    changed = found(
+    changed = make_findings(
         tables[DAYS].where(F.col("class").isin(*WRONG_DAYS)),
         F.concat(F.lit(f"{NAME}.day_"), F.col("class")),
         ERROR,
@@ -280,10 +312,10 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
     return files.unionByName(changed)
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
     explains="checksum of every file; each day against an earlier run",
-    tables={NAME: schemas.VERIFIED, DAYS: schemas.INTEGRITY_DAY},
+    tables={NAME: results.VERIFIED, DAYS: results.INTEGRITY_DAY},
     make=make,
     counts=counts,
     findings=findings,

@@ -14,28 +14,29 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
+from relay.audit.inputs import Inputs
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
 
 ERROR, WARNING = "error", "warning"
 Tables = Mapping[str, DataFrame]
 
 
 @dataclass(frozen=True)
-class Job:
+class AuditJob:
     """One audit. Its first table has its name; others begin with it, as ``latency_slowest``."""
 
     name: str  # on the command line, and the folder of its first table
     explains: str  # what it tells, one line
     tables: Mapping[str, StructType]  # folder -> schema
-    make: Callable[[Evidence], Tables]
-    counts: Callable[[Tables], DataFrame]  # -> schemas.COUNT
-    findings: Callable[[Tables, datetime], DataFrame] | None = None  # -> schemas.FINDING
+    make: Callable[[Inputs], Tables]
+    counts: Callable[[Tables], DataFrame]  # -> results.COUNT
+    findings: Callable[[Tables, datetime], DataFrame] | None = None  # -> results.FINDING
     checks: tuple[str, ...] = ()  # what it can find, without its name before it
     shown: Callable[[Tables], DataFrame] | None = None  # the rows to print
 
 
-def found(
+def make_findings(
     rows: DataFrame,
     check: str | Column,
     severity: str | Column,
@@ -46,13 +47,13 @@ def found(
     route: str | None = None,
     detail: Iterable[str] = (),
 ) -> DataFrame:
-    """A finding for each of these rows: schemas.FINDING.
+    """A finding for each of these rows: results.FINDING.
 
     ``check`` is ``job.class``, ``severity`` ERROR or WARNING; ``message_id``, ``agent`` and
     ``route`` name columns of ``rows``, and so does ``detail``, of which what is NULL is left out.
     """
     named = {"message_id": message_id, "agent": agent, "route": route}
-    return schemas.conform(
+    return conform(
         rows.select(
             _value(check).alias("check"),
             _value(severity).alias("severity"),
@@ -63,16 +64,16 @@ def found(
             F.lit(observed_at).alias("observed_at"),
             _detail(*detail).alias("detail"),
         ),
-        schemas.FINDING,
+        results.FINDING,
     )
 
 
-def by_class(rows: DataFrame) -> DataFrame:
-    """How many rows of each class; the columns of schemas.COUNT."""
+def count_by_class(rows: DataFrame) -> DataFrame:
+    """How many rows of each class; the columns of results.COUNT."""
     return rows.groupBy(F.col("class").alias("name")).agg(F.count("*").alias("count"))
 
 
-def looked_up(words: Mapping[str, str | None], key: Column) -> Column:
+def lookup(words: Mapping[str, str | None], key: Column) -> Column:
     """The word that stands for ``key``; NULL where none does."""
     return F.create_map(*[F.lit(part) for pair in words.items() for part in pair])[key]
 
@@ -87,3 +88,30 @@ def _detail(*names: str) -> Column:
         return F.create_map().cast("map<string,string>")
     entries = [part for name in names for part in (F.lit(name), F.col(name).cast("string"))]
     return F.map_filter(F.create_map(*entries), lambda _, value: value.isNotNull())
+
+
+DAY_S = 86_400
+HOUR_S = 3_600
+_NS_PER_US = 1000
+_US_PER_MS = 1000.0
+_US_PER_S = 1_000_000
+
+
+def instant(at_ns: int) -> Column:
+    """A timestamp of Unix nanoseconds; they end at microseconds."""
+    return F.timestamp_micros(F.lit(at_ns // _NS_PER_US))
+
+
+def elapsed_ms(begin: str | Column, end: str | Column) -> Column:
+    """Milliseconds; negative when the clock was put back in between, NULL where an end is."""
+    return (F.unix_micros(end) - F.unix_micros(begin)) / _US_PER_MS
+
+
+def elapsed_s(begin: str | Column, end: str | Column) -> Column:
+    """Whole seconds, rounded down; NULL where an end is."""
+    return F.floor((F.unix_micros(end) - F.unix_micros(begin)) / _US_PER_S)
+
+
+def hour_of(at: str | Column) -> Column:
+    """The hour that it is in, UTC."""
+    return F.date_trunc("hour", at)

@@ -26,11 +26,19 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
-from relay.audit.jobs.job import WARNING, Job, Tables, found
-from relay.audit.jobs.sent import sent
-from relay.audit.jobs.times import elapsed_ms, hour_of, instant
+from relay.audit.inputs import Inputs
+from relay.audit.jobs.deliveries import sent
+from relay.audit.jobs.job import (
+    WARNING,
+    AuditJob,
+    Tables,
+    elapsed_ms,
+    hour_of,
+    instant,
+    make_findings,
+)
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
 from relay.base.names import ORCHESTRATOR
 
 NAME = "latency"
@@ -48,11 +56,11 @@ ACCURACY = 1_000  # a percentile's rank is right to a thousandth: 98.9 may pass 
 _US_PER_S = 1_000_000
 
 
-def make(evidence: Evidence) -> Tables:
+def make(inputs: Inputs) -> Tables:
     """Stages by hour, stages by route, and the slowest: three tables of one join."""
-    timed = evidence.once("latency stages", lambda: stages(sent(evidence)))
+    timed = inputs.cached("latency stages", lambda: stages(sent(inputs)))
     return {
-        NAME: by_hour(timed, evidence.recent_since_ns),
+        NAME: by_hour(timed, inputs.recent_since_ns),
         ROUTES: by_route(timed),
         SLOWEST: slowest(timed),
     }
@@ -83,27 +91,27 @@ def stages(deliveries: DataFrame) -> DataFrame:
 
 
 def by_hour(timed: DataFrame, recent_since_ns: int) -> DataFrame:
-    """Percentiles of each stage in each hour of discovery: schemas.LATENCY."""
+    """Percentiles of each stage in each hour of discovery: results.LATENCY."""
     hours = _percentiles(timed.withColumn("hour", hour_of("discovered_at")), "hour")
     last = F.col("hour") + F.expr("INTERVAL 1 HOUR")
     judged = hours.withColumn("recent", last > instant(recent_since_ns))
-    return schemas.conform(judged, schemas.LATENCY)
+    return conform(judged, results.LATENCY)
 
 
 def by_route(timed: DataFrame) -> DataFrame:
-    """Percentiles of each stage between two agents: schemas.LATENCY_ROUTES."""
-    return schemas.conform(_percentiles(timed, "sender", "recipient"), schemas.LATENCY_ROUTES)
+    """Percentiles of each stage between two agents: results.LATENCY_ROUTES."""
+    return conform(_percentiles(timed, "sender", "recipient"), results.LATENCY_ROUTES)
 
 
 def slowest(timed: DataFrame) -> DataFrame:
-    """The messages that took longest to their inboxes, longest first: schemas.LATENCY_SLOWEST."""
+    """The messages that took longest to their inboxes, longest first: results.LATENCY_SLOWEST."""
     named = timed.where(F.col(INBOX) >= 0).withColumnRenamed(INBOX, "inbox_ms")
     ordered = named.orderBy(F.desc("inbox_ms"), "message_id", "recipient").limit(SLOWEST_ROWS)
-    return schemas.conform(ordered, schemas.LATENCY_SLOWEST)
+    return conform(ordered, results.LATENCY_SLOWEST)
 
 
 def counts(tables: Tables) -> DataFrame:
-    """Deliveries timed to their inboxes, how many were slow, and backward steps: schemas.COUNT."""
+    """Deliveries timed to their inboxes, how many were slow, and backward steps: results.COUNT."""
     hours = tables[NAME]
     inbox = F.col("stage") == INBOX
     totals = hours.agg(
@@ -111,13 +119,13 @@ def counts(tables: Tables) -> DataFrame:
         F.coalesce(F.sum("slow"), F.lit(0)).alias("slow"),
         F.coalesce(F.sum("negative"), F.lit(0)).alias("negative"),
     )
-    return schemas.conform(
-        totals.unpivot([], ["deliveries", "slow", "negative"], "name", "count"), schemas.COUNT
+    return conform(
+        totals.unpivot([], ["deliveries", "slow", "negative"], "name", "count"), results.COUNT
     )
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """Hours in which the relay itself was slow: schemas.FINDING."""
+    """Hours in which the relay itself was slow: results.FINDING."""
     hours = tables[NAME].where(F.col("stage") == INBOX)
     return slow(hours, tables[SLOWEST], observed_at).unionByName(slow_hours(hours, observed_at))
 
@@ -128,7 +136,7 @@ def slow(hours: DataFrame, slowest: DataFrame, observed_at: datetime) -> DataFra
         F.max_by(F.struct("message_id", "sender", "recipient"), "inbox_ms").alias("worst")
     )
     rows = hours.where(F.col("recent") & (F.col("slow") > 0)).join(worst, on="hour", how="left")
-    return found(
+    return make_findings(
         rows.select("*", "worst.*"),
         f"{NAME}.slow",
         WARNING,
@@ -148,7 +156,7 @@ def slow_hours(hours: DataFrame, observed_at: datetime) -> DataFrame:
     )
     most = F.greatest(F.col("median_p99_ms") * TIMES_MEDIAN, F.lit(HOUR_FLOOR_MS))
     far = (F.col("hours_compared") >= HOURS_LEAST) & (F.col("p99_ms") >= most)
-    return found(
+    return make_findings(
         busy.crossJoin(F.broadcast(usual)).where(F.col("recent") & far),
         f"{NAME}.slow_hour",
         WARNING,
@@ -199,13 +207,13 @@ def _of_stage(stage: str) -> Column:
     )
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
     explains="milliseconds of each stage by hour and route; slow hours, slowest",
     tables={
-        NAME: schemas.LATENCY,
-        ROUTES: schemas.LATENCY_ROUTES,
-        SLOWEST: schemas.LATENCY_SLOWEST,
+        NAME: results.LATENCY,
+        ROUTES: results.LATENCY_ROUTES,
+        SLOWEST: results.LATENCY_SLOWEST,
     },
     make=make,
     counts=counts,

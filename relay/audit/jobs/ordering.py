@@ -20,10 +20,11 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
-from relay.audit.jobs.job import WARNING, Job, Tables, by_class, found
-from relay.audit.jobs.sent import sent
+from relay.audit.inputs import Inputs
+from relay.audit.jobs.deliveries import sent
+from relay.audit.jobs.job import WARNING, AuditJob, Tables, count_by_class, make_findings
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
 from relay.base.names import ORCHESTRATOR
 
 NAME = "ordering"
@@ -36,9 +37,9 @@ _US_PER_MS = 1000.0
 _MOST_STEPS = 10_000  # of the clock, that inversions are compared with
 
 
-def make(evidence: Evidence) -> Tables:
+def make(inputs: Inputs) -> Tables:
     """A row a pair of sender and recipient, and one for each clock that is wrong."""
-    messages = evidence.ledger(
+    messages = inputs.ledger(
         "messages",
         "id",
         "message_id",
@@ -46,27 +47,27 @@ def make(evidence: Evidence) -> Tables:
         "file_mtime_ns",
         "discovered_at",
     ).where(F.col("agent_name") != ORCHESTRATOR)  # ids of its answers are made of what they answer
-    kept_from = evidence.ledger("orchestrator_state", "key", "value")
+    kept_from = inputs.ledger("orchestrator_state", "key", "value")
     steps = clock_steps(messages)
     is_first = (F.col("attempt") == 1) & F.col("written_at").isNotNull()
-    written = sent(evidence).where(is_first & (F.col("sender") != ORCHESTRATOR))
-    clock = steps.where(F.col("by_ms") >= SKEW_S * 1000).select(*schemas.CLOCK.names)
+    written = sent(inputs).where(is_first & (F.col("sender") != ORCHESTRATOR))
+    clock = steps.where(F.col("by_ms") >= SKEW_S * 1000).select(*results.CLOCK.names)
     clock = clock.unionByName(ahead(messages)).unionByName(negative(written))
     return {
-        NAME: ordering(written, evidence.moves(), kept_from, steps),
-        CLOCK: schemas.conform(clock, schemas.CLOCK),
+        NAME: ordering(written, inputs.delivery_changes(), kept_from, steps),
+        CLOCK: conform(clock, results.CLOCK),
     }
 
 
 def ordering(written: DataFrame, moves: DataFrame, state: DataFrame, steps: DataFrame) -> DataFrame:
-    """Count inversions by sender and recipient: schemas.ORDERED.
+    """Count inversions by sender and recipient: results.ORDERED.
 
     ``written``: first attempts with their messages. What is older than audit_log goes back is
     not judged: nobody can tell whether it was held.
     """
-    timed = _beside_what_went_before(_judged(written, moves, state))
+    timed = _with_previous(_judged(written, moves, state))
     early = _early(timed)
-    told = _told_by(steps, early).select("sender", "recipient", "message_id")
+    told = _explained_by_clock(steps, early).select("sender", "recipient", "message_id")
     by_clock = told.groupBy("sender", "recipient").agg(F.count("*").alias("by_clock"))
     real = early.join(
         told.select("message_id", "recipient"), ["message_id", "recipient"], "left_anti"
@@ -79,11 +80,11 @@ def ordering(written: DataFrame, moves: DataFrame, state: DataFrame, steps: Data
         _worst(real), ["sender", "recipient"], "left"
     )
     zero = F.lit(0)
-    return schemas.conform(
+    return conform(
         both.withColumn("by_clock", F.coalesce("by_clock", zero)).withColumn(
             "inversions", F.coalesce("real", zero) + F.col("by_clock")
         ),
-        schemas.ORDERED,
+        results.ORDERED,
     )
 
 
@@ -101,7 +102,7 @@ def _judged(written: DataFrame, moves: DataFrame, state: DataFrame) -> DataFrame
     )
 
 
-def _beside_what_went_before(judged: DataFrame) -> DataFrame:
+def _with_previous(judged: DataFrame) -> DataFrame:
     """Each delivery with the latest that its sender had written to its recipient before."""
     before = (
         Window.partitionBy("sender", "recipient")
@@ -126,7 +127,7 @@ def _early(timed: DataFrame) -> DataFrame:
     return timed.where(F.coalesce(latest, F.col("written_at")) < F.col("last_written"))
 
 
-def _told_by(steps: DataFrame, early: DataFrame) -> DataFrame:
+def _explained_by_clock(steps: DataFrame, early: DataFrame) -> DataFrame:
     """Of these, what a step of the clock explains.
 
     After a step from before_at to at the clock went through the time between them once more;
@@ -252,7 +253,7 @@ def _created_us() -> Column:
 
 
 def counts(tables: Tables) -> DataFrame:
-    """Pairs, deliveries, inversions, and clocks by class: schemas.COUNT."""
+    """Pairs, deliveries, inversions, and clocks by class: results.COUNT."""
     totals = tables[NAME].agg(
         F.count("*").alias("pairs"),
         *[
@@ -262,12 +263,12 @@ def counts(tables: Tables) -> DataFrame:
     )
     names = ["pairs", "deliveries", "inversions", "created_inversions"]
     in_all = totals.unpivot([], names, "name", "count")
-    return schemas.conform(in_all.unionByName(by_class(tables[CLOCK])), schemas.COUNT)
+    return conform(in_all.unionByName(count_by_class(tables[CLOCK])), results.COUNT)
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """A pair with inversions, and each clock that is wrong: schemas.FINDING."""
-    pairs = found(
+    """A pair with inversions, and each clock that is wrong: results.FINDING."""
+    pairs = make_findings(
         tables[NAME].where(F.col("inversions") > F.col("by_clock")),
         f"{NAME}.inversion",
         WARNING,
@@ -277,7 +278,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
         route="recipient",
         detail=("recipient", "inversions", "by_clock", "worst_ms"),
     )
-    clocks = found(
+    clocks = make_findings(
         tables[CLOCK],
         F.concat(F.lit(f"{NAME}."), F.col("class")),
         WARNING,
@@ -295,10 +296,10 @@ def shown(tables: Tables) -> DataFrame:
     return wrong.orderBy(F.desc("inversions"), "sender", "recipient").limit(SHOWN)
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
     explains="inversions by sender and recipient, clocks that are wrong",
-    tables={NAME: schemas.ORDERED, CLOCK: schemas.CLOCK},
+    tables={NAME: results.ORDERED, CLOCK: results.CLOCK},
     make=make,
     counts=counts,
     findings=findings,

@@ -11,7 +11,7 @@ A message has one class, the worst that is true of it:
 | undelivered | completed, but a delivery is still held or staged | warning |
 | checksum_differs | the store holds another content than the ledger saw, or lost | error |
 | missing | completed or archived in the ledger, and not in the store | error |
-| unread | the same, and a damaged file was passed over, which may have it | |
+| not_checked | the same, and a damaged file was passed over, which may have it | |
 | journal_differs | the journal holds another content than the ledger saw | error |
 | headers_differ | store, journal or archive say another sender, TO, kind, time, | error |
 | | priority, TTL, topic or thread | |
@@ -24,8 +24,8 @@ A message has one class, the worst that is true of it:
 | | or audit_log has it archived | |
 | in_flight | pending or processing: not at its end yet | |
 | failed | refused, and the sender has its nack; not expected in the store | |
-| extra | in store or journal, old enough to be judged, no ledger row | error |
-| stray | an original in the archive that no ledger row knows | warning |
+| orphan | in store or journal, old enough to be judged, no ledger row | error |
+| unknown_file | an original in the archive that no ledger row knows | warning |
 | recent | one of these two, but too young to be judged | |
 
 A delivery, of one message to one recipient, has one as well:
@@ -34,12 +34,12 @@ A delivery, of one message to one recipient, has one as well:
 |---|---|---|
 | held, staged, written, read, acked, expired, bounced, dead | the ledger's state | |
 | missing | store or journal have accepted it, the ledger does not know it | error |
-| extra | in the ledger; store and journal know the message, not this recipient | error |
-| contradicted | store or journal say what does not go with the ledger's state, or | error |
+| orphan | in the ledger; store and journal know the message, not this recipient | error |
+| conflict | store or journal say what does not go with the ledger's state, or | error |
 | | number of attempts; or the ledger has not the time of its state | |
-| unread | extra or contradicted, as far as was read: a damaged file was passed over | |
-| doubled | put into the inbox more often than there were attempts | error |
-| unheard | an answer of the relay's own for somebody who is no agent any more | |
+| not_checked | orphan or conflict, as far as was read: a damaged file was passed over | |
+| duplicate | put into the inbox more often than there were attempts | error |
+| undeliverable_reply | an answer of the relay's own for somebody who is no agent any more | |
 | in_flight, failed, recent | as its message | |
 | unknown | its message has no ledger row, which is that message's own finding | |
 """
@@ -51,10 +51,31 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
-from relay.audit.jobs import accounts, delivery_states
-from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, by_class, found, looked_up
+from relay.audit.inputs import Inputs
+from relay.audit.jobs.deliveries import by_recipient, delivery_class, is_known_to_engine
+from relay.audit.jobs.job import (
+    ERROR,
+    WARNING,
+    AuditJob,
+    Tables,
+    count_by_class,
+    lookup,
+    make_findings,
+)
+from relay.audit.jobs.messages import (
+    MessageSources,
+    archived_without_ack,
+    first_judged_day,
+    has_other_headers,
+    has_other_path,
+    has_other_size,
+    is_filed,
+    journal_range,
+    last_archive_report,
+    side_by_side,
+)
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
 from relay.base.clock import NS_PER_S
 
 NAME = "reconcile"
@@ -69,15 +90,15 @@ SEVERITY = {
     "original_differs": ERROR,
     "original_missing": ERROR,
     "path_differs": ERROR,
-    "extra": ERROR,
-    "stray": WARNING,
+    "orphan": ERROR,
+    "unknown_file": WARNING,
     "undelivered": WARNING,
 }
 DELIVERY_CHECKS = {
     "missing": "delivery_missing",
-    "extra": "delivery_extra",
-    "contradicted": "delivery_contradicted",
-    "doubled": "delivery_doubled",
+    "orphan": "delivery_orphan",
+    "conflict": "delivery_conflict",
+    "duplicate": "delivery_duplicate",
 }
 OPEN = ("pending", "processing")
 STATUS = "status_differs"
@@ -110,84 +131,84 @@ _STORED = (*_SAID, "priority", "ttl_s", "topic", "correlation_id", "file")
 _SENT = (*_SAID, "end", "at", "event")
 _HEADERS = ("target", "message_type", "priority", "ttl_s", "topic", "thread")
 # What a finding says of its message, and of its delivery.
-_TOLD = (
+_DETAIL = (
     *("status", "waiting_for", "last_error"),
     *("ledger_checksum", "store_checksum", "journal_checksum", "original_checksum"),
     *("store_file", "original"),
 )
-_DELIVERY_TOLD = (
+_DELIVERY_DETAIL = (
     *("recipient", "ledger_state", "stored_state", "journal_state"),
     *("attempt", "journal_attempt", "made"),
 )
 _FILE = ("path", "message_id", "kind", "day", "agent", "size", "checksum", "changed_at", "problem")
 
 
-def make(evidence: Evidence) -> Tables:
+def make(inputs: Inputs) -> Tables:
     """A row a message of whatever source, and a row a message and recipient."""
-    sides = accounts.Sides(
-        evidence.ledger("messages", *_MESSAGE),
-        evidence.ledger("deliveries", *_DELIVERY),
-        evidence.store(STORE_SECTIONS, *_STORED),
-        evidence.journal(*_SENT),
-        evidence.originals(*_FILE, *_HEADERS),
+    sides = MessageSources(
+        inputs.ledger("messages", *_MESSAGE),
+        inputs.ledger("deliveries", *_DELIVERY),
+        inputs.store(STORE_SECTIONS, *_STORED),
+        inputs.journal(*_SENT),
+        inputs.originals(*_FILE, *_HEADERS),
     )
-    told = evidence.store("deliveries", "file", "id", "relay_id", "recipient", "state")
-    moves = evidence.journal("end", "at", "event", "relay_id", "state", "deliveries")
-    reach = _reach(evidence, sides)
+    told = inputs.store("deliveries", "file", "id", "relay_id", "recipient", "state")
+    moves = inputs.journal("end", "at", "event", "relay_id", "state", "deliveries")
+    reach = _reach(inputs, sides)
     # The ledger was read first, and the others after it: what is younger is not judged.
-    judged_before = F.timestamp_micros(F.lit((evidence.snapshot_ns - evidence.grace_ns) // 1000))
+    judged_before = F.timestamp_micros(F.lit((inputs.snapshot_ns - inputs.grace_ns) // 1000))
     return {
-        NAME: reconcile(sides, reach, evidence.undone(), judged_before, evidence.grace_ns),
+        NAME: reconcile(sides, reach, inputs.reverted_archives(), judged_before, inputs.grace_ns),
         DELIVERIES: reconcile_deliveries(
             sides.messages, sides.deliveries, told, moves, reach, judged_before
         ),
     }
 
 
-def _reach(evidence: Evidence, sides: accounts.Sides) -> DataFrame:
+def _reach(inputs: Inputs, sides: MessageSources) -> DataFrame:
     """How far back each source goes, and whether all of it was read: one row for all messages."""
-    retention = evidence.config.retention
-    ledger_state = evidence.ledger("orchestrator_state", "key", "value")
-    originals_from = accounts.originals_from(
+    retention = inputs.config.retention
+    ledger_state = inputs.ledger("orchestrator_state", "key", "value")
+    first_day = first_judged_day(
         sides.messages,
         sides.originals,
-        evidence.snapshot_ns,
+        inputs.snapshot_ns,
         retention.archive_days,
         retention.archive_mib,
     )
-    reach = accounts.reach(evidence.journal("at"), ledger_state)
-    reach = reach.crossJoin(originals_from).crossJoin(accounts.noted(sides.messages))
-    return reach.crossJoin(evidence.wholeness())
+    reach = journal_range(inputs.journal("at"), ledger_state)
+    reach = reach.crossJoin(first_day).crossJoin(last_archive_report(sides.messages))
+    return reach.crossJoin(inputs.coverage())
 
 
 def reconcile(
-    sides: accounts.Sides,
+    sides: MessageSources,
     reach: DataFrame,
     undone: DataFrame,
     judged_before: Column,
     grace_ns: int,
 ) -> DataFrame:
-    """Compare the ledger's rows with what the others hold: schemas.RECONCILED.
+    """Compare the ledger's rows with what the others hold: results.RECONCILED.
 
-    ``reach``: how far back each of them goes. ``undone``: of Evidence.
+    ``reach``: how far back each of them goes. ``undone``: of Inputs.
     """
     day = F.substring("file_path", len("archive/") + 1, len("2026-01-31"))
     joined = (
-        accounts.side_by_side(sides)
+        side_by_side(sides)
         .withColumn("day", day)
         .join(F.broadcast(_broken_days(sides.originals)), on="day", how="left")
         .join(F.broadcast(undone), on="message_id", how="left")
         .crossJoin(F.broadcast(reach))
     )
-    return schemas.conform(
+    return conform(
         joined.withColumn("class", _class(judged_before, grace_ns)).select(*_shown()),
-        schemas.RECONCILED,
+        results.RECONCILED,
     )
 
 
 def _shown() -> list[Column | str]:
-    """The columns of schemas.RECONCILED, of a joined row."""
-    filed = F.when(accounts.is_filed(), F.col("file_path"))
+    """The columns of results.RECONCILED, of a joined row."""
+    filed = F.when(is_filed(), F.col("file_path"))
     return [
         "message_id",
         "class",
@@ -226,10 +247,10 @@ def reconcile_deliveries(
     reach: DataFrame,
     judged_before: Column,
 ) -> DataFrame:
-    """Compare every delivery in ledger, store and journal: schemas.RECONCILED_DELIVERY."""
-    merged = delivery_states.by_recipient(deliveries, stored, journal)
+    """Compare every delivery in ledger, store and journal: results.RECONCILED_DELIVERY."""
+    merged = by_recipient(deliveries, stored, journal)
     of_message = Window.partitionBy("message_id")
-    known = merged.withColumn("is_known", F.max(delivery_states.is_known()).over(of_message))
+    known = merged.withColumn("is_known", F.max(is_known_to_engine()).over(of_message))
     rows = messages.select(
         "message_id", "agent_name", "target", "status", "discovered_at", "processed_at"
     )
@@ -237,8 +258,8 @@ def reconcile_deliveries(
     young = F.coalesce(F.greatest("discovered_at", "processed_at") >= judged_before, F.lit(False))
     names = {"status": F.col("status"), "agent": F.col("agent_name")}
     reaches = F.coalesce(F.col("discovered_at") >= F.col("journal_from"), F.lit(False))
-    says = delivery_states.says(names, judged_before, F.col("follows"), young, reaches)
-    return schemas.conform(
+    says = delivery_class(names, judged_before, F.col("follows"), young, reaches)
+    return conform(
         joined.select(
             "message_id",
             "recipient",
@@ -253,39 +274,39 @@ def reconcile_deliveries(
             F.coalesce("made", F.lit(0)).alias("made"),
             "moved_at",
         ),
-        schemas.RECONCILED_DELIVERY,
+        results.RECONCILED_DELIVERY,
     )
 
 
 def counts(tables: Tables) -> DataFrame:
-    """How many messages of each class, and deliveries that are wrong: schemas.COUNT."""
+    """How many messages of each class, and deliveries that are wrong: results.COUNT."""
     wrong = tables[DELIVERIES].where(F.col("class").isin(*DELIVERY_CHECKS))
-    named = wrong.withColumn("class", looked_up(DELIVERY_CHECKS, F.col("class")))
-    both = by_class(tables[NAME]).unionByName(by_class(named))
-    return schemas.conform(both, schemas.COUNT).orderBy("name")
+    named = wrong.withColumn("class", lookup(DELIVERY_CHECKS, F.col("class")))
+    both = count_by_class(tables[NAME]).unionByName(count_by_class(named))
+    return conform(both, results.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """The messages and deliveries of a class that is wrong: schemas.FINDING."""
-    wrong = found(
+    """The messages and deliveries of a class that is wrong: results.FINDING."""
+    wrong = make_findings(
         tables[NAME].where(F.col("class").isin(*SEVERITY)),
         F.concat(F.lit(f"{NAME}."), F.col("class")),
-        looked_up(SEVERITY, F.col("class")),
+        lookup(SEVERITY, F.col("class")),
         observed_at,
         message_id="message_id",
         agent="agent",
         route="route",
-        detail=_TOLD,
+        detail=_DETAIL,
     )
-    deliveries = found(
+    deliveries = make_findings(
         tables[DELIVERIES].where(F.col("class").isin(*DELIVERY_CHECKS)),
-        F.concat(F.lit(f"{NAME}."), looked_up(DELIVERY_CHECKS, F.col("class"))),
+        F.concat(F.lit(f"{NAME}."), lookup(DELIVERY_CHECKS, F.col("class"))),
         ERROR,
         observed_at,
         message_id="message_id",
         agent="agent",
         route="route",
-        detail=_DELIVERY_TOLD,
+        detail=_DELIVERY_DETAIL,
     )
     return wrong.unionByName(deliveries)
 
@@ -304,17 +325,19 @@ def _class(judged_before: Column, grace_ns: int) -> Column:
         .when(status.isin(*OPEN), "in_flight")
         .when(status == "failed", "failed")
         .when(F.col("copies").isNull() & (F.col("dead") > 0), "discarded")
-        .when(F.col("copies").isNull(), F.when(F.col("is_whole"), "missing").otherwise("unread"))
+        .when(
+            F.col("copies").isNull(), F.when(F.col("is_whole"), "missing").otherwise("not_checked")
+        )
         .when(_differs("lowest_checksum", "highest_checksum"), "checksum_differs")
         .when(_lacks_checksum(), "checksum_differs")
         .when(_differs("lowest_journaled", "journal_checksum"), "journal_differs")
-        .when(accounts.names_another(), "headers_differ")
-        .when(accounts.is_filed_unheard(judged_before, _interval(grace_ns)), STATUS)
+        .when(has_other_headers(), "headers_differ")
+        .when(archived_without_ack(judged_before, _interval(grace_ns)), STATUS)
         .when(_is_unjournaled(), "unjournaled")
         .when(_differs("lowest_original", "original_checksum"), "original_differs")
-        .when(accounts.is_of_another_size(), "original_differs")
+        .when(has_other_size(), "original_differs")
         .when(_lacks_original(), "original_missing")
-        .when(accounts.lies_elsewhere(), "path_differs")
+        .when(has_other_path(), "path_differs")
         .when(F.col("waiting_for").isNotNull(), "undelivered")
         .when(F.col("ended_for").isNotNull(), "returned")
         .when(unknown, "unverified")
@@ -324,11 +347,11 @@ def _class(judged_before: Column, grace_ns: int) -> Column:
 
 def _class_without_row(judged_before: Column) -> Column:
     """Of what has no ledger row. The journal is ahead of the ledger, which says by how much."""
-    is_stray = F.coalesce("copies", "records").isNull()
+    is_unknown_file = F.coalesce("copies", "records").isNull()
     return (
         F.when(_is_recent(judged_before, "original_at"), "recent")
-        .when(is_stray, "stray")
-        .otherwise("extra")
+        .when(is_unknown_file, "unknown_file")
+        .otherwise("orphan")
     )
 
 
@@ -366,7 +389,7 @@ def _is_unjournaled() -> Column:
 def _lacks_original() -> Column:
     is_judged = F.coalesce(F.col("day") >= F.col("originals_from"), F.lit(False))
     is_read = F.col("is_broken").isNull()
-    return accounts.is_filed() & F.col("original_path").isNull() & is_judged & is_read
+    return is_filed() & F.col("original_path").isNull() & is_judged & is_read
 
 
 def _store_checksum() -> Column:
@@ -375,10 +398,10 @@ def _store_checksum() -> Column:
     return F.when(is_lowest, F.col("lowest_checksum")).otherwise(F.col("highest_checksum"))
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
     explains="every message and delivery: ledger, store, journal, originals",
-    tables={NAME: schemas.RECONCILED, DELIVERIES: schemas.RECONCILED_DELIVERY},
+    tables={NAME: results.RECONCILED, DELIVERIES: results.RECONCILED_DELIVERY},
     make=make,
     counts=counts,
     findings=findings,

@@ -22,11 +22,20 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
-from relay.audit.jobs.answers import refusals
-from relay.audit.jobs.job import ERROR, WARNING, Job, Tables, found, looked_up
-from relay.audit.jobs.times import hour_of, instant
+from relay.audit.inputs import Inputs
+from relay.audit.jobs.deliveries import refusals
+from relay.audit.jobs.job import (
+    ERROR,
+    WARNING,
+    AuditJob,
+    Tables,
+    hour_of,
+    instant,
+    lookup,
+    make_findings,
+)
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
 from relay.base.names import ORCHESTRATOR
 
 NAME = "security"
@@ -90,11 +99,11 @@ REFUSED: Mapping[str, str] = {
 CHECKS = (*(kind for kind, severity in EVENTS.items() if severity is not None), *REFUSED)
 
 
-def make(evidence: Evidence) -> Tables:
-    """One row an agent, hour, source and kind: schemas.SECURITY."""
-    events = evidence.ledger("security_events", "at", "kind", "agent", "path", "detail")
-    rejections = evidence.ledger("rejections", "agent", "file_name", "reason", "nack_id", "at")
-    messages = evidence.ledger(
+def make(inputs: Inputs) -> Tables:
+    """One row an agent, hour, source and kind: results.SECURITY."""
+    events = inputs.ledger("security_events", "at", "kind", "agent", "path", "detail")
+    rejections = inputs.ledger("rejections", "agent", "file_name", "reason", "nack_id", "at")
+    messages = inputs.ledger(
         "messages",
         "message_id",
         "agent_name",
@@ -108,13 +117,13 @@ def make(evidence: Evidence) -> Tables:
     )
     seen = incidents(events).unionByName(refused_files(rejections)).unionByName(failures(messages))
     every = seen.unionByName(refused_requests(messages))
-    return {NAME: by_hour(every, evidence.recent_since_ns)}
+    return {NAME: by_hour(every, inputs.recent_since_ns)}
 
 
 def incidents(events: DataFrame) -> DataFrame:
     """What security_events has."""
     kind = F.col("kind")
-    severity = F.when(kind.isin(*EVENTS), looked_up(EVENTS, kind)).otherwise(WARNING)
+    severity = F.when(kind.isin(*EVENTS), lookup(EVENTS, kind)).otherwise(WARNING)
     return _seen(events, EVENT, kind, severity, at="at", path="path", detail="detail")
 
 
@@ -166,7 +175,7 @@ def refused_requests(messages: DataFrame) -> DataFrame:
 
 
 def by_hour(seen: DataFrame, recent_since_ns: int) -> DataFrame:
-    """Each kind, by agent and hour: schemas.SECURITY."""
+    """Each kind, by agent and hour: results.SECURITY."""
     counted = seen.groupBy("agent", hour_of("at").alias("hour"), "source", "kind", "severity").agg(
         F.count("*").alias("events"),
         F.min("at").alias("first_at"),
@@ -174,19 +183,17 @@ def by_hour(seen: DataFrame, recent_since_ns: int) -> DataFrame:
         F.max_by(F.struct("message_id", "path", "detail"), "at").alias("last"),
     )
     recent = (F.col("last_at") >= instant(recent_since_ns)).alias("recent")
-    return schemas.conform(counted.select("*", "last.*", recent), schemas.SECURITY)
+    return conform(counted.select("*", "last.*", recent), results.SECURITY)
 
 
 def counts(tables: Tables) -> DataFrame:
-    """How often each kind: schemas.COUNT; one that is found in two sources counts in each."""
+    """How often each kind: results.COUNT; one that is found in two sources counts in each."""
     by_kind = tables[NAME].groupBy(F.concat_ws(".", "source", "kind").alias("name"))
-    return schemas.conform(by_kind.agg(F.sum("events").alias("count")), schemas.COUNT).orderBy(
-        "name"
-    )
+    return conform(by_kind.agg(F.sum("events").alias("count")), results.COUNT).orderBy("name")
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """One an agent and kind that is an error or a warning: schemas.FINDING."""
+    """One an agent and kind that is an error or a warning: results.FINDING."""
     wrong = tables[NAME].where(F.col("recent") & F.col("severity").isNotNull())
     totals = wrong.groupBy("agent", "kind", "severity").agg(
         F.sum("events").alias("events"),
@@ -194,7 +201,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
         F.max("last_at").alias("last_at"),
         F.max_by(F.struct("message_id", "path", "detail"), "last_at").alias("last"),
     )
-    return found(
+    return make_findings(
         totals.select("*", "last.*"),
         F.concat(F.lit(f"{NAME}."), F.col("kind")),
         F.col("severity"),
@@ -225,7 +232,7 @@ def _kind(reason: Column) -> Column:
 
 def _severity(kind: Column) -> Column:
     """NULL for what is counted alone."""
-    return looked_up(REFUSED, kind)
+    return lookup(REFUSED, kind)
 
 
 def _seen(
@@ -246,10 +253,10 @@ def _seen(
     )
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
     explains="incidents and refusals by kind, agent and hour; which are errors",
-    tables={NAME: schemas.SECURITY},
+    tables={NAME: results.SECURITY},
     make=make,
     counts=counts,
     findings=findings,

@@ -23,12 +23,22 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
-from relay.audit.jobs.job import WARNING, Job, Tables, by_class, found
+from relay.audit.inputs import Inputs
+from relay.audit.jobs.deliveries import sent
+from relay.audit.jobs.job import (
+    HOUR_S,
+    WARNING,
+    AuditJob,
+    Tables,
+    count_by_class,
+    elapsed_ms,
+    elapsed_s,
+    instant,
+    make_findings,
+)
 from relay.audit.jobs.reconcile import STORE_SECTIONS
-from relay.audit.jobs.sent import sent
-from relay.audit.jobs.times import HOUR_S, elapsed_ms, elapsed_s, instant
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
 from relay.base.names import ORCHESTRATOR
 
 NAME = "threads"
@@ -44,9 +54,9 @@ SHOWN = 20
 _NS_PER_US = 1000
 
 
-def make(evidence: Evidence) -> Tables:
+def make(inputs: Inputs) -> Tables:
     """One row a thread, one a query, one a minute of a runaway."""
-    stored = evidence.store(
+    stored = inputs.store(
         STORE_SECTIONS,
         "id",
         "relay_id",
@@ -58,12 +68,12 @@ def make(evidence: Evidence) -> Tables:
         "created_at",
     )
     messages = threaded(stored)
-    deliveries = sent(evidence)
-    times = (evidence.watched_until_ns, evidence.recent_since_ns)
+    deliveries = sent(inputs)
+    times = (inputs.observed_until_ns, inputs.recent_since_ns)
     return {
         NAME: threads(messages),
         QUERIES: queries(messages, deliveries, *times),
-        RUNAWAYS: runaways(deliveries, evidence.recent_since_ns),
+        RUNAWAYS: runaways(deliveries, inputs.recent_since_ns),
     }
 
 
@@ -78,7 +88,7 @@ def threaded(stored: DataFrame) -> DataFrame:
 
 
 def threads(messages: DataFrame) -> DataFrame:
-    """How long each thread is, who takes part and how deep it goes: schemas.THREAD."""
+    """How long each thread is, who takes part and how deep it goes: results.THREAD."""
     in_order = Window.partitionBy("correlation_id").orderBy("at", "id")
     before = F.lag("sender").over(in_order)
     begins = F.row_number().over(Window.partitionBy("correlation_id", "sender").orderBy("at", "id"))
@@ -98,17 +108,17 @@ def threads(messages: DataFrame) -> DataFrame:
         F.max("at").alias("last_at"),
     )
     timed = counted.withColumn("duration_s", elapsed_ms("first_at", "last_at") / 1000)
-    return schemas.conform(timed, schemas.THREAD)
+    return conform(timed, results.THREAD)
 
 
 def queries(
-    messages: DataFrame, deliveries: DataFrame, watched_until_ns: int, recent_since_ns: int
+    messages: DataFrame, deliveries: DataFrame, observed_until_ns: int, recent_since_ns: int
 ) -> DataFrame:
-    """What became of every query of the relay's: schemas.THREAD_QUERY.
+    """What became of every query of the relay's: results.THREAD_QUERY.
 
     One to the orchestrator, which takes none, is left out: it is refused at once.
     """
-    until = instant(watched_until_ns)
+    until = instant(observed_until_ns)
     by_query = (
         _by_recipient(messages, deliveries)
         .groupBy("message_id")
@@ -135,7 +145,7 @@ def queries(
         F.greatest(elapsed_s("asked_at", until), F.lit(0)).alias("age_s"),
         (F.col("asked_at") >= instant(recent_since_ns)).alias("recent"),
     )
-    return schemas.conform(judged, schemas.THREAD_QUERY)
+    return conform(judged, results.THREAD_QUERY)
 
 
 def _by_recipient(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
@@ -175,7 +185,7 @@ def _class(age_s: Column) -> Column:
 
 
 def runaways(deliveries: DataFrame, recent_since_ns: int) -> DataFrame:
-    """When two agents wrote to each other without end, a row a minute: schemas.THREAD_RUNAWAY.
+    """When two agents wrote to each other without end, a row a minute: results.THREAD_RUNAWAY.
 
     Of more than N within 60 s one minute of the clock has half at least: by that count the few
     that may be are known, and these alone are put in order.
@@ -208,7 +218,7 @@ def runaways(deliveries: DataFrame, recent_since_ns: int) -> DataFrame:
         F.max_by("message_id", "at_us").alias("last_message_id"),
     )
     recent = (F.col("minute") >= instant(recent_since_ns)).alias("recent")
-    return schemas.conform(minutes.select("*", recent), schemas.THREAD_RUNAWAY)
+    return conform(minutes.select("*", recent), results.THREAD_RUNAWAY)
 
 
 def _busy_minutes(texts: DataFrame) -> DataFrame:
@@ -228,18 +238,18 @@ def _busy_minutes(texts: DataFrame) -> DataFrame:
 
 
 def counts(tables: Tables) -> DataFrame:
-    """Threads, their messages, and queries of each class: schemas.COUNT."""
+    """Threads, their messages, and queries of each class: results.COUNT."""
     totals = tables[NAME].agg(
         F.count("*").alias("threads"), F.coalesce(F.sum("messages"), F.lit(0)).alias("messages")
     )
     rows = totals.unpivot([], ["threads", "messages"], "name", "count")
-    return schemas.conform(rows.unionByName(by_class(tables[QUERIES])), schemas.COUNT)
+    return conform(rows.unionByName(count_by_class(tables[QUERIES])), results.COUNT)
 
 
 def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """Queries that nobody answers, and pairs that run away: schemas.FINDING."""
+    """Queries that nobody answers, and pairs that run away: results.FINDING."""
     unanswered = tables[QUERIES].where(F.col("recent") & (F.col("class") == "unanswered"))
-    asked = found(
+    asked = make_findings(
         unanswered,
         f"{NAME}.unanswered",
         WARNING,
@@ -260,7 +270,7 @@ def findings(tables: Tables, observed_at: datetime) -> DataFrame:
             F.max_by("last_message_id", "minute").alias("last_message_id"),
         )
     )
-    running = found(
+    running = make_findings(
         pairs,
         f"{NAME}.runaway",
         WARNING,
@@ -279,13 +289,13 @@ def shown(tables: Tables) -> DataFrame:
     return ordered.select("thread", "messages", "participants", "turns", "duration_s").limit(SHOWN)
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
     explains="threads: length, depth, time; unanswered queries, runaway pairs",
     tables={
-        NAME: schemas.THREAD,
-        QUERIES: schemas.THREAD_QUERY,
-        RUNAWAYS: schemas.THREAD_RUNAWAY,
+        NAME: results.THREAD,
+        QUERIES: results.THREAD_QUERY,
+        RUNAWAYS: results.THREAD_RUNAWAY,
     },
     make=make,
     counts=counts,

@@ -9,11 +9,11 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from relay.audit import schemas
-from relay.audit.evidence import Evidence
-from relay.audit.jobs.job import Job, Tables
-from relay.audit.jobs.sent import sent
-from relay.audit.jobs.times import elapsed_ms, hour_of
+from relay.audit.inputs import Inputs
+from relay.audit.jobs.deliveries import sent
+from relay.audit.jobs.job import AuditJob, Tables, elapsed_ms, hour_of
+from relay.audit.schemas import results
+from relay.audit.schemas.fields import conform
 
 NAME = "traffic"
 AGENTS, HOURS, BURSTS = f"{NAME}_agents", f"{NAME}_hours", f"{NAME}_bursts"
@@ -23,12 +23,12 @@ BURST_LEAST = 600  # messages in a minute: ten a second, which nobody types
 ENDED = ("dead", "expired", "bounced")
 
 
-def make(evidence: Evidence) -> Tables:
+def make(inputs: Inputs) -> Tables:
     """Pairs, agents, hours and bursts; pairs are counted once for two of them."""
-    deliveries = sent(evidence)
-    pairs = evidence.once("traffic pairs", lambda: traffic(deliveries))
-    messages = evidence.ledger("messages", "agent_name", "file_size", "discovered_at")
-    minutes = evidence.once("traffic minutes", lambda: by_minute(messages))
+    deliveries = sent(inputs)
+    pairs = inputs.cached("traffic pairs", lambda: traffic(deliveries))
+    messages = inputs.ledger("messages", "agent_name", "file_size", "discovered_at")
+    minutes = inputs.cached("traffic minutes", lambda: by_minute(messages))
     return {
         NAME: pairs,
         AGENTS: by_agent(pairs),
@@ -38,7 +38,7 @@ def make(evidence: Evidence) -> Tables:
 
 
 def traffic(deliveries: DataFrame) -> DataFrame:
-    """Count what was written, by sender and recipient: schemas.TRAFFIC.
+    """Count what was written, by sender and recipient: results.TRAFFIC.
 
     Percentiles are values that occurred, exact up to 10,000 different ones a pair. A latency
     is negative when the clock was put back in between.
@@ -56,13 +56,13 @@ def traffic(deliveries: DataFrame) -> DataFrame:
         )
     )
     named = pairs.select("*", F.col("ms")[0].alias("p50_ms"), F.col("ms")[1].alias("p99_ms"))
-    return schemas.conform(named, schemas.TRAFFIC)
+    return conform(named, results.TRAFFIC)
 
 
 def by_agent(pairs: DataFrame) -> DataFrame:
     """The graph by its nodes: how many each agent writes to and hears from, and how much.
 
-    schemas.TRAFFIC_AGENTS.
+    results.TRAFFIC_AGENTS.
     """
     nothing = F.lit(0)
     ends = pairs.select(
@@ -84,9 +84,9 @@ def by_agent(pairs: DataFrame) -> DataFrame:
             F.col("bytes").alias("bytes_received"),
         )
     )
-    names = [name for name in schemas.TRAFFIC_AGENTS.names if name != "agent"]
+    names = [name for name in results.TRAFFIC_AGENTS.names if name != "agent"]
     totals = ends.groupBy("agent").agg(*[F.sum(name).alias(name) for name in names])
-    return schemas.conform(totals, schemas.TRAFFIC_AGENTS)
+    return conform(totals, results.TRAFFIC_AGENTS)
 
 
 def by_minute(messages: DataFrame) -> DataFrame:
@@ -106,7 +106,7 @@ def by_minute(messages: DataFrame) -> DataFrame:
 
 
 def by_hour(minutes: DataFrame, deliveries: DataFrame) -> DataFrame:
-    """What went through in each hour: schemas.TRAFFIC_HOURS."""
+    """What went through in each hour: results.TRAFFIC_HOURS."""
     nothing = F.lit(0)
     discovered = minutes.select(
         hour_of("minute").alias("hour"),
@@ -125,11 +125,11 @@ def by_hour(minutes: DataFrame, deliveries: DataFrame) -> DataFrame:
     )
     names = ("messages", "bytes", "deliveries", "dead")
     both = discovered.unionByName(carried).groupBy("hour")
-    return schemas.conform(both.agg(*[F.sum(n).alias(n) for n in names]), schemas.TRAFFIC_HOURS)
+    return conform(both.agg(*[F.sum(n).alias(n) for n in names]), results.TRAFFIC_HOURS)
 
 
 def bursts(minutes: DataFrame) -> DataFrame:
-    """Minutes far above the median one, the largest first: schemas.TRAFFIC_BURSTS."""
+    """Minutes far above the median one, the largest first: results.TRAFFIC_BURSTS."""
     usual = minutes.agg(F.median("messages").alias("median"))
     times = F.col("messages") / F.col("median")
     large = (F.col("messages") >= BURST_LEAST) & (F.col("times_median") >= BURST_TIMES_MEDIAN)
@@ -142,35 +142,35 @@ def bursts(minutes: DataFrame) -> DataFrame:
         F.col("most.agent_name").alias("busiest"),
         F.col("most.messages").alias("busiest_messages"),
     )
-    return schemas.conform(named.orderBy(F.desc("messages")), schemas.TRAFFIC_BURSTS)
+    return conform(named.orderBy(F.desc("messages")), results.TRAFFIC_BURSTS)
 
 
 def counts(tables: Tables) -> DataFrame:
-    """Pairs, messages and bytes in all: schemas.COUNT."""
+    """Pairs, messages and bytes in all: results.COUNT."""
     totals = tables[NAME].agg(
         F.count("*").alias("pairs"),
         F.coalesce(F.sum("messages"), F.lit(0)).alias("messages"),
         F.coalesce(F.sum("bytes"), F.lit(0)).alias("bytes"),
     )
-    return schemas.conform(
-        totals.unpivot([], ["pairs", "messages", "bytes"], "name", "count"), schemas.COUNT
+    return conform(
+        totals.unpivot([], ["pairs", "messages", "bytes"], "name", "count"), results.COUNT
     )
 
 
 def busiest(tables: Tables) -> DataFrame:
     """The pairs to print."""
     ordered = tables[NAME].orderBy(F.desc("messages"), "sender", "recipient")
-    return schemas.conform(ordered, schemas.TRAFFIC).limit(SHOWN)
+    return conform(ordered, results.TRAFFIC).limit(SHOWN)
 
 
-JOB = Job(
+JOB = AuditJob(
     name=NAME,
     explains="who writes to whom: messages, bytes, milliseconds to the inbox",
     tables={
-        NAME: schemas.TRAFFIC,
-        AGENTS: schemas.TRAFFIC_AGENTS,
-        HOURS: schemas.TRAFFIC_HOURS,
-        BURSTS: schemas.TRAFFIC_BURSTS,
+        NAME: results.TRAFFIC,
+        AGENTS: results.TRAFFIC_AGENTS,
+        HOURS: results.TRAFFIC_HOURS,
+        BURSTS: results.TRAFFIC_BURSTS,
     },
     make=make,
     counts=counts,

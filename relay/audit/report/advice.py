@@ -11,7 +11,7 @@ ADVICE = {
         "The store holds another content than the relay took in. Compare it with the original in "
         "archive/, and run `relay acomm check` on the file named."
     ),
-    "reconcile.extra": (
+    "reconcile.orphan": (
         "Store or journal hold what the ledger knows nothing of: the ledger is older, or somebody"
         " else wrote the file. `relay doctor` says which."
     ),
@@ -48,12 +48,12 @@ ADVICE = {
         "The original lies in archive/ under another path than the ledger's: one of the two was "
         "changed by hand. `relay ledger audit` has what became of the row; compare with a backup."
     ),
-    "reconcile.stray": "Nobody sent this file through the relay. Look who put it into archive/.",
-    "reconcile.delivery_contradicted": (
+    "reconcile.unknown_file": "Not sent through the relay. Find out who put it into archive/.",
+    "reconcile.delivery_conflict": (
         "Ledger, store and journal disagree on one delivery, its attempts or its times. `relay "
         "doctor` compares them; `relay trace` shows the ledger's side."
     ),
-    "reconcile.delivery_doubled": (
+    "reconcile.delivery_duplicate": (
         "The recipient may have handled it twice. Tell it; then keep ledger and journal for "
         "whoever looks into the relay."
     ),
@@ -61,7 +61,7 @@ ADVICE = {
         "The message was accepted for this recipient, and the ledger has no such delivery. `relay "
         "doctor` compares them; start the relay, which follows the journal, and run this again."
     ),
-    "reconcile.delivery_extra": (
+    "reconcile.delivery_orphan": (
         "The ledger has a delivery that was never accepted: somebody wrote into ledger.db. "
         "`relay ledger check` looks through it, `relay ledger audit` has what changed."
     ),
@@ -113,7 +113,7 @@ ADVICE = {
         "The recipient owes an acknowledgment. `relay acks --overdue` lists who; ask it, or send "
         "again."
     ),
-    "acks.orphan": "Somebody answered what was not asked. Look at what RE names in its message.",
+    "acks.unrequested": "An answer that was not asked for. Look at the message that its RE names.",
     "dead_letters.repeated": (
         "Deliveries to this recipient die again and again for one reason. Mend that first, then "
         "`relay dead replay`."
@@ -124,7 +124,7 @@ ADVICE = {
         "The file is not what was written. Put a copy of it from a backup in its place; `relay "
         "acomm check` or `relay aof check` say where it is damaged."
     ),
-    "integrity.unread": "The file cannot be read: see its owner, its mode and the disk below it.",
+    "integrity.unreadable": "The file cannot be read: check its owner, its mode and the disk.",
     "integrity.missing": (
         "Of an attachment: somebody has still to read its message; ask the sender for it. Of the "
         "journal: it is gone. Put it back from a backup before the relay starts."

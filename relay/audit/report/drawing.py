@@ -1,12 +1,20 @@
-"""What all charts share: two sizes, the page's colours, axes that say no more than they must."""
+"""Parts that all charts share: two sizes, the page's colours, plain axes, and SVG for the page.
+
+A drawing of matplotlib is adapted to the page: its colours become the page's (so that one drawing
+serves light and dark), its font the page's, its ids unique among those of other drawings; links
+stay in the page, and marks have a title. Declaration, metadata and global style are removed.
+"""
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
+from xml.etree import ElementTree
 
 import matplotlib.dates as mdates
 from matplotlib import rc_context
@@ -16,9 +24,80 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, Formatter, FuncFormatter, MaxNLocator
 
-from relay.audit import units
-from relay.audit.report import cells
-from relay.audit.report.svg import ROLES, SETTINGS, finished
+from relay.audit import summary
+from relay.audit.report.tables import anchor_id
+
+SVG = "http://www.w3.org/2000/svg"
+HREF = "{http://www.w3.org/1999/xlink}href"
+SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text stays text: it is found, read out, and in the page's font
+    "text.parse_math": False,  # a name with two $ is a name
+    "timezone": "UTC",
+    "font.size": 10,
+}
+# What stands for a colour of the page while matplotlib draws.
+ROLES = {
+    "ink": "#010101",
+    "muted": "#010102",
+    "grid": "#010103",
+    "paper": "#010104",
+    **{f"series-{number}": f"#01020{number}" for number in range(1, 7)},
+    **{f"heat-{number}": f"#01030{number}" for number in range(9)},
+}
+_COLOUR = re.compile("|".join(ROLES.values()))
+_BY_COLOUR = {colour: f"var(--{role})" for role, colour in ROLES.items()}
+_FONT = re.compile(r"font-family:[^;\"]*;?\s*")
+_REFERENCE = re.compile(r"url\(#([^)]+)\)")
+
+
+def finished(figure: Figure, prefix: str, titles: Mapping[str, str]) -> str:
+    """The figure as an ``svg`` element; ``titles``: what the mark of a gid says when pointed at."""
+    written = io.BytesIO()
+    with rc_context({**SETTINGS, "svg.hashsalt": prefix}):
+        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+    root = ElementTree.fromstring(written.getvalue())
+    for child in list(root):
+        if child.tag == f"{{{SVG}}}metadata" or _is_global_style(child):
+            root.remove(child)
+    for element in root.iter():
+        _finish(element, prefix, titles)
+    for size in ("width", "height"):
+        del root.attrib[size]  # the view box says the shape, the page the size
+    root.set("aria-hidden", "true")  # the figure has its words beside it
+    root.set("focusable", "false")
+    ElementTree.register_namespace("", SVG)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _is_global_style(element: ElementTree.Element) -> bool:
+    return element.find(f"{{{SVG}}}style") is not None
+
+
+def _finish(element: ElementTree.Element, prefix: str, titles: Mapping[str, str]) -> None:
+    attributes = element.attrib
+    name = attributes.get("id", "")
+    if name in titles:
+        title = ElementTree.Element(f"{{{SVG}}}title")
+        title.text = titles[name]
+        element.insert(0, title)
+    if name:
+        attributes["id"] = f"{prefix}-{name}"
+    if HREF in attributes:
+        attributes["href"] = _reference(attributes.pop(HREF), element, prefix)
+    if attributes.pop("target", None):
+        attributes["tabindex"] = "-1"  # the same rows are reached from the text, with fewer keys
+    if "clip-path" in attributes:
+        attributes["clip-path"] = _REFERENCE.sub(rf"url(#{prefix}-\1)", attributes["clip-path"])
+    if "style" in attributes:
+        plain = _FONT.sub("", attributes["style"])
+        plain = _COLOUR.sub(lambda found: _BY_COLOUR[found[0]], plain)
+        attributes["style"] = _REFERENCE.sub(rf"url(#{prefix}-\1)", plain)
+
+
+def _reference(target: str, element: ElementTree.Element, prefix: str) -> str:
+    """Of a link as it is; of a mark that is used again, to the drawing's own id."""
+    return target if element.tag == f"{{{SVG}}}a" else target.replace("#", f"#{prefix}-", 1)
+
 
 WIDE, NARROW = 10.6, 4.7  # inches of 72 points; the page shows the one that fits
 SERIES = [ROLES[f"series-{number}"] for number in range(1, 7)]
@@ -52,7 +131,7 @@ def both(slug: str, draw: Callable[[Size], Drawing]) -> tuple[str, str]:
     for size, kind in ((Size(WIDE, False), "wide"), (Size(NARROW, True), "narrow")):
         with rc_context(SETTINGS):
             drawing = draw(size)
-            made.append(finished(drawing.figure, cells.slug(slug, kind), drawing.titles))
+            made.append(finished(drawing.figure, anchor_id(slug, kind), drawing.titles))
     return made[0], made[1]
 
 
@@ -99,7 +178,7 @@ def sized(axis: Axes) -> None:
     ticks = MaxNLocator(nbins=4).tick_values(0, most / step)
     axis.set_ylim(0, most)  # the ticks may reach beyond
     axis.yaxis.set_major_locator(FixedLocator([tick * step for tick in ticks]))
-    axis.yaxis.set_major_formatter(as_text(units.size))
+    axis.yaxis.set_major_formatter(as_text(summary.size))
 
 
 def as_text(text: Callable[[float], str]) -> Formatter:

@@ -1,4 +1,4 @@
-"""The page: what a run found, in one HTML file that asks for nothing.
+"""The page: the findings, verdicts and rows of a run in one HTML file that needs nothing else.
 
 It has no script, and a Content-Security-Policy that allows none, nor any address: whatever an
 agent called itself or wrote, it is text. The template escapes everything but our own drawings.
@@ -8,13 +8,295 @@ from __future__ import annotations
 
 import importlib.resources
 import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
 
-from relay.audit.report import cells, sections
-from relay.audit.report.reading import tables_in
-from relay.audit.summary import Report, numbered
+from relay.audit import summary
+from relay.audit.jobs import JOBS
+from relay.audit.report.advice import advice
+from relay.audit.report.tables import (
+    NOTHING,
+    Row,
+    Table,
+    anchor_id,
+    cell,
+    findings_of,
+    is_number,
+    tables_in,
+    unit_of,
+)
+from relay.audit.summary import JobReport, Report, numbered
+
+MOST_FINDINGS = 50  # shown of a check
+MOST_ROWS = 100  # shown of a table
+MOST_OF_CLASS = 25  # shown of each class, where rows have one
+MOST_COLUMNS = 24
+SHORT = 34  # characters: an id, a time, a name
+# By which column the rows shown are chosen, the largest first; else they are the first.
+LARGEST_BY = {
+    "acks": "overdue",
+    "dead_letters_reasons": "letters",
+    "latency": "p99_ms",
+    "latency_routes": "p99_ms",
+    "ordering": "inversions",
+    "security": "events",
+    "threads": "messages",
+    "traffic": "messages",
+    "traffic_agents": "sent",
+    "traffic_bursts": "times_median",
+    "traffic_hours": "messages",
+}
+SEVERITIES = ("error", "warning")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table shown."""
+
+    name: str
+    unit: str
+    means: str  # its comment in the schema
+    number: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value shown."""
+
+    text: str
+    number: bool
+    command: bool = False  # to be typed
+
+    @property
+    def kind(self) -> str:
+        """How it is set: at the right, on one line, or with room for a sentence."""
+        if self.number:
+            return "number"
+        return "short" if len(self.text) <= SHORT else "long"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that belong together, with an anchor; rows have their own."""
+
+    anchor: str
+    rows: list[tuple[str, list[Cell]]]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A table of the page."""
+
+    name: str
+    anchor: str
+    explains: str
+    columns: list[Column]
+    groups: list[Group]
+    shown: int
+    count: int
+    path: str  # where all rows are, below the folder of the report
+
+    @property
+    def left_out(self) -> int:
+        """Rows that are not in the page."""
+        return self.count - self.shown
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one check found."""
+
+    name: str
+    severity: str
+    count: int
+    anchor: str
+    todo: str
+    table: Shown
+
+
+@dataclass(frozen=True)
+class Count:
+    """A number, and where its rows are."""
+
+    text: str  # as summary.counted
+    anchor: str  # empty: there is no table
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A job's line."""
+
+    name: str
+    explains: str
+    state: str  # ok, error, warning, failed
+    outcome: str
+    hint: str
+    anchor: str
+    counts: list[Count]
+    seconds: str
+
+
+def checks(report: Report, folder: str) -> list[Check]:
+    """Every check that found something: errors, then warnings, the most frequent first."""
+    made = []
+    for job in report.jobs.values():
+        examples = findings_of(folder, job.name, MOST_FINDINGS) if job.findings else {}
+        for name, count in job.findings.items():
+            made.append(_check(job.name, name, count, examples.get(name, [])))
+    return sorted(made, key=lambda check: (SEVERITIES.index(check.severity), -check.count))
+
+
+def _check(job: str, name: str, count: int, rows: list[Row]) -> Check:
+    severities = {row["severity"] for row in rows}
+    severity = next((known for known in SEVERITIES if known in severities), SEVERITIES[0])
+    has_message = any(row["message_id"] for row in rows)
+    anchor = anchor_id("check", name)
+    columns = [Column("agent", "", "sender"), Column("route", "", "the TO header")]
+    columns += [Column("what is known", "", "of the finding")]
+    if has_message:
+        columns = [Column("message_id", "", "of the ledger"), *columns]
+        columns += [Column("look into it", "", "a command")]
+    lines = [(f"{anchor}-{number}", _finding(row, has_message)) for number, row in enumerate(rows)]
+    table = Shown(
+        name,
+        f"table-{anchor}",
+        "",
+        columns,
+        [Group("", lines)],
+        len(rows),
+        count,
+        f"findings/job={job}/",
+    )
+    return Check(name, severity, count, anchor, advice(name, has_message=has_message), table)
+
+
+def _finding(row: Row, has_message: bool) -> list[Cell]:
+    shown = [_cell(row[name]) for name in ("agent", "route", "detail")]
+    if not has_message:
+        return shown
+    return [_cell(row["message_id"]), *shown, _trace(row["message_id"])]
+
+
+def _trace(message_id: object) -> Cell:
+    """The command for a message; an id that is none of ours is not put into a command."""
+    text = str(message_id or "")
+    if not text.replace("-", "").isalnum() or not text.isascii():
+        return Cell(NOTHING, False)
+    return Cell(f"relay trace {text}", False, command=True)
+
+
+def verdicts(report: Report, folder_has: Iterable[str], classes: Iterable[str]) -> list[Verdict]:
+    """A line a job; ``classes``: anchors of rows of one class."""
+    there, groups = set(folder_has), set(classes)
+    return [_verdict(job, there, groups) for job in report.jobs.values()]
+
+
+def _verdict(job: JobReport, there: set[str], groups: set[str]) -> Verdict:
+    state = "failed" if job.error is not None else "ok"
+    if state == "ok" and job.errors + job.warnings:
+        state = "error" if job.errors else "warning"
+    tables = [name for name in job.tables if name in there]
+    counts = []
+    for name, count in job.counts.items():
+        anchors = [anchor_id("rows", table, name) for table in tables]
+        fallback = anchor_id("table", tables[0]) if tables else ""
+        anchor = next((anchor for anchor in anchors if anchor in groups), fallback)
+        counts.append(Count(summary.counted(name, count), anchor))
+    known = JOBS.get(job.name)
+    return Verdict(
+        job.name,
+        known.explains if known else "",
+        state,
+        job.outcome if state != "ok" else "OK",
+        job.hint,
+        anchor_id("job", job.name),
+        counts,
+        f"{job.seconds:,.1f}",
+    )
+
+
+def matching_rows(report: Report, tables: Mapping[str, Table]) -> list[Shown]:
+    """The rows of every table of the run that there are, each table bounded."""
+    return [_shown(table, report) for table in tables.values()]
+
+
+def class_anchors(shown: Iterable[Shown]) -> list[str]:
+    """Where the rows of one class begin."""
+    return [group.anchor for table in shown for group in table.groups if group.anchor]
+
+
+def _shown(table: Table, report: Report) -> Shown:
+    grouped = _rows(table)
+    traced = "message_id" in table.columns and table.name.endswith("slowest")
+    names = table.columns[:MOST_COLUMNS]
+    columns = _columns(table.name, names, report)
+    if traced:
+        columns = [*columns, Column("look into it", "", "a command")]
+    groups, number = [], 0
+    for value, rows in grouped:
+        lines = []
+        for row in rows:
+            values = [_cell(row[name]) for name in names]
+            if traced:
+                values.append(_trace(row["message_id"]))
+            lines.append((anchor_id("row", table.name, str(number)), values))
+            number += 1
+        columns = [_aligned(column, at, lines) for at, column in enumerate(columns)]
+        groups.append(Group(anchor_id("rows", table.name, value) if value else "", lines))
+    return Shown(
+        table.name,
+        anchor_id("table", table.name),
+        _explains(table.name, report),
+        columns,
+        groups,
+        number,
+        table.count,
+        f"{table.name}/",
+    )
+
+
+def _aligned(column: Column, at: int, lines: list[tuple[str, list[Cell]]]) -> Column:
+    """The column, over its numbers when it has any."""
+    has_numbers = any(values[at].number for _, values in lines)
+    return replace(column, number=True) if has_numbers else column
+
+
+def _rows(table: Table) -> Sequence[tuple[str, list[Row]]]:
+    """The rows to show, with the class that they share."""
+    if not table.count:
+        return []
+    if table.has("class"):
+        return sorted(table.first_of_each("class", MOST_OF_CLASS).items())
+    by = LARGEST_BY.get(table.name, "")
+    if by and table.has(by):
+        return [("", table.largest(by, MOST_ROWS))]
+    return [("", table.head(MOST_ROWS))]
+
+
+def _columns(table: str, names: Sequence[str], report: Report) -> list[Column]:
+    means: dict[str, str] = {}
+    job = JOBS.get(_owner(table, report))
+    if job is not None and table in job.tables:
+        means = {field.name: field.metadata.get("comment", "") for field in job.tables[table]}
+    return [Column(name, unit_of(name), means.get(name, "")) for name in names]
+
+
+def _owner(table: str, report: Report) -> str:
+    return next((job.name for job in report.jobs.values() if table in job.tables), "")
+
+
+def _explains(table: str, report: Report) -> str:
+    job = JOBS.get(_owner(table, report))
+    return job.explains if job is not None and job.name == table else ""
+
+
+def _cell(value: Any) -> Cell:
+    return Cell(cell(value), is_number(value))
+
 
 REPORT = "report.html"
 TEMPLATE, STYLE = "report.html.j2", "report.css"
@@ -28,11 +310,11 @@ def make_page(report: Report, folder: str) -> bytes:
     Bounded: at most ``sections.MOST_ROWS`` rows of a table and ``MOST_FINDINGS`` of a check are
     in it, and the path of the others.
     """
-    from relay.audit.report.charts import charts  # matplotlib: half a second
+    from relay.audit.report.charts import charts
 
     tables = tables_in(folder, [name for job in report.jobs.values() for name in job.tables])
-    shown = sections.rows_of(report, tables)
-    classes = sections.class_anchors(shown)
+    shown = matching_rows(report, tables)
+    classes = class_anchors(shown)
     page = _environment().get_template(TEMPLATE)
     text = page.render(
         report=report,
@@ -40,8 +322,8 @@ def make_page(report: Report, folder: str) -> bytes:
         headline=headline(report),
         state=_state(report),
         snapshot=report.snapshot_at.replace("T", " "),
-        checks=sections.checks(report, folder),
-        verdicts=sections.verdicts(report, tables, classes),
+        checks=checks(report, folder),
+        verdicts=verdicts(report, tables, classes),
         charts=charts(tables),
         tables=shown,
     )
@@ -85,7 +367,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["number"] = cells.cell
+    made.filters["number"] = cell
     made.filters["coded"] = _coded
     made.filters["drawing"] = Markup  # of svg.py, which escapes as XML does
     return made

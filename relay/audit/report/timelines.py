@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from relay.audit import units
-from relay.audit.report import cells
+from relay.audit import summary
 from relay.audit.report.drawing import (
     DASHES,
     SERIES,
@@ -25,7 +24,7 @@ from relay.audit.report.drawing import (
     sized,
     titled,
 )
-from relay.audit.report.reading import Row, Table
+from relay.audit.report.tables import Row, Table, cell, duration_ms, shortened
 
 MOST_ROWS = 200_000  # hours times stages: five years of them
 MOST_POINTS = 400  # of a line; beyond that a point is a day
@@ -44,7 +43,7 @@ MOST_LABEL = 44  # characters
 MORE_HEADROOM = 1.5  # of a logarithmic axis
 
 
-class Made(NamedTuple):
+class ChartParts(NamedTuple):
     """What a chart's maker gives."""
 
     says: str
@@ -56,7 +55,7 @@ class Made(NamedTuple):
 Moment = datetime | date
 
 
-def latency(slug: str, tables: Mapping[str, Table]) -> Made:
+def latency(slug: str, tables: Mapping[str, Table]) -> ChartParts:
     """Percentiles a stage, one panel each."""
     rows = _since(tables["latency"], "hour", ("stage", "hour", *QUANTILES))
     by_stage: dict[str, list[Row]] = defaultdict(list)
@@ -65,7 +64,7 @@ def latency(slug: str, tables: Mapping[str, Table]) -> Made:
             by_stage[str(row["stage"])].append(row)
     by_stage = dict(list(by_stage.items())[:MOST_KINDS])
     if not by_stage:
-        return Made("")
+        return ChartParts("")
     daily = any(len(of) > MOST_POINTS for of in by_stage.values())
     lines = {
         stage: _by_day(of, QUANTILES, max) if daily else sorted(of, key=lambda row: row["hour"])
@@ -80,11 +79,11 @@ def latency(slug: str, tables: Mapping[str, Table]) -> Made:
     says = "No percentile is known."
     if worst is not None:
         says = (
-            f"The slowest hour, {cells.cell(worst['hour'])}: 99 of 100 messages took at most "
-            f"{cells.duration_ms(worst['p99_ms'])} for {worst['stage']}."
+            f"The slowest hour, {cell(worst['hour'])}: 99 of 100 messages took at most "
+            f"{duration_ms(worst['p99_ms'])} for {worst['stage']}."
         )
     note = "Each point is the worst hour of a day." if daily else "Each point is an hour."
-    return Made(says, note + " The scale is logarithmic; times are UTC.", wide, narrow)
+    return ChartParts(says, note + " The scale is logarithmic; times are UTC.", wide, narrow)
 
 
 def _draw_latency(lines: dict[str, list[Row]], size: Size) -> Drawing:
@@ -110,7 +109,7 @@ def _draw_latency(lines: dict[str, list[Row]], size: Size) -> Drawing:
         low, high = axis.get_ylim()
         axis.set_ylim(low / MORE_HEADROOM, high * MORE_HEADROOM)
         axis.yaxis.set_major_locator(FixedLocator(_round_durations(low, high)))
-        axis.yaxis.set_major_formatter(as_text(cells.duration_ms))
+        axis.yaxis.set_major_formatter(as_text(duration_ms))
         axis.yaxis.set_minor_locator(NullLocator())
         over_time(axis, moments, size)
         titled(axis, stage)
@@ -126,12 +125,12 @@ def _round_durations(low: float, high: float) -> list[float]:
     return within[:: -(-len(within) // MOST_TICKS)] if within else [low]
 
 
-def throughput(slug: str, tables: Mapping[str, Table]) -> Made:
+def throughput(slug: str, tables: Mapping[str, Table]) -> ChartParts:
     """Messages and bytes, an hour or a day a bar."""
     table = tables["traffic_hours"]
     rows = [row for row in _since(table, "hour", ("hour", "messages", "bytes")) if row["hour"]]
     if not rows:
-        return Made("")
+        return ChartParts("")
     daily = len(rows) > MOST_POINTS // 2
     shown = _by_day(rows, ("messages", "bytes"), _sum) if daily else rows
     per = "day" if daily else "hour"
@@ -139,10 +138,10 @@ def throughput(slug: str, tables: Mapping[str, Table]) -> Made:
     busiest = max(rows, key=lambda row: row["messages"] or 0)
     says = (
         f"{sum(row['messages'] or 0 for row in rows):,} messages, "
-        f"{units.size(sum(row['bytes'] or 0 for row in rows))}. The busiest hour, "
-        f"{cells.cell(busiest['hour'])}: {busiest['messages'] or 0:,} messages."
+        f"{summary.size(sum(row['bytes'] or 0 for row in rows))}. The busiest hour, "
+        f"{cell(busiest['hour'])}: {busiest['messages'] or 0:,} messages."
     )
-    return Made(says, f"Each bar is {'a day' if daily else 'an hour'}, UTC.", wide, narrow)
+    return ChartParts(says, f"Each bar is {'a day' if daily else 'an hour'}, UTC.", wide, narrow)
 
 
 def _draw_throughput(rows: list[Row], per: str, size: Size) -> Drawing:
@@ -161,20 +160,20 @@ def _draw_throughput(rows: list[Row], per: str, size: Size) -> Drawing:
     return Drawing(made, {})
 
 
-def dead_letters(slug: str, tables: Mapping[str, Table]) -> Made:
+def dead_letters(slug: str, tables: Mapping[str, Table]) -> ChartParts:
     """Bars a day, a panel for each of the most frequent reasons."""
     rows = tables["dead_letters_reasons"].sums(("day", "reason_kind"), ("letters",))
     tally: dict[str, dict[date, int]] = defaultdict(dict)
     for row in rows:
         day = _parsed(row["day"])
         if day is not None:
-            reason = cells.shortened(str(row["reason_kind"] or NO_REASON))
+            reason = shortened(str(row["reason_kind"] or NO_REASON))
             tally[reason][day] = tally[reason].get(day, 0) + row["letters"]
     totals = {reason: sum(days.values()) for reason, days in tally.items()}
     ordered = sorted(totals, key=lambda reason: (-totals[reason], reason))
     total = sum(totals.values())
     if not total:
-        return Made("No dead letter has a known day.")
+        return ChartParts("No dead letter has a known day.")
     says = (
         f"{total:,} dead letters. The most frequent reason: {ordered[0]}, {totals[ordered[0]]:,}."
     )
@@ -183,7 +182,7 @@ def dead_letters(slug: str, tables: Mapping[str, Table]) -> Made:
         stack = {reason: stack[reason] for reason in ordered[: MOST_KINDS - 1]}
         stack[OTHERS] = _added(tally[reason] for reason in ordered[MOST_KINDS - 1 :])
     wide, narrow = both(slug, lambda size: _draw_reasons(stack, size))
-    return Made(says, "Each bar is a day, UTC.", wide, narrow)
+    return ChartParts(says, "Each bar is a day, UTC.", wide, narrow)
 
 
 def _draw_reasons(stack: dict[str, dict[date, int]], size: Size) -> Drawing:
@@ -203,13 +202,13 @@ def _draw_reasons(stack: dict[str, dict[date, int]], size: Size) -> Drawing:
     return Drawing(made, {})
 
 
-def capacity(slug: str, tables: Mapping[str, Table]) -> Made:
+def capacity(slug: str, tables: Mapping[str, Table]) -> ChartParts:
     """What each part of the home grew by, a day a point, and when the disk is full."""
     table = tables["capacity"]
     parts = [name for name in table.numbers("_bytes") if name not in NO_PARTS]
     rows = [row for row in _since(table, "day", ("day", "total_bytes", *parts)) if row["day"]]
     if not rows:
-        return Made("")
+        return ChartParts("")
     totals = {name: sum(row[name] or 0 for row in rows) for name in parts}
     busiest = sorted(totals, key=lambda name: -totals[name])[:MOST_KINDS]
     lines = {
@@ -219,10 +218,12 @@ def capacity(slug: str, tables: Mapping[str, Table]) -> Made:
     }
     wide, narrow = both(slug, lambda size: _draw_capacity(lines, size)) if lines else ("", "")
     last = rows[-1]
-    says = f"On {_day(last['day']).isoformat()} {units.size(last['total_bytes'] or 0)} were added."
+    says = (
+        f"On {_day(last['day']).isoformat()} {summary.size(last['total_bytes'] or 0)} were added."
+    )
     if "capacity_forecast" in tables:
         says = f"{says} {_forecast(tables['capacity_forecast'])}".strip()
-    return Made(says, "Bytes added a day, UTC.", wide, narrow)
+    return ChartParts(says, "Bytes added a day, UTC.", wide, narrow)
 
 
 def _forecast(table: Table) -> str:
@@ -231,7 +232,9 @@ def _forecast(table: Table) -> str:
         return ""
     row = table.head(1)[0]
     full, kept = row["full_in_days"], row["full_in_days_kept"]
-    at = f"{units.size(row['free_bytes'])} are free; at {units.size(row['bytes_per_day'])} a day"
+    at = (
+        f"{summary.size(row['free_bytes'])} are free; at {summary.size(row['bytes_per_day'])} a day"
+    )
     when = "it is not full within ten years" if full is None else f"it is full in {full:,} days"
     with_kept = "" if kept == full else "; with what retention removes "
     if with_kept:

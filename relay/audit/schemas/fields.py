@@ -51,3 +51,13 @@ def subset(schema: StructType, names: Iterable[str], what: str) -> StructType:
 def conform(frame: DataFrame, schema: StructType) -> DataFrame:
     """The columns of ``schema`` and no others, in its order and of its types."""
     return frame.select(*[F.col(field.name).cast(field.dataType) for field in schema])
+
+
+def check_columns(asked: StructType, known: StructType, what: str) -> None:
+    """Check that a schema asked for has known columns of the right types. Errors: RelayError."""
+    for field, ours in zip(asked, subset(known, asked.names, what), strict=True):
+        if field.dataType.simpleString() != ours.dataType.simpleString():
+            raise RelayError(
+                f"column {field.name} of {what} is {ours.dataType.simpleString()}, "
+                f"not {field.dataType.simpleString()}"
+            )

@@ -1,18 +1,13 @@
-"""What jobs write: findings and counts, which all have, and a table a job."""
+"""Columns of the results: findings and counts, which all jobs write, and the tables of each job.
+
+``recent`` is true of what happened within the days that a run judges (``--recent``).
+"""
 
 from __future__ import annotations
 
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DateType, StructType
 
-from relay.audit.schemas.fields import (
-    FLOAT,
-    NUMBER,
-    TEXT,
-    TEXTS,
-    TIME,
-    always,
-    maybe,
-)
+from relay.audit.schemas.fields import FLAG, FLOAT, NUMBER, TEXT, TEXTS, TIME, WORDS, always, maybe
 
 FINDING = StructType(
     [
@@ -84,5 +79,381 @@ TRAFFIC = StructType(
         maybe("p50_ms", FLOAT, "discovered to written, half are at most this"),
         maybe("p99_ms", FLOAT, "discovered to written, 99 of 100 are at most this"),
         maybe("max_ms", FLOAT, "discovered to written, the longest"),
+    ]
+)
+
+
+_ID = maybe("message_id", TEXT, "of the ledger, relay_id of the store")
+_AGENT = maybe("agent", TEXT, "sender")
+_ROUTE = maybe("route", TEXT, "the TO header")
+
+DUPLICATE = StructType(
+    [
+        always("class", TEXT, "see docs/audit.md"),
+        _ID,
+        _AGENT,
+        _ROUTE,
+        maybe("recipient", TEXT, "of the delivery that was made twice"),
+        always("times", NUMBER, "how often it is there, or was done"),
+        maybe("what", TEXT, "the numbers, files, or the message before, divided by commas"),
+        maybe("apart_ms", NUMBER, "resent: since the same was sent before"),
+    ]
+)
+
+ORDERED = StructType(
+    [
+        always("sender", TEXT, "agent"),
+        always("recipient", TEXT, "agent"),
+        always("deliveries", NUMBER, "first attempts that were neither held nor put off"),
+        always("inversions", NUMBER, "written before one that was discovered earlier"),
+        always("by_clock", NUMBER, "of these, while the clock was put back"),
+        maybe("worst_ms", FLOAT, "by how much at most, those by the clock left out"),
+        maybe("message_id", TEXT, "of that one"),
+        always("created_inversions", NUMBER, "ids older than that of one discovered before"),
+    ]
+)
+
+CLOCK = StructType(
+    [
+        always("class", TEXT, "see docs/audit.md"),
+        _ID,
+        _AGENT,
+        maybe("recipient", TEXT, "of the delivery, where it is about one"),
+        maybe("at", TIME, "what the clock said"),
+        always("by_ms", FLOAT, "how far it is off"),
+    ]
+)
+
+ACKS = StructType(
+    [
+        always("sender", TEXT, "who is owed the acknowledgment"),
+        always("recipient", TEXT, "who owes it"),
+        always("acked", NUMBER, "deliveries that were acknowledged"),
+        always("failed", NUMBER, "of these, with the status failed"),
+        always("owed", NUMBER, "delivered, and not acknowledged yet"),
+        always("late", NUMBER, "of these, delivered more than once already"),
+        always("overdue", NUMBER, "of these, past their time, and nothing was done"),
+        maybe("p50_ms", FLOAT, "written to acknowledged, half are at most this"),
+        maybe("p90_ms", FLOAT, "written to acknowledged, 9 of 10 are at most this"),
+        maybe("p99_ms", FLOAT, "written to acknowledged, 99 of 100 are at most this"),
+        maybe("max_ms", FLOAT, "written to acknowledged, the longest"),
+    ]
+)
+
+OWED = StructType(
+    [
+        always("class", TEXT, "owed, late or overdue; unrequested: never asked for"),
+        _ID,
+        _AGENT,
+        _ROUTE,
+        maybe("recipient", TEXT, "who owes it, or has sent it"),
+        maybe("state", TEXT, "of the delivery in the ledger"),
+        maybe("attempt", NUMBER, "1 for the first"),
+        maybe("written_at", TIME, "renamed into the inbox, the last time"),
+        maybe("due_at", TIME, "when it is overdue"),
+        maybe("overdue_s", FLOAT, "when the relay was last seen at work; negative: not yet"),
+    ]
+)
+
+DEAD_LETTER = StructType(
+    [
+        always("message_id", TEXT, "of the ledger"),
+        always("recipient", TEXT, "for whom it is dead, or was"),
+        _AGENT,
+        _ROUTE,
+        always("class", TEXT, "waiting, discarded or replayed: see docs/audit.md"),
+        always("state", TEXT, "of the delivery in the ledger, now"),
+        maybe("reason", TEXT, "why it was given up"),
+        maybe("reason_kind", TEXT, "the same, with # for its numbers"),
+        maybe("attempt", NUMBER, "the last that was made"),
+        always("times", NUMBER, "how often it died, as far as audit_log goes back"),
+        maybe("died_at", TIME, "the last time"),
+        maybe("day", TEXT, "2026-01-31, of that time"),
+        maybe("age_s", FLOAT, "at the snapshot"),
+    ]
+)
+
+DEAD_REASON = StructType(
+    [
+        maybe("day", TEXT, "2026-01-31"),
+        maybe("reason_kind", TEXT, "why, with # for numbers"),
+        always("recipient", TEXT, "agent"),
+        always("letters", NUMBER, "that died for this reason"),
+        always("waiting", NUMBER, "of these, neither replayed nor let go"),
+    ]
+)
+
+VERIFIED = StructType(
+    [
+        always("path", TEXT, "below the home; of Tier 2, the object's key"),
+        always(
+            "kind", TEXT, "store, archive, journal, ledger, segment, object, attachment, original"
+        ),
+        always("class", TEXT, "see docs/audit.md"),
+        maybe("day", TEXT, "2026-01-31, of what never changes again"),
+        maybe("item", TEXT, "what it is called in whatever tier or pack it lies"),
+        maybe("size", NUMBER, "bytes"),
+        maybe("sha256", TEXT, "of the file; of a segment size and crc64 of its records"),
+        always("problems", WORDS, "what is wrong with it, a line each"),
+        always("warnings", WORDS, "what is only worth knowing"),
+    ]
+)
+
+INTEGRITY_DAY = StructType(
+    [
+        always("day", TEXT, "2026-01-31"),
+        always("kind", TEXT, "archive, segment, original"),
+        always("files", NUMBER, "of that day"),
+        always("bytes", NUMBER, "of all of them"),
+        always("hash", TEXT, "SHA-256 over names and checksums, 64 hex"),
+        always("class", TEXT, "new, same, grown, pruned; changed, shrunk"),
+        maybe("files_before", NUMBER, "in the run compared with"),
+        maybe("hash_before", TEXT, "likewise"),
+        always("is_partial", FLAG, "a file of it could not be read"),
+    ]
+)
+
+
+DAY = DateType()
+
+_PERCENTILES = (
+    always("deliveries", NUMBER, "whose stage has ended"),
+    maybe("p50_ms", FLOAT, "half took at most this"),
+    maybe("p90_ms", FLOAT, "90 of 100 took at most this"),
+    maybe("p99_ms", FLOAT, "99 of 100 took at most this"),
+    maybe("max_ms", FLOAT, "the longest"),
+    always("slow", NUMBER, "inbox: of them, above 5 s; 0 for other stages"),
+    always("negative", NUMBER, "ended before they began: the clock was put back; not in the rest"),
+)
+
+LATENCY = StructType(
+    [
+        always("stage", TEXT, "accepted, written, inbox, read, acked"),
+        always("hour", TIME, "of the discovery, UTC"),
+        always("recent", FLAG, "within the days that are judged"),
+        *_PERCENTILES,
+    ]
+)
+
+LATENCY_ROUTES = StructType(
+    [
+        always("sender", TEXT, "agent"),
+        always("recipient", TEXT, "agent"),
+        always("stage", TEXT, "accepted, written, inbox, read, acked"),
+        *_PERCENTILES,
+    ]
+)
+
+LATENCY_SLOWEST = StructType(
+    [
+        always("message_id", TEXT, "for `relay trace`"),
+        always("sender", TEXT, "agent"),
+        always("recipient", TEXT, "agent"),
+        always("discovered_at", TIME, "seen in the outbox"),
+        maybe("staged_at", TIME, "the commit that accepted it"),
+        always("written_at", TIME, "renamed into the inbox"),
+        always("inbox_ms", FLOAT, "discovered to written"),
+    ]
+)
+
+TRAFFIC_AGENTS = StructType(
+    [
+        always("agent", TEXT, "sender or recipient"),
+        always("writes_to", NUMBER, "agents that it wrote to"),
+        always("hears_from", NUMBER, "agents that wrote to it"),
+        always("sent", NUMBER, "deliveries of its messages"),
+        always("received", NUMBER, "written into its inbox"),
+        always("bytes_sent", NUMBER, "of the files sent, header and body"),
+        always("bytes_received", NUMBER, "of the files written into its inbox"),
+    ]
+)
+
+TRAFFIC_HOURS = StructType(
+    [
+        always("hour", TIME, "UTC"),
+        always("messages", NUMBER, "discovered in it"),
+        always("bytes", NUMBER, "of their files, header and body"),
+        always("deliveries", NUMBER, "written in it"),
+        always("dead", NUMBER, "accepted in it, and dead, expired or bounced since"),
+    ]
+)
+
+TRAFFIC_BURSTS = StructType(
+    [
+        always("minute", TIME, "UTC"),
+        always("messages", NUMBER, "discovered in it"),
+        always("bytes", NUMBER, "of their files, header and body"),
+        always("times_median", FLOAT, "messages, by those of the median minute that has any"),
+        always("busiest", TEXT, "the agent that sent most of them"),
+        always("busiest_messages", NUMBER, "sent by that agent"),
+    ]
+)
+
+AGENT_LIFE = StructType(
+    [
+        always("agent", TEXT, "its name"),
+        always("class", TEXT, "see docs/audit.md"),
+        maybe("status", TEXT, "of its row in agents; NULL: a process without one"),
+        maybe("reason", TEXT, "why it is not active"),
+        maybe("registered_at", TIME, "first seen"),
+        maybe("last_seen_at", TIME, "wrote or read"),
+        maybe("changed_at", TIME, "of the status"),
+        maybe("lived_s", NUMBER, "from its registration until it was terminated or retired"),
+        always("messages", NUMBER, "files that it sent"),
+        always("received", NUMBER, "written into its inbox"),
+        always("unread", NUMBER, "that stand in its inbox"),
+        maybe("unread_since", TIME, "when the oldest of those was written"),
+        always("saves", NUMBER, "continuity messages that it sent"),
+        maybe("silent_s", NUMBER, "since it last wrote or read"),
+        maybe("longest_silence_s", NUMBER, "between two signs of it; of an hour and more"),
+        maybe("process", TEXT, "state of the process that the relay started"),
+        maybe("cli", TEXT, "its name in spawn.clis"),
+        maybe("restart", TEXT, "never, on-failure, always"),
+        always("restarts", NUMBER, "how often it was started again"),
+        always("recent_restarts", NUMBER, "of those, in the window of the last one"),
+        maybe("started_at", TIME, "of the process that ran last"),
+        maybe("ended_at", TIME, "of the process that ran last"),
+        maybe("exit_code", NUMBER, "negative: the signal; NULL: not known"),
+        maybe("stuck_s", NUMBER, "since it has been stuck"),
+        maybe("last_error", TEXT, "of the process: why it failed"),
+    ]
+)
+
+AGENT_SPAWN = StructType(
+    [
+        always("message_id", TEXT, "of the request"),
+        always("agent", TEXT, "who asked"),
+        always("kind", TEXT, "spawn or release"),
+        always("asked_at", TIME, "discovered"),
+        always("outcome", TEXT, "done, refused, open"),
+        maybe("answer_id", TEXT, "of the nack, which says why: for `relay trace`"),
+        maybe("reason", TEXT, "of a file that was refused unread"),
+        maybe("process", TEXT, "whose last life it began"),
+    ]
+)
+
+THREAD = StructType(
+    [
+        always("thread", TEXT, "correlation id, UUID"),
+        always("messages", NUMBER, "in it"),
+        always("participants", NUMBER, "who wrote in it"),
+        always("turns", NUMBER, "how often another than before wrote, and 1: its depth"),
+        always("queries", NUMBER, "of type Query"),
+        always("responses", NUMBER, "of type Response"),
+        maybe("first_at", TIME, "its first message, discovered"),
+        maybe("last_at", TIME, "its last message, discovered"),
+        maybe("duration_s", FLOAT, "between these"),
+    ]
+)
+
+THREAD_QUERY = StructType(
+    [
+        always("message_id", TEXT, "of the query"),
+        always("thread", TEXT, "correlation id, UUID"),
+        always("agent", TEXT, "who asked"),
+        maybe("route", TEXT, "the TO header"),
+        always("asked_at", TIME, "discovered"),
+        always("class", TEXT, "answered, closed, ended, waiting, unanswered"),
+        always("recipients", NUMBER, "agents that were asked"),
+        always("answered", NUMBER, "of them, answered with a Response"),
+        maybe("answered_at", TIME, "the first Response, discovered"),
+        always("age_s", NUMBER, "since it was asked"),
+        always("recent", FLAG, "within the days that are judged"),
+    ]
+)
+
+THREAD_RUNAWAY = StructType(
+    [
+        always("first", TEXT, "agent"),
+        always("second", TEXT, "agent"),
+        always("minute", TIME, "UTC"),
+        always("messages", NUMBER, "of kind message between the two, in the 60 s before one of it"),
+        always("turns", NUMBER, "of them, how often the other one wrote next"),
+        always("last_message_id", TEXT, "for `relay trace`"),
+        always("recent", FLAG, "within the days that are judged"),
+    ]
+)
+
+SECURITY = StructType(
+    [
+        maybe("agent", TEXT, "owner of the outbox or directory; NULL: of the home's own"),
+        always("hour", TIME, "UTC"),
+        always("source", TEXT, "event, rejection, failed, request"),
+        always("kind", TEXT, "see docs/audit.md"),
+        maybe("severity", TEXT, "error or warning; NULL: counted alone"),
+        always("events", NUMBER, "in this hour"),
+        always("first_at", TIME, "the first of them"),
+        always("last_at", TIME, "the last of them"),
+        maybe("message_id", TEXT, "of one of them, where it is a message's"),
+        maybe("path", TEXT, "of one of them, relative to the home"),
+        maybe("detail", TEXT, "of one of them, for people"),
+        always("recent", FLAG, "within the days that are judged"),
+    ]
+)
+
+CAPACITY = StructType(
+    [
+        always("day", DAY, "UTC"),
+        always("messages", NUMBER, "discovered in it"),
+        always("message_bytes", NUMBER, "of their files, header and body"),
+        always("ledger_bytes", NUMBER, "of the ledger's file, shared out by messages"),
+        always("journal_bytes", NUMBER, "segments begun in it, every copy that is here"),
+        always("store_bytes", NUMBER, "store/archive of that date"),
+        always("archive_bytes", NUMBER, "archive of that date, folder and pack"),
+        always("inbox_bytes", NUMBER, "files in inboxes and .read, by their mtime"),
+        always("attachment_bytes", NUMBER, "by their mtime"),
+        always("total_bytes", NUMBER, "on the disk, of all these"),
+    ]
+)
+
+CAPACITY_PART = StructType(
+    [
+        always("part", TEXT, "ledger, journal, store, archive, inbox, attachment, other"),
+        always("files", NUMBER, "now"),
+        always("bytes", NUMBER, "on the disk, now"),
+        always("bytes_per_day", FLOAT, "over the last days, seven at most"),
+        maybe("limit_bytes", NUMBER, "retention keeps it below; NULL: nothing does"),
+    ]
+)
+
+CAPACITY_FORECAST = StructType(
+    [
+        always("disk_bytes", NUMBER, "size of the disk"),
+        always("free_bytes", NUMBER, "that the relay may still write"),
+        always("floor_bytes", NUMBER, "below it nothing is taken in"),
+        always("home_bytes", NUMBER, "of the home, on the disk"),
+        always("bytes_per_day", FLOAT, "of the home, over the last days, seven at most"),
+        maybe("full_in_days", NUMBER, "until the floor, if nothing is removed; NULL: ten years on"),
+        maybe("full_in_days_kept", NUMBER, "the same, with what retention removes"),
+        always("warm_raw_bytes", NUMBER, "of journal segments that are compressed, before"),
+        always("warm_bytes", NUMBER, "the same, compressed"),
+        always("evicted_bytes", NUMBER, "of segments that left this disk for the object store"),
+        always("packed_raw_bytes", NUMBER, "of messages of archive days that are packed"),
+        always("packed_bytes", NUMBER, "of their packs"),
+    ]
+)
+
+# What the driver measured, as tables for the job: relay/audit/sizes.py.
+MEASURED = StructType(
+    [
+        always("part", TEXT, "of the home"),
+        maybe("day", DAY, "that it is of; NULL: it does not grow with the days"),
+        always("files", NUMBER, "how many"),
+        always("bytes", NUMBER, "on the disk"),
+    ]
+)
+
+RETENTION_LIMIT = StructType(
+    [
+        always("part", TEXT, "of the home"),
+        maybe("limit_days", NUMBER, "kept so long"),
+        maybe("limit_bytes", NUMBER, "kept so much"),
+    ]
+)
+
+PACK = StructType(
+    [
+        always("day", DAY, "of the archive"),
+        always("bytes", NUMBER, "of its pack, on the disk"),
     ]
 )

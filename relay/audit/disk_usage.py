@@ -1,0 +1,203 @@
+"""What a home and its disk measure: looked at once, by the driver; jobs get values.
+
+DiskUsage are those that a file takes of the disk: a message of 300 bytes takes a block of 4,096.
+A day is that of the folder's name in the archives, of a segment's beginning in the journal, and
+of the file's mtime elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from typing import NamedTuple
+
+from relay.base.clock import NS_PER_S
+from relay.base.config import Config, RetentionSettings, read_file
+from relay.base.disk import floor_bytes, look
+from relay.base.errors import RelayError
+from relay.base.home import ARCHIVES, CONFIG, JOURNAL, LEDGER
+from relay.delivery.eventlog import STREAM_ID
+from relay.journal.catalog import Catalog, Residency
+from relay.journal.manifest import read_manifest
+from relay.ledger.archive_pack import SUFFIX, is_day
+
+LEDGER_PART, JOURNAL_PART, STORE_PART = "ledger", "journal", "store"
+ARCHIVE_PART, INBOX_PART, ATTACHMENT_PART, OTHER_PART = "archive", "inbox", "attachment", "other"
+_BLOCK = 512  # the unit of st_blocks, whatever the file system's own
+_MIB = 1 << 20
+
+
+class PartUsage(NamedTuple):
+    """Files of one part of the home and one day."""
+
+    part: str
+    day: date | None  # None: it does not grow with the days
+    files: int
+    n_bytes: int  # on the disk
+
+
+class RetentionLimit(NamedTuple):
+    """What retention leaves of a part."""
+
+    part: str
+    days: int | None
+    n_bytes: int | None
+
+
+class TierSavings(NamedTuple):
+    """What moving through the tiers saves, by the journal's manifest; bytes."""
+
+    warm_raw: int = 0  # of segments that Tier 1 has, before they were compressed
+    warm: int = 0  # the same, compressed
+    evicted: int = 0  # of segments that the object store alone has, compressed
+
+
+NO_SAVINGS = TierSavings()
+
+
+@dataclass(frozen=True)
+class DiskUsage:
+    """The disk, the home's parts, and what config.json says of them; bytes."""
+
+    disk_bytes: int
+    free_bytes: int  # that an ordinary user may still write
+    floor_bytes: int  # below it nothing is taken in
+    until: date  # the day up to which there was a relay
+    measured: tuple[PartUsage, ...] = ()
+    limits: tuple[RetentionLimit, ...] = ()
+    tiers: TierSavings = NO_SAVINGS
+    packs: tuple[tuple[date, int], ...] = ()  # days that are packed, and what each pack takes
+
+
+def measure(home: str, observed_until_ns: int) -> DiskUsage:
+    """Look at every file of the home; what goes meanwhile is not counted.
+
+    Errors: ConfigError; RelayError for a disk that cannot be asked.
+    """
+    config = read_file(os.path.join(home, CONFIG))  # none: a copy of ledger and store alone
+    try:
+        size, _, free = look(home)
+    except OSError as exc:
+        raise RelayError(f"{home}: its disk cannot be asked: {exc.strerror}") from exc
+    totals: dict[tuple[str, date | None], list[int]] = defaultdict(lambda: [0, 0])
+    packs: dict[date, int] = {}
+    catalog = _catalog(home)
+    for path, status in _files(home, ""):
+        part, day = _place(path, status.st_mtime, catalog)
+        taken = status.st_blocks * _BLOCK
+        totals[part, day][0] += 1
+        totals[part, day][1] += taken
+        if path.endswith(SUFFIX) and path.count("/") == 1 and day is not None:
+            packs[day] = taken
+    return DiskUsage(
+        size,
+        free,
+        floor_bytes(config.disk, size),
+        _day(observed_until_ns / NS_PER_S),
+        tuple(PartUsage(part, day, *counted) for (part, day), counted in totals.items()),
+        _limits(config),
+        _tiers(catalog),
+        tuple(sorted(packs.items())),
+    )
+
+
+def _files(home: str, below: str) -> Iterator[tuple[str, os.stat_result]]:
+    """(path below the home, status) of every regular file; no link is followed."""
+    try:
+        entries = list(os.scandir(os.path.join(home, below)))
+    except OSError:
+        return  # it went, or is not ours
+    for entry in entries:
+        path = f"{below}/{entry.name}" if below else entry.name
+        try:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(home, path)
+            elif entry.is_file(follow_symlinks=False):
+                yield path, entry.stat(follow_symlinks=False)
+        except OSError:
+            continue
+
+
+def _place(path: str, mtime_s: float, catalog: Catalog) -> tuple[str, date | None]:
+    """The part that a file belongs to, and its day where the part grows with the days."""
+    top, *rest = path.split("/")
+    if path.startswith(LEDGER):
+        return LEDGER_PART, None
+    if path.startswith(ARCHIVES + "/"):
+        return STORE_PART, _named(rest[1])
+    if top == "store":
+        return STORE_PART, None
+    if top == JOURNAL:
+        return JOURNAL_PART, _segment_day(rest, catalog)
+    if top == "archive" and rest:
+        return ARCHIVE_PART, _named(rest[0].removesuffix(SUFFIX))
+    if top == "agents" and "inbox" in rest[1:2]:
+        return INBOX_PART, _day(mtime_s)
+    if top == "attachments":
+        return ATTACHMENT_PART, _day(mtime_s)
+    return OTHER_PART, None
+
+
+def _segment_day(rest: list[str], catalog: Catalog) -> date | None:
+    """The day on which a segment was begun, of a file ``stream/tier/ID.seg…``."""
+    number = rest[-1].partition(".")[0]
+    if len(rest) != 3 or rest[1] not in ("segments", "warm") or not number.isdecimal():
+        return None
+    entry = catalog.entries.get(int(number))
+    return None if entry is None else _day(entry.creation_ts_ms / 1000)
+
+
+def _named(name: str) -> date | None:
+    try:
+        return date.fromisoformat(name) if is_day(name) else None
+    except ValueError:
+        return None
+
+
+def _day(at_s: float) -> date:
+    return datetime.fromtimestamp(at_s, UTC).date()
+
+
+def _limits(config: Config) -> tuple[RetentionLimit, ...]:
+    kept: RetentionSettings = config.retention
+    journal = config.journal
+    # Without an object store a segment has nowhere to go: the compressed copy stays.
+    local = journal.local_mib if journal.objects else 0
+    most_mib = min((mib for mib in (journal.keep_mib, local) if mib), default=0)
+    age_days = -(-journal.keep_age_s // 86_400)
+    return (
+        _limit(ARCHIVE_PART, kept.archive_days, kept.archive_mib),
+        _limit(INBOX_PART, kept.read_days, kept.read_mib),
+        _limit(ATTACHMENT_PART, kept.attachments_days, kept.attachments_mib),
+        _limit(JOURNAL_PART, age_days, most_mib),
+    )
+
+
+def _limit(part: str, days: int, mib: int) -> RetentionLimit:
+    """In config.json 0 is no limit."""
+    return RetentionLimit(part, days or None, mib * _MIB or None)
+
+
+def _catalog(home: str) -> Catalog:
+    """What the manifest says; nothing where there is none, or it cannot be read: that is for the
+    jobs that verify it."""
+    folder = os.path.join(home, JOURNAL, f"{STREAM_ID:020d}")
+    if os.path.isdir(folder):
+        with contextlib.suppress(OSError, RelayError):
+            return read_manifest(folder, lambda _: None).catalog
+    return Catalog()
+
+
+def _tiers(catalog: Catalog) -> TierSavings:
+    raw = warm = evicted = 0
+    for entry in catalog.entries.values():
+        if entry.residency & Residency.TIER1:
+            raw += entry.file_bytes
+            warm += entry.compressed_bytes
+        elif entry.residency == Residency.TIER2:
+            evicted += entry.compressed_bytes
+    return TierSavings(raw, warm, evicted)

@@ -1,0 +1,301 @@
+"""Every message as ledger, store, journal and archive have it, side by side, for `reconcile`.
+
+Every function is DataFrame to DataFrame. All sides are put into one table and grouped once by the
+message's id: joined with each other, each of them is moved and put in order for itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from relay.base.message import ANSWERS, Kind
+from relay.base.names import ORCHESTRATOR
+
+WAITING = ("held", "staged")
+ENDED = ("expired", "bounced", "dead")
+ARCHIVED = "archived"
+_NS_PER_US = 1000
+
+
+class MessageSources(NamedTuple):
+    """Who says something of a message."""
+
+    messages: DataFrame  # the ledger's, and so are its deliveries
+    deliveries: DataFrame
+    stored: DataFrame
+    journal: DataFrame
+    originals: DataFrame
+
+
+def side_by_side(given: MessageSources) -> DataFrame:
+    """One row a message of whichever source: its row of the ledger, and what the others say.
+
+    ``copies``, ``records`` and ``original_path`` are NULL where store, journal or archive have
+    nothing of it, the ledger's columns where it has no row. Its age in the store is the younger
+    of discovery and the engine's own time.
+    """
+    row_columns = given.messages.columns[1:]
+    sides = [
+        given.messages.select("message_id", F.struct(*row_columns).alias("row")),
+        given.deliveries.select("message_id", F.struct("state").alias("delivery")),
+        _in_store(given.stored),
+        _in_journal(given.journal),
+        _in_archive(given.originals),
+    ]
+    every = sides[0]
+    for side in sides[1:]:
+        every = every.unionByName(side, allowMissingColumns=True)
+    # Strings are aggregated in order: ordered once, where each row is moved once.
+    grouped = every.repartition("message_id").groupBy("message_id")
+    told = grouped.agg(
+        F.max("row").alias("row"),
+        F.count("delivery").alias("deliveries"),
+        F.count_if(F.col("delivery.state") == "dead").alias("dead"),
+        *_of_store(),
+        *_of_journal(),
+        *_of_archive(),
+    )
+    there = F.coalesce("row.status", "store_file", "original_path").isNotNull()
+    known = told.where(there | F.col("records").isNotNull())
+    return known.join(_ends(given.deliveries), on="message_id", how="left").select(
+        "*", *[f"row.{name}" for name in row_columns]
+    )
+
+
+def _ends(deliveries: DataFrame) -> DataFrame:
+    """One row a message with deliveries that wait, or have ended unwritten, and whose.
+
+    Names are collected of these few alone: a list for every message is ten times the work.
+    """
+    waiting, ended = F.col("state").isin(*WAITING), F.col("state").isin(*ENDED)
+    few = deliveries.where(waiting | ended).groupBy("message_id")
+    return few.agg(_recipients(waiting).alias("waiting_for"), _recipients(ended).alias("ended_for"))
+
+
+def _in_store(stored: DataFrame) -> DataFrame:
+    """Messages without a relay id were sent through the engine alone: the ledger knows none."""
+    names = ("file", "checksum", "sender", "to", "kind", "created_at")
+    more = (_dated().alias("dated"), _rank().alias("rank"), *_marks("to", "correlation_id"))
+    return stored.where(F.col("relay_id").isNotNull()).select(
+        F.col("relay_id").alias("message_id"), F.struct(*names, *more).alias("copy")
+    )
+
+
+def _of_store() -> list[Column]:
+    return [
+        F.nullif(F.count("copy"), F.lit(0)).alias("copies"),
+        F.count("copy.checksum").alias("checksums"),
+        F.min("copy.checksum").alias("lowest_checksum"),
+        F.max("copy.checksum").alias("highest_checksum"),
+        F.min("copy.sender").alias("sender"),
+        F.min("copy.to").alias("to"),
+        F.min("copy.kind").alias("kind"),
+        F.min("copy.file").alias("store_file"),
+        F.max("copy.created_at").alias("stored_at"),
+        F.max("copy.dated").alias("dated"),
+        F.min("copy.dated").alias("first_dated"),
+        F.min("copy.created_at").alias("first_stored_at"),
+        F.max("copy.rank").alias("rank"),
+        F.max("copy.route_mark").alias("route_mark"),
+        F.max("copy.thread_mark").alias("thread_mark"),
+    ]
+
+
+def _in_journal(journal: DataFrame) -> DataFrame:
+    sent = journal.where((F.col("event") == "MessageSent") & F.col("relay_id").isNotNull())
+    names = ("end", "at", "checksum", "sender", "to", "kind", "created_at")
+    record = F.struct(*names, _dated().alias("dated")).alias("record")
+    return sent.select(F.col("relay_id").alias("message_id"), record)
+
+
+def _dated() -> Column:
+    """Its discovery, in the microseconds of the ledger; no float, which has not so many digits."""
+    return F.timestamp_micros(F.expr(f"created_ns div {_NS_PER_US}"))
+
+
+def _rank() -> Column:
+    """The priority as a number, by its first letter: no two have the same; 0 for none."""
+    return F.ascii("priority")
+
+
+def _marks(to: str, thread: str) -> tuple[Column, Column]:
+    """TTL and TOPIC as one number, the thread as another: texts take longer to aggregate.
+
+    NULL where there is no TO, for the header was not read, or no thread.
+    """
+    route = F.xxhash64(F.coalesce(F.col("ttl_s").cast("string"), F.lit("")), "topic")
+    return (
+        F.when(F.col(to).isNotNull(), route).alias("route_mark"),
+        F.when(F.col(thread).isNotNull(), F.xxhash64(thread)).alias("thread_mark"),
+    )
+
+
+def _of_journal() -> list[Column]:
+    return [
+        F.nullif(F.count("record"), F.lit(0)).alias("records"),
+        F.min("record.end").alias("journal_end"),
+        F.max("record.at").alias("journaled_at"),
+        F.min("record.checksum").alias("lowest_journaled"),
+        F.max("record.checksum").alias("journal_checksum"),
+        F.min("record.sender").alias("journal_sender"),
+        F.min("record.to").alias("journal_to"),
+        F.min("record.kind").alias("journal_kind"),
+        F.max("record.dated").alias("journal_dated"),
+        F.max("record.created_at").alias("created_at"),
+    ]
+
+
+def _in_archive(originals: DataFrame) -> DataFrame:
+    """Originals proper: not refused, no second file."""
+    kept = originals.where((F.col("kind") == "original") & F.col("message_id").isNotNull())
+    names = ("path", "agent", "size", "checksum", "changed_at", "target", "message_type")
+    more = (_rank().alias("rank"), *_marks("target", "thread"))
+    original = F.struct(*names, *more).alias("original")
+    return kept.select("message_id", original)
+
+
+def _of_archive() -> list[Column]:
+    return [
+        F.count("original").alias("originals"),
+        F.min("original.target").alias("original_to"),
+        F.min("original.message_type").alias("original_kind"),
+        F.max("original.rank").alias("original_rank"),
+        F.max("original.route_mark").alias("original_route_mark"),
+        F.max("original.thread_mark").alias("original_thread_mark"),
+        F.min("original.size").alias("least_size"),
+        F.max("original.size").alias("most_size"),
+        F.min("original.path").alias("original_path"),
+        F.min("original.agent").alias("original_agent"),
+        F.min("original.checksum").alias("lowest_original"),
+        F.max("original.checksum").alias("original_checksum"),
+        F.max("original.changed_at").alias("original_at"),
+    ]
+
+
+def journal_range(journal: DataFrame, state: DataFrame) -> DataFrame:
+    """One row: from when on the journal tells everything, and up to where the ledger follows it.
+
+    ``journal_from`` NULL: there is no journal; ``follows`` NULL: the ledger says nothing of it.
+    """
+    begins = journal.agg(F.min("at").alias("journal_from"))
+    follows = state.where(F.col("key") == "journal").agg(
+        F.max(F.col("value").try_cast("bigint")).alias("follows")
+    )
+    return begins.crossJoin(follows)
+
+
+def first_judged_day(
+    messages: DataFrame, originals: DataFrame, snapshot_ns: int, days: int, mib: int
+) -> DataFrame:
+    """One row, ``originals_from``: the first day of which no original may be missing.
+
+    Retention, of ``days`` and ``mib`` where they are not 0, takes whole days, the oldest first,
+    and nothing of today. So a day is judged when an older one is still there. The oldest itself
+    may be half removed just now, unless neither its age nor the size of all are a reason to.
+    """
+    day = F.substring("file_path", len("archive/") + 1, len("2026-01-31"))
+    rows = messages.where(is_filed()).groupBy(day.alias("day"))
+    there = originals.where(F.col("kind") == "original").groupBy("day")
+    kept = (
+        rows.agg(F.count("*").alias("rows"), F.sum("file_size").alias("bytes"))
+        .join(there.agg(F.count("*").alias("files")), on="day", how="left")
+        .where(2 * F.coalesce("files", F.lit(0)) >= F.col("rows"))
+        .agg(F.min("day").alias("first"), F.sum("bytes").alias("bytes"))
+    )
+    today = F.to_date(F.timestamp_micros(F.lit(snapshot_ns // _NS_PER_US)))
+    is_whole = F.lit(True)
+    if days:
+        is_whole &= F.col("first") > F.date_add(today, -days).cast("string")
+    if mib:
+        is_whole &= F.col("bytes") <= mib << 20
+    behind = F.date_add(F.to_date("first"), 1).cast("string")
+    first = F.when(is_whole, F.col("first")).otherwise(behind)
+    if not days and not mib:
+        return kept.select(F.lit("").alias("originals_from"))
+    return kept.select(F.least(first, today.cast("string")).alias("originals_from"))
+
+
+def is_filed() -> Column:
+    """True for a row of the ledger whose original was moved into the archive."""
+    return (
+        (F.col("status") == ARCHIVED)
+        & (F.col("agent_name") != ORCHESTRATOR)
+        & F.col("file_path").startswith("archive/")
+    )
+
+
+def last_archive_report(messages: DataFrame) -> DataFrame:
+    """One row, ``noted_at``: when the ledger last heard which originals had been filed.
+
+    A batch that is completed says so in one transaction of the one before; so does a start, which
+    completes what it finds, of every file that it finds filed.
+    """
+    heard = messages.where(F.col("status").isin("completed", ARCHIVED))
+    return heard.agg(F.max("processed_at").alias("noted_at"))
+
+
+def has_other_headers() -> Column:
+    """True where a side has another sender, TO, kind, priority or time than it should have."""
+    pairs = [("agent_name", name) for name in ("sender", "journal_sender", "original_agent")]
+    pairs += [("target", name) for name in ("to", "journal_to", "original_to")]
+    pairs += [("message_type", name) for name in ("kind", "journal_kind", "original_kind")]
+    pairs += [("discovered_at", name) for name in ("dated", "first_dated", "journal_dated")]
+    pairs += [("created_at", name) for name in ("stored_at", "first_stored_at")]
+    pairs += [("rank", "original_rank"), ("route_mark", "original_route_mark")]
+    differ = [F.coalesce(F.col(mine) != F.col(theirs), F.lit(False)) for mine, theirs in pairs]
+    return functools.reduce(Column.__or__, differ) | _is_of_another_thread()
+
+
+def _is_of_another_thread() -> Column:
+    """True where an original names a thread, and the store has it in another or in none.
+
+    An answer is in the thread of what it answers, whatever it says itself.
+    """
+    is_other = ~F.col("thread_mark").eqNullSafe(F.col("original_thread_mark"))
+    names_one = F.col("copies").isNotNull() & F.col("original_thread_mark").isNotNull()
+    return F.coalesce(is_other & names_one & ~F.col("message_type").isin(*ANSWERS), F.lit(False))
+
+
+def has_other_size() -> Column:
+    """True where an original has not as many bytes as the ledger saw in the outbox.
+
+    A spawn is filed without its secrets; a row without an inode was made again from the store,
+    which does not know the size.
+    """
+    size = F.col("file_size")
+    is_other = (F.col("least_size") != size) | (F.col("most_size") != size)
+    is_known = F.col("file_inode").isNotNull() & (F.col("message_type") != Kind.SPAWN)
+    return F.coalesce(is_other & is_known, F.lit(False))
+
+
+def has_other_path() -> Column:
+    """True where the one original of a row does not lie where the row says.
+
+    A row that still names its outbox is not judged: a ledger that was made again knows no better
+    of a file that was packed.
+    """
+    is_archived = (F.col("status") == ARCHIVED) & ~F.col("file_path").startswith("agents/")
+    is_other = (F.col("originals") == 1) & (F.col("original_path") != F.col("file_path"))
+    return F.coalesce(is_archived & is_other, F.lit(False))
+
+
+def archived_without_ack(judged_before: Column, grace: Column) -> Column:
+    """True where the ledger must have heard by now that this completed message was filed, or had.
+
+    ``was_archived``: of Inputs.undone.
+    """
+    filed_at = F.greatest("original_at", "processed_at")
+    is_there = (F.col("status") == "completed") & F.col("original_path").isNotNull()
+    is_old = (filed_at < judged_before) & (filed_at + grace < F.col("noted_at"))
+    is_undone = (F.col("status") == "completed") & F.col("was_archived").isNotNull()
+    return F.coalesce(is_there & is_old, F.lit(False)) | is_undone
+
+
+def _recipients(where: Column) -> Column:
+    """Those recipients, in order, divided by commas; NULL when there are none."""
+    names = F.sort_array(F.collect_list(F.when(where, F.col("recipient"))))
+    return F.nullif(F.array_join(names, ", "), F.lit(""))

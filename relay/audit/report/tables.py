@@ -1,0 +1,191 @@
+"""Rows of a run's tables for its report, and their values as text: both bounded.
+
+A file is read batch by batch, and what is kept of it is a number of rows that is known before: the
+first, the largest, the first of each group, or sums by a few columns. Values are shown as a person
+reads them, thousands divided and times in UTC; the template escapes the text.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+MOST_GROUPS = 200_000  # of one aggregation; what comes behind them is left out, and said so
+BATCH_ROWS = 32_768
+
+Row = dict[str, Any]
+
+
+class Table:
+    """One table of a run: a folder of Parquet files, as Spark wrote it."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        self.name = name
+        self._files = ds.dataset(os.path.join(folder, name), format="parquet")
+        self.columns: list[str] = self._files.schema.names
+        self.count: int = self._files.count_rows()
+
+    def has(self, *columns: str) -> bool:
+        """True when it has all of these columns."""
+        return set(columns) <= set(self.columns)
+
+    def numbers(self, *endings: str) -> list[str]:
+        """Columns of numbers whose names end so."""
+        return [
+            field.name
+            for field in self._files.schema
+            if field.name.endswith(endings) and _is_number(field.type)
+        ]
+
+    def head(self, most: int) -> list[Row]:
+        """The first rows."""
+        rows: list[Row] = self._files.head(most, batch_size=BATCH_ROWS).to_pylist()
+        return rows
+
+    def largest(self, by: str, most: int) -> list[Row]:
+        """The rows with the largest values of a column, NULL last, the largest first."""
+        kept: pa.Table | None = None
+        for batch in self._batches(None):
+            together = batch if kept is None else pa.concat_tables([kept, batch])
+            order = [(by, "descending")]
+            kept = together.take(pc.sort_indices(together, sort_keys=order)[:most])
+        return [] if kept is None else kept.to_pylist()
+
+    def first_of_each(self, column: str, most: int) -> dict[str, list[Row]]:
+        """Up to ``most`` rows of each value of a column that has few."""
+        found: dict[str, list[Row]] = {}
+        for batch in self._batches(None):
+            for value in pc.unique(batch[column]).to_pylist():
+                rows = found.setdefault(str(value), [])
+                if len(rows) < most:
+                    some = batch.filter(pc.equal(batch[column], value)).slice(0, most - len(rows))
+                    rows.extend(some.to_pylist())
+        return found
+
+    def sums(self, by: Sequence[str], columns: Sequence[str]) -> list[Row]:
+        """The columns summed by groups, in the order of the groups."""
+        wanted = [(column, "sum") for column in columns]
+        names = [*by, *columns]
+        kept: pa.Table | None = None
+        for batch in self._batches(names):
+            together = batch if kept is None else pa.concat_tables([kept, batch])
+            made = together.group_by(list(by)).aggregate(wanted)
+            made = made.select([*by, *[f"{column}_sum" for column in columns]])
+            kept = made.rename_columns(names).slice(0, MOST_GROUPS).cast(batch.schema)
+        if kept is None:
+            return []
+        rows: list[Row] = kept.sort_by([(name, "ascending") for name in by]).to_pylist()
+        return rows
+
+    def _batches(self, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+        chosen = list(columns) if columns is not None else None
+        for batch in self._files.to_batches(columns=chosen, batch_size=BATCH_ROWS):
+            if batch.num_rows:
+                yield pa.Table.from_batches([batch])
+
+
+def tables_in(folder: str, names: Sequence[str]) -> dict[str, Table]:
+    """Those of the tables that are there."""
+    return {
+        name: Table(folder, name) for name in names if os.path.isdir(os.path.join(folder, name))
+    }
+
+
+def findings_of(folder: str, job: str, most: int) -> dict[str, list[Row]]:
+    """Up to ``most`` findings of each check of a job."""
+    path = os.path.join(folder, "findings")
+    if not os.path.isdir(os.path.join(path, f"job={job}")):
+        return {}
+    return Table(path, f"job={job}").first_of_each("check", most)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+MOST_TEXT = 160  # characters of a cell
+NOTHING = "–"
+# A column's unit, by the end of its name.
+UNITS = (("_ms", "ms"), ("_ns", "ns"), ("_s", "s"), ("bytes", "bytes"), ("_percent", "%"))
+# unit, its milliseconds, and from where on the next is used
+_DURATIONS = (("ms", 1.0, 1e3), ("s", 1e3, 6e4), ("min", 6e4, 3.6e6), ("h", 3.6e6, 8.64e7))
+_OTHER = re.compile(r"[^A-Za-z0-9_.-]")
+# C0 and C1 controls, and what turns the direction of the text around it.
+_UNSEEN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
+
+
+def cell(value: object) -> str:
+    """A value as text, of bounded length."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.1f}" if abs(value) < 1e15 else f"{value:.3g}"
+    if isinstance(value, datetime):
+        return moment(value)
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return shortened(value[:MOST_TEXT].hex())
+    if isinstance(value, Mapping):
+        return shortened("; ".join(f"{name}: {of}" for name, of in value.items()))
+    if isinstance(value, list | tuple):
+        return shortened(_pairs(value))
+    return shortened(str(value))
+
+
+def moment(value: datetime) -> str:
+    """``2026-01-31 09:30:00Z``, with what there is below a second."""
+    text = value.replace(tzinfo=None).isoformat(sep=" ")
+    return (text.rstrip("0") if "." in text else text) + "Z"
+
+
+def shortened(text: str) -> str:
+    """The text on one line, without characters that nobody sees, and with an end."""
+    seen = _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", " ".join(text.split()))
+    return seen if len(seen) <= MOST_TEXT else seen[: MOST_TEXT - 1] + "…"
+
+
+def duration_ms(value: float) -> str:
+    """``0.5 ms``, ``850 ms``, ``1.2 s``, ``3 min``, ``2 h``, ``10 d``."""
+    unit, length = next(
+        ((unit, length) for unit, length, most in _DURATIONS if abs(value) < most), ("d", 8.64e7)
+    )
+    digits = f"{value / length:,.1f}" if abs(value / length) < 100 else f"{value / length:,.0f}"
+    return f"{digits.removesuffix('.0')} {unit}" if abs(value) >= 0.1 else f"{value:.2g} ms"
+
+
+def unit_of(column: str) -> str:
+    """The unit that a column's name speaks of; empty when it has none."""
+    return next((unit for ending, unit in UNITS if column.endswith(ending)), "")
+
+
+def anchor_id(*parts: str) -> str:
+    """An id for an anchor."""
+    return "-".join(_OTHER.sub("_", part) for part in parts)
+
+
+def is_number(value: object) -> bool:
+    """True for what stands at the right of its column."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _pairs(value: Iterable[object]) -> str:
+    """A map, as Arrow gives it: a list of pairs; or a plain list."""
+    shown = [
+        f"{part[0]}: {part[1]}" if isinstance(part, tuple) and len(part) == 2 else str(part)
+        for part in value
+    ]
+    return "; ".join(shown)

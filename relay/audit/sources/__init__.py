@@ -1,0 +1,27 @@
+"""The audits' formats, made known to a Spark session."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from relay.audit.sources.acomm_source import AcommSource
+from relay.audit.sources.files_source import FilesSource
+from relay.audit.sources.journal_source import Aof2Source
+from relay.audit.sources.ledger_source import LedgerSource
+from relay.audit.sources.originals_source import OriginalsSource
+
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``acomm``, ``aof2`` and ``relay_ledger`` known to a session; again is harmless.
+
+    Where the session has workers on other machines, agent-relay must be installed there.
+    """
+    # Off by default; a query on a format that takes filters fails without it.
+    spark.conf.set(PUSHDOWN, "true")
+    spark.dataSource.register(AcommSource)
+    spark.dataSource.register(Aof2Source)
+    spark.dataSource.register(LedgerSource)
+    spark.dataSource.register(OriginalsSource)
+    spark.dataSource.register(FilesSource)

@@ -1,0 +1,398 @@
+"""Messages of a store file as Arrow arrays, a column at a time, from the columns of section 257.
+
+What the file does not carry is made: for messages that were decoded, the same columns in memory.
+Nothing but contents, their checksums and signatures needs the records; where the file has its
+columns, those are cut out of the records' bytes, and the records themselves are never read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import count, repeat
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from relay.acomm import columns
+from relay.acomm.columns import BEFORE_CONTENT, FIRST_LANE, Block, Columns, Texts
+from relay.acomm.message_record import (
+    META_BOOLEAN,
+    META_FLOAT,
+    META_INTEGER,
+    META_NULL,
+    META_STRING,
+    SEAL_BYTES,
+)
+from relay.acomm.model import Channel, Message, MessageStatus, MessageType, Priority
+from relay.acomm.reader import U64, Reader
+from relay.base.errors import FormatError
+from relay.delivery.router import KIND_OF
+
+LAST_SECOND = 253_402_300_799  # 9999-12-31T23:59:59Z: Spark's times end there
+MICROS = 1_000_000
+TIME = pa.timestamp("us", tz="UTC")
+U64_TYPE = pa.decimal128(20, 0)
+CODES = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32()}
+LABELS = {
+    "message_type": (Block.MESSAGE_TYPE, MessageType),
+    "priority": (Block.PRIORITY, Priority),
+    "status": (Block.STATUS, MessageStatus),
+}
+CUT = frozenset(("content", "checksum", "signature"))  # what the records are needed for
+
+
+class MessageTable:
+    """The messages of one section of one file; each array is made when it is asked for.
+
+    ``contents`` and ``signatures`` give those of the messages with these numbers.
+    Errors: FormatError for columns that do not hold together.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        section: str,
+        source: Columns,
+        sealed: bool,
+        contents: Callable[[MessageTable, Sequence[int]], Sequence[bytes]],
+        signatures: Callable[[MessageTable, Sequence[int]], Sequence[bytes | None]],
+    ) -> None:
+        self.count = source.count
+        self._source = source
+        self._contents = contents
+        self._signatures = signatures
+        self._sealed = sealed
+        self._fixed: dict[str, tuple[object, pa.DataType]] = {
+            "file": (path, pa.string()),
+            "section": (section, pa.string()),
+            "sealed": (sealed, pa.bool_()),
+        }
+        self._arrays: dict[str, pa.Array] = {}
+
+    def column(self, name: str) -> pa.Array:
+        """A column of every message; none of CUT."""
+        if name in self._fixed:
+            return pa.repeat(pa.scalar(*self._fixed[name]), self.count)
+        if name not in self._arrays:
+            array = getattr(self, f"_{name}")() if name not in LABELS else self._label(name)
+            if len(array) != self.count:
+                raise FormatError("", 0, f"{self.count} values of {name}", len(array))
+            self._arrays[name] = array
+        return self._arrays[name]
+
+    def distinct(self, name: str) -> pa.Array | None:
+        """The values among which those of a column are, where that is known without the rows."""
+        if name == "sender":
+            return self._sender_texts[0]
+        if name == "channel":
+            return pa.array(self._channels[1], pa.string())
+        return None
+
+    def cut(self, names: Sequence[str], numbers: Sequence[int]) -> dict[str, pa.Array]:
+        """The columns of CUT that are asked for, of the messages with these numbers."""
+        found: dict[str, pa.Array] = {}
+        if "content" in names or ("checksum" in names and not self._sealed):
+            contents = self._contents(self, numbers)
+            if "content" in names:
+                found["content"] = pa.array(contents, pa.binary())
+            if "checksum" in names and not self._sealed:
+                sums = [hashlib.sha256(content).hexdigest() for content in contents]
+                found["checksum"] = pa.array(sums, pa.string())
+        if "checksum" in names and self._sealed:
+            # the ledger's checksum is of the plain text, which a sealed content does not tell
+            found["checksum"] = pa.nulls(len(numbers), pa.string())
+        if "signature" in names:
+            found["signature"] = pa.array(self._signatures(self, numbers), pa.binary())
+        return found
+
+    def content_positions(self) -> tuple[pa.Array, pa.Array, pa.Array]:
+        """Of each record: where its content begins and ends, and where it ends itself."""
+        content, rest = self._numbers(Block.CONTENT_SIZE), self._numbers(Block.REST_SIZE)
+        behind = pc.add(pc.add(self._sender_sizes(), content), rest)
+        ends = pc.add(pc.cumulative_sum(pc.add(behind, BEFORE_CONTENT)), U64.size)
+        content_ends = pc.subtract(ends, rest)
+        return pc.subtract(content_ends, content), content_ends, ends
+
+    def signature_sizes(self) -> pa.Array:
+        """0 for none, else the size and 1."""
+        return self._numbers(Block.SIGNATURE_SIZE)
+
+    def _block(self, tag: int) -> Reader:
+        return self._source.block(tag)
+
+    def _numbers(self, tag: int) -> pa.Array:
+        """A block of u32."""
+        return _array(self._block(tag), pa.uint32(), self.count).cast(pa.uint64())
+
+    def _deltas(self, tag: int) -> pa.Array:
+        return pc.cumulative_sum(_array(self._block(tag), pa.uint64(), self.count))
+
+    def _optional(self, tag: int, since: pa.Array | None = None) -> pa.Array:
+        reader = self._block(tag)
+        present = _array(reader, pa.uint8(), self.count, whole=False)
+        values = _array(reader, pa.uint64(), self.count)
+        if since is not None:
+            values = pc.add(values, since)
+        return pc.if_else(pc.equal(present, 1), values, pa.scalar(None, pa.uint64()))
+
+    def _label(self, name: str) -> pa.Array:
+        tag, kind = LABELS[name]
+        labels = pa.array([member.label for member in kind])
+        return labels.take(_array(self._block(tag), pa.uint8(), self.count))
+
+    @cached_property
+    def _created(self) -> pa.Array:
+        return self._deltas(Block.CREATED_AT)
+
+    def _id(self) -> pa.Array:
+        return self._deltas(Block.ID).cast(U64_TYPE)
+
+    def _created_at(self) -> pa.Array:
+        return _times(self._created)
+
+    def _delivered_at(self) -> pa.Array:
+        return _times(self._optional(Block.DELIVERED_AT, self._created))
+
+    def _acknowledged_at(self) -> pa.Array:
+        return _times(self._optional(Block.ACKNOWLEDGED_AT, self._created))
+
+    def _ttl_s(self) -> pa.Array:
+        return self._optional(Block.TTL).cast(U64_TYPE)
+
+    def _retry_count(self) -> pa.Array:
+        return self._numbers(Block.RETRY_COUNT).cast(pa.int64())
+
+    def _content_size(self) -> pa.Array:
+        sizes = self._numbers(Block.CONTENT_SIZE).cast(pa.int64())
+        return pc.subtract(sizes, SEAL_BYTES) if self._sealed else sizes
+
+    @cached_property
+    def _sender_texts(self) -> tuple[pa.Array, pa.Array | None, Texts]:
+        texts = columns.read_texts(self._block(Block.SENDER), self.count)
+        return _texts(texts), _codes(texts.width, texts.codes, less=1), texts
+
+    def _sender(self) -> pa.Array:
+        values, codes, _ = self._sender_texts
+        return values if codes is None else values.take(codes)
+
+    def _sender_sizes(self) -> pa.Array:
+        _, codes, texts = self._sender_texts
+        sizes = pa.array(texts.sizes, pa.uint64())
+        return sizes if codes is None else sizes.take(codes)
+
+    def _topic(self) -> pa.Array:
+        return self._optional_texts(Block.TOPIC)
+
+    def _correlation_id(self) -> pa.Array:
+        return self._optional_texts(Block.CORRELATION_ID)
+
+    def _optional_texts(self, tag: int) -> pa.Array:
+        texts = columns.read_texts(self._block(tag), self.count)
+        codes = _codes(texts.width, texts.codes)
+        values = _texts(texts)
+        return values if codes is None else pa.concat_arrays([_NO_TEXT, values]).take(codes)
+
+    @cached_property
+    def _channels(self) -> tuple[list[int], list[str | None], pa.Array]:
+        reader = self._block(Block.CHANNEL)
+        ids, names, rest = columns.read_channels(reader)
+        inner = Reader(bytes(rest), "")
+        width, codes = columns.read_codes(inner, self.count)
+        inner.finish("channels")
+        return ids, names, _codes(width, codes)
+
+    def _channel(self) -> pa.Array:
+        return pa.array(self._channels[1], pa.string()).take(self._channels[2])
+
+    def _channel_id(self) -> pa.Array:
+        ids = pa.array(self._channels[0], pa.uint64()).cast(U64_TYPE)
+        return ids.take(self._channels[2])
+
+    @cached_property
+    def _lanes(self) -> MetadataColumns:
+        return MetadataColumns(self._source)
+
+    def _metadata(self) -> pa.Array:
+        return self._lanes.maps()
+
+    def _relay_id(self) -> pa.Array:
+        return self._lanes.texts("relay_id")
+
+    def _to(self) -> pa.Array:
+        return self._lanes.texts("to")
+
+    def _kind(self) -> pa.Array:
+        kinds = pa.array([KIND_OF.get(member) for member in MessageType], pa.string())
+        usual = kinds.take(_array(self._block(Block.MESSAGE_TYPE), pa.uint8(), self.count))
+        return pc.coalesce(self._lanes.texts("kind"), usual)
+
+    def _created_ns(self) -> pa.Array:
+        return self._lanes.integers("created_ns")
+
+
+class MetadataColumns:
+    """The metadata of all messages: the values of each key and type, and who has which."""
+
+    def __init__(self, source: Columns) -> None:
+        self._source = source
+        found = columns.read_metadata_shapes(source.block(Block.METADATA), source.count)
+        self._lanes, self._shapes = found.lanes, ((), *found.shapes)
+        codes = _codes(found.width, found.codes)
+        self._rows: list[int] = [] if codes is None else codes.to_pylist()
+        if len(self._rows) != source.count or max(self._rows, default=0) >= len(self._shapes):
+            raise FormatError("", 0, "a shape of metadata for each message", "another number")
+        self._held = [0] * len(self._lanes)  # values in each lane
+        for code in self._rows:
+            for lane in self._shapes[code]:
+                self._held[lane] += 1
+
+    def maps(self) -> pa.Array:
+        """Key and value as text, NULL for a message without metadata."""
+        values, place = self._all(range(len(self._lanes)))
+        keys: list[int] = []
+        items: list[int] = []
+        offsets: list[int | None] = []
+        placed = [tuple(place[lane] for lane in shape) for shape in self._shapes]
+        for code in self._rows:
+            offsets.append(len(keys) if code else None)
+            keys += self._shapes[code]
+            items += map(next, placed[code])
+        offsets.append(len(keys))
+        names = pa.array([lane.key for lane in self._lanes], pa.string())
+        return pa.MapArray.from_arrays(
+            pa.array(offsets, pa.int32()),
+            names.take(pa.array(keys, pa.uint32())),
+            values.take(pa.array(items, pa.uint64())),
+        )
+
+    def texts(self, key: str) -> pa.Array:
+        """The value of that key as text; what is no text as JSON."""
+        lanes = [number for number, lane in enumerate(self._lanes) if lane.key == key]
+        return self._spread(lanes, pa.string(), self._all)
+
+    def integers(self, key: str) -> pa.Array:
+        """The value of that key where it is a whole number."""
+        wanted = columns.Lane(key, META_INTEGER)
+        lanes = [number for number, lane in enumerate(self._lanes) if lane == wanted]
+
+        def one(lanes: Sequence[int]) -> tuple[pa.Array, dict[int, Iterator[int]]]:
+            return self._integers(lanes[0]), {lanes[0]: count()}
+
+        return self._spread(lanes, pa.int64(), one)
+
+    def _spread(
+        self,
+        lanes: Sequence[int],
+        kind: pa.DataType,
+        read: Callable[[Sequence[int]], tuple[pa.Array, dict[int, Iterator[int]]]],
+    ) -> pa.Array:
+        """The values of lanes of which a message is in one at most, each at its message."""
+        if not lanes:
+            return pa.nulls(len(self._rows), kind)
+        values, place = read(lanes)
+        if len(lanes) == 1 and self._held[lanes[0]] == len(self._rows) == len(values):
+            return values
+        none = repeat(None)
+        of_shape: list[Iterator[Any]] = [
+            next((place[lane] for lane in shape if lane in place), none) for shape in self._shapes
+        ]
+        return values.take(pa.array([next(of_shape[code]) for code in self._rows], pa.uint64()))
+
+    def _all(self, lanes: Sequence[int]) -> tuple[pa.Array, dict[int, Iterator[int]]]:
+        """The texts of these lanes one behind the other, and where the next of each stands."""
+        place: dict[int, Iterator[int]] = {}
+        parts = [_NO_TEXT]
+        first = 1
+        for lane in lanes:
+            if self._lanes[lane].tag == META_NULL:
+                place[lane] = repeat(0)
+                continue
+            parts.append(self._text_values(lane))
+            place[lane] = count(first)
+            first += len(parts[-1])
+        if len(parts) == 2 and len(lanes) == 1:
+            return parts[1], {lanes[0]: count()}
+        return pa.concat_arrays(parts), place
+
+    def _text_values(self, lane: int) -> pa.Array:
+        tag, held = self._lanes[lane].tag, self._held[lane]
+        if tag == META_INTEGER:
+            return self._integers(lane).cast(pa.string())
+        reader = self._source.block(FIRST_LANE + lane)
+        if tag == META_STRING:
+            texts = columns.read_texts(reader, held)
+            values, codes = _texts(texts), _codes(texts.width, texts.codes, less=1)
+            return values if codes is None else values.take(codes)
+        if tag == META_FLOAT:
+            floats = _array(reader, pa.float64(), held).to_pylist()
+            return pa.array([json.dumps(value) for value in floats], pa.string())
+        if tag == META_BOOLEAN:
+            return pa.array(["false", "true"]).take(_array(reader, pa.uint8(), held))
+        raise FormatError("", 0, "metadata tag 0-4", tag)
+
+    def _integers(self, lane: int) -> pa.Array:
+        return _array(self._source.block(FIRST_LANE + lane), pa.int64(), self._held[lane])
+
+
+def decoded_table(
+    path: str,
+    section: str,
+    messages: Sequence[Message],
+    channels: Sequence[Channel],
+    sealed: bool,
+) -> MessageTable:
+    """The table of messages that were decoded."""
+    # Nobody cuts anything out of these: a record ends with its content.
+    sizes = [BEFORE_CONTENT + len(m.sender.encode()) + len(m.content) for m in messages]
+    return MessageTable(
+        path,
+        section,
+        Columns.of(messages, sizes, channels),
+        sealed,
+        lambda _, numbers: [messages[number].content for number in numbers],
+        lambda _, numbers: [messages[number].signature for number in numbers],
+    )
+
+
+_NO_TEXT = pa.nulls(1, pa.string())
+
+
+def _times(seconds: pa.Array) -> pa.Array:
+    """Microseconds; NULL behind the last time that Spark has."""
+    known = pc.less_equal(seconds, pa.scalar(LAST_SECOND, pa.uint64()))
+    kept = pc.if_else(known, seconds, pa.scalar(None, pa.uint64())).cast(pa.int64())
+    return pc.multiply(kept, MICROS).cast(TIME)
+
+
+def _array(reader: Reader, kind: pa.DataType, length: int, whole: bool = True) -> pa.Array:
+    """So many fixed-width values of a block, all of it unless not ``whole``; not copied twice."""
+    size = length * kind.bit_width // 8
+    start = reader.skip(size, f"{length} values")
+    if whole:
+        reader.finish("a column block")
+    data = reader.data if size == len(reader.data) else reader.data[start : reader.pos]
+    return pa.Array.from_buffers(kind, length, [None, pa.py_buffer(data)])
+
+
+def _codes(width: int, codes: memoryview, less: int = 0) -> pa.Array | None:
+    """Codes, each smaller by ``less``; None when there are none."""
+    if not width:
+        return None
+    kind = CODES[width]
+    array = pa.Array.from_buffers(kind, len(codes) // width, [None, pa.py_buffer(bytes(codes))])
+    return pc.subtract_checked(array, pa.scalar(less, kind)) if less else array
+
+
+def _texts(texts: Texts) -> pa.Array:
+    """Each text once. Errors: pa.ArrowInvalid for bytes that are no UTF-8."""
+    sizes = pa.array(texts.sizes, pa.uint32()) if texts.number else pa.array([], pa.uint32())
+    ends = pc.cumulative_sum(sizes.cast(pa.int64())).cast(pa.int32())
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+    data = pa.py_buffer(bytes(texts.data))
+    array = pa.Array.from_buffers(pa.string(), texts.number, [None, offsets.buffers()[1], data])
+    array.validate(full=True)
+    return array

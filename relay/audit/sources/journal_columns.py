@@ -1,0 +1,450 @@
+"""A journal's events as columns: what each column needs of the wire, and how it is made.
+
+Events are decoded into structs that have the fields of the columns asked for and no others, so
+what nobody reads is stepped over: a content is hashed, or even copied, for its own columns alone.
+One struct serves all kinds of events: a field that a kind has not is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from relay.acomm.model import DeliveryState, Labelled, MessageType
+from relay.audit.sources.acomm_messages import LAST_SECOND
+from relay.base.checksums import sha256_hex
+from relay.base.errors import FormatError, VersionError
+from relay.delivery.router import KIND_OF
+from relay.engine.event_codec import VERSION, Checkpoint, EventCodec, Start
+
+Decode = Callable[[bytes, int], Any]  # a payload, and the offset of its record
+Make = Callable[["Rows", pa.DataType], pa.Array]
+
+_WORD = str | int | float | bool | None  # what a message's metadata may hold
+# The fields of events that columns are made of; deeper ones by their path.
+_WIRE: dict[str, Any] = {
+    "type": str,
+    "message_id": int | str | None,  # FileRefused has the relay's
+    "message_ids": list[int] | None,
+    "recipients": list[str] | None,
+    "recipient": str | None,
+    "participant": str | dict[str, Any] | None,  # ParticipantJoined has more than a name
+    "deliveries": list[tuple[int, str, int]] | None,
+    "key": tuple[str, int, str] | None,
+    "state": int | None,
+    "attempt": int,
+    "due_ms": int | None,
+    "said": str | None,
+    "reason": str | None,
+    "last_error": str | None,
+    "answer_id": str | None,
+    "held": bool,
+    "channel_id": int | None,
+    "channel.id": int,
+    "note.name": str,
+    "delivery.state": int,
+    "delivery.attempt": int,
+    "delivery.due_ms": int,
+    "origin.agent": str | None,
+    "origin.path": str | None,
+    "origin.checksum": str | None,
+    "origin.target": str | None,
+    "origin.discovered_at": int | None,
+    "message.id": int,
+    "message.message_type": int,
+    "message.sender": str | None,
+    "message.channel_id": int | None,
+    "message.content": bytes,
+    "message.correlation_id": str | None,
+    "message.created_at": int,
+    "message.metadata.relay_id": _WORD,
+    "message.metadata.to": _WORD,
+    "message.metadata.kind": _WORD,
+    "message.metadata.created_ns": _WORD,
+}
+_DEFAULTS = {int: 0, str: "", bytes: b"", bool: False}
+GAP, SEALED = "Gap", "Sealed"
+_MILLIS, _SECONDS = pa.timestamp("ms", "UTC"), pa.timestamp("s", "UTC")
+
+
+class Rows:
+    """Records of one segment, a list for each thing that all of them have."""
+
+    def __init__(self, stream: str, segment: int) -> None:
+        self.stream = stream
+        self.segment = segment
+        self.offsets: list[int] = []
+        self.ends: list[int] = []
+        self.at_ms: list[int] = []
+        self.frames: list[Any] = []
+        self.events: list[Any] = []  # of a record that is none: one without a single field
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def add(self, offset: int, end: int, at_ms: int, frame: Any) -> None:
+        """One record."""
+        self.offsets.append(offset)
+        self.ends.append(end)
+        self.at_ms.append(at_ms)
+        self.frames.append(frame)
+        self.events.append(frame.event or NOTHING)
+
+
+class _Nothing:
+    """The event of a record that is none: each field is None."""
+
+    type = ""
+    held = None
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+NOTHING = _Nothing()
+
+
+class Marker(NamedTuple):
+    """In the place of a frame: a record whose payload is not read."""
+
+    kind: str
+    reason: str | None = None
+    seq: None = None
+    event: None = None
+    start: None = None
+    checkpoint: None = None
+
+
+class Column(NamedTuple):
+    """One column: the fields it needs, and how it is made of rows."""
+
+    needs: tuple[str, ...]
+    make: Make
+
+
+def decoder(columns: Iterable[str], key: bytes | None, path: str) -> Decode:
+    """What turns payloads into the frames that these columns need.
+
+    Errors of a call: FormatError and VersionError with the offset; SealedStore without the key,
+    or with another one.
+    """
+    needs = {"type"}.union(*(_COLUMNS[name].needs for name in columns))
+    event = _struct("Event", sorted(needs))
+    kinds = {"event": event, "start": Start, "checkpoint": Checkpoint, "sealed": bytes, "seq": int}
+    fields: list[Any] = [("v", int), *((name, one | None, None) for name, one in kinds.items())]
+    frame: Any = msgspec.defstruct("Frame", fields, gc=False)
+    decode, codec = msgspec.msgpack.Decoder(frame).decode, EventCodec(key)
+
+    def decode_frame(payload: bytes, offset: int) -> Any:
+        try:
+            found = decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise FormatError(path, offset, f"an event of version {VERSION}", exc) from exc
+        if found.v != VERSION:
+            raise VersionError(path, offset, f"events of version {VERSION}", found.v)
+        if found.sealed is not None:
+            return decode_frame(codec.unseal(found.sealed, offset, path), offset)
+        return found
+
+    return decode_frame
+
+
+def to_batch(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows as one Arrow batch with the columns of ``schema``."""
+    arrays = [_COLUMNS[field.name].make(rows, field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _struct(name: str, paths: Iterable[str], prefix: str = "") -> Any:
+    """A struct with these fields of the wire; those of a path in structs of their own."""
+    inner: dict[str, list[str]] = {}
+    for path in paths:
+        first, _, rest = path.partition(".")
+        inner.setdefault(first, []).extend([rest] if rest else [])
+    fields: list[tuple[str, Any, Any]] = []
+    for field, rest_of in inner.items():
+        kind: Any = _WIRE.get(prefix + field)
+        if rest_of:
+            kind = _struct(f"{name}_{field}", rest_of, f"{prefix}{field}.") | None
+        fields.append((field, kind, _DEFAULTS.get(kind)))
+    return msgspec.defstruct(name, fields, gc=False)
+
+
+# -- how columns are made ---------------------------------------------------------------
+
+
+def _list(values: Callable[[Rows], list[Any]]) -> Make:
+    return lambda rows, kind: pa.array(values(rows), kind)
+
+
+def _of_events(value: Callable[[Any], Any]) -> Make:
+    return lambda rows, kind: pa.array([value(event) for event in rows.events], kind)
+
+
+def _of_message(value: Callable[[Any], Any]) -> Make:
+    """Of the message of a MessageSent; NULL for everything else."""
+    return lambda rows, kind: pa.array(
+        [None if (m := event.message) is None else value(m) for event in rows.events], kind
+    )
+
+
+def _same(value: Callable[[Rows], Any]) -> Make:
+    return lambda rows, kind: pa.repeat(pa.scalar(value(rows), kind), len(rows))
+
+
+def _time_ms(values: Callable[[Rows], list[Any]]) -> Make:
+    # Straight from Python's numbers to times takes ten times as long.
+    return lambda rows, kind: pa.array(values(rows), pa.int64()).cast(_MILLIS).cast(kind)
+
+
+def _time_s(values: Callable[[Rows], list[int | None]]) -> Make:
+    return lambda rows, kind: pa.array(values(rows), pa.int64()).cast(_SECONDS).cast(kind)
+
+
+def _created_s(event: Any) -> int | None:
+    if event.message is None or event.message.created_at > LAST_SECOND:
+        return None
+    return int(event.message.created_at)
+
+
+def _u64(values: Sequence[int | None], kind: pa.DataType) -> pa.Array:
+    # From Python's numbers to decimals at once would go by their digits.
+    return pa.array(values, pa.uint64()).cast(kind)
+
+
+def _labels(kind: type[Labelled]) -> dict[int, str]:
+    return {int(member): member.label for member in kind}
+
+
+_STATES, _TYPES = _labels(DeliveryState), _labels(MessageType)
+_KIND_OF = {int(member): str(kind) for member, kind in KIND_OF.items()}
+_STATE_OF = {
+    "MessageSent": "Sent",
+    "DeliveriesAdded": "Sent",
+    "DeliveriesStaged": "Staged",
+    "MessageReceived": "Received",
+    "DeadLettered": "Dead",
+}
+_ABOUT = ("message_id", "message_ids", "deliveries", "key", "message.id")
+_WHOM = ("recipients", "recipient", "participant", "deliveries", "key")
+
+
+def _kinds(rows: Rows) -> list[str]:
+    return [frame.event.type if frame.event else _control(frame) for frame in rows.frames]
+
+
+def _control(frame: Any) -> str:
+    if isinstance(frame, Marker):
+        return frame.kind
+    return "Start" if frame.start else "Checkpoint" if frame.checkpoint else "Unknown"
+
+
+def _about(event: Any) -> Sequence[int]:
+    """The engine's numbers of the messages that an event is about, each once."""
+    if event.message is not None:
+        return (event.message.id,)
+    number = event.message_id
+    if number is not None:
+        return (number,) if type(number) is int else ()
+    if event.deliveries is not None:
+        return tuple({one[0]: None for one in event.deliveries})
+    if event.message_ids is not None:
+        return tuple(event.message_ids)
+    return (event.key[1],) if event.key is not None else ()
+
+
+def _number(rows: Rows, kind: pa.DataType) -> pa.Array:
+    numbers = [_about(event) for event in rows.events]
+    return _u64([one[0] if len(one) == 1 else None for one in numbers], kind)
+
+
+def _message_numbers(rows: Rows, kind: pa.DataType) -> pa.Array:
+    every = [_about(event) for event in rows.events]
+    flat = _u64([number for one in every for number in one], kind.value_type)
+    return pa.ListArray.from_arrays(_offsets(every), flat, type=kind)
+
+
+def _offsets(lists: Sequence[Sequence[Any]]) -> pa.Array:
+    """Where each list begins in the flat one, and the end; NULL for one that is empty."""
+    at, offsets = 0, []
+    for one in lists:
+        offsets.append(at if one else None)
+        at += len(one)
+    return pa.array([*offsets, at], pa.int32())
+
+
+def _recipients(event: Any) -> Sequence[str] | None:
+    if event.recipients is not None:
+        return event.recipients  # type: ignore[no-any-return]
+    if event.recipient is not None:
+        return (event.recipient,)
+    if event.deliveries is not None:
+        return tuple({one[1]: None for one in event.deliveries})
+    if event.type == "MessageReceived":
+        return (event.participant,)
+    return (event.key[2],) if event.key is not None else None
+
+
+def _deliveries(rows: Rows, kind: pa.DataType) -> pa.Array:
+    numbers: list[int] = []
+    names: list[str] = []
+    attempts: list[int | None] = []
+    offsets: list[int | None] = []
+    for event in rows.events:
+        before = len(numbers)
+        if event.deliveries is not None:
+            for number, name, attempt in event.deliveries:
+                numbers.append(number)
+                names.append(name)
+                attempts.append(attempt)
+        elif whom := _recipients(event):
+            attempt = _attempt(event)
+            for number in _about(event):
+                numbers += [number] * len(whom)
+                names += whom
+                attempts += [attempt] * len(whom)
+        offsets.append(before if len(numbers) > before else None)
+    fields = list(kind.value_type)
+    lists = (
+        _u64(numbers, fields[0].type),
+        pa.array(names, pa.string()),
+        pa.array(attempts, fields[2].type),
+    )
+    flat = pa.StructArray.from_arrays(lists, fields=fields)
+    at = pa.array([*offsets, len(numbers)], pa.int32())
+    return pa.ListArray.from_arrays(at, flat, type=kind)
+
+
+def _state(event: Any) -> str | None:
+    if event.type == "DeliveriesMoved":
+        return _STATES.get(event.state)
+    if event.delivery is not None:
+        return _STATES.get(event.delivery.state)
+    return _STATE_OF.get(event.type)
+
+
+def _attempt(event: Any) -> int | None:
+    if event.delivery is not None:
+        return int(event.delivery.attempt)
+    return event.attempt or None
+
+
+def _due_ms(rows: Rows) -> list[int | None]:
+    return [
+        (event.due_ms if (one := event.delivery) is None else one.due_ms) or None
+        for event in rows.events
+    ]
+
+
+def _relay_id(event: Any) -> str | None:
+    if event.message is not None:
+        return _metadata_text(event.message, "relay_id")
+    # an empty one is of a file whose name gives none
+    return (event.message_id or None) if event.type == "FileRefused" else None
+
+
+def _to(event: Any) -> str | None:
+    if event.message is not None:
+        return _metadata_text(event.message, "to")
+    return event.origin.target if event.origin is not None else None
+
+
+def _metadata_text(message: Any, name: str) -> str | None:
+    value = getattr(message.metadata, name, None)
+    return value if isinstance(value, str) else None
+
+
+def _kind(message: Any) -> str | None:
+    return _metadata_text(message, "kind") or _KIND_OF.get(message.message_type)
+
+
+def _created_ns(event: Any) -> int | None:
+    if event.message is not None:
+        value = getattr(event.message.metadata, "created_ns", None)
+        return value if type(value) is int else None
+    return event.origin.discovered_at if event.origin is not None else None
+
+
+def _of_origin(name: str) -> Make:
+    return _of_events(lambda event: getattr(event.origin, name) if event.origin else None)
+
+
+def _channel_id(rows: Rows, kind: pa.DataType) -> pa.Array:
+    return _u64([_channel_of(event) for event in rows.events], kind)
+
+
+def _channel_of(event: Any) -> int | None:
+    for owner, name in ((event.message, "channel_id"), (event.channel, "id")):
+        if owner is not None:
+            return int(getattr(owner, name))
+    return event.channel_id  # type: ignore[no-any-return]
+
+
+def _reasons(rows: Rows) -> list[str | None]:
+    return [
+        event.reason or event.last_error or getattr(frame, "reason", None)
+        for event, frame in zip(rows.events, rows.frames, strict=True)
+    ]
+
+
+def _controls(part: str, name: str) -> Make:
+    return _list(
+        lambda rows: [
+            getattr(one, name) if (one := getattr(frame, part)) is not None else None
+            for frame in rows.frames
+        ]
+    )
+
+
+_COLUMNS: dict[str, Column] = {
+    "stream": Column((), _same(lambda rows: rows.stream)),
+    "segment": Column((), _same(lambda rows: rows.segment)),
+    "offset": Column((), _list(lambda rows: rows.offsets)),
+    "end": Column((), _list(lambda rows: rows.ends)),
+    "at": Column((), _time_ms(lambda rows: rows.at_ms)),
+    "event": Column((), _list(_kinds)),
+    "sequence": Column((), _list(lambda rows: [frame.seq for frame in rows.frames])),
+    "number": Column(_ABOUT, _number),
+    "numbers": Column(_ABOUT, _of_events(lambda event: len(_about(event)) or None)),
+    "relay_id": Column(("message_id", "message.metadata.relay_id"), _of_events(_relay_id)),
+    "message_type": Column(
+        ("message.message_type",), _of_message(lambda m: _TYPES.get(m.message_type))
+    ),
+    "sender": Column(
+        ("message.sender", "origin.agent"),
+        _of_events(
+            lambda e: e.message.sender if e.message else e.origin.agent if e.origin else None
+        ),
+    ),
+    "to": Column(("message.metadata.to", "origin.target"), _of_events(_to)),
+    "recipients": Column(_WHOM, _of_events(_recipients)),
+    "checksum": Column(("message.content",), _of_message(lambda m: sha256_hex(m.content))),
+    "content_size": Column(("message.content",), _of_message(lambda m: len(m.content))),
+    "correlation_id": Column(("message.correlation_id",), _of_message(lambda m: m.correlation_id)),
+    "kind": Column(("message.message_type", "message.metadata.kind"), _of_message(_kind)),
+    "created_at": Column(
+        ("message.created_at",), _time_s(lambda rows: [_created_s(e) for e in rows.events])
+    ),
+    "created_ns": Column(
+        ("message.metadata.created_ns", "origin.discovered_at"), _of_events(_created_ns)
+    ),
+    "state": Column(("state", "delivery.state"), _of_events(_state)),
+    "attempt": Column(("attempt", "delivery.attempt"), _of_events(_attempt)),
+    "said": Column(("said",), _of_events(lambda event: event.said or None)),
+    "reason": Column(("reason", "last_error"), _list(_reasons)),
+    "answer_id": Column(("answer_id",), _of_events(lambda event: event.answer_id or None)),
+    "message_numbers": Column(_ABOUT, _message_numbers),
+    "deliveries": Column((*_ABOUT, *_WHOM, "attempt", "delivery.attempt"), _deliveries),
+    "due_at": Column(("due_ms", "delivery.due_ms"), _time_ms(_due_ms)),
+    "held": Column(("held",), _of_events(lambda e: e.held if e.type == "MessageSent" else None)),
+    "channel_id": Column(("channel_id", "channel.id", "message.channel_id"), _channel_id),
+    "file_path": Column(("origin.path",), _of_origin("path")),
+    "file_checksum": Column(("origin.checksum",), _of_origin("checksum")),
+    "archive": Column(("note.name",), _of_events(lambda event: event.note and event.note.name)),
+    "epoch": Column((), _controls("start", "epoch")),
+    "boot_id": Column((), _controls("start", "boot_id")),
+    "covers": Column((), _controls("checkpoint", "offset")),
+}

@@ -1,0 +1,439 @@
+"""The files of a journal as a job reads them: streams, segments, and records as Arrow batches.
+
+    plan           on the driver: which segments, from which offset to which
+    read_segment   in a worker: the records, in whatever tier the segment lies by then
+
+Reads only. A segment that is compressed, uploaded or evicted between the two is found in the
+other tier; one that was pruned meanwhile is an error that says so. Damage is an error, or a row of
+its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from relay.audit.sources.journal_columns import GAP, SEALED, Marker, Rows, decoder, to_batch
+from relay.audit.temp_folders import temporary_folder
+from relay.base import keyfile
+from relay.base.config import read_file
+from relay.base.errors import (
+    FormatError,
+    IntegrityError,
+    JournalError,
+    RelayError,
+    SealedStore,
+    SegmentAway,
+)
+from relay.base.home import CONFIG, JOURNAL
+from relay.journal import tail
+from relay.journal.catalog import Residency, SegmentEntry
+from relay.journal.copies import WARM
+from relay.journal.dictionaries import Dictionaries, dictionary_name
+from relay.journal.format import RECORD, SEGMENT_HEADER, RecordFlag, decode_segment_header
+from relay.journal.manifest import read_manifest
+from relay.journal.objects import ObjectStore, open_objects
+from relay.journal.records import HeaderCrcs, claimed_length, describe_fault, scan
+from relay.journal.segment import (
+    FIRST_RECORD,
+    SEGMENTS,
+    FileSource,
+    SegmentSource,
+    read_records,
+    segment_ids,
+    segment_path,
+)
+from relay.journal.warm import WarmSegment, warm_name
+
+STREAM_DIGITS = 20
+_TRIES = 3  # a roll, or a move to another tier, falls between two looks
+_PIECE_BYTES = 1 << 20
+
+
+class Segment(NamedTuple):
+    """What one partition reads: a part of a segment."""
+
+    folder: str  # of the stream
+    segment_id: int
+    base: int  # logical offset of its first record
+    start: int
+    end: int
+    lost_from: int = -1  # what the stream lacks before ``start`` begins here; -1: nothing
+    created_ms: int = 0
+
+
+class HomeSettings(NamedTuple):
+    """What a home says of where its journal lies, and with what it is sealed."""
+
+    objects: str = ""  # of Tier 2; empty: none
+    key_file: str = ""  # empty: it is not sealed
+
+
+class Damage(NamedTuple):
+    """What cannot be read of a stream."""
+
+    folder: str
+    segment_id: int | None
+    offset: int | None
+    end: int | None
+    reason: str
+
+
+class Plan(NamedTuple):
+    """A stream as it stood when it was looked at."""
+
+    segments: list[Segment]
+    damage: list[Damage]
+    first: int  # the offset of the first record that is left
+    end: int  # behind the last record
+
+
+def find_streams(paths: Iterable[str]) -> list[str]:
+    """The folders of the streams that paths stand for: a stream, a journal, a home, or a glob.
+
+    A journal without streams gives none. Errors: RelayError for what is nothing of it.
+    """
+    found: list[str] = []
+    for path in paths:
+        matches = sorted(glob.glob(os.path.expanduser(path)))
+        if not matches:
+            raise RelayError(f"there is no journal {path}")
+        for match in matches:
+            found.extend(_streams_of(os.path.abspath(match)))
+    return list(dict.fromkeys(found))
+
+
+def _streams_of(path: str) -> list[str]:
+    if os.path.isdir(os.path.join(path, JOURNAL)):  # a home
+        path = os.path.join(path, JOURNAL)
+    if _is_stream(path):
+        return [path]
+    if not os.path.isdir(path) or os.path.isfile(os.path.join(path, CONFIG)):
+        raise RelayError(f"{path} is no journal, no stream of one, and no home with a journal")
+    below = [os.path.join(path, name) for name in sorted(os.listdir(path))]
+    return [folder for folder in below if _is_stream(folder)]
+
+
+def _is_stream(path: str) -> bool:
+    name = os.path.basename(path)
+    is_named = len(name) == STREAM_DIGITS and name.isdigit()
+    return (is_named and os.path.isdir(path)) or os.path.isdir(os.path.join(path, SEGMENTS))
+
+
+def home_settings(home: str) -> HomeSettings:
+    """What the config.json of a home says of its journal; of another folder, nothing.
+
+    Errors: ConfigError.
+    """
+    config = read_file(os.path.join(home, CONFIG))
+    objects, store = config.journal.objects, config.store
+    if objects and "://" not in objects:
+        objects = os.path.join(home, os.path.expanduser(objects))
+    return HomeSettings(objects, os.path.join(home, store.key_file) if store.encrypt else "")
+
+
+def home_of(stream: str) -> str:
+    """The home whose journal has the stream, if it is one's."""
+    return os.path.dirname(os.path.dirname(stream))
+
+
+def plan(folder: str, start: int = 0, end: int | None = None, *, strict: bool = True) -> Plan:
+    """The segments of a stream with records of [start, end), as it stands now.
+
+    Without ``end`` up to the last whole record. Errors, when ``strict``: FormatError for a
+    damaged manifest, and for damage in the segment that is written to; else they are in the
+    plan, and what can be read is.
+    """
+    for _ in range(_TRIES):
+        found = _plan(folder, start, strict)
+        if found is not None:
+            break
+    else:
+        raise JournalError(f"{folder}: segments come and go faster than they are looked at")
+    if end is None:
+        return found
+    kept = [one._replace(end=min(one.end, end)) for one in found.segments if one.start < end]
+    return found._replace(segments=kept, end=min(end, found.end))
+
+
+def _plan(folder: str, start: int, strict: bool) -> Plan | None:
+    """None when a segment left Tier 0 between two looks: the manifest knows it now."""
+    view = read_manifest(folder, lambda _: None)
+    damage = []
+    if view.damaged:
+        reason = "; ".join(view.findings)
+        if strict:
+            raise JournalError(reason, hint="`relay doctor` says what to do")
+        damage.append(Damage(folder, None, None, None, reason))
+    segments: list[Segment] = []
+    begins = [entry.base_offset for entry in view.catalog.entries.values()]
+    first, last, at = min(begins, default=0), -1, max(start, min(begins, default=0))
+    for entry in view.catalog.entries.values():
+        if not entry.sealed:
+            break
+        last = entry.segment_id
+        if entry.end_offset > at:
+            span = (entry.base_offset, at, entry.end_offset)
+            segments.append(_segment(folder, last, *span, entry.creation_ts_ms))
+            at = entry.end_offset
+    for number in [number for number in segment_ids(folder) if number > last]:
+        if number > last + 1 and number not in view.catalog.entries and not view.damaged:
+            return None  # those between were made, sealed and evicted since the manifest was read
+        try:
+            known = view.catalog.entries.get(number)
+            base = None if known is None else known.base_offset
+            written = _written(folder, number, base, at, strict, damage)
+        except FileNotFoundError:
+            return None
+        last = number
+        if written is not None and written.end > written.start:
+            segments.append(written)
+            at = written.end
+    return Plan(segments, damage, first, at)
+
+
+def _segment(folder: str, number: int, base: int, at: int, end: int, created_ms: int) -> Segment:
+    lost_from = at if base > at else -1
+    return Segment(folder, number, base, max(at, base), end, lost_from, created_ms)
+
+
+def _written(
+    folder: str, number: int, base: int | None, at: int, strict: bool, damage: list[Damage]
+) -> Segment | None:
+    """A segment that the manifest has not as sealed, by its file; None while it has no record.
+
+    Errors: FileNotFoundError, FormatError.
+    """
+    path = segment_path(folder, number)
+    source = FileSource(path)
+    try:
+        head = source.read_at(0, FIRST_RECORD + RECORD.size)
+        if not head[FIRST_RECORD:].strip(b"\0") or len(head) < FIRST_RECORD + RECORD.size:
+            return None
+        header = decode_segment_header(head[: SEGMENT_HEADER.size], path)
+        if base is None:  # its file alone speaks of it
+            base = int(RECORD.unpack(head[FIRST_RECORD:])[2])
+        end, why = _end_of(source, path, base, max(at, base))
+        if why is not None and strict:
+            raise why
+        if why is not None:  # up to the last good record, and not into the zeros behind it
+            span = (base, end, base + source.size() - FIRST_RECORD)
+            for record in read_records(source, *span, lambda *_: None):
+                end = record.end
+        return _segment(folder, number, base, at, end, header.creation_ts_ms)
+    except FormatError as exc:
+        if strict:
+            raise
+        damage.append(Damage(folder, number, None, None, str(exc)))
+        return None
+    finally:
+        source.close()
+
+
+def _end_of(
+    source: FileSource, path: str, base: int, start: int
+) -> tuple[int, IntegrityError | None]:
+    """Where the whole records end, from the one at ``start``; and what is wrong there, if anything
+    that was committed lies behind it, or no record begins at ``start``.
+
+    A reader may see a write half done: what another look does not show was one.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for _ in range(_TRIES):
+            end = end_of_whole_records(source, base, start)
+            position = FIRST_RECORD + end - base
+            rest = os.pread(fd, os.fstat(fd).st_size, position)
+            if not rest.strip(b"\0"):
+                return end, None
+            found = tail.inspect_tail(fd, path, base, os.pread(fd, FIRST_RECORD, 0), 0)
+            if found.walk.position <= position and found.kind is not tail.TailKind.DAMAGE:
+                return end, None
+            if found.walk.position == position:
+                break
+    finally:
+        os.close(fd)
+    return end, IntegrityError(path, position, *describe_fault(rest, end, HeaderCrcs()))
+
+
+def end_of_whole_records(source: SegmentSource, base: int, start: int) -> int:
+    """The logical offset behind the last whole record, walking from the one at ``start``."""
+    starts, at, length = HeaderCrcs(), start, _PIECE_BYTES
+    while True:
+        piece = source.read_at(FIRST_RECORD + at - base, length)
+        size, _ = scan(piece, len(piece), at, starts)
+        at += size
+        if size:
+            length = _PIECE_BYTES
+            continue
+        claimed = claimed_length(piece, at)
+        if claimed <= length or len(piece) < length:
+            return at
+        length = claimed  # one record that is longer than a piece
+
+
+@contextlib.contextmanager
+def open_segment(segment: Segment, objects: str) -> Iterator[SegmentSource]:
+    """The bytes of a segment, from the nearest tier that has it; ``objects``: of Tier 2.
+
+    Errors: SegmentAway, FormatError, ObjectError.
+    """
+    with contextlib.ExitStack() as cleanup:
+        source = _find(segment, objects, cleanup)
+        cleanup.callback(source.close)
+        yield source
+
+
+def _find(segment: Segment, objects: str, cleanup: contextlib.ExitStack) -> SegmentSource:
+    folder, number = segment.folder, segment.segment_id
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError):
+            return FileSource(segment_path(folder, number))
+        warm = os.path.join(folder, WARM)
+        with contextlib.suppress(FileNotFoundError):
+            return WarmSegment(os.path.join(warm, warm_name(number)), Dictionaries(warm))
+        entry = read_manifest(folder, lambda _: None).catalog.entries.get(number)
+        if entry is None:
+            raise JournalError(
+                f"segment {number} of {folder} was pruned before it was read: run it again"
+            )
+        if entry.residency == Residency.TIER2:
+            return _download(entry, folder, objects, cleanup)
+    raise JournalError(
+        f"segment {number} of {folder} is in no tier; `relay aof check` says what there is"
+    )
+
+
+def _download(
+    entry: SegmentEntry, folder: str, objects: str, cleanup: contextlib.ExitStack
+) -> SegmentSource:
+    """A segment of Tier 2, as a file that lives as long as ``cleanup``."""
+    if not objects:
+        raise SegmentAway(
+            f"segment {entry.segment_id} of {folder} is in Tier 2, and no object store is named:"
+            " journal.objects in the home's config.json, or the option `objects`"
+        )
+    store = open_objects(objects)
+    private = cleanup.enter_context(temporary_folder("segment"))
+    path = os.path.join(private, warm_name(entry.segment_id))
+    _get(store, entry.key, path)
+    needed = WarmSegment.dictionary_of(path)
+    if needed:
+        name = dictionary_name(needed)
+        _get(store, f"{os.path.dirname(entry.key)}/{name}", os.path.join(private, name))
+    source = WarmSegment(path, Dictionaries(private))
+    source.path = f"{store.url}/{entry.key}"  # for messages
+    return source
+
+
+def _get(store: ObjectStore, key: str, path: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        for piece in store.get(key).pieces:
+            file.write(piece)
+
+
+BATCH_ROWS = 10_000
+LOST = "the records that stood here are lost"
+_GAP = int(RecordFlag.GAP)
+
+Row = tuple[int, int, int, Any]  # offset, end, milliseconds, frame
+Damaged = Callable[[Damage], object]
+
+
+class Settings(NamedTuple):
+    """What reading needs to know beside the segments."""
+
+    objects: Mapping[str, str]  # by stream
+    key_file: str | None
+    permissive: bool
+
+
+def read_segment(
+    segment: Segment,
+    schema: pa.Schema,
+    settings: Settings,
+    damaged: Damaged = lambda damage: None,
+) -> Iterator[pa.RecordBatch]:
+    """The records of a part of a segment; what the stream lacks before it comes first, as a gap.
+
+    Where the settings are permissive, what cannot be read is a gap with the reason, and
+    ``damaged`` hears of it. Errors, where they are not: FormatError with file and place,
+    SealedStore, JournalError for a segment that is gone.
+    """
+    rows = Rows(segment.folder, segment.segment_id)
+    for row in _Part(segment, settings, damaged).rows(schema.names):
+        rows.add(*row)
+        if len(rows) >= BATCH_ROWS:
+            yield to_batch(rows, schema)
+            rows = Rows(segment.folder, segment.segment_id)
+    if len(rows):
+        yield to_batch(rows, schema)
+
+
+class _Part:
+    """One part of a segment on its way through."""
+
+    def __init__(self, segment: Segment, settings: Settings, damaged: Damaged) -> None:
+        self._segment = segment
+        self._settings = settings
+        self._damaged = damaged
+        self._at_ms = segment.created_ms  # of a gap: that of the record before
+        self._gaps: list[Row] = []  # found, and not given yet
+
+    def rows(self, columns: Iterable[str]) -> Iterator[Row]:
+        """Each record, and what takes the place of one."""
+        segment, at = self._segment, self._segment.start
+        if 0 <= segment.lost_from < at:
+            yield segment.lost_from, at, self._at_ms, Marker(GAP, LOST)
+        try:
+            for row in self._records(columns):
+                at = row[1]
+                yield row
+        except OSError as exc:
+            raise RelayError(f"{exc.filename or segment.folder}: {exc.strerror}") from exc
+        except (FormatError, JournalError) as exc:
+            if not self._settings.permissive:
+                raise
+            self._lost(at, segment.end, exc)
+        yield from self._gaps
+
+    def _records(self, columns: Iterable[str]) -> Iterator[Row]:
+        segment, permissive = self._segment, self._settings.permissive
+        key = keyfile.load(self._settings.key_file) if self._settings.key_file else None
+        objects = self._settings.objects.get(segment.folder, "")
+        with open_segment(segment, objects) as source:
+            decode_segment_header(source.read_at(0, FIRST_RECORD), source.path)
+            decode = decoder(columns, key, source.path)
+            gap = self._lost if permissive else None
+            for record in read_records(source, segment.base, segment.start, segment.end, gap):
+                offset, at_ms, flags, payload = record
+                if self._gaps:
+                    yield from self._taken_gaps()
+                self._at_ms = at_ms
+                try:
+                    frame = Marker(GAP, LOST) if flags & _GAP else decode(payload, offset)
+                except SealedStore:
+                    if not permissive:
+                        raise
+                    frame = Marker(SEALED)
+                except FormatError as exc:
+                    if not permissive:
+                        raise
+                    self._lost(offset, record.end, exc)
+                    continue
+                yield offset, record.end, at_ms, frame
+
+    def _lost(self, begin: int, end: int, why: Exception) -> None:
+        segment = self._segment
+        self._gaps.append((begin, end, self._at_ms, Marker(GAP, str(why))))
+        self._damaged(Damage(segment.folder, segment.segment_id, begin, end, str(why)))
+
+    def _taken_gaps(self) -> list[Row]:
+        found, self._gaps = self._gaps, []
+        return found

@@ -1,0 +1,304 @@
+"""The Spark format ``relay_ledger``: tables of a ledger, in ranges of rows.
+
+    spark.read.format("relay_ledger").option("table", "deliveries").load("~/.agent-relay/ledger.db")
+
+Options:
+- ``path``: a ledger, in use or not, a backup, or a snapshot.
+- ``table``: messages (the default), deliveries, rejections, agents, ...
+- ``rows``: row ids a partition, 250000 by default.
+- ``snapshot``: any word. What is read of one ledger with the same word is of one instant.
+
+A ledger in use is never read in pieces: two partitions would see two states, and a second copy
+of SQLite in one process breaks the locks of the first. ``VACUUM INTO`` gives one consistent
+state, made by a reader that holds nobody up. It is made once for a Spark application, a ledger
+and a word, when the first query is planned, so all tables that a job joins are of the same
+instant; another word takes another one. It lies in Spark's own folder and goes with it. Workers
+on other machines need one on a file system that they share: ``take_snapshot``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+from urllib.parse import quote
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+
+from relay.audit.schemas import formats
+from relay.audit.schemas.fields import check_columns, subset
+from relay.audit.sources import parquet_cache
+from relay.base.clock import Clock
+from relay.base.errors import LedgerDamaged, LedgerError, RelayError, VersionError
+from relay.ledger import SCHEMA_VERSION, open_readonly
+
+FORMAT = "relay_ledger"
+DEFAULT_TABLE = "messages"
+PARTITION_ROWS = 250_000
+BATCH_ROWS = 20_000
+_MAGIC = b"SQLite format 3\0"
+# Bytes 18 and 19 of the file: how it is written and read, 2 with a write-ahead log.
+_WAL = b"\2\2"
+_SPARK_FOLDERS = "SPARK_LOCAL_DIRS"  # of the application alone; Spark removes them at its end
+
+
+class LedgerSnapshot(NamedTuple):
+    """A consistent copy of a ledger: nobody writes to it."""
+
+    path: str
+    taken_ns: int  # Unix; everything committed before is in it
+
+
+def take_snapshot(ledger: str, target: str, clock: Clock) -> LedgerSnapshot:
+    """Copy a ledger, as it is at one instant, into the new file ``target``.
+
+    The relay may go on writing. Errors: LedgerError when there is none, it is damaged or of an
+    earlier schema, or ``target`` cannot be written; VersionError when a newer relay wrote it.
+    """
+    taken_ns = clock.now_ns()  # before it begins: what is committed meanwhile may be in it
+    with contextlib.closing(open_readonly(ledger)) as connection:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise VersionError(ledger, 60, f"user_version <= {SCHEMA_VERSION}", version)
+        if 0 < version < SCHEMA_VERSION:
+            raise _older(ledger, version)
+        # Nobody needs the copy after a power cut, and a relay waits for the disk that syncs it.
+        connection.execute("PRAGMA synchronous = OFF")
+        try:
+            connection.execute("VACUUM INTO ?", (target,))
+        except LedgerDamaged:
+            raise
+        except LedgerError as exc:
+            raise _snapshot_error(ledger, target, exc) from exc
+    os.chmod(target, 0o600)
+    return LedgerSnapshot(target, taken_ns)
+
+
+def _older(ledger: str, version: int) -> LedgerError:
+    return LedgerError(
+        f"{ledger} is of an earlier agent-relay: its user_version is {version}, "
+        f"expected {SCHEMA_VERSION}",
+        hint="the next `relay up` brings it there, and keeps a copy of it as it is",
+    )
+
+
+def _snapshot_error(ledger: str, target: str, exc: LedgerError) -> RelayError:
+    """Why, and what to do: it may be the disk of the copy that is full."""
+    why = exc.__cause__
+    if getattr(why, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return RelayError(
+            f"no snapshot of {ledger} can be made in {os.path.dirname(target)}: {why}",
+            hint="free space there, or set TMPDIR to a folder with as much as the ledger takes",
+        )
+    return LedgerError(f"{ledger}: no snapshot of it can be made: {why}")
+
+
+def load(
+    spark: SparkSession,
+    snapshot: str,
+    table: str,
+    columns: Iterable[str],
+    *,
+    only: Mapping[str, Sequence[str]] | None = None,
+    cache: parquet_cache.ParquetCache | None = None,
+) -> DataFrame:
+    """These columns of a table; ``only`` rows with one of these words, by column.
+
+    Errors: RelayError for a table or column that is not there.
+    """
+    schema = subset(schema_of(table), columns, f"table {table}")
+    options = {"table": table, "path": snapshot, "only": json.dumps(only or {})}
+    return parquet_cache.read(spark, LedgerSource, schema, options, cache)
+
+
+def schema_of(table: str) -> StructType:
+    """The schema of a table. Errors: RelayError when the ledger has no such table."""
+    if table not in formats.LEDGER:
+        raise RelayError(f"table {table!r} is none of {', '.join(formats.LEDGER)}")
+    return formats.LEDGER[table]
+
+
+class LedgerSource(DataSource):  # type: ignore[misc]
+    """Made by Spark, once a plan."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What ``format`` is given."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """Every column of the table."""
+        return schema_of(self._table())
+
+    def reader(self, schema: StructType) -> LedgerReader:
+        """A reader of the columns of ``schema``. Errors: RelayError when they are not ours."""
+        table, path = self._table(), self.options.get("path")
+        if not path:
+            raise RelayError(f"format {FORMAT} needs a path: a ledger, or a snapshot of one")
+        check_columns(schema, schema_of(table), f"table {table}")
+        frozen = frozen_copy(os.path.expanduser(path), self.options.get("snapshot", ""))
+        only = json.loads(self.options.get("only", "{}"))
+        subset(schema_of(table), only, f"table {table}")
+        return LedgerReader(frozen, table, self._rows(), schema, only)
+
+    def _table(self) -> str:
+        return str(self.options.get("table", DEFAULT_TABLE))
+
+    def _rows(self) -> int:
+        given = str(self.options.get("rows", PARTITION_ROWS))
+        if not given.isdecimal() or int(given) == 0:
+            raise RelayError(f"rows {given!r} is no number of rows above 0")
+        return int(given)
+
+
+class RowRange(InputPartition):  # type: ignore[misc]
+    """Rows with first <= rowid < end; ``None`` is the whole table."""
+
+    def __init__(self, first: int | None, end: int | None) -> None:
+        self.first = first
+        self.end = end
+
+
+class LedgerReader(DataSourceReader):  # type: ignore[misc]
+    """Reads a snapshot in workers."""
+
+    def __init__(
+        self,
+        path: str,
+        table: str,
+        rows: int,
+        schema: StructType,
+        only: Mapping[str, Sequence[str]],
+    ) -> None:
+        self._path = path
+        self._only = only
+        self._table = table
+        self._rows = rows
+        self._schema = schema
+
+    def partitions(self) -> list[RowRange]:
+        """Ranges of row ids; one for a table that has none."""
+        if self._table in formats.LEDGER_WITHOUT_ROWID:
+            return [RowRange(None, None)]
+        with contextlib.closing(sqlite3.connect(snapshot_uri(self._path), uri=True)) as db:
+            first, last = db.execute(f"SELECT min(rowid), max(rowid) FROM {self._table}").fetchone()
+        if first is None:
+            return [RowRange(0, 0)]
+        return [
+            RowRange(start, min(start + self._rows, last + 1))
+            for start in range(first, last + 1, self._rows)
+        ]
+
+    def read(self, partition: RowRange) -> Iterator[pa.RecordBatch]:
+        """The rows of a range. Errors: LedgerError that names file and table."""
+        # The driver alone, when it only plans, does not load it.
+        from adbc_driver_sqlite import dbapi
+
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        try:
+            with (
+                dbapi.connect(snapshot_uri(self._path)) as connection,
+                connection.cursor() as cursor,
+            ):
+                cursor.adbc_statement.set_options(
+                    **{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)}
+                )
+                cursor.execute(query(self._table, self._schema, partition, self._only))
+                yield from _without_first_row(cursor.fetch_record_batch(), schema)
+        except (dbapi.Error, OSError, pa.ArrowInvalid) as exc:
+            raise LedgerError(f"{self._path}, table {self._table}: {exc}") from exc
+
+
+def query(table: str, schema: StructType, rows: RowRange, only: Mapping[str, Sequence[str]]) -> str:
+    """The SQL for a range: a row of typed values first, then the rows that are wanted.
+
+    ADBC guesses a column's type from the first rows, and takes one that is NULL in all of them
+    for a number. The first row tells it; it is dropped when it comes back.
+    """
+    typed = ", ".join(f"{_typed(field)} AS {_quoted(field.name)}" for field in schema)
+    wanted = ", ".join(_value(field) for field in schema)
+    terms = [] if rows.first is None else [f"rowid >= {rows.first} AND rowid < {rows.end}"]
+    terms += [f"{_quoted(name)} IN ({_words(words)})" for name, words in only.items()]
+    where = f" WHERE {' AND '.join(terms)}" if terms else ""
+    return f"SELECT {typed} UNION ALL SELECT {wanted} FROM {_quoted(table)}{where}"
+
+
+def snapshot_uri(path: str) -> str:
+    """The URI that opens a snapshot without locks: it does not change."""
+    return f"file:{quote(path)}?immutable=1&mode=ro"
+
+
+def frozen_copy(path: str, word: str) -> str:
+    """A file that nobody writes to: ``path`` when it is one, else the application's snapshot.
+
+    Runs in the process that plans, of which Spark says where the application has its folder.
+    Errors: LedgerError when ``path`` is no SQLite file, or no snapshot of it can be made.
+    """
+    if not _may_be_in_use(path):
+        return path
+    local = os.environ.get(_SPARK_FOLDERS, "").split(",")[0] or tempfile.gettempdir()
+    status = os.stat(path)
+    which = f"{os.path.realpath(path)} {status.st_dev} {status.st_ino} {word}"
+    folder = os.path.join(local, "relay-ledgers")
+    target = os.path.join(folder, hashlib.sha256(which.encode()).hexdigest()[:20] + ".db")
+    if os.path.exists(target):
+        return target
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    fresh = f"{target}.{os.getpid()}"
+    try:
+        take_snapshot(path, fresh, Clock())
+        with contextlib.suppress(FileExistsError):  # another query was planned meanwhile
+            os.link(fresh, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(fresh)
+    return target
+
+
+def _may_be_in_use(path: str) -> bool:
+    """True for a file with a write-ahead log: a snapshot has none. Errors: LedgerError."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(20)
+    except OSError as exc:
+        raise LedgerError(f"{path}: {exc.strerror}") from exc
+    if not head.startswith(_MAGIC):
+        raise LedgerError(f"{path} is no SQLite file")
+    return head[18:20] == _WAL
+
+
+def _typed(field: StructField) -> str:
+    return "''" if isinstance(field.dataType, StringType) else "0"
+
+
+def _value(field: StructField) -> str:
+    name = _quoted(field.name)
+    return f"{name} / 1000" if isinstance(field.dataType, TimestampType) else name
+
+
+def _words(words: Iterable[str]) -> str:
+    return ", ".join("'" + word.replace("'", "''") + "'" for word in words)
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
+
+
+def _without_first_row(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    skip = 1
+    for batch in batches:
+        rows = batch.slice(skip)
+        skip = 0
+        arrays = [rows.column(i).cast(field.type) for i, field in enumerate(schema)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
