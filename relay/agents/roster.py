@@ -28,7 +28,7 @@ class Meta(msgspec.Struct, frozen=True):
     pid: int | None = None
     role: str | None = None
     public_key: str | None = None
-    # Anything an agent's own script put there: what is no whole number tells nothing.
+    # Written by agents' own scripts: of any type; ignored unless an integer.
     pid_start_ticks: Any = None
     started_at: Any = None
     unregisters: Any = None  # False: it cannot take itself out when it ends

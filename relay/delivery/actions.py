@@ -1,10 +1,9 @@
-"""What a command to the orchestrator does: channels made and changed, dead letters sent again,
-the journal's segments moved, agents retired.
+"""Commands to the orchestrator: channels, dead letters, the journal, agents and keys.
 
-Each ACTION is done whole, or refused with nothing changed and one line that says why; done again
-it changes nothing. Who may: anybody for itself; for others and on a channel its owner, the
-operator and the lead; on dead letters, the journal and agents the operator and the lead. Fields:
-docs/formats/msg.md. Source: DESIGN "Control"; message-engine.txt "Dead Letter Handling".
+Each ACTION is done completely, or refused with nothing changed and one line with the reason;
+repeating it changes nothing. Permissions: an agent for itself; the owner of a channel for that
+channel; the operator and the lead for everything. Fields: docs/formats/msg.md.
+Source: DESIGN "Control"; message-engine.txt "Dead Letter Handling".
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ ActionResult = str | JournalCommand | Prune | Pack | KeyRegistration | StatusCha
 
 
 class Command(NamedTuple):
-    """One command: what is asked, with which fields, by whom."""
+    """One command: its action, its fields and its sender."""
 
     action: str
     fields: dict[str, str]  # by upper-case name, ACTION left out
@@ -72,18 +71,18 @@ class Command(NamedTuple):
 
     @property
     def is_privileged(self) -> bool:
-        """True for those who may change what is not their own."""
+        """True for senders with permission for everything."""
         return self.sender in (OPERATOR, self.lead)
 
     @property
     def settings(self) -> dict[str, str]:
-        """The fields that no action knows by name: settings of a channel."""
+        """Channel settings: the fields that the action itself does not define."""
         known = {*ACTIONS[self.action].needs, *ACTIONS[self.action].takes}
         return {name.lower(): v for name, v in self.fields.items() if name not in known}
 
 
 class Action(NamedTuple):
-    """What one ACTION needs, may have besides, and does."""
+    """One ACTION: its function, its required and its optional fields."""
 
     do: Callable[[Command, CommStore], ActionResult]
     needs: tuple[str, ...] = ("CHANNEL",)
@@ -94,12 +93,11 @@ class Action(NamedTuple):
 def execute(
     fields: dict[str, str], sender: str, lead: str | None, store: CommStore
 ) -> ActionResult:
-    """Do what a command asks; says in a line what is so now, or gives what others are to do: the
-    order that is carried out beside the loop; the key or an agent's new status for the ledger,
-    with the answer.
+    """Execute a command; returns the result in a line, or what the caller is left to do.
 
-    ``lead`` is the agent that has the role, where that is known.
-    Errors: Refused and CommError, with nothing changed.
+    That is a journal command or job for the background, or a key or status change for the ledger.
+    ``lead``: the agent with that role, if known. Errors: Refused and CommError, with nothing
+    changed.
     """
     given = dict(fields)
     name = given.pop("ACTION", "").lower()
@@ -188,7 +186,7 @@ def _unsubscribe(command: Command, store: CommStore) -> str:
     agent = _agent(command, channel)
     pattern = command.fields.get("PATTERN") or None
     if pattern is not None:
-        topics.match_mode(pattern)  # a pattern that is none ends nothing, and says so
+        topics.match_mode(pattern)  # refuse an invalid pattern
     ended = store.unsubscribe(channel.id, agent, pattern)
     return f"{ended} subscription{'s' * (ended != 1)} of {agent} to {channel.name} ended"
 
@@ -225,7 +223,7 @@ def _channel(command: Command, store: CommStore) -> Channel:
 
 
 def _open_name(command: Command) -> str:
-    """The name of a channel that anybody may make or join."""
+    """The name of a channel that any agent may create or join."""
     name = command.fields["CHANNEL"].removeprefix("#")
     if not is_channel_name(name) or name.startswith(DIRECT_PREFIX) or name == EVERYONE_CHANNEL:
         raise Refused(
@@ -241,7 +239,7 @@ def _open_channel(command: Command, store: CommStore) -> Channel:
 
 
 def _own_channel(command: Command, store: CommStore) -> Channel:
-    """The channel, when the sender may change it."""
+    """The channel, if the sender may change it."""
     channel = _channel(command, store)
     # Where these take nothing, the orchestrator could not even answer.
     if channel.name == EVERYONE_CHANNEL or store.takes_part(channel.id, ORCHESTRATOR):
@@ -257,7 +255,7 @@ def _own_channel(command: Command, store: CommStore) -> Channel:
 
 
 def _agent(command: Command, channel: Channel) -> str:
-    """Whom the command speaks of: the sender, or the AGENT that it may speak for."""
+    """The agent that the command is about: AGENT, or the sender."""
     agent = command.fields.get("AGENT") or command.sender
     _check_agent("AGENT", agent)
     if agent != command.sender and not command.is_privileged and command.sender != channel.owner:
@@ -274,7 +272,7 @@ def _check_agent(field: str, name: str) -> None:
 
 
 def _settings(command: Command) -> dict[str, object]:
-    """The settings in a command, as the engine takes them; it checks the values."""
+    """The settings of a command, as the engine takes them; the engine checks the values."""
     unknown = [name for name in command.settings if name not in SETTINGS]
     if unknown:
         raise Refused(f"there is no setting {unknown[0]}: there are {_list(SETTINGS)}")
@@ -344,7 +342,7 @@ def _purge(command: Command, store: CommStore) -> str:
 
 
 def _dead_letter(command: Command, store: CommStore) -> DeadLetter:
-    """The dead letter of that relay message id, or number in the store."""
+    """The dead letter with that relay message id, or number in the store."""
     _require_privileged(command)
     wanted = command.fields["ID"]
     for letter in store.dead_letters():
@@ -358,7 +356,7 @@ def _dead_letter(command: Command, store: CommStore) -> DeadLetter:
 
 
 def _order(command: Command, store: CommStore) -> JournalCommand:
-    """The order that a command is: carried out by who has the journal."""
+    """The journal command that a command asks for."""
     _require_privileged(command)
     verb = command.action.removeprefix(JOURNAL)
     words = command.fields.get("SEGMENTS", "").split()
@@ -371,7 +369,7 @@ def _order(command: Command, store: CommStore) -> JournalCommand:
 
 
 def _register_key(command: Command, store: CommStore) -> KeyRegistration:
-    """The key that is registered for an agent from now on."""
+    """The key to register for an agent."""
     _require_privileged(command)
     name, key = command.fields["NAME"], command.fields["KEY"]
     _check_agent("NAME", name)
@@ -387,7 +385,7 @@ def _register_key(command: Command, store: CommStore) -> KeyRegistration:
 
 
 def _set_agent_status(command: Command, store: CommStore) -> StatusChange:
-    """The new status of an agent; whether there is one of that name the caller knows."""
+    """The new status of an agent; the caller checks that the agent exists."""
     _require_privileged(command)
     name = command.fields["NAME"]
     _check_agent("NAME", name)

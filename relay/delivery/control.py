@@ -1,8 +1,8 @@
-"""Control messages: what agents ask of the orchestrator itself, and its answers.
+"""Control messages: requests of agents to the orchestrator, and its replies.
 
-Here: ``join``, ``leave``, ``subscribe``, ``unsubscribe`` and ``status``; a ``command`` is one of
-``relay.delivery.actions``, ``continuity`` of ``relay.delivery.saved_state``; ``spawn`` and
-``release`` are the supervisor's. Source: relay-file-system.txt 4.1, FORMATS 1.
+Here: ``join``, ``leave``, ``subscribe``, ``unsubscribe`` and ``status``. A ``command`` is executed
+by ``relay.delivery.actions``, ``continuity`` by ``relay.delivery.saved_state``; ``spawn`` and
+``release`` by the supervisor. Source: relay-file-system.txt 4.1, FORMATS 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ JOB_ACCEPTED = "{} is asked for; logs/relay.log shows what became of it"
 
 
 class ControlReply(NamedTuple):
-    """What the orchestrator says. ``ok`` None: nothing; it was told, not asked."""
+    """The reply of the orchestrator. ``ok`` None: no reply, the message was a statement."""
 
     ok: bool | None
     text: str = ""
@@ -40,10 +40,9 @@ class ControlReply(NamedTuple):
 def handle(
     message: MessageFile, sender: str, store: CommStore, lead: str | None = None
 ) -> ControlReply:
-    """Do what the message asks, once; doing it again changes nothing.
+    """Execute a control message, once; repeating it changes nothing.
 
-    ``lead``: the agent that has the role, where the caller knows it; it may do what the
-    operator may.
+    ``lead``: the agent with that role, if known; it has the operator's permissions.
     """
     if message.kind is Kind.STATUS:
         return ControlReply(None)
@@ -82,7 +81,7 @@ def handle(
 
 
 def registered_key(message: MessageFile, sender: str, store: CommStore) -> KeyRegistration | None:
-    """The key that a message registered when it was obeyed, where it is one that does."""
+    """The key registered by a message executed before a crash; None if it registers none."""
     if message.kind is not Kind.COMMAND:
         return None
     fields = command_fields(message)

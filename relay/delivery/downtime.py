@@ -1,10 +1,8 @@
-"""Time in which the relay did not run: it was down, the machine slept, or its clock was set.
+"""Downtime: time in which the relay did not run, the machine slept, or the clock was set.
 
-Deadlines stand as times of the clock. So that they count the time that the relay ran, each is
-moved by what was lost: at a start, and when the clock has gone on by more than the monotonic one,
-which stands still while a machine sleeps. An answer, an attempt and an age then have the rest of
-their time before them. Only a TTL is a time of the clock by its meaning. Set back, a clock brings
-deadlines nearer again.
+Deadlines are clock times but count running time, so each is moved by the time lost: at a start, and
+when the clock advanced more than the monotonic clock, which stops while a machine sleeps. A clock
+that was set back moves deadlines nearer again. Only a TTL is not moved.
 """
 
 from __future__ import annotations
@@ -23,14 +21,14 @@ LEAST_NS = 5 * NS_PER_S  # less is a busy machine, or a clock that is being adju
 
 
 class DowntimeTracker:
-    """Finds what was lost, and moves every deadline by it. Owned by the loop."""
+    """Detects downtime while running, and moves the deadlines. Owned by the loop."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._last: tuple[int, int] | None = None  # both clocks, when they were last looked at
 
     def check(self) -> None:
-        """Compare both clocks with what they said the last time."""
+        """Compare both clocks with their last values."""
         clock = self._context.clock
         now = clock.now_ns(), clock.monotonic_ns()
         last, self._last = self._last, now
@@ -41,12 +39,12 @@ class DowntimeTracker:
                 move_deadlines(self._context, lost_ns)
 
     def record(self) -> None:
-        """The relay ran until now."""
+        """Record that the relay ran until now."""
         record_alive(self._context)
 
 
 def extend_deadlines(context: Context) -> None:
-    """At a start: how long no relay ran, as far as ledger and store can tell."""
+    """Move the deadlines at a start by the time no relay ran, as far as ledger and store tell."""
     store, now = context.store, context.clock.now_ns()
     seen_at = context.ledger.duties.alive_at() or store.modified_at * NS_PER_S
     lost = store.state.lost
@@ -57,15 +55,17 @@ def extend_deadlines(context: Context) -> None:
 
 
 def record_alive(context: Context) -> None:
-    """The relay runs, as the next start will want to know. Where the disk takes no write now, it is
-    left: that is no fault of anybody's mail, and deadlines would only be later by it."""
+    """Record that the relay is running, for the next start.
+
+    A failed write is ignored: deadlines would only be later by it.
+    """
     with contextlib.suppress(LedgerError):
         with context.ledger.transaction():
             context.ledger.duties.note_alive(context.clock.now_ns())
 
 
 def move_deadlines(context: Context, lost_ns: int) -> None:
-    """Durable before anything else is: killed behind it, the next start loses no time twice."""
+    """Move all deadlines, durably first: after a crash the next start does not move them twice."""
     store, ledger, now = context.store, context.ledger, context.clock.now_ns()
     store.lose_time(lost_ns // NS_PER_MS)
     context.events.commit()
@@ -76,7 +76,7 @@ def move_deadlines(context: Context, lost_ns: int) -> None:
 
 
 def open_obligations(store: CommStore) -> list[DutyFacts]:
-    """Every answer that is owed, as the store has it."""
+    """Every owed answer in the store."""
     return [
         duty
         for number, owed in store.state.owed.items()
@@ -86,7 +86,7 @@ def open_obligations(store: CommStore) -> list[DutyFacts]:
 
 
 def obligations_of(relay_id: str, owed: Mapping[str, Obligation]) -> list[DutyFacts]:
-    """The answers owed for a message, as the store has them."""
+    """The answers owed for one message in the store."""
     return [
         DutyFacts(
             relay_id,

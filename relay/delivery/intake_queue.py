@@ -1,13 +1,12 @@
-"""Files that wait to be looked at: each agent's in the order of their names, the agents in turn.
+"""The intake queue: files to be read, sorted by name for each agent, with agents taking turns.
 
-    ready     may be looked at now; a batch takes the same share of each agent whose turn it is
-    blocked   an agent over its rate: its files stay until tokens come
-    held      an agent that is still writing one: no other of its files overtakes that
-    later     a file that is still being written, or is tried again
+    ready      can be read now; a batch takes an equal share of each agent whose turn it is
+    throttled  an agent over its rate: its files stay until tokens come
+    settling   an agent that is still writing a file: none of its other files overtakes that
+    deferred   a file that is still being written, or is retried
 
-A large backlog of one agent holds up nobody else, and who has nothing waiting comes before those
-who have: of a batch they have half. At most ``most_files`` of an agent are
-remembered: the others stay in its outbox, which is listed again as soon as there is room.
+A large backlog of one agent delays no other: agents without a backlog get half of each batch. At
+most ``most_files`` of an agent are remembered; its outbox is listed again as soon as there is room.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Item = TypeVar("Item")
 
 
 class Hint(NamedTuple):
-    """A file to be looked at, and what earlier looks saw."""
+    """A file to be read, and the results of earlier attempts."""
 
     agent: str
     file_name: str
@@ -73,11 +72,11 @@ class IntakeQueue:
 
     @property
     def is_busy(self) -> bool:
-        """True while files wait that may be looked at now."""
+        """True while files wait that can be read now."""
         return any(self._is_free(agent) for agent in self._ready)
 
     def add(self, agent: str, file_name: str, *, renamed: bool, counted: bool) -> None:
-        """Remember a file; a rename outranks an earlier hint that it is being written."""
+        """Queue a file; a rename supersedes an earlier hint of a write."""
         files = self._ready.get(agent)
         known = files.get(file_name) if files else None
         if known is None:
@@ -102,7 +101,7 @@ class IntakeQueue:
         self._put(hint)
 
     def _put(self, hint: Hint) -> None:
-        """Among the ready ones of its agent; whether these are in order is seen to when picked."""
+        """Insert among the ready files of its agent; they are sorted when popped."""
         agent, name = hint.key
         files = self._ready.setdefault(agent, {})
         if name < self._last.get(agent, ""):
@@ -112,28 +111,30 @@ class IntakeQueue:
         files[name] = hint
 
     def defer(self, hint: Hint) -> None:
-        """Look at it when it is due."""
+        """Read the file when due."""
         self._deferred[hint.key] = hint
 
     def block_agent(self, hint: Hint) -> None:
-        """Look at it when it is due, and at nothing else of its agent before."""
+        """Read the file when due, and no other file of its agent before."""
         self._settling[hint.agent] = hint
         self.defer(hint)
 
     def requeue(self, hint: Hint) -> None:
-        """It was picked, and waits for one before it; it has counted for its rate."""
+        """Requeue a popped file that waits for another one; its rate already includes it."""
         if hint.file_name not in self._ready.get(hint.agent, ()):
             self._count += 1
             self._put(hint._replace(counted=True))
 
     def unpop(self, hint: Hint) -> None:
-        """It was picked for nothing, and counts for no rate."""
+        """Return the token of a popped file that was not needed."""
         if not hint.counted:
             self._limit.spend(hint.agent, -1)
 
     def pop_batch(self, most: int) -> list[Hint]:
-        """Up to ``most`` files that are due, as many of each agent: whose turn it is in the order
-        of discovery, an agent's own by name."""
+        """Pop up to ``most`` due files, in equal shares of each agent.
+
+        The agents are in order of discovery, each agent's files sorted by name.
+        """
         self._wake_due()
         least = max(1, most // AGENTS_PER_BATCH)
         turns = self._round_robin()
@@ -149,7 +150,7 @@ class IntakeQueue:
         return sort_within_agents(picked, lambda hint: hint.agent, lambda hint: hint.file_name)
 
     def _round_robin(self) -> list[str]:
-        """Agents that may be served: who had nothing waiting and one with a backlog, in turn."""
+        """Agents to serve: those without and those with a backlog, alternating."""
         free = [agent for agent in self._ready if self._is_free(agent)]
         new = [agent for agent in free if agent in self._new]
         old = [agent for agent in free if agent not in self._new]
@@ -160,7 +161,7 @@ class IntakeQueue:
         return agent not in self._throttled and agent not in self._settling
 
     def agents_to_rescan(self) -> list[str]:
-        """Agents whose outbox has files that nobody remembers, now that half of them are done."""
+        """Agents with unremembered files, now that half of the remembered ones are done."""
         roomy = [
             agent
             for agent in self._incomplete
@@ -170,12 +171,12 @@ class IntakeQueue:
         return roomy
 
     def oldest_ns(self) -> int | None:
-        """When the file was heard of that waits longest (monotonic); None when none waits."""
+        """Time at which the longest waiting file was seen (monotonic); None if none waits."""
         firsts = [next(iter(files.values())) for files in self._ready.values()]
         return min((hint.found_ns for hint in (*firsts, *self._deferred.values())), default=None)
 
     def due_ns(self) -> int | None:
-        """When the next one may be looked at (monotonic); 0: now."""
+        """Time at which the next file is due (monotonic); 0: now."""
         if self.is_busy:
             return 0
         held = [hint.due_ns for agent, hint in self._settling.items() if agent in self._ready]
@@ -183,7 +184,7 @@ class IntakeQueue:
         return min([*self._throttled.values(), *held, *later], default=None)
 
     def _pop_share(self, agent: str, share: int, most: int, picked: list[Hint]) -> bool:
-        """Take an agent's share; True while it has more that may be taken. It goes to the end."""
+        """Pop an agent's share; True if it has more that may be popped. It moves to the end."""
         files = self._ready.pop(agent)
         if agent in self._unsorted:
             self._unsorted.discard(agent)
@@ -228,7 +229,7 @@ class IntakeQueue:
 def sort_within_agents(
     items: Sequence[Item], agent_of: Callable[[Item], str], rank: Callable[[Item], Any]
 ) -> list[Item]:
-    """Each agent's by ``rank``, in the places that are this agent's."""
+    """Sort the items of each agent by ``rank``, keeping the positions of the agents."""
     places: dict[str, list[Item]] = {}
     for item in items:
         places.setdefault(agent_of(item), []).append(item)

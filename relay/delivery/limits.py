@@ -1,12 +1,12 @@
-"""How fast an agent may send: a token bucket each.
+"""Limits on senders: rate, outbox quota and reply loops. Excess waits in the outbox; none is lost.
 
-    burst   what it may send at once: the bucket is that large, and full at first
-    rate    tokens that come back a second
+A rate is a token bucket for each agent: ``burst`` is its size, ``rate`` the tokens added a second.
+An episode begins when an agent finds its bucket empty, and ends after a minute without throttling;
+it is reported once. Buckets are in memory alone: after a start they are full.
 
-What is over waits in the outbox; nothing is dropped. An episode begins when an agent finds its
-bucket empty, and is over when nothing of it was held back for a minute: it is told once an
-episode. Buckets are in memory alone: after a start they are full. Source: relay-file-system.txt,
-phase 4.
+The depth of a message is the length of its RE chain within the last minute. Beyond
+``limits.reply_depth`` it waits until enough of the chain is older; the lead and the operator are
+notified once a loop. Source: relay-file-system.txt, phase 4.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Bucket:
 
 
 class RateLimit:
-    """The buckets of every agent that sent lately. Owned by the loop."""
+    """The token buckets of active agents. Owned by the loop."""
 
     def __init__(self, rate_per_s: int, burst: int, clock: Clock) -> None:
         self.rate_per_s = rate_per_s
@@ -49,22 +49,19 @@ class RateLimit:
         self.limited_total = 0  # episodes, since the relay started
 
     def allowance(self, agent: str) -> int:
-        """How many messages it may send now."""
+        """Number of messages the agent may send now."""
         bucket = self._buckets.get(agent)
         return self._burst if bucket is None else int(self._fill(bucket).tokens)
 
     def spend(self, agent: str, messages: int) -> None:
-        """It sent so many, which it was allowed."""
+        """Take tokens for messages that were sent."""
         bucket = self._buckets.get(agent)
         if bucket is None:
             bucket = self._buckets[agent] = _Bucket(self._burst, self._clock.monotonic_ns())
         bucket.tokens -= messages
 
     def wait_ns(self, agent: str) -> int:
-        """It may send nothing now, and wants to: how long until a few messages may go.
-
-        Begins an episode unless it is in one.
-        """
+        """Time until an agent with an empty bucket may send a few messages; begins an episode."""
         bucket = self._buckets[agent]
         if bucket.held_ns is None:
             self.limited_total += 1
@@ -74,19 +71,19 @@ class RateLimit:
         return max(1, int((wanted - bucket.tokens) * NS_PER_S / self.rate_per_s) + 1)
 
     def pop_new_alerts(self) -> list[str]:
-        """Agents whose episode began since the last time: to be told."""
+        """Agents whose episode began since the last call."""
         begun, self._begun = self._begun, []
         return begun
 
     @property
     def limited(self) -> list[str]:
-        """Agents that are in an episode now."""
+        """Agents in an episode now."""
         return sorted(
             name for name, one in self._buckets.items() if self._fill(one).held_ns is not None
         )
 
     def sweep(self) -> None:
-        """Forget the buckets that are full again: who sends nothing costs nothing."""
+        """Drop full buckets, so that idle agents cost nothing."""
         for name, one in list(self._buckets.items()):
             if self._fill(one).tokens >= self._burst and one.held_ns is None:
                 del self._buckets[name]
@@ -111,7 +108,7 @@ class ThrottleStatus(NamedTuple):
 
 
 class OutboxQuota:
-    """How much may wait in one outbox; looked at with each scan."""
+    """Limits on waiting files and bytes in one outbox, checked at each scan."""
 
     def __init__(self, security: SecuritySettings, max_file: int) -> None:
         self._most_files = security.outbox_files
@@ -122,7 +119,7 @@ class OutboxQuota:
         self.exceeded_total = 0  # episodes, since the relay started
 
     def check(self, agent: str, outbox: int, names: list[str]) -> None:
-        """What waits there now. Told once, until it is half of what may."""
+        """Check an outbox. Reported once, until half of the limit is free again."""
         files = [name for name in names if name.endswith(MSG_SUFFIX)]
         may_be = len(files) * self._max_file > self._most_bytes  # larger ones are not taken
         size = _bytes_of(files, outbox) if may_be and len(files) <= self._most_files else 0
@@ -146,11 +143,11 @@ class OutboxQuota:
 
     @property
     def over(self) -> list[str]:
-        """Agents that are over it."""
+        """Agents over the quota."""
         return sorted(self._over)
 
     def pop_new_alerts(self) -> list[Incident]:
-        """Who came over since the last time: to be told."""
+        """Agents that exceeded the quota since the last call."""
         begun, self._begun = self._begun, []
         return begun
 
@@ -171,7 +168,7 @@ LOOP_CALM_NS = 5 * LOOP_WINDOW_NS  # nothing of a loop was held for so long: it 
 
 
 class ReplyLoop(NamedTuple):
-    """A loop that begins to be held."""
+    """A loop of replies that was just detected."""
 
     message_id: str  # of the first that is held
     at_ns: int  # when that was discovered
@@ -179,7 +176,7 @@ class ReplyLoop(NamedTuple):
 
 
 class ReplyLoops:
-    """Finds loops. Owned by the loop of the relay."""
+    """Detects reply loops. Owned by the loop."""
 
     def __init__(self, store: CommStore, most: int, clock: Clock) -> None:
         self._store = store
@@ -189,7 +186,7 @@ class ReplyLoops:
         self._begun: list[ReplyLoop] = []
 
     def check(self, agent: str, message_id: str, discovered_at: int, message: MessageFile) -> str:
-        """Why a message waits, or nothing. Begins a loop unless its agents are in one."""
+        """The reason to hold a message; empty if there is none. May begin a loop."""
         answers = message.headers.get("RE")
         if answers is None:
             return ""
@@ -213,12 +210,12 @@ class ReplyLoops:
         return f"{why} (limits.reply_depth): it waits until they are fewer"
 
     def pop_new(self) -> list[ReplyLoop]:
-        """Loops that began since the last time: to be told."""
+        """Loops detected since the last call, to be reported."""
         begun, self._begun = self._begun, []
         return begun
 
     def requeue(self, untold: list[ReplyLoop]) -> None:
-        """These could not be told now."""
+        """Report these loops later."""
         self._begun = untold + self._begun
 
     def _is_new(self, agents: frozenset[str]) -> bool:

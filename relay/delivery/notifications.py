@@ -1,7 +1,9 @@
-"""The orchestrator's own word: what it says without being asked.
+"""Notifications: messages that the relay sends without being asked, and reminders of owed answers.
 
-Of disks and limits, of processes, and what an agent finds that begins again. Each has an id that is
-derived from what it is about, so that a crash says nothing twice.
+About disks and limits, processes, and to an agent that starts again. Reminders: the recipient of an
+overdue command or query is reminded, then given up; its sender is told of each. If a process ends
+with its work begun, the sender is told once. Every notice has an id derived from its occasion, so
+that a crash sends none twice. Source: DESIGN, "Attempts"; docs/states.md, "An answer that is owed".
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from relay.engine.obligations import MOST_REMINDERS, Due
 
 
 class Notifier:
-    """Owned by the loop."""
+    """Sends notifications. Owned by the loop."""
 
     def __init__(
         self,
@@ -56,10 +58,10 @@ class Notifier:
         at_ns: int,
         incident: Incident | None = None,
     ) -> bool:
-        """Notify those of ``agents`` that are there, once for each key and time; an incident is
-        kept with it.
+        """Notify those of ``agents`` that exist, once for each key and time.
 
-        False when disk or store takes nothing now, or nobody is there: ask again.
+        An incident is recorded with it. False if the disk or the store refuses it now, or none of
+        them exists: call again later.
         """
         names = sorted(self._roster.agents.intersection(agents))
         try:
@@ -73,9 +75,9 @@ class Notifier:
             return bool(works) and not self._writer.execute(dirs, works)
 
     def send(self, notices: Sequence[ProcessNotice]) -> set[int]:
-        """Tell agents of processes, and note in the ledger what is so; the places of those done.
+        """Send notices about processes and update the ledger; returns the indexes of those sent.
 
-        The others are to be told later: neither disk nor store takes them now.
+        The others are to be sent later: the disk or the store refuses them now.
         """
         works: list[WorkItem] = []
         for one in notices:
@@ -95,10 +97,10 @@ class Notifier:
         return {place for place, work in enumerate(works) if id(work) not in put_off}
 
     def send_resume_message(self, name: str, key: str) -> bool:
-        """Put the first message of a new life into an agent's inbox (``continuity.welcome``).
+        """Put the first message of a new run into an agent's inbox.
 
-        To be called before its process is started; ``key`` tells this start from every other
-        one. False: not now, the disk or the store takes nothing; nothing was done.
+        To be called before its process is started; ``key`` is unique to this start. False: the disk
+        or the store refuses it now; nothing was done.
         """
         try:
             work = saved_state.resume_message(
@@ -111,7 +113,7 @@ class Notifier:
             return False
 
     def report_loops(self, begun: list[ReplyLoop]) -> list[ReplyLoop]:
-        """Lead and operator hear of loops, once each; those that cannot be told now."""
+        """Report loops to lead and operator, once each; returns those to report later."""
         untold: list[ReplyLoop] = []
         for one in begun:
             hears = {OPERATOR, self._roster.lead() or OPERATOR}
@@ -124,7 +126,7 @@ class Notifier:
         return untold
 
     def report_limits(self, dirs: Dirs, begun: list[Incident]) -> None:
-        """Agents that ran into a limit, ``begun`` since the last time, hear it once; it is kept."""
+        """Notify agents that exceeded a limit, once an episode, and record the incidents."""
         now = self._clock.now_ns()
         works: list[WorkItem] = []
         for one in self._pending + begun:
@@ -149,8 +151,7 @@ BEGUN = {"received": "acknowledged it as received", "in_progress": "began it"}
 class Reminders:
     """Reminds of overdue answers. Owned by the loop.
 
-    ``endings``: makes what says how the process ended that an agent had at some time (Unix ns);
-    empty: it did not.
+    ``endings`` makes the function of ``AgentStatusTracker.process_endings``.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class Reminders:
         self._told: set[tuple[int, str, int]] = set()  # of whose process its sender has heard
 
     def due_ns(self) -> int | None:
-        """When there is something to do next (monotonic)."""
+        """Time of the next reminder or check (monotonic)."""
         due_ms = self._store.next_reminder_ms()
         if due_ms is None:
             return None
@@ -186,7 +187,7 @@ class Reminders:
         )
 
     def remind_due(self, dirs: Dirs, agents: Set[str]) -> None:
-        """Do what is due now, a batch of it."""
+        """Send a batch of due reminders."""
         now_ns = self._clock.monotonic_ns()
         if now_ns < self._not_before_ns:
             return
@@ -214,7 +215,7 @@ class Reminders:
             works.append(self._overdue_work(group, agents))
 
     def _overdue_work(self, group: list[Due], agents: Set[str]) -> WorkItem:
-        """The notices about one message: to those who owe its answer, and to its sender."""
+        """The notices about one message: to its recipients, and to its sender."""
         message = group[0].message
         work = _work_about(message, "overdue")
         told: list[str] = []
@@ -243,7 +244,7 @@ class Reminders:
         return work
 
     def _reminder(self, message: Message, one: Due) -> str:
-        """The body of a reminder: the answer that is owed, to whom, and the message quoted."""
+        """The body of a reminder: the owed answer, to whom, and the message quoted."""
         owed, asked = one.obligation, _word(message)
         count = owed.reminders + 1
         what = f"you have not answered the {asked}"
@@ -287,7 +288,7 @@ class Reminders:
         )
 
     def _add_ended(self, works: list[WorkItem], agents: Set[str]) -> None:
-        """Senders whose recipient's process has ended with its work begun hear it, once."""
+        """Tell senders once if the process of a recipient ended with its work begun."""
         begun = {
             (number, name, owed.since)
             for number, known in self._store.state.owed.items()
@@ -332,7 +333,7 @@ class Reminders:
             )
 
     def _pause(self, reason: str) -> None:
-        """Neither disk nor store takes anything now: look again in a while, not at once."""
+        """Pause after the disk or the store refused a write."""
         self._not_before_ns = self._clock.monotonic_ns() + self._retry.first_s * NS_PER_S
         self._log(
             f"Left overdue answers for {self._retry.first_s} s: {reason}",
@@ -362,7 +363,7 @@ def _how(message: Message) -> str:
 
 
 def _quoted(message: Message) -> str:
-    """The message's text, each line behind ``> ``; a long one as far as ``MOST_QUOTED`` bytes."""
+    """The message's text, each line quoted with ``> ``, up to ``MOST_QUOTED`` bytes."""
     text = message.content[:MOST_QUOTED].decode(errors="ignore")
     lines: Iterable[str] = text.removesuffix("\n").split("\n")
     quoted = "\n".join(f"> {line}".rstrip() for line in lines)

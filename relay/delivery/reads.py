@@ -1,12 +1,16 @@
-"""Files that left the inboxes: noted as read on evidence, and otherwise delivered again.
+"""Reads: a file that left an inbox is read only on evidence, and otherwise delivered again.
 
-    left an inbox   in .read                     read, taken             at once
-                    not there                    read, removed           after GRACE_NS
-                    its mailbox vanished with it held, the next attempt  when that is back
+    in .read                           read, taken                 at once
+    gone, in the same inbox            read, removed               after GRACE_NS
+    gone with its mailbox (vanished)   deferred, the next attempt  when the mailbox is back
 
-Who removes a whole mailbox removes its files first, one by one: so nothing counts as removed
-before it is known that the mailbox still stands. What is found is the store's event at once, and
-the ledger's with ``note``, once the journal has it.
+Removing a whole mailbox removes its files first, one by one: so nothing counts as removed before
+the mailbox is known to be still there. A read is a store event at once, and goes into the ledger
+with ``flush``, once the journal has it.
+
+A replaced inbox may have the inode of the previous one, so its creation time identifies it where
+the file system keeps that. Removing a file sets the mtime of the inbox: an inbox with an older one
+was restored from a copy. Source: DESIGN, "Read needs evidence".
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ _NOT_KNOWN = 1 << 31  # an attempt that none is behind
 
 
 class ReadDetector:
-    """Owned by the loop."""
+    """Detects reads. Owned by the loop."""
 
     def __init__(self, context: Context) -> None:
         self._home = context.home
@@ -54,7 +58,7 @@ class ReadDetector:
         self._seen: dict[str, str] = {}  # nor the mailboxes that there are now
 
     def on_removed(self, files: Iterable[tuple[str, str]]) -> None:
-        """The kernel saw these leave: (agent, file name)."""
+        """Process files that the watcher saw leave: (agent, file name)."""
         with self._home.dirs() as dirs:
             for agent, name in files:
                 message_id = message_id_of(name)
@@ -70,7 +74,7 @@ class ReadDetector:
         self._missing.setdefault((agent, message_id), due_ns)
 
     def scan(self, dirs: Dirs, agent: str) -> set[str]:
-        """Compare an inbox with what should stand there; ids of what else is in it.
+        """Compare an inbox with its deliveries; returns the ids of other messages in it.
 
         Errors: OSError, UnsafePath.
         """
@@ -89,16 +93,16 @@ class ReadDetector:
         return others
 
     def return_unread(self, agent: str) -> None:
-        """Nobody is to read what vanished with the mailbox of this agent, who is away for good."""
+        """Defer the unread messages of a retired agent whose mailbox vanished; they then bounce."""
         if missing := self._ledger.unread(agent):
             self._defer_unread(agent, missing)
 
     def due_ns(self) -> int | None:
-        """When something that is missing is judged (monotonic)."""
+        """Time at which a missing file is classified (monotonic)."""
         return min(self._missing.values(), default=None)
 
     def check_missing(self) -> None:
-        """Judge what has been missing for long enough."""
+        """Classify files that have been missing for long enough."""
         now = self._clock.monotonic_ns()
         due: dict[str, list[str]] = defaultdict(list)
         for (agent, message_id), at in list(self._missing.items()):
@@ -147,9 +151,9 @@ class ReadDetector:
         self._read[agent, message_id] = Read(message_id, agent, attempt, how)
 
     def _defer_unread(self, agent: str, ids: Iterable[str]) -> None:
-        """Hold what nobody read, its next attempt due now, like what could not be written.
+        """Defer unread deliveries, their next attempt due now.
 
-        What was given up, or answered, stays that.
+        Deliveries given up or answered stay as they are.
         """
         rows = self._ledger.deliveries(ids)
         for message_id, deliveries in rows.items():
@@ -166,7 +170,7 @@ class ReadDetector:
             self._vanished[agent, message_id] = attempt
 
     def flush(self) -> list[Read]:
-        """Tell the ledger, once the journal has it; what was read."""
+        """Record reads in the ledger, once the journal has them; returns them."""
         if not (self._read or self._vanished or self._seen):
             return []
         self._events.commit()
@@ -199,7 +203,7 @@ COARSE_NS = 50 * NS_PER_MS
 
 
 class FileFate(Enum):
-    """The fate of a file that was written into an inbox."""
+    """The fate of a file that was delivered into an inbox."""
 
     STANDS = auto()  # it is there
     TAKEN = auto()  # it is in .read
@@ -208,17 +212,17 @@ class FileFate(Enum):
 
 
 def mailbox_identity(dirs: Dirs, agent: str) -> str:
-    """An identity of the inbox that no other one in its place has. Errors: as ``judge``."""
+    """An identity unique to this inbox, even among its replacements. Errors: as ``file_fates``."""
     return _identity(dirs.get("agents", agent, "inbox"))
 
 
 def created_ns(known: str | None) -> int:
-    """When an inbox of that identity was made (Unix ns); 0: not known."""
+    """Creation time of an inbox by its identity (Unix ns); 0: unknown."""
     return int(known.partition(":")[2]) if known else 0
 
 
 def was_taken(dirs: Dirs, agent: str, message_id: str) -> bool:
-    """True when the file is in ``.read``. Errors: OSError, UnsafePath."""
+    """True if the file is in ``.read``. Errors: OSError, UnsafePath."""
     try:
         return fsio.exists(message_id + MSG_SUFFIX, dirs.get("agents", agent, "inbox", READ))
     except FileNotFoundError:
@@ -230,9 +234,9 @@ def file_fates(
 ) -> dict[str, FileFate]:
     """The fate of each of ``missing``: message id -> when it was written (Unix ns).
 
-    ``known``: the identity of the inbox that was delivered to; None: not known.
-    Errors: FileNotFoundError while there is no inbox; OSError, UnsafePath where it cannot be
-    looked into, which shows nothing.
+    ``known``: the identity of the inbox that was delivered to; None: unknown.
+    Errors: FileNotFoundError if there is no inbox; OSError, UnsafePath if it cannot be read, which
+    proves nothing.
     """
     inbox = dirs.get("agents", agent, "inbox")
     is_other = known is not None and _identity(inbox) != known
@@ -252,7 +256,7 @@ def file_fates(
 
 
 def _identity(fd: int) -> str:
-    """Inode and birth (Unix ns; 0 where the file system does not keep it)."""
+    """Inode and creation time (Unix ns; 0 if the file system does not keep it)."""
     status = os.fstat(fd)
     if sys.platform == "darwin":
         return f"{status.st_ino}:{int(status.st_birthtime * NS_PER_S)}"
@@ -265,7 +269,7 @@ _BTIME_AT, _STATX_BYTES = 80, 256
 
 
 def _created_ns(fd: int) -> int:
-    """When a file was made, which ``os.stat`` does not say on Linux."""
+    """Creation time of a file, which ``os.stat`` does not return on Linux."""
     statx = _statx()
     answer = ctypes.create_string_buffer(_STATX_BYTES)
     if statx is None or statx(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, answer) != 0:
@@ -278,11 +282,11 @@ def _created_ns(fd: int) -> int:
 
 @functools.cache
 def _statx() -> Callable[..., int] | None:
-    """The C library's function; None in one that is too old for it."""
+    """The C library's statx; None if it is too old."""
     return getattr(ctypes.CDLL(None), "statx", None)
 
 
 def describe_vanished(agent: str, number: int) -> str:
-    """So many messages that nobody read went with this agent's mailbox."""
+    """The text about unread messages lost with a mailbox."""
     what = "message" if number == 1 else "messages"
     return f"{number} unread {what} vanished with the mailbox of {agent}"

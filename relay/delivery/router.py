@@ -1,14 +1,14 @@
-"""The router: a message and who is there, to who gets it. Pure; it does no I/O.
+"""The router: the recipients of a message. Pure; no I/O.
 
-| TO | who |
+| TO | recipients |
 |---|---|
 | a name | that agent, through the Direct channel ``dm/{a}/{b}`` |
-| ``Lead`` (any case) | whoever has the role, else an agent of that name |
+| ``Lead`` (any case) | the agent with that role, else an agent of that name |
 | ``*`` | every active agent but the sender, through the Group channel ``all`` |
-| ``#channel`` | as the channel's type says |
-| ``__orchestrator__`` | the relay itself; it alone takes a spawn, and who joins a ``#channel`` |
+| ``#channel`` | by the channel's type |
+| ``__orchestrator__`` | the relay itself, for control messages |
 
-An ack, nack or response goes to the sender of what it answers, whatever TO says.
+An ack, nack or response goes to the sender of the message it answers, whatever TO says.
 Source: relay-file-system.txt 4, FORMATS 1, DESIGN "Addresses".
 """
 
@@ -75,7 +75,7 @@ _KNOWN_HEADERS = frozenset(
 
 
 class Directory(NamedTuple):
-    """Who is there."""
+    """The agents that can be recipients."""
 
     agents: Set[str]  # those that have a mailbox, `operator` among them
     lead: str | None = None
@@ -84,7 +84,7 @@ class Directory(NamedTuple):
 
 
 class Route(NamedTuple):
-    """Where a message goes: a channel, and the recipients when the channel does not say."""
+    """A channel, and the recipients if the channel does not determine them."""
 
     channel: str
     channel_type: ChannelType
@@ -95,7 +95,7 @@ class Route(NamedTuple):
 
 
 class Bounce(NamedTuple):
-    """It goes to nobody: why, and what to do."""
+    """A message without recipients: the reason and a hint."""
 
     reason: str
     answers: Message | None = None  # what it answers all the same: its sender alone is gone
@@ -104,7 +104,7 @@ class Bounce(NamedTuple):
 def route(
     message: MessageFile, sender: str, directory: Directory, store: CommStore
 ) -> Route | Bounce:
-    """Decide where one message goes."""
+    """Choose the recipients of one message."""
     if message.kind in ANSWERS:
         return _route_answer(message, sender, directory, store)
     if message.kind in CHANNEL_KINDS | FOR_ORCHESTRATOR and message.to != ORCHESTRATOR:
@@ -126,7 +126,7 @@ def route(
 
 
 def _route_control(message: MessageFile, sender: str) -> Route | Bounce:
-    """The reason to refuse a control message that is addressed to an agent."""
+    """The route of a control message, or the reason why it cannot go to an agent."""
     where = ORCHESTRATOR
     if message.kind in CHANNEL_KINDS:
         if message.to.startswith("#"):
@@ -161,7 +161,7 @@ def _route_direct(to: str, sender: str, directory: Directory) -> Route | Bounce:
 
 
 def route_again(sender: str, recipients: Sequence[str]) -> Route:
-    """The way of a message that was decided before a crash, when the way itself is gone since."""
+    """The route of a message planned before a crash, if its original route is gone."""
     if len(recipients) == 1:
         return _direct(sender, recipients[0])
     return Route(EVERYONE_CHANNEL, ChannelType.GROUP, (sender, *recipients), tuple(recipients))
@@ -188,7 +188,7 @@ def _route_channel(name: str, store: CommStore) -> Route | Bounce:
 def _route_answer(
     message: MessageFile, sender: str, directory: Directory, store: CommStore
 ) -> Route | Bounce:
-    """An answer goes back through the channel of what it answers, to its sender alone."""
+    """Route an answer through the channel of its original, to the original's sender alone."""
     original = find_original(message, sender, store)
     if isinstance(original, Bounce):
         return original
@@ -226,7 +226,7 @@ def _route_answer(
 
 
 def find_original(message: MessageFile, sender: str, store: CommStore) -> Message | Bounce:
-    """What an answer answers: RE names it, or it is the one in THREAD that awaits this agent."""
+    """The message that an answer answers: named by RE, or the only one in THREAD awaiting it."""
     relay_id = message.headers.get("RE")
     if relay_id is not None:
         try:
@@ -259,7 +259,7 @@ def _relay_id(message: Message) -> str:
 
 
 class EngineFields(NamedTuple):
-    """What the engine is told of a message, as its ``accept`` takes it."""
+    """Arguments for the engine's ``accept``."""
 
     message_type: MessageType
     topic: str | None
@@ -273,7 +273,7 @@ class EngineFields(NamedTuple):
 def engine_fields(
     message: MessageFile, message_id: str, discovered_at: int, answers: Message | None
 ) -> EngineFields:
-    """The engine's view of a message file. Source: FORMATS 1 and 2, "metadata"."""
+    """Translate a message file for the engine. Source: FORMATS 1 and 2, "metadata"."""
     headers = message.headers
     metadata: Metadata = {"relay_id": message_id, "to": message.to, "created_ns": discovered_at}
     message_type = MESSAGE_TYPES.get(message.kind, MessageType.COMMAND)
@@ -309,7 +309,7 @@ def engine_fields(
 
 
 def answer_status(message: MessageFile) -> tuple[str, str]:
-    """The status that an ack, nack or response gives, and the first line of what it says beside."""
+    """The status given by an ack, nack or response, and the first line of its text."""
     text = message.body.decode().lstrip()
     if message.kind is Kind.NACK:
         status = "failed"
@@ -329,7 +329,7 @@ def _correlation_id(
     metadata: Metadata,
     answers: Message | None,
 ) -> str | None:
-    """The thread's id; what expects an answer without naming a thread is one of its own."""
+    """The thread's id; a message that expects an answer without a THREAD starts one."""
     if answers is not None:
         return answers.correlation_id
     if "THREAD" in message.headers:

@@ -1,10 +1,14 @@
-"""What agents keep for their next life: a few versions each, in files of their own.
+"""Saved states of agents: save, load and list them, and resume with the last one.
+
+    ACTION: save   the state: the body, or what follows the fields or `STATE:`
+    ACTION: load   the last state, or that of VERSION; operator and lead also of NAME
+    ACTION: list   a line for each version: number, bytes, time, message id
 
     continuity/{agent}/{version, 8 digits}-{message id}.state
 
-A save is on disk, whole and synced, when ``keep`` returns. The message id in its name makes keeping
-it a second time harmless: after a crash it is the same version. The oldest beyond
-``continuity.keep_versions`` go once a newer one stands.
+A state is on disk, whole and synced, before the ack is committed. The message id in its name makes
+saving repeatable: after a crash it is the same version. Only the last ``continuity.keep_versions``
+are kept. Source: relay-file-system.txt 4.1, docs/formats/msg.md.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ LEFT_OVER = ".tmp"  # a write that a crash cut short
 
 
 class SavedState(NamedTuple):
-    """One version of one agent."""
+    """One version of one agent's state."""
 
     version: int  # from 1, growing
     message_id: str  # of the message that saved it
@@ -54,14 +58,14 @@ class SavedState(NamedTuple):
 
 
 class StateStore:
-    """The saves of all agents. Only the loop writes; names of agents are valid ones."""
+    """The saved states of all agents. Only the loop writes; agent names are validated before."""
 
     def __init__(self, home: Home, settings: ContinuitySettings) -> None:
         self.home = home
         self.settings = settings
 
     def versions(self, agent: str) -> list[SavedState]:
-        """What there is of an agent, oldest first. Errors: OSError, UnsafePath."""
+        """The versions of an agent, oldest first. Errors: OSError, UnsafePath."""
         try:
             with self.home.dirs() as dirs, os.scandir(dirs.get(CONTINUITY, agent)) as entries:
                 found = [
@@ -75,9 +79,9 @@ class StateStore:
         return sorted(found)
 
     def save(self, agent: str, message_id: str, state: bytes) -> SavedState:
-        """Keep a state as the newest version; the same message's again is the same version.
+        """Save a state as the newest version; the same message again gives the same version.
 
-        Durable on return. Errors: OSError, UnsafePath; then nothing was kept or removed.
+        Durable on return. Errors: OSError, UnsafePath; then nothing was saved or removed.
         """
         known = self.versions(agent)
         for save in known:
@@ -115,7 +119,7 @@ LINE = "-----"
 
 
 class ContinuityRequest(NamedTuple):
-    """A continuity message, read."""
+    """A parsed continuity message."""
 
     action: str
     name: str  # whose saves
@@ -126,7 +130,7 @@ class ContinuityRequest(NamedTuple):
 def handle(
     message: MessageFile, message_id: str, sender: str, lead: str | None, states: StateStore
 ) -> ControlReply:
-    """Do what a continuity message asks, and the answer to it. Errors: DiskFull, which passes."""
+    """Execute a continuity message. Errors: DiskFull, which is transient."""
     try:
         asked = parse_request(message, sender)
         if asked.name != sender and not (
@@ -150,7 +154,7 @@ def handle(
 
 
 def parse_request(message: MessageFile, sender: str) -> ContinuityRequest:
-    """What a continuity message says. Errors: Refused, naming the rule."""
+    """Parse a continuity message. Errors: Refused, naming the rule."""
     fields = {name: message.headers[name] for name in FIELDS if name in message.headers}
     state = message.body
     if fields.get("ACTION", "").lower() != SAVE:  # given by header, all of its body is the state
@@ -175,9 +179,9 @@ def parse_request(message: MessageFile, sender: str) -> ContinuityRequest:
 
 
 def _take_fields(body: bytes, fields: dict[str, str]) -> bytes:
-    """Take the field lines at the beginning into ``fields``; what is behind them.
+    """Move the field lines at the beginning into ``fields``; returns the rest.
 
-    They end at a blank line, at `STATE:`, or at the first line that is none of them.
+    They end at a blank line, at `STATE:`, or at the first other line.
     """
     while body:
         line, _, rest = body.partition(b"\n")
@@ -239,13 +243,13 @@ _ANSWERS = {SAVE: _save, LOAD: _load, LIST: _list}
 def resume_message(
     states: StateStore, store: CommStore, name: str, key: str, now_ns: int
 ) -> WorkItem | None:
-    """The message that an agent finds first when it begins again: its last save, and a list of
-    what waits unread. None where there is neither, or where it has this message already.
+    """The first message of an agent that starts again: its last state and its unread messages.
 
-    ``key`` tells this beginning from every other one. It is of the highest priority, and its
-    name sorts before every other in the inbox. To be carried out before the agent's process
-    starts, or as soon as it is found; killed before that, the same call gives the same message.
-    Errors: StoreFull, StoreCapacity; OSError, UnsafePath when the home cannot be read.
+    None if there is neither, or if it has this message already. ``key`` is unique to this start.
+    The message has the highest priority, and its name sorts before every other in the inbox. To be
+    executed before the agent's process starts, or as soon as that is found; the same call after a
+    crash gives the same message. Errors: StoreFull, StoreCapacity; OSError, UnsafePath when the
+    home cannot be read.
     """
     versions = states.versions(name)
     mark = hashlib.sha256(f"welcome\0{name}\0{key}".encode()).hexdigest()[:32]
@@ -271,7 +275,7 @@ def resume_message(
 
 
 def _before(message_id: str) -> str:
-    """A timestamp that sorts right before that of a message id, in as many digits."""
+    """A timestamp that sorts right before that of a message id, with as many digits."""
     digits = message_id.partition("-")[0]
     return f"{max(int(digits) - 1, 0):0{len(digits)}d}"
 
@@ -298,7 +302,7 @@ def _resume_body(
 
 
 def _first_words(dirs: Dirs, name: str, message_id: str) -> str:
-    """One line for a message in the inbox: id, sender, kind, how it begins."""
+    """One line about a message in the inbox: id, sender, kind, first words."""
     said = "?"
     with contextlib.suppress(OSError, UnsafePath, MessageError):
         data, _ = fsio.read_regular(
@@ -315,7 +319,6 @@ def _first_words(dirs: Dirs, name: str, message_id: str) -> str:
 def _store_message(
     store: CommStore, name: str, message_id: str, body: bytes, now_ns: int
 ) -> Message:
-    """The engine's message, numbered now."""
     channel_name = direct_channel_name(name, ORCHESTRATOR)
     channel = store.get_channel_by_name(channel_name)
     if channel is None:

@@ -1,8 +1,22 @@
-"""The door: what is asked of a message before anything is done with it.
+"""Validation of parsed files: attachments, signatures, and the ledger row with the same id.
 
-Its attachments are what their names say, and it is signed as its sender's key asks for. What is
-refused here is refused like any other file: a nack, `rejected/`, a row of ``security_events``.
-Source: relay-file-system.txt 3.4, 5.2; FORMATS section 2, "Signatures".
+Attachments must match their names. A signature must be of the key registered for the sender:
+
+    meta.json names a key, none is registered   registered and logged
+    meta.json names another key                 ignored and logged once, until it is confirmed
+    signed with another key                     refused
+    not signed, or no key is registered         refused if security.require_signatures is set
+
+A file is then compared with the ledger:
+
+    no row                            new: inserted and claimed
+    pending                           claimed again, with the facts of the file as read last
+    same agent, same checksum         a duplicate: archived, not delivered again
+    another agent, or other content   refused: the id is taken
+    failed, its file still here       answered now: a crash came before the answer
+
+A refused file gets a nack, `rejected/` and a row of ``security_events``. Source:
+relay-file-system.txt 3.4, 5.2; FORMATS 2, "Signatures", and 4; DESIGN "How a message flows".
 """
 
 from __future__ import annotations
@@ -34,14 +48,14 @@ RECHECK_NS = 50 * NS_PER_MS  # while an attachment is read: a gigabyte takes a s
 
 
 class Screened(NamedTuple):
-    """Looks that are complete, and those whose attachments are still being read."""
+    """Files ready to be planned, and those whose attachments are being read."""
 
     ready: list[ParseResult]
     waiting: list[ParseResult]
 
 
 class Validator:
-    """Asks it of every message. Owned by the loop."""
+    """Checks attachments and signatures. Owned by the loop."""
 
     def __init__(
         self,
@@ -60,7 +74,7 @@ class Validator:
         self._to_set_aside: list[str] = []  # what is to be set aside, once its senders are told
 
     def validate(self, dirs: Dirs, looks: list[ParseResult]) -> Screened:
-        """Learn the senders' keys, and leave out what waits for its attachments."""
+        """Register new keys of the senders, and separate files that wait for their attachments."""
         senders = dict.fromkeys(look.file.agent for look in looks)
         self._keys.register_new(
             (name, self._roster.meta(dirs, name).public_key) for name in senders
@@ -72,7 +86,7 @@ class Validator:
         return Screened([look for look in looks if look not in waiting], waiting)
 
     def _is_read(self, dirs: Dirs, look: ParseResult) -> bool:
-        """False while an attachment is not read yet; what is wrong with one is kept."""
+        """False while an attachment is being read; an invalid one is remembered."""
         if not isinstance(look, Parsed) or not look.message.attachments:
             return True
         try:
@@ -94,7 +108,7 @@ class Validator:
         return True
 
     def refuse_invalid(self, work: WorkItem, look: Parsed) -> None:
-        """Say in the work why it is not taken, if it is not."""
+        """Refuse the work if its signature or an attachment is invalid."""
         # A message whose ENV values were taken out was signed with them in it.
         signed = look.original or look.message
         fault = self._keys.check(work.agent, work.message_id, signed)
@@ -113,7 +127,7 @@ class Validator:
             work.incidents.append(Incident(kind, work.agent, path, reason))
 
     def after_commit(self, dirs: Dirs, batch: Iterable[WorkItem]) -> None:
-        """The senders are told: what is wrong leaves its place, keys that changed count."""
+        """Set invalid attachments aside and reload changed keys, once the senders are told."""
         if any(work.key is not None for work in batch):
             self._keys.load()
         aside, self._to_set_aside = self._to_set_aside, []
@@ -134,7 +148,7 @@ def _path(reference: str) -> str:
 
 
 class Recorder:
-    """Records and claims. Owned by the loop."""
+    """Inserts and claims ledger rows. Owned by the loop."""
 
     def __init__(self, ledger: Ledger, clock: Clock, log: Callable[..., object]) -> None:
         self._ledger = ledger
@@ -142,9 +156,9 @@ class Recorder:
         self._log = log
 
     def claim(self, dirs: Dirs, looks: list[ParseResult]) -> list[tuple[WorkItem, ParseResult]]:
-        """Rows for what is new, works for what is to be done, in order of discovery.
+        """Insert rows for new files and claim them; returns work items in order of discovery.
 
-        Every work that has a row is claimed when this returns.
+        Every item that has a row is claimed when this returns.
         """
         now = self._clock.now_ns()
         ids = [look.file.message_id for look in looks if look.file.message_id]
@@ -179,7 +193,7 @@ class Recorder:
         fresh: dict[str, FileFacts],
         now: int,
     ) -> tuple[WorkItem | None, FileFacts | None]:
-        """What one look means beside what the ledger knows of its id."""
+        """Classify one parsed file against the ledger row with the same id."""
         found = look.file
         message_id = found.message_id or ""
         work = WorkItem(found, message_id, now)
@@ -191,7 +205,7 @@ class Recorder:
                 work.incidents.append(one)
         row = rows.get(message_id)
         facts = _facts(look, message_id, row.discovered_at if row else now)
-        # A name that is no message's may be no text, either; what an event says is.
+        # A file name may be invalid text; events are valid text.
         path = found.path if message_id else shown(found.path)
         work.origin = Origin(facts.agent_name, path, *facts[3:])
         if found.place != OUTBOX:  # never sent: its id stays free
@@ -214,7 +228,7 @@ class Recorder:
     def _classify_known(
         self, dirs: Dirs, look: ParseResult, row: Row, work: WorkItem
     ) -> WorkItem | None:
-        """A file whose id the ledger has seen to its end."""
+        """Classify a file whose row is no longer pending."""
         if row.status == "processing":
             return None  # another file was put in its place meanwhile: seen again once it is done
         found = look.file
@@ -235,7 +249,7 @@ class Recorder:
         return work
 
     def _archive_duplicate(self, dirs: Dirs, look: ParseResult, row: Row) -> None:
-        """The same message again: archived, not delivered again."""
+        """Archive a duplicate; it is not delivered again."""
         found = look.file
         # A crash, or a fault, came before its archive; or recovery found the outbox out of reach.
         is_late = row.status == "completed" or row.file_path == found.path
@@ -266,7 +280,7 @@ class Recorder:
 
 
 def _says_the_same(look: Parsed, row: Row) -> bool:
-    """The same content for the same recipient: the message again, not another one."""
+    """True for the same content to the same recipient."""
     message = look.message
     return (look.checksum, str(message.kind), message.to) == (
         row.checksum,
@@ -293,14 +307,17 @@ def _facts(look: ParseResult, message_id: str, now: int) -> FileFacts:
 
 
 class SignatureFault(NamedTuple):
-    """Why a message is refused for its signature."""
+    """The reason why a signature is refused."""
 
     kind: IncidentKind
     reason: str
 
 
 class SigningKeys:
-    """The registered keys. Owned by the loop."""
+    """The registered public keys. Owned by the loop.
+
+    A registered key stays when meta.json is gone. Signed content: relay/base/signatures.py.
+    """
 
     def __init__(
         self,
@@ -320,14 +337,16 @@ class SigningKeys:
         self.load()
 
     def load(self) -> None:
-        """Read what is registered; once more after a change. Who takes part in a channel already
-        has its key's id there, too: what a crash left undone, the next start does."""
+        """Load the registered keys, and give their ids to the engine's channel members.
+
+        Repeated at each start, which completes what a crash interrupted.
+        """
         self._keys = self._ledger.registry.public_keys()
         ids = {name: key_id(bytes.fromhex(key)) for name, key in self._keys.items()}
         self._store.set_identities(ids)
 
     def register_new(self, named: Iterable[tuple[str, str | None]]) -> None:
-        """(agent, the key that its meta.json names): register the first, say of another one."""
+        """Register first keys and log changed ones: (agent, the key in its meta.json)."""
         fresh: list[tuple[str, str]] = []
         incidents: list[Incident] = []
         for agent, given in named:
@@ -359,7 +378,7 @@ class SigningKeys:
         self.load()
 
     def check(self, agent: str, message_id: str, message: MessageFile) -> SignatureFault | None:
-        """Why a message is not taken for its signature, or nothing."""
+        """The reason why a signature is not accepted, or None."""
         signature = message.headers.get("SIGNATURE")
         key = self._keys.get(agent)
         if signature is None:

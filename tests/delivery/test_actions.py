@@ -83,7 +83,9 @@ def test_a_command_without_its_action_hears_which_there_are(store: CommStore) ->
 
 
 def test_the_body_is_lines_of_fields_each_once(store: CommStore) -> None:
-    assert "the body, line 2: 'hello' is no line" in refused(store, "ACTION: channel.join\nhello")
+    assert "the body, line 2: 'hello' is not a line" in refused(
+        store, "ACTION: channel.join\nhello"
+    )
     assert "line 3: CHANNEL is given twice" in refused(
         store, "ACTION: channel.join\nCHANNEL: a\nchannel: b"
     )

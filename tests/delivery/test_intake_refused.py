@@ -54,7 +54,7 @@ def test_what_is_no_regular_file_is_refused_at_once(desk: Desk, kind: str, renam
     (look,) = desk.take()
     assert isinstance(look, Malformed)
     assert look.unsafe
-    assert "no regular file" in look.reason
+    assert "not a regular file" in look.reason
     assert look.file.inode == (desk.outbox / NAME).lstat().st_ino
     assert look.file.message_id == NAME.removesuffix(".msg")
 
