@@ -377,7 +377,7 @@ class Agent:
         name = channel.removeprefix("#")
         if not is_channel_name(name):
             raise InvalidName(
-                f"{channel!r} is no name of a channel",
+                f"{channel!r} is not a valid channel name",
                 hint="letters, digits, _ and -, parts joined by /, 128 bytes at most",
             )
         lines = [f"CHANNEL: {name}"]

@@ -34,7 +34,7 @@ BUSY_PERCENT = 1.0  # of a CPU, between two looks: less is a program that waits 
 class ProcessNotice(NamedTuple):
     """A message about a process, and what the ledger records with it."""
 
-    agent: str  # who hears it; empty: nobody
+    agent: str  # the recipient; empty: none
     request_id: str  # the message that it is about
     at: int  # its id is derived from it: the same after a crash
     kind: Kind  # ACK or NACK: the answer; NOTIFICATION: what came later
@@ -43,7 +43,7 @@ class ProcessNotice(NamedTuple):
     process: Process | None = None
     closed_intents: tuple[int, ...] = ()  # intents
     status_change: StatusChange | None = None  # the agent's status, with it
-    forget: tuple[str, str] | None = None  # name, request: what was kept for it goes, once said
+    forget: tuple[str, str] | None = None  # name, request: the spec to remove once sent
 
 
 class RestartDecision(NamedTuple):
@@ -164,7 +164,7 @@ class Child:
         self.spec = spec  # None: it was lost, and it cannot be started again
         self.releases: dict[int, Intent] = {}
         self.pending_notices = 0  # notices about it that are not journalled yet
-        self.is_finished = False  # its end has been said, and it waits for its next start
+        self.is_finished = False  # its end is reported; it waits for its next start
         self.is_over = False  # nothing more comes of it
         self.start_at = 0  # monotonic; of the next start
         self.term_at: int | None = None  # monotonic; SIGTERM was sent
@@ -187,11 +187,11 @@ class Child:
         """The reason why no other process of its name is started."""
         row = self.row
         if self.releases:
-            return f"{row.name} is being released: ask again when that is done"
+            return f"{row.name} is being released: try again when that is done"
         first = f"`relay release {row.name}` first"
         if row.pid is None:
-            return f"{row.name} is to be started again: {first}"
-        return f"{row.name} runs already, pid {row.pid}: {first}"
+            return f"{row.name} will be restarted: {first}"
+        return f"{row.name} is already running, pid {row.pid}: {first}"
 
 
 class ProcessMonitor:
@@ -347,7 +347,8 @@ class Starter:
             return
         if self._spawner.exit_status(Pid(said.pid, f"{boot_id()} {said.pid_start_ticks}")) is None:
             raise CannotStart(
-                f"{name} runs already, pid {said.pid}, and the relay did not start it: end it first"
+                f"{name} is already running, pid {said.pid}, and was not started by the relay: "
+                "end it first"
             )
 
     def _start(self, child: Child, spec: Spec, *, is_done: bool) -> Pid | None:
@@ -405,6 +406,6 @@ class Starter:
 def lock_held_text(name: str) -> str:
     """The hint about a lock held by an unknown process."""
     return (
-        f"something holds run/{name}.lock, and the relay does not know what: "
-        "`fuser` or `lsof` of that file names it; end it, then ask again"
+        f"an unknown process holds run/{name}.lock: "
+        "find it with `fuser` or `lsof`, end it, then try again"
     )

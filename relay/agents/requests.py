@@ -71,11 +71,13 @@ def read_request(
     fields = control_fields(message)
     name = fields.get("NAME", "")
     if not name:
-        return f"NAME is missing: say whom to {operation}, as a header or a line `NAME: worker`"
+        return (
+            f"NAME is missing: name the agent to {operation}, as a header or a line `NAME: worker`"
+        )
     if not is_agent_name(name) or name.lower() in TAKEN_NAMES:
         return (
-            f"NAME {shown(name)[:70]!r} is no name to {operation}: 1-63 of A-Z a-z 0-9 _ -, a "
-            + ("letter first, none that is reserved")
+            f"NAME {shown(name)[:70]!r} is not a valid name to {operation}: expected 1-63 of "
+            "A-Z a-z 0-9 _ -, starting with a letter, not reserved"
         )
     intent = Intent(operation, requester.message_id, requester.name, requester.asked_at, name)
     if message.kind is Kind.RELEASE:
@@ -112,11 +114,11 @@ def _read_spec(fields: dict[str, str], intent: Intent, settings: SpawnSettings) 
         return env
     prompt = fields.get("PROMPT", "")
     if not prompt and any("{prompt}" in word for word in template):
-        return f"PROMPT is missing: CLI {cli} is told what to do by it"
+        return f"PROMPT is missing: CLI {cli} requires it"
     values = {"prompt": prompt, "name": intent.name, "cwd": cwd}
     argv = tuple(TOKEN.sub(lambda token: values[token[1]], word) for word in template)
     if any("\0" in text for text in (*argv, *env.values())):
-        return "PROMPT and ENV may hold no NUL: no program can be given one"
+        return "PROMPT and ENV must not contain NUL"
     return Spec(
         intent.request_id,
         intent.requested_by,
@@ -150,10 +152,10 @@ def dir_refusal(path: str, roots: tuple[str, ...]) -> str:
     """The reason why ``check_dir`` returned None."""
     said = f"WORKING_DIR {shown(path)[:300]}"
     if not os.path.isabs(path):
-        return f"{said} is no absolute path"
+        return f"{said} is not an absolute path"
     if "\0" in path or not os.path.isdir(path):
         return f"{said}: there is no such directory"
-    return f"{said} lies under none of spawn.roots: {', '.join(roots)}"
+    return f"{said} is not under any of spawn.roots: {', '.join(roots)}"
 
 
 def _lies_under(path: str, root: str) -> bool:
@@ -165,7 +167,7 @@ def _read_env(text: str, settings: SpawnSettings) -> dict[str, str] | str:
     env: dict[str, str] = {}
     for number, (name, value) in enumerate(parse_env(text), 1):
         if not name:
-            return f"ENV: its part {number} is not KEY=value; a comma parts two of them"
+            return f"ENV: entry {number} is not KEY=value; separate entries with commas"
         if name in env:
             return f"ENV: {name} is given twice"
         pattern = next((p for p in settings.env_deny if fnmatchcase(name, p)), None)

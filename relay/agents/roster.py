@@ -40,7 +40,7 @@ class Changes:
     def __init__(self) -> None:
         self.appeared: list[str] = []  # to be registered and scanned
         self.gone: list[str] = []
-        self.incomplete = False  # somebody is not watched: look again soon
+        self.incomplete = False  # an agent is not watched: refresh again soon
 
 
 class Roster:
@@ -97,13 +97,13 @@ class Roster:
         try:
             problems = self._home.complete_agent(name)
         except (FileNotFoundError, UnsafePath) as exc:
-            self._warn(name, f"Left out agent {name}: {exc}", "refuse_agent")
+            self._warn(name, f"Ignored agent {name}: {exc}", "refuse_agent")
             self.agents.discard(name)
             return False
         except OSError as exc:
             problems = [exc]
         if problems:
-            self._warn(name, f"Agent {name} is not whole: {problems[0]}", "broken_agent")
+            self._warn(name, f"Agent {name} is incomplete: {problems[0]}", "broken_agent")
         self.agents.add(name)
         if self._watcher.add_agent(name):
             self.unwatched.discard(name)
@@ -112,8 +112,7 @@ class Roster:
             self.unwatched.add(name)
             self._warn(
                 name,
-                f"Scanning agent {name} every 100 ms: inotify gives no more watches; "
-                f"{LIMIT_ADVICE}",
+                f"Scanning agent {name} every 100 ms: inotify has no watches left; {LIMIT_ADVICE}",
                 "scan_instead",
             )
         return True

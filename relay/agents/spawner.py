@@ -29,7 +29,7 @@ SPAWN_VARIABLE = "AGENT_RELAY_SPAWN"  # the request: by it a process is found wh
 
 # What to do where the system's own words say too little.
 ADVICE = {
-    errno.E2BIG: ", a word has 128 KiB at most: put a long prompt into a file that the agent reads",
+    errno.E2BIG: ", an argument has at most 128 KiB: put a long prompt into a file for the agent",
     errno.ENOEXEC: ": a script begins with a line that names its program, as #!/bin/sh does",
     errno.EACCES: ": `chmod +x` makes a script a program",
 }
@@ -224,7 +224,7 @@ class SystemSpawner:
         try:
             with open(f"/proc/{number}/stat", "rb") as file:
                 stat = file.read()
-            # The command's name stands in brackets and may hold anything: field 3 follows it.
+            # The command name is in brackets and may contain anything: field 3 follows it.
             ticks = stat[stat.rindex(b")") + 2 :].split()[22 - 3].decode()
         except (FileNotFoundError, ProcessLookupError, ValueError, IndexError):
             if os.path.exists("/proc/self/stat"):
@@ -261,12 +261,12 @@ def _why_not(spec: Spec, exc: OSError | ValueError) -> str:
     if isinstance(exc, FileNotFoundError):
         found = shutil.which(spec.argv[0]) or os.path.join(spec.cwd, spec.argv[0])
         if os.path.isfile(found):
-            return f"{program} cannot be run: what its first line names (#!…) is not there"
+            return f"{program} cannot be run: the interpreter in its first line (#!…) is missing"
         return (
-            f"there is no program {program}: put it into the PATH that the relay was started "
+            f"there is no program {program}: add it to the PATH that the relay was started "
             f"with, or its path into spawn.clis of config.json ({spec.cli})"
         )
     if isinstance(exc, OSError):
         advice = ADVICE.get(exc.errno or 0, "")
         return f"{program} cannot be run: {exc.strerror}{advice}"
-    return f"{program} cannot be run: a word or name is not one that the system takes"
+    return f"{program} cannot be run: an argument or name is not accepted by the system"

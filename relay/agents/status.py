@@ -31,7 +31,7 @@ from relay.ledger.processes import Intent, Process
 from relay.ledger.registry import Standing
 
 RETIRE, REVIVE = "agent.retire", "agent.revive"
-MOST_REASON = 200  # characters; it stands in the nack of every message that bounces
+MOST_REASON = 200  # characters; repeated in the nack of every bounced message
 
 
 class AgentStatus(StrEnum):
@@ -43,9 +43,7 @@ class AgentStatus(StrEnum):
     RETIRED = "retired"  # taken out of service
 
 
-UNAVAILABLE = frozenset(
-    {AgentStatus.TERMINATED, AgentStatus.RETIRED}
-)  # who writes to these is told so
+UNAVAILABLE = frozenset({AgentStatus.TERMINATED, AgentStatus.RETIRED})  # messages to these bounce
 
 
 class StatusChange(NamedTuple):
@@ -62,7 +60,7 @@ class AgentFacts(NamedTuple):
     name: str
     status: str
     changed_at: int  # of the status
-    seen_at: int  # last heard of; registered, where it never was
+    seen_at: int  # last activity; else its registration
     seen_pid: int | None = None  # the process that was last seen to run
     pid: int | None = None  # of the process that registered itself
     runs: bool = False  # that very process is there
@@ -131,7 +129,10 @@ def unavailable_reason(name: str, status: str, reason: str | None, changed_at: i
     if status == AgentStatus.RETIRED:
         what = f"`relay agents revive {name}` brings it back"
     else:
-        what = "start it again: what it writes, and its process, bring it back"
+        what = (
+            "start it again; it becomes active as soon as it writes a message or registers its "
+            "process"
+        )
     return f"{name} is {status}{since}{why}; {what}"
 
 
@@ -166,9 +167,7 @@ class AgentStatusTracker:
         self._settings = settings
         self._clock = clock
         self._log = log
-        self.unavailable: dict[
-            str, str
-        ] = {}  # terminated, retired: what who writes to them is told
+        self.unavailable: dict[str, str] = {}  # terminated or retired -> the nack for senders
         self.inactive: set[str] = set()  # inactive
         self._statuses: dict[str, str] = {}  # of all that are not active
         self._changes = -1

@@ -46,10 +46,10 @@ from relay.ledger import Ledger
 from relay.ledger.processes import ENDS, EXITED, FAILED, RELEASED, STARTING, Intent, Process
 
 LOOK_NS = 5 * NS_PER_S  # between two looks at what it uses, owes and writes
-ADOPTED_NS = NS_PER_S  # the end of somebody else's child is not told by a signal
-ENDING_NS = 50 * NS_PER_MS  # between SIGTERM and SIGKILL, and behind them
+ADOPTED_NS = NS_PER_S  # no signal announces the end of an adopted process
+ENDING_NS = 50 * NS_PER_MS  # polling between SIGTERM and SIGKILL, and after
 MOST_AT_ONCE = 4  # requests in one turn: each start takes milliseconds, and messages wait meanwhile
-AGAIN_NS = NS_PER_S  # what could not be said, or begun, now
+AGAIN_NS = NS_PER_S  # after a notice or start that failed
 
 
 class Supervisor:
@@ -83,7 +83,7 @@ class Supervisor:
         self._out: list[tuple[Child | None, ProcessNotice]] = []
         self._refused_at: int | None = None  # monotonic; the notices could not be carried
         self._next_look = 0
-        self._ask_again = False  # an intent waits for what is being said of its name
+        self._ask_again = False  # an intent waits for the last notice about its name
         self._resume()
 
     # -- the loop's side ---------------------------------------------------------------------
@@ -210,7 +210,7 @@ class Supervisor:
 
     def _spawn(self, number: int, intent: Intent, *, resumed: bool) -> None:
         known = self._children.get(intent.name)
-        if known is not None and known.is_over:  # its end is being said: then the name is free
+        if known is not None and known.is_over:  # the name is free once its end is reported
             self._in_hand.discard(number)
             return
         said = self._activity.previous_answer(intent) if resumed else None
@@ -230,7 +230,7 @@ class Supervisor:
         elif known is not None:
             self._refuse(intent, number, known.busy_text)
         elif spec is None:
-            self._refuse(intent, number, "a crash took what it was to start with: send it again")
+            self._refuse(intent, number, "its spec was lost in a crash: send it again")
         else:
             self._begin(number, intent, spec, resumed=resumed, is_done=said is not None)
 
@@ -249,7 +249,7 @@ class Supervisor:
             self._refuse(intent, number, str(exc), row)
             return
         self._children[spec.name] = child
-        if not runs:  # it was started, that was said, and it has ended since
+        if not runs:  # it was started and answered, and has ended since
             at = child.row.changed_at
             child.row = child.row._replace(started_at=at, ended_at=self._clock.now_ns())
         self._measure_soon()
@@ -277,10 +277,10 @@ class Supervisor:
             return
         row = child.row if child else self._ledger.processes.rows().get(intent.name)
         if row is None:
-            text = f"the relay started no process {intent.name}: `relay ps` lists those it did"
+            text = f"the relay has no process {intent.name}: `relay ps` lists its processes"
             self._enqueue_notice(None, answer_notice(intent, Kind.NACK, text, number))
         else:
-            text = f"{intent.name} does not run: it is {row.state}"
+            text = f"{intent.name} is not running (it is {row.state})"
             self._enqueue_notice(None, answer_notice(intent, Kind.ACK, f"completed {text}", number))
 
     # -- one process -------------------------------------------------------------------------
@@ -304,7 +304,7 @@ class Supervisor:
             if child.releases:
                 self._end(child, pid)
             return
-        if self._spawner.others(pid):  # while it is not waited for, nobody gets its number
+        if self._spawner.others(pid):  # until it is reaped, its number is not reused
             self._end(child, pid)
             return
         at = self._clock.now_ns()
@@ -345,11 +345,11 @@ class Supervisor:
         text = error = f"{row.name} {describe_exit(row.exit_code)}"
         if again_s is not None and child.spec is None:
             again_s, is_lost = None, True
-            text += "; what it was started with is lost, so it is not started again"
+            text += "; its spec was lost, so it is not restarted"
         if again_s is not None:
             child.start_at = self._clock.monotonic_ns() + again_s * NS_PER_S
             child.row = row.moved(STARTING, now, last_error=error)
-            text += f"; it is started again in {again_s} s"
+            text += f"; it will be restarted in {again_s} s"
         else:
             child.is_over = True
             state = FAILED if verdict.gave_up or is_lost else EXITED
@@ -361,7 +361,7 @@ class Supervisor:
         self._notify(child, f"exited {begun_at}", "\n".join([text, *self._tail(child)]))
         if verdict.gave_up:
             times, window_s = settings.restart_times, settings.restart_window_s
-            text = f"{row.name} is given up: it was started again {times} times in {window_s} s"
+            text = f"{row.name} is given up: it was restarted {times} times in {window_s} s"
             self._notify(child, f"given up {begun_at}", text, (row.ended_at or 0) + 2)
 
     def _finish_release(self, child: Child) -> None:
@@ -414,12 +414,12 @@ class Supervisor:
         before = child.row
         child.is_over = True
         child.row = before.moved(FAILED, self._clock.now_ns(), last_error=reason)
-        text = f"{before.name} is given up: it cannot be started again: {reason}"
+        text = f"{before.name} is given up: it cannot be restarted: {reason}"
         self._notify(child, f"given up {before.started_at}", text, time_after_end(before))
 
     def _notify_restarted(self, child: Child, before: Process) -> None:
         row = child.row
-        text = f"{row.name} was started again, pid {row.pid}"
+        text = f"{row.name} was restarted, pid {row.pid}"
         self._notify(child, f"restarted {row.restarts}", text, time_after_end(before))
 
     # -- looks -------------------------------------------------------------------------------

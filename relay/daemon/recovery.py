@@ -90,7 +90,7 @@ def recover(
         log(
             f"Could not look for the files of {len(files.faults)} messages, a scan or the next "
             f"start does again: {next(iter(files.faults.values()))}",
-            action="look_failed",
+            action="read_failed",
             level="warning",
             first_ids=list(files.faults)[:SHOWN_IDS],
         )

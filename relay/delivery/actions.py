@@ -51,7 +51,7 @@ STATES = {
     "channel.drain": ChannelState.DRAINING,
     "channel.close": ChannelState.CLOSED,
 }
-# Those behind the fields of ChannelConfig are kept elsewhere; the engine says which it takes.
+# Those after the fields of ChannelConfig are stored elsewhere; the engine validates them.
 SETTINGS = (*ChannelConfig.__struct_fields__, "max_pending", "flush", "description", "tags")
 NO_KEY = "none"
 RETENTION_WORDS = tuple(kind.name.lower() for kind in RetentionKind)
@@ -61,7 +61,7 @@ RETENTION_WORDS = tuple(kind.name.lower() for kind in RetentionKind)
 ActionResult = str | JournalCommand | Prune | Pack | KeyRegistration | StatusChange
 
 
-class Command(NamedTuple):
+class ControlCommand(NamedTuple):
     """One command: its action, its fields and its sender."""
 
     action: str
@@ -84,7 +84,7 @@ class Command(NamedTuple):
 class Action(NamedTuple):
     """One ACTION: its function, its required and its optional fields."""
 
-    do: Callable[[Command, CommStore], ActionResult]
+    do: Callable[[ControlCommand, CommStore], ActionResult]
     needs: tuple[str, ...] = ("CHANNEL",)
     takes: tuple[str, ...] = ()
     has_settings: bool = False
@@ -111,14 +111,16 @@ def execute(
     unknown = sorted(given.keys() - {*action.needs, *action.takes})
     if unknown and not action.has_settings:
         there_are = _list((*action.needs, *action.takes))
-        raise Refused(f"{name} takes no {unknown[0]}: its lines are {there_are or 'ACTION alone'}")
-    return action.do(Command(name, given, sender, lead), store)
+        raise Refused(
+            f"{name} does not accept {unknown[0]}: expected {there_are or 'ACTION alone'}"
+        )
+    return action.do(ControlCommand(name, given, sender, lead), store)
 
 
 # -- channels --------------------------------------------------------------------------------
 
 
-def _create(command: Command, store: CommStore) -> str:
+def _create(command: ControlCommand, store: CommStore) -> str:
     name = _open_name(command)
     word = command.fields["TYPE"].lower()
     if word not in TYPES:
@@ -126,7 +128,8 @@ def _create(command: Command, store: CommStore) -> str:
     owner = command.fields.get("OWNER") or command.sender
     if owner != command.sender and not command.is_privileged:
         raise Refused(
-            f"only {OPERATOR} and the lead make a channel for somebody else, not {command.sender}"
+            f"only {OPERATOR} and the lead can create a channel for another agent, "
+            f"not {command.sender}"
         )
     _check_agent("OWNER", owner)
     settings = _settings(command)
@@ -135,16 +138,16 @@ def _create(command: Command, store: CommStore) -> str:
     known = store.get_channel_by_name(name)
     if known is None:
         _make(store, name, TYPES[word], owner, settings)
-        return f"made the {trial.channel_type.label} channel {name}, its owner is {owner}"
+        return f"created the {trial.channel_type.label} channel {name}, its owner is {owner}"
     same = (known.channel_type, known.owner) == (trial.channel_type, owner)
     if settings:
         same = same and _shape(known, store) == _shape(trial, trials)
     if not same or known.state is ChannelState.CLOSED:
         raise Refused(
-            f"there is a channel {name} already: {known.channel_type.label}, "
+            f"channel {name} already exists: {known.channel_type.label}, "
             f"{known.state.label}, its owner is {known.owner}"
         )
-    return f"the {trial.channel_type.label} channel {name} is there already, just so"
+    return f"the {trial.channel_type.label} channel {name} already exists with these settings"
 
 
 def _make(
@@ -158,22 +161,22 @@ def _shape(channel: Channel, store: CommStore) -> tuple[object, ...]:
     return channel.config, channel.description, channel.tags, store.get_settings(channel.id)
 
 
-def _join(command: Command, store: CommStore) -> str:
+def _join(command: ControlCommand, store: CommStore) -> str:
     channel = _open_channel(command, store)
     agent = _agent(command, channel)
     store.join_channel(channel.id, agent)
-    return f"{agent} takes part in {channel.name}, a {channel.channel_type.label} channel"
+    return f"{agent} is a member of {channel.name}, a {channel.channel_type.label} channel"
 
 
-def _leave(command: Command, store: CommStore) -> str:
+def _leave(command: ControlCommand, store: CommStore) -> str:
     channel = _open_channel(command, store)
     agent = _agent(command, channel)
     if store.takes_part(channel.id, agent):
         store.leave_channel(channel.id, agent)
-    return f"{agent} takes no part in {channel.name}"
+    return f"{agent} is not a member of {channel.name}"
 
 
-def _subscribe(command: Command, store: CommStore) -> str:
+def _subscribe(command: ControlCommand, store: CommStore) -> str:
     channel = _open_channel(command, store)
     agent = _agent(command, channel)
     wanted = filter_of(command.fields.get("FILTER", ""))
@@ -181,7 +184,7 @@ def _subscribe(command: Command, store: CommStore) -> str:
     return f"{agent} receives {command.fields['PATTERN']} from {channel.name}{where(wanted)}"
 
 
-def _unsubscribe(command: Command, store: CommStore) -> str:
+def _unsubscribe(command: ControlCommand, store: CommStore) -> str:
     channel = _open_channel(command, store)
     agent = _agent(command, channel)
     pattern = command.fields.get("PATTERN") or None
@@ -191,60 +194,59 @@ def _unsubscribe(command: Command, store: CommStore) -> str:
     return f"{ended} subscription{'s' * (ended != 1)} of {agent} to {channel.name} ended"
 
 
-def _configure(command: Command, store: CommStore) -> str:
+def _configure(command: ControlCommand, store: CommStore) -> str:
     channel = _own_channel(command, store)
     settings = _settings(command)
     if not settings:
-        raise Refused(f"no setting is given: there are {_list(SETTINGS)}")
+        raise Refused(f"no setting is given: expected any of {_list(SETTINGS)}")
     store.configure_channel(channel.id, **settings)
     said = ", ".join(f"{name} {value}" for name, value in command.settings.items())
     return f"channel {channel.name} has {said}"
 
 
-def _set_state(command: Command, store: CommStore) -> str:
+def _set_state(command: ControlCommand, store: CommStore) -> str:
     channel = _own_channel(command, store)
     state = STATES[command.action]
     if state is ChannelState.CLOSED and channel.name.startswith(DIRECT_PREFIX):
-        raise Refused(
-            f"{channel.name} is the way between two agents, and closed is final: pause it"
-        )
+        raise Refused(f"{channel.name} is a direct channel, and closing is final: pause it instead")
     store.set_channel_state(channel.id, state)
     return f"channel {channel.name} is {state.label}"
 
 
-def _channel(command: Command, store: CommStore) -> Channel:
+def _channel(command: ControlCommand, store: CommStore) -> Channel:
     name = command.fields["CHANNEL"].removeprefix("#")
     channel = store.get_channel_by_name(name)
     if channel is None:
         if not is_channel_name(name):
-            raise Refused(f"{name[:60]!r} is no name of a channel")
+            raise Refused(f"{name[:60]!r} is not a valid channel name")
         raise Refused(f"there is no channel {name}: `relay channel create {name}` makes one")
     return channel
 
 
-def _open_name(command: Command) -> str:
+def _open_name(command: ControlCommand) -> str:
     """The name of a channel that any agent may create or join."""
     name = command.fields["CHANNEL"].removeprefix("#")
     if not is_channel_name(name) or name.startswith(DIRECT_PREFIX) or name == EVERYONE_CHANNEL:
         raise Refused(
-            f"{name[:130]!r} is no channel for {command.action}: letters, digits, _ and -, parts "
-            f"joined by /, 128 bytes at most, neither {EVERYONE_CHANNEL} nor {DIRECT_PREFIX}…"
+            f"{name[:130]!r} is not a valid channel name for {command.action}: expected letters, "
+            f"digits, _ and -, parts joined by /, at most 128 bytes, neither "
+            f"{EVERYONE_CHANNEL} nor {DIRECT_PREFIX}…"
         )
     return name
 
 
-def _open_channel(command: Command, store: CommStore) -> Channel:
+def _open_channel(command: ControlCommand, store: CommStore) -> Channel:
     _open_name(command)
     return _channel(command, store)
 
 
-def _own_channel(command: Command, store: CommStore) -> Channel:
+def _own_channel(command: ControlCommand, store: CommStore) -> Channel:
     """The channel, if the sender may change it."""
     channel = _channel(command, store)
     # Where these take nothing, the orchestrator could not even answer.
     if channel.name == EVERYONE_CHANNEL or store.takes_part(channel.id, ORCHESTRATOR):
-        raise Refused(f"{channel.name} is the relay's own: it stays as it is")
-    is_between_two = channel.name.startswith(DIRECT_PREFIX)  # made by whoever wrote first
+        raise Refused(f"{channel.name} belongs to the relay and cannot be changed")
+    is_between_two = channel.name.startswith(DIRECT_PREFIX)  # created by the first message
     if not command.is_privileged and (is_between_two or command.sender != channel.owner):
         who = "" if is_between_two else f"its owner {channel.owner}, "
         raise Refused(
@@ -254,7 +256,7 @@ def _own_channel(command: Command, store: CommStore) -> Channel:
     return channel
 
 
-def _agent(command: Command, channel: Channel) -> str:
+def _agent(command: ControlCommand, channel: Channel) -> str:
     """The agent that the command is about: AGENT, or the sender."""
     agent = command.fields.get("AGENT") or command.sender
     _check_agent("AGENT", agent)
@@ -271,11 +273,11 @@ def _check_agent(field: str, name: str) -> None:
         raise Refused(f"{field} {name[:70]!r} is not a valid agent name")
 
 
-def _settings(command: Command) -> dict[str, object]:
+def _settings(command: ControlCommand) -> dict[str, object]:
     """The settings of a command, as the engine takes them; the engine checks the values."""
     unknown = [name for name in command.settings if name not in SETTINGS]
     if unknown:
-        raise Refused(f"there is no setting {unknown[0]}: there are {_list(SETTINGS)}")
+        raise Refused(f"there is no setting {unknown[0]}: expected one of {_list(SETTINGS)}")
     return {name: _value(name, text) for name, text in command.settings.items()}
 
 
@@ -294,7 +296,7 @@ def _value(name: str, text: str) -> object:
     if DIGITS.fullmatch(text):
         return int(text)
     if name != "flush" and text.lower() not in words:
-        raise Refused(f"{name}: {text[:60]!r} is no whole number, true, false or none")
+        raise Refused(f"{name}: expected an integer, true, false or none, got {text[:60]!r}")
     return words.get(text.lower(), text[:60])
 
 
@@ -313,7 +315,7 @@ def _retention(text: str) -> Retention:
 # -- dead letters ----------------------------------------------------------------------------
 
 
-def _replay(command: Command, store: CommStore) -> str:
+def _replay(command: ControlCommand, store: CommStore) -> str:
     letter = _dead_letter(command, store)
     store.replay_dead_letter(letter.message.id)
     name, recipients = command.fields["ID"], ", ".join(letter.recipients)
@@ -326,22 +328,22 @@ def _replay(command: Command, store: CommStore) -> str:
     return f"dead letter {name} is sent again to {recipients}"
 
 
-def _discard(command: Command, store: CommStore) -> str:
+def _discard(command: ControlCommand, store: CommStore) -> str:
     letter = _dead_letter(command, store)
     store.discard_dead_letter(letter.message.id)
     return f"dead letter {command.fields['ID']} is discarded"
 
 
-def _purge(command: Command, store: CommStore) -> str:
+def _purge(command: ControlCommand, store: CommStore) -> str:
     _require_privileged(command)
     age = command.fields["OLDER_THAN"]
     if not DIGITS.fullmatch(age):
-        raise Refused(f"OLDER_THAN {age[:60]!r} is no number of seconds")
+        raise Refused(f"OLDER_THAN: expected seconds, got {age[:60]!r}")
     gone = store.purge_dead_letters(int(age))
     return f"{gone} dead letter{'s' * (gone != 1)} discarded"
 
 
-def _dead_letter(command: Command, store: CommStore) -> DeadLetter:
+def _dead_letter(command: ControlCommand, store: CommStore) -> DeadLetter:
     """The dead letter with that relay message id, or number in the store."""
     _require_privileged(command)
     wanted = command.fields["ID"]
@@ -349,13 +351,13 @@ def _dead_letter(command: Command, store: CommStore) -> DeadLetter:
         message = letter.message
         if wanted in (str(message.id), message.relay_id):
             return letter
-    raise Refused(f"{wanted[:60]!r} is no dead letter: `relay dead list` shows those there are")
+    raise Refused(f"there is no dead letter {wanted[:60]!r}: `relay dead list` lists them")
 
 
 # -- the journal -----------------------------------------------------------------------------
 
 
-def _order(command: Command, store: CommStore) -> JournalCommand:
+def _order(command: ControlCommand, store: CommStore) -> JournalCommand:
     """The journal command that a command asks for."""
     _require_privileged(command)
     verb = command.action.removeprefix(JOURNAL)
@@ -363,12 +365,12 @@ def _order(command: Command, store: CommStore) -> JournalCommand:
     numbers = {name: command.fields[name] for name in KEEPS if name in command.fields}
     for name, text in [("SEGMENTS", word) for word in words] + list(numbers.items()):
         if not DIGITS.fullmatch(text) or len(text) > MOST_DIGITS:
-            raise Refused(f"{name} {text[:60]!r} is no whole number")
+            raise Refused(f"{name}: expected an integer, got {text[:60]!r}")
     age, size = (int(numbers[name]) if name in numbers else None for name in KEEPS)
     return JournalCommand(verb, tuple(map(int, words)), age, size)
 
 
-def _register_key(command: Command, store: CommStore) -> KeyRegistration:
+def _register_key(command: ControlCommand, store: CommStore) -> KeyRegistration:
     """The key to register for an agent."""
     _require_privileged(command)
     name, key = command.fields["NAME"], command.fields["KEY"]
@@ -384,13 +386,13 @@ def _register_key(command: Command, store: CommStore) -> KeyRegistration:
 # -- agents ----------------------------------------------------------------------------------
 
 
-def _set_agent_status(command: Command, store: CommStore) -> StatusChange:
+def _set_agent_status(command: ControlCommand, store: CommStore) -> StatusChange:
     """The new status of an agent; the caller checks that the agent exists."""
     _require_privileged(command)
     name = command.fields["NAME"]
     _check_agent("NAME", name)
     if name == OPERATOR:
-        raise Refused(f"{OPERATOR} is the person at the keyboard: nobody retires it")
+        raise Refused(f"{OPERATOR} is the person at the keyboard and cannot be retired")
     change = parse_status_command(command.action, command.fields, command.sender)
     assert change is not None
     return change
@@ -399,20 +401,20 @@ def _set_agent_status(command: Command, store: CommStore) -> StatusChange:
 # -- retention -------------------------------------------------------------------------------
 
 
-def _prune(command: Command, store: CommStore) -> Prune:
+def _prune(command: ControlCommand, store: CommStore) -> Prune:
     _require_privileged(command)
     return Prune()
 
 
-def _pack(command: Command, store: CommStore) -> Pack:
+def _pack(command: ControlCommand, store: CommStore) -> Pack:
     _require_privileged(command)
     before = command.fields.get("BEFORE", "")
     if before and not DAY.fullmatch(before):
-        raise Refused(f"BEFORE {before[:60]!r} is no day like 2026-01-31")
+        raise Refused(f"BEFORE: expected a day such as 2026-01-31, got {before[:60]!r}")
     return Pack(before)
 
 
-def _require_privileged(command: Command) -> None:
+def _require_privileged(command: ControlCommand) -> None:
     if not command.is_privileged:
         raise Refused(
             f"{command.action} is for {OPERATOR} and the lead alone, not for {command.sender}"

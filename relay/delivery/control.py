@@ -21,9 +21,9 @@ from relay.engine import topics
 from relay.engine.commstore import CommStore
 from relay.journal.plan import JournalCommand
 
-EVERYTHING = "#"  # the pattern of who subscribes to a channel and says no topic
-JOURNAL_ACCEPTED = "journal.{} is asked for; `relay journal status` shows what became of it"
-JOB_ACCEPTED = "{} is asked for; logs/relay.log shows what became of it"
+EVERYTHING = "#"  # the pattern of a subscription without a topic
+JOURNAL_ACCEPTED = "journal.{} started; `relay journal status` shows the result"
+JOB_ACCEPTED = "{} started; the result will be in logs/relay.log"
 
 
 class ControlReply(NamedTuple):
@@ -34,7 +34,7 @@ class ControlReply(NamedTuple):
     job: JournalCommand | Prune | Pack | None = None  # to be carried out beside the loop
     key: KeyRegistration | None = None  # for the ledger: a key that counts from now on
     status_change: StatusChange | None = None  # of an agent: noted with the answer
-    attached: bytes = b""  # stands behind the text, byte for byte
+    attached: bytes = b""  # appended to the text
 
 
 def handle(
@@ -51,8 +51,8 @@ def handle(
     if message.kind not in CHANNEL_KINDS:
         return ControlReply(
             False,
-            f"the orchestrator takes no {message.kind}: "
-            "it knows join, leave, subscribe, unsubscribe, spawn, release, continuity, status, "
+            f"the orchestrator does not accept KIND {message.kind}: "
+            "expected join, leave, subscribe, unsubscribe, spawn, release, continuity, status, "
             "and command with an ACTION",
         )
     fields = control_fields(message)
@@ -71,8 +71,9 @@ def handle(
     if not is_channel_name(name) or name.startswith(DIRECT_PREFIX) or name == EVERYONE_CHANNEL:
         return ControlReply(
             False,
-            f"{name!r} is no channel to {message.kind}: letters, digits, _ and -, parts joined "
-            f"by /, 128 bytes at most, neither {EVERYONE_CHANNEL} nor {DIRECT_PREFIX}…",
+            f"{name!r} is not a valid channel name to {message.kind}: expected letters, "
+            f"digits, _ and -, parts joined by /, at most 128 bytes, neither "
+            f"{EVERYONE_CHANNEL} nor {DIRECT_PREFIX}…",
         )
     try:
         return _change_channel(message.kind, name, fields, sender, store)
@@ -87,7 +88,7 @@ def registered_key(message: MessageFile, sender: str, store: CommStore) -> KeyRe
     fields = command_fields(message)
     if fields.get("ACTION", "").lower() != "agent.key":
         return None
-    done = actions.execute(fields, sender, sender, store)  # who it was has been asked
+    done = actions.execute(fields, sender, sender, store)  # permission was checked before
     return done if isinstance(done, KeyRegistration) else None
 
 
@@ -116,10 +117,10 @@ def _change_channel(
     if kind is Kind.JOIN:
         if channel is None:
             store.create_channel(name, ChannelType.GROUP, sender)
-            return ControlReply(True, f"made the group {name}, you are its owner")
+            return ControlReply(True, f"created the group {name}, you are its owner")
         store.join_channel(channel.id, sender)
         return ControlReply(
-            True, f"you take part in {name}, a {channel.channel_type.label} channel"
+            True, f"you are a member of {name}, a {channel.channel_type.label} channel"
         )
     if kind is Kind.SUBSCRIBE:
         wanted = filter_of(fields.get("FILTER", ""))
@@ -128,9 +129,9 @@ def _change_channel(
         return ControlReply(False, f"there is no channel {name}")
     if kind is Kind.LEAVE:
         if not store.takes_part(channel.id, sender):  # it may be obeyed again after a crash
-            return ControlReply(True, f"you do not take part in {name}")
+            return ControlReply(True, f"you are not a member of {name}")
         store.leave_channel(channel.id, sender)
-        return ControlReply(True, f"you no longer take part in {name}")
+        return ControlReply(True, f"you are no longer a member of {name}")
     ended = store.unsubscribe(channel.id, sender, pattern or None)
     return ControlReply(True, f"{ended} subscription{'s' * (ended != 1)} to {name} ended")
 
@@ -152,5 +153,5 @@ def _subscribe(
         topics.match_mode(pattern)  # a bad pattern must not leave an empty channel behind
         channel = store.create_channel(name, ChannelType.PUB_SUB, sender)
     store.subscribe(channel.id, sender, pattern, wanted)
-    also = f"made the channel {name}; " if made else ""
+    also = f"created the channel {name}; " if made else ""
     return ControlReply(True, f"{also}you receive {pattern} from {name}{where(wanted)}")

@@ -48,7 +48,7 @@ def extend_deadlines(context: Context) -> None:
     store, now = context.store, context.clock.now_ns()
     seen_at = context.ledger.duties.alive_at() or store.modified_at * NS_PER_S
     lost = store.state.lost
-    if lost and lost[-1].at * NS_PER_S > seen_at:  # a crash came before the ledger heard of it
+    if lost and lost[-1].at * NS_PER_S > seen_at:  # a crash came before the ledger update
         seen_at = lost[-1].at * NS_PER_S
     if abs(now - seen_at) >= LEAST_NS:
         move_deadlines(context, now - seen_at)

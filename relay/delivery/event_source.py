@@ -90,7 +90,7 @@ class EventSource:
     def _refresh_agents(self, *, complete: bool) -> list[str]:
         changes = self._roster.refresh(complete=complete)
         self._recheck_ns = None
-        if changes.incomplete and not complete:  # whoever removes something is given a second
+        if changes.incomplete and not complete:  # a removal may be in progress
             self._recheck_ns = self._clock.monotonic_ns() + NS_PER_S
         if changes.appeared or changes.gone:
             now = self._clock.now_ns()
@@ -131,7 +131,7 @@ class EventSource:
                     self._intake.scan(dirs, agent)
                     others = self._reads.scan(dirs, agent)
                 self._record_incidents(self._strays(agent, others), again=True)
-            except FileNotFoundError:  # it has just gone: the roster's next refresh says so
+            except FileNotFoundError:  # it was just removed; see the next refresh
                 self._repair(agent)
                 continue
             except (OSError, UnsafePath) as exc:

@@ -25,7 +25,7 @@ from relay.journal.format import ARCHIVE_ROLLED, RECORD, RecordFlag
 from relay.journal.journal import Append, Journal, Record
 
 STREAM_ID = 1  # a home has one store, and one stream
-LINGER_MS = 20  # so long what nobody waits for may wait for a batch to share its sync
+LINGER_MS = 20  # events without a waiting batch share the sync of the next
 RESERVED_BYTES = 64 << 10  # bytes kept free for answers, timers and the like beside the messages
 
 
@@ -55,7 +55,7 @@ class EventLog:
         self._boot_id = boot_id
         self._checkpoints = checkpoints
         self._epoch = 0
-        self._recorded_boot_id = boot_id  # what the journal says of the machine
+        self._recorded_boot_id = boot_id  # as recorded in the journal
         self._since: int | None = None  # monotonic: how long the oldest fresh event waits
         self.commit_s = Histogram(SECONDS)  # its writes and syncs; a session has its own put here
         store.fresh_events = []

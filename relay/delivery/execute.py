@@ -124,7 +124,7 @@ class BatchWriter:
         for work in works if self._debug else ():
             self._log(
                 "Refused a message" if work.failure else "Carried a message",
-                action="carry",
+                action="deliver_message",
                 level="debug",
                 message_id=work.message_id,
                 agent=work.agent,
@@ -165,7 +165,7 @@ class BatchWriter:
             for recipient in posting.recipients
             if (one := known.get(recipient)) is None
             or one.state is DeliveryState.SENT
-            # its answer came with the same batch
+            # its answer was in the same batch
             or (one.state is DeliveryState.ACKNOWLEDGED and not work.is_stored)
         )
 
@@ -256,7 +256,7 @@ class BatchWriter:
                 reached.append(recipient)
                 continue
             work.undelivered[posting.message_id, recipient] = reason
-            # held mail makes this attempt now, no timer does
+            # the deferred queue retries it, no timer does
             self._store.hold(posting.engine_id, recipient, posting.attempt or 1)
         return reached
 
@@ -277,7 +277,7 @@ class BatchWriter:
             self._record_effects(works, now)
             done = [work.message_id for work in works if not work.failure and not work.notice_key]
             ledger.complete(done + [facts.message_id for facts in own], now)
-            ledger.read(obeyed, now)  # behind delivered: so audit_log tells it
+            ledger.read(obeyed, now)  # after delivered, for the order in audit_log
             ledger.archive_own([facts.message_id for facts in own])
             ledger.registry.seen({work.agent for work in works if not work.notice_key}, now)
             ledger.note_position(self._events.journal.durable, now)
@@ -367,7 +367,7 @@ class Archiver:
         self._ledger = ledger
         self._clock = clock
         self._log = log
-        self.in_progress: set[FileKey] = set()  # files that nobody may look at again before they go
+        self.in_progress: set[FileKey] = set()  # files not to be read again
         self._waiting: deque[WorkItem] = deque()
         self._archived: list[tuple[str, str | None]] = []  # moved, not yet noted
         self._refused: list[tuple[str, str]] = []

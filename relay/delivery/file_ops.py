@@ -41,7 +41,7 @@ from relay.engine.commstore import CommStore
 from relay.ledger import Row, archive_pack
 
 DUPLICATES = "duplicates"
-MOST_NAME_BYTES = 240  # a number goes behind, and 255 is the most there can be
+MOST_NAME_BYTES = 240  # leaves room for a number; the limit is 255
 
 
 class DiskFull(RelayError):
@@ -276,7 +276,7 @@ def _accepted(data: bytes, row: Row) -> MessageFile | None:
     name = row.file_path.rpartition("/")[2]
     message = parse(data, file=name)
     clean = redact(data) if message.kind is Kind.SPAWN else None
-    if clean is not None:  # it lies in the outbox still, with its secrets
+    if clean is not None:  # it is still in the outbox, with its secrets
         message = parse(clean.data, file=name)
     return message if sha256_hex(message.content) == row.checksum else None
 

@@ -143,7 +143,7 @@ class Intake:
                 agent,
                 f"agents/{agent}/outbox",
                 f"{agent} sends faster than {self.rate_limit.rate_per_s} messages a second "
-                "(security.rate_per_s): what is over waits in the outbox and goes at that rate, "
+                "(security.rate_per_s): excess messages wait in the outbox, "
                 "nothing is lost",
             )
             for agent in self.rate_limit.pop_new_alerts()
@@ -175,7 +175,7 @@ class Intake:
                 look = hint._replace(due_ns=self._clock.monotonic_ns() + NS_PER_S)
                 self._log(
                     f"Cannot look at a file, trying again in 1 s: {exc}",
-                    action="look_failed",
+                    action="read_failed",
                     level="warning",
                     agent=hint.agent,
                     file=hint.file_name,
@@ -207,7 +207,7 @@ class Intake:
     def _rescan(self, dirs: Dirs) -> None:
         """List outboxes again that were over their quota and now have room."""
         for agent in self._queue.agents_to_rescan():
-            with contextlib.suppress(OSError, UnsafePath):  # the next scan says what is wrong
+            with contextlib.suppress(OSError, UnsafePath):  # the next scan reports it
                 self.scan(dirs, agent)
 
     def due_ns(self) -> int | None:
@@ -270,7 +270,7 @@ class Intake:
         """(the reason why it is invalid, None) or ("", the message)."""
         if found.message_id is None:
             return (
-                f"{shown(found.file_name)} is no name of a message: "
+                f"{shown(found.file_name)} is not a valid message name: expected "
                 "{timestamp_ns}-{hex}.msg, 10 to 20 digits, -, up to 32 of 0-9a-f"
             ), None
         if found.size > self._max_file:

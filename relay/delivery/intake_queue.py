@@ -34,7 +34,7 @@ class Hint(NamedTuple):
     seen: tuple[int, int] | None = None  # size and mtime when first seen so
     seen_at_ns: int = 0  # monotonic
     number: int = 0  # in the order of discovery
-    found_ns: int = 0  # monotonic: when it was first heard of
+    found_ns: int = 0  # monotonic: when it was first seen
     settling: bool = False  # of a look: it is still being written
 
     @property
@@ -63,7 +63,7 @@ class IntakeQueue:
         self._unsorted: set[str] = set()  # agents whose ready ones are not in that order
         self._deferred: dict[FileKey, Hint] = {}
         self._new: set[str] = set()  # of the ready ones: nothing of theirs has been taken yet
-        self._incomplete: set[str] = set()  # agents with files that nobody remembers
+        self._incomplete: set[str] = set()  # agents with files that are not queued
         self._count = 0  # of ready ones
         self._number = 0
 

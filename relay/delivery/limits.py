@@ -182,7 +182,7 @@ class ReplyLoops:
         self._store = store
         self._most = most
         self._clock = clock
-        self._held_ns: dict[frozenset[str], int] = {}  # who takes part -> when last (monotonic)
+        self._held_ns: dict[frozenset[str], int] = {}  # agents of a loop -> last held (monotonic)
         self._begun: list[ReplyLoop] = []
 
     def check(self, agent: str, message_id: str, discovered_at: int, message: MessageFile) -> str:

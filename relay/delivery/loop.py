@@ -45,7 +45,7 @@ class Dispatcher:
 
     def __init__(self, context: Context, flusher: Flusher, roller: Roller, roster: Roster) -> None:
         self.tally = context.tally
-        self.pauses: dict[str, str] = {}  # who holds the intake up -> why; empty: nobody
+        self.pauses: dict[str, str] = {}  # source of a pause -> reason; empty: not paused
         self._config = context.config
         self._home = context.home
         self._ledger = context.ledger
@@ -285,14 +285,14 @@ class Dispatcher:
         except Exception as exc:
             fault = type(exc).__name__  # its text may quote what it choked on
             self._log(
-                f"Refused {work.file.path}: the relay has a fault: {fault}",
+                f"Refused {work.file.path}: internal error: {fault}",
                 action="fault",
                 level="error",
                 where=where(exc),
             )
             work.outgoing.clear()
             work.requests.clear()
-            self._planner.refuse(work, f"the relay has a fault and cannot handle it: {fault}")
+            self._planner.refuse(work, f"internal error of the relay: {fault}")
 
     def _execute(self, dirs: Dirs, batch: list[WorkItem]) -> None:
         for work, reason in self._writer.execute(dirs, batch):

@@ -172,7 +172,7 @@ class Reminders:
         self._log = context.log
         self._not_before_ns = 0  # monotonic: the disk, or the store, took nothing
         self._next_look_ns = 0  # monotonic
-        self._told: set[tuple[int, str, int]] = set()  # of whose process its sender has heard
+        self._told: set[tuple[int, str, int]] = set()  # ended processes reported to the sender
 
     def due_ns(self) -> int | None:
         """Time of the next reminder or check (monotonic)."""
@@ -270,7 +270,7 @@ class Reminders:
         why = gone or f"it was reminded {one.obligation.reminders} times"
         return (
             f"{self._unanswered(message, one.recipient, one.obligation)}; "
-            f"its answer is waited for no longer: {why}"
+            f"its answer is no longer awaited: {why}"
         )
 
     def _unanswered(self, message: Message, name: str, owed: Obligation) -> str:
@@ -336,7 +336,7 @@ class Reminders:
         """Pause after the disk or the store refused a write."""
         self._not_before_ns = self._clock.monotonic_ns() + self._retry.first_s * NS_PER_S
         self._log(
-            f"Left overdue answers for {self._retry.first_s} s: {reason}",
+            f"Paused reminders for {self._retry.first_s} s: {reason}",
             action="postpone",
             level="warning",
         )

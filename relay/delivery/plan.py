@@ -18,7 +18,14 @@ from relay.base.config import SpawnSettings
 from relay.base.errors import CommError, StoreCapacity, StoreFull
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.message import Kind, MessageFile, command_fields
-from relay.base.names import ORCHESTRATOR, answer_id, derived_id, direct_channel_name, shown
+from relay.base.names import (
+    EVERYONE_CHANNEL,
+    ORCHESTRATOR,
+    answer_id,
+    derived_id,
+    direct_channel_name,
+    shown,
+)
 from relay.delivery import control, router, saved_state
 from relay.delivery.control import ControlReply
 from relay.delivery.file_ops import render_delivered
@@ -40,7 +47,7 @@ from relay.engine.acks import DEAD_LETTER_TOPIC
 from relay.engine.commstore import CommStore
 from relay.engine.receiving import SYSTEM
 
-THROTTLED = "held back: the channel has as many pending messages as max_pending allows"
+THROTTLED = "throttled: the channel has as many pending messages as max_pending allows"
 THROTTLED_RECHECK_NS = 60 * NS_PER_S  # it is let go as soon as it may, and looked at this often
 PROCESS_KINDS = frozenset({Kind.SPAWN, Kind.RELEASE})
 NOTICES = frozenset({Kind.NOTIFICATION, Kind.REMINDER})  # of the relay's: they answer nothing
@@ -66,11 +73,11 @@ class Planner:
     ) -> None:
         self._store = store
         self._lead = lead
-        self._trusted_lead = trusted_lead or lead  # who may ask for what the lead may
+        self._trusted_lead = trusted_lead or lead  # the agent with the lead's permissions
         self._unavailable = (
-            unavailable  # who is terminated or retired, and what is said to who writes to them
+            unavailable  # terminated or retired agents -> the nack for their senders
         )
-        self._inactive = inactive  # who gets no broadcasts
+        self._inactive = inactive  # agents that get no broadcasts
         self._states = states
         self._spawn = spawn
 
@@ -89,7 +96,7 @@ class Planner:
             return
         route = self._route(message, work.agent, stored, agents)
         if isinstance(route, Bounce):
-            if route.answers is not None:  # who answered owes nothing, whoever is there to hear it
+            if route.answers is not None:  # the answer counts, even without its sender
                 work.acknowledged = self._acknowledge(message, work, route.answers)
             self.refuse(work, route.reason)
             return
@@ -165,7 +172,7 @@ class Planner:
                     topic=DEAD_LETTER_TOPIC,
                     metadata=metadata,
                 )
-            except CommError:  # paused or closed: whoever did that wants no notices
+            except CommError:  # paused or closed: no notices wanted
                 return
         targets = tuple(name for name in self._store.recipients(stored.id) if name in agents)
         if targets:
@@ -255,11 +262,14 @@ class Planner:
     def _no_recipients_reason(self, stored: Message, route: Route) -> str:
         """The nack for a message without recipients; empty if a sticky channel keeps it."""
         if route.channel_type is not ChannelType.PUB_SUB:
-            return f"nobody else takes part in {route.channel}"
+            if route.channel == EVERYONE_CHANNEL:
+                return "nobody received it: there are no other active agents"
+            return f"nobody received it: {route.channel} has no other members"
         if self._store.get_channel(stored.channel_id).config.sticky_messages:
-            return ""  # who subscribes later gets it
+            return ""  # later subscribers get it
         return (
-            f"nobody else subscribes to topic {stored.topic} of #{route.channel}: "
+            "nobody received it: there are no other subscribers to "
+            f"topic {stored.topic} of #{route.channel}: "
             f"`relay channel show {route.channel}` lists subscriptions"
         )
 
@@ -303,7 +313,7 @@ class Planner:
         self._store.deliver(stored.id, [ORCHESTRATOR])
         if self._store.expects_ack(stored):
             self._store.move_deliveries(stored.id, [ORCHESTRATOR], DeliveryState.ACKNOWLEDGED)
-        if work.requests:  # whoever does it answers, too
+        if work.requests:  # the supervisor will answer
             return
         if answer.ok is None:
             work.status_note = message.content.decode()[:MAX_NOTE]

@@ -37,7 +37,7 @@ from relay.ledger.values import REMOVED, TAKEN
 
 GRACE_NS = NS_PER_S  # between a file's removal and its mailbox's
 VANISHED = "the mailbox vanished with it, unread"
-_NOT_KNOWN = 1 << 31  # an attempt that none is behind
+_NOT_KNOWN = 1 << 31  # above any attempt
 
 
 class ReadDetector:
@@ -131,7 +131,7 @@ class ReadDetector:
         for message_id, trace in found.items():
             row = rows.get(message_id, {}).get(agent)
             if row is not None and row.state == "dead":
-                continue  # it vanished with the inbox before, or stood in a copy: nobody knows
+                continue  # vanished before, or restored from a copy: unknown
             if trace in (FileFate.TAKEN, FileFate.REMOVED):
                 how = TAKEN if trace is FileFate.TAKEN else REMOVED
                 self._record_read(agent, message_id, how)
@@ -207,7 +207,7 @@ class FileFate(Enum):
 
     STANDS = auto()  # it is there
     TAKEN = auto()  # it is in .read
-    REMOVED = auto()  # somebody removed it
+    REMOVED = auto()  # it was removed
     VANISHED = auto()  # its inbox went with it
 
 
@@ -250,7 +250,7 @@ def file_fates(
             found[message_id] = FileFate.STANDS
         elif is_other or changed_at < written_at:
             found[message_id] = FileFate.VANISHED
-        elif is_whole:  # else somebody may be removing all of it just now
+        elif is_whole:  # else the whole mailbox may be being removed
             found[message_id] = FileFate.REMOVED
     return found
 

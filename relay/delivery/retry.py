@@ -60,9 +60,7 @@ class DeferredQueue:
         clock: Clock,
         unavailable: Mapping[str, str] = ALL_AVAILABLE,
     ) -> None:
-        self._unavailable = (
-            unavailable  # who is terminated or retired, and why nothing is delivered to them
-        )
+        self._unavailable = unavailable  # terminated or retired agents -> the reason
         self._ledger = ledger
         self._store = store
         self._config = config
@@ -120,7 +118,9 @@ class DeferredQueue:
     ) -> FailedDeferral | None:
         stored = self._store.by_relay_id(held.message_id)
         if stored and stored.ttl_over_ns is not None and now > stored.ttl_over_ns:
-            way = "its channel let it go" if self._throttled(held) else "the inbox could be written"
+            way = (
+                "its channel released it" if self._throttled(held) else "the inbox could be written"
+            )
             text = f"its TTL of {stored.ttl} s passed before {way}"
             return FailedDeferral(row, held, DeliveryState.EXPIRED, text)
         if held.recipient in self._unavailable:
@@ -133,7 +133,7 @@ class DeferredQueue:
         if age_s >= self._config.delivery.give_up_after_s:
             text = f"its inbox could not be written for {age_s} s: {held.last_error}"
             if self._throttled(held):
-                text = f"its channel did not let it go for {age_s} s: {held.last_error}"
+                text = f"its channel did not release it for {age_s} s: {held.last_error}"
             return FailedDeferral(row, held, DeliveryState.DEAD, text)
         return None
 
@@ -199,9 +199,7 @@ class RetryQueue:
         writer: BatchWriter,
         unavailable: Mapping[str, str],
     ) -> None:
-        self._unavailable = (
-            unavailable  # who is terminated or retired, and why nothing is delivered to them
-        )
+        self._unavailable = unavailable  # terminated or retired agents -> the reason
         self._ledger = context.ledger
         self._store = context.store
         self._planner = planner
@@ -349,7 +347,7 @@ class RetryQueue:
         """Pause after the disk or the store refused a write."""
         self._not_before_ns = self._clock.monotonic_ns() + self._retry.first_s * NS_PER_S
         self._log(
-            f"Left what is overdue for {self._retry.first_s} s: {reason}",
+            f"Paused retries for {self._retry.first_s} s: {reason}",
             action="postpone",
             level="warning",
         )

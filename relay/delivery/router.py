@@ -56,7 +56,7 @@ MESSAGE_TYPES = {
     Kind.NOTIFICATION: MessageType.NOTIFICATION,
     Kind.REMINDER: MessageType.NOTIFICATION,
 }
-# The kind that a type stands for; metadata `kind` where it stands for another.
+# The default kind of a type; other kinds are kept in metadata `kind`.
 KIND_OF = {
     MessageType.TEXT: Kind.MESSAGE,
     MessageType.BROADCAST: Kind.MESSAGE,
@@ -79,7 +79,7 @@ class Directory(NamedTuple):
 
     agents: Set[str]  # those that have a mailbox, `operator` among them
     lead: str | None = None
-    unavailable: Mapping[str, str] = {}  # terminated or retired: what who writes to them is told
+    unavailable: Mapping[str, str] = {}  # terminated or retired -> the nack for senders
     inactive: Set[str] = frozenset()  # inactive: they get no broadcasts
 
 
@@ -88,8 +88,8 @@ class Route(NamedTuple):
 
     channel: str
     channel_type: ChannelType
-    members: tuple[str, ...] = ()  # who must take part before it is sent
-    recipients: tuple[str, ...] | None = None  # None: as the channel's type says
+    members: tuple[str, ...] = ()  # to be members before it is sent
+    recipients: tuple[str, ...] | None = None  # None: determined by the channel's type
     answers: Message | None = None
     shown_channel: str | None = None  # the CHANNEL header of the delivered file
 
@@ -143,19 +143,19 @@ def _route_direct(to: str, sender: str, directory: Directory) -> Route | Bounce:
         name = directory.lead or lead_by_name(directory.agents, to) or ""
         if not name:
             return Bounce(
-                "nobody is Lead here: name one with `relay register NAME --role lead`, "
+                "no lead is set; choose one with `relay register NAME --role lead`, "
                 "or the setting `lead` in config.json"
             )
     if name == sender:
-        return Bounce(f"{sender} is the sender itself: nobody writes to itself")
+        return Bounce("an agent cannot send a message to itself")
     if name in directory.unavailable:
         return Bounce(directory.unavailable[name])
     if name not in directory.agents:
         return Bounce(
-            f"there is no agent {name}: `relay agents` lists those there are, "
-            f"`mkdir -p agents/{name}/outbox` in the home makes one"
+            f"there is no agent {name}: `relay agents` lists them, "
+            f"`mkdir -p agents/{name}/outbox` in the home creates one"
             if is_agent_name(name)
-            else f"{name} is a reserved name: no agent has it"
+            else f"{name} is a reserved name, not an agent"
         )
     return _direct(sender, name)
 
@@ -173,14 +173,14 @@ def _direct(sender: str, other: str) -> Route:
 
 def _route_channel(name: str, store: CommStore) -> Route | Bounce:
     if name.startswith(DIRECT_PREFIX):
-        return Bounce(f"#{name} is a channel between two: write to the agent by its name")
+        return Bounce(f"#{name} is a direct channel: write to the agent by its name")
     if name == EVERYONE_CHANNEL:
-        return Bounce(f"#{name} is everybody: write TO: {EVERYONE}")
+        return Bounce(f"#{name} means every agent: write TO: {EVERYONE}")
     channel = store.get_channel_by_name(name)
     if channel is None:
         return Bounce(
             f"there is no channel {name}: KIND join, TO: #{name} "
-            "makes a group, KIND subscribe a channel with topics"
+            "creates a group, KIND subscribe a channel with topics"
         )
     return Route(name, channel.channel_type, shown_channel=name)
 
@@ -196,24 +196,25 @@ def _route_answer(
     if message.kind is Kind.RESPONSE:
         if original.message_type is not MessageType.QUERY:
             return Bounce(
-                f"a response answers a query, and {_relay_id(original)} is none: "
+                f"a response answers a query, and {_relay_id(original)} is not a query: "
                 "send it as KIND message with RE"
             )
     elif not store.expects_ack(original):
         why = "only a command, a query or a message sent with DELIVERY at-least-once does"
         if (original.metadata or {}).get("kind") == Kind.REMINDER:
             why = "it is a reminder; answer the message that its RE names"
-        return Bounce(f"{_relay_id(original)} expects no acknowledgment: {why}")
+        return Bounce(f"{_relay_id(original)} does not expect an acknowledgment: {why}")
     if original.sender in directory.unavailable:
         return Bounce(
-            f"{directory.unavailable[original.sender]}; what it asked is noted as answered",
+            f"{directory.unavailable[original.sender]}; its message is recorded as answered",
             original,
         )
     if original.sender != ORCHESTRATOR and original.sender not in directory.agents:
         return Bounce(
-            f"{original.sender}, who sent it, is no longer here; it is noted as answered", original
+            f"its sender {original.sender} is no longer an agent; it is recorded as answered",
+            original,
         )
-    if not store.takes_part(channel.id, sender):  # it has left: its answer is no reason to join
+    if not store.takes_part(channel.id, sender):  # it has left; answering does not join again
         return _direct(sender, original.sender)._replace(answers=original)
     return Route(
         channel.name,
@@ -234,7 +235,7 @@ def find_original(message: MessageFile, sender: str, store: CommStore) -> Messag
         except (OSError, FormatError) as exc:
             return Bounce(f"RE {relay_id} cannot be looked up: {exc}")
         if original is None:
-            return Bounce(f"RE {relay_id} names no message that the relay knows")
+            return Bounce(f"RE {relay_id} does not name a message known to the relay")
         if sender not in store.recipients(original.id):
             return Bounce(f"RE {relay_id} was not sent to {sender}")
         return original
@@ -248,7 +249,7 @@ def find_original(message: MessageFile, sender: str, store: CommStore) -> Messag
     waiting = [one for one in asked if not store.is_answered(one.id, sender)] or asked
     if len(waiting) != 1:
         return Bounce(
-            f"THREAD {thread} has {len(waiting)} messages that await an answer of {sender}: "
+            f"THREAD {thread} has {len(waiting)} messages that await an answer from {sender}: "
             "name the one with RE"
         )
     return waiting[0]
@@ -282,7 +283,7 @@ def engine_fields(
     if KIND_OF[message_type] is not message.kind:
         metadata["kind"] = str(message.kind)
     if not headers and not message.attachments and message.kind is Kind.MESSAGE:
-        # the common case: a text to somebody
+        # the common case: a text to one agent
         return EngineFields(message_type, None, None, Priority.NORMAL, metadata, None, None)
     for name, value in headers.items():
         if name not in _KNOWN_HEADERS:
@@ -292,7 +293,9 @@ def engine_fields(
             metadata[name.lower()] = headers[name]
     if "AWAIT" in headers:
         metadata["await_ms"] = message.await_ms or 0
-        if metadata.get("delivery", AT_MOST_ONCE) == AT_MOST_ONCE:  # who waits wants to know
+        if (
+            metadata.get("delivery", AT_MOST_ONCE) == AT_MOST_ONCE
+        ):  # a waiting sender needs the answer
             metadata["delivery"] = "at-least-once"
     if message.attachments:
         metadata["attachments"] = " ".join(message.attachments)

@@ -137,19 +137,19 @@ def handle(
             asked.action != SAVE and sender in (OPERATOR, lead) and is_agent_name(asked.name)
         ):
             raise Refused(
-                f"{asked.action} of NAME {asked.name[:70]!r} is not for {sender}: an agent has its "
-                f"own saves alone; {OPERATOR} and the lead may load and list those of others"
+                f"{asked.action} of NAME {asked.name[:70]!r} is not for {sender}: an agent can "
+                f"access only its own states; {OPERATOR} and the lead can load and list others"
             )
         return _ANSWERS[asked.action](asked, message_id, states)
     except Refused as exc:
         return ControlReply(False, str(exc))
     except UnsafePath as exc:
-        return ControlReply(False, f"the saves of {sender} cannot be reached: {exc}")
+        return ControlReply(False, f"the states of {sender} are not accessible: {exc}")
     except OSError as exc:
         if exc.errno in fsio.DISK_ERRNOS:
             raise DiskFull(f"continuity of {sender}: {exc.strerror}") from exc
         return ControlReply(
-            False, f"the saves of {sender} cannot be reached: {exc.strerror or exc}"
+            False, f"the states of {sender} are not accessible: {exc.strerror or exc}"
         )
 
 
@@ -164,15 +164,15 @@ def parse_request(message: MessageFile, sender: str) -> ContinuityRequest:
         what = f"there is no ACTION {action[:60]!r}" if action else "ACTION is missing"
         raise Refused(f"{what}: KIND continuity has ACTION save, load or list")
     if action == SAVE and "VERSION" in fields:
-        raise Refused("save takes no VERSION: it makes a new one")
+        raise Refused("save does not accept VERSION: it always makes a new one")
     if action != SAVE and state.strip():
         line = state.strip().split(b"\n")[0].decode()
-        raise Refused(f"{action} takes no {line[:60]!r}: its lines are VERSION and NAME")
+        raise Refused(f"{action} does not accept {line[:60]!r}: expected VERSION and NAME")
     version = fields.get("VERSION") if action == LOAD else None
     if action == LIST and "VERSION" in fields:
-        raise Refused("list takes no VERSION: it lists them all")
+        raise Refused("list does not accept VERSION: it lists all versions")
     if version is not None and not (DIGITS.fullmatch(version) and int(version) > 0):
-        raise Refused(f"VERSION {version[:60]!r} is no whole number above 0")
+        raise Refused(f"VERSION: expected an integer above 0, got {version[:60]!r}")
     return ContinuityRequest(
         action, fields.get("NAME") or sender, int(version) if version else None, state
     )
@@ -203,7 +203,7 @@ def _take_fields(body: bytes, fields: dict[str, str]) -> bytes:
 def _save(asked: ContinuityRequest, message_id: str, states: StateStore) -> ControlReply:
     most = states.settings.most_kib * 1024
     if not asked.state:
-        raise Refused("there is no state to save: it is the body, behind the ACTION")
+        raise Refused("there is no state to save: the state is the body, after the ACTION")
     if len(asked.state) > most:
         raise Refused(
             f"the state has {len(asked.state)} bytes, continuity.most_kib allows {most}: save a "
@@ -216,7 +216,7 @@ def _save(asked: ContinuityRequest, message_id: str, states: StateStore) -> Cont
 def _load(asked: ContinuityRequest, message_id: str, states: StateStore) -> ControlReply:
     versions = states.versions(asked.name)
     if asked.version is None and not versions:
-        return ControlReply(True, "version 0")  # to begin anew is no error
+        return ControlReply(True, "version 0")  # a first start is not an error
     found = [save for save in versions if asked.version in (None, save.version)]
     if not found:
         there_are = ", ".join(str(save.version) for save in versions) or "none"
@@ -283,13 +283,13 @@ def _before(message_id: str) -> str:
 def _resume_body(
     states: StateStore, dirs: Dirs, name: str, last: list[SavedState], unread: list[str]
 ) -> bytes:
-    lines = ["You begin again."]
+    lines = ["You are starting again."]
     state = b""
     for save in last:
         state = states.read(name, save)
         at = iso_time(save.saved_at)[:19] + "Z"
         lines.append(
-            f"Your last save is version {save.version} ({save.size} bytes, {at}); it stands "
+            f"Your last saved state is version {save.version} ({save.size} bytes, {at}); it stands "
             f"behind the line {LINE}."
         )
     lines.append(f"Unread in your inbox: {len(unread)}.")

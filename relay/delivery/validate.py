@@ -71,7 +71,7 @@ class Validator:
         self._log = log
         self._verifier = Verifier(limits)
         self._invalid: dict[FileKey, tuple[str, Wrong]] = {}  # of this batch: reference, what it is
-        self._to_set_aside: list[str] = []  # what is to be set aside, once its senders are told
+        self._to_set_aside: list[str] = []  # once their senders are told
 
     def validate(self, dirs: Dirs, looks: list[ParseResult]) -> Screened:
         """Register new keys of the senders, and separate files that wait for their attachments."""
@@ -100,7 +100,7 @@ class Validator:
         except OSError as exc:
             self._log(
                 f"Cannot read an attachment of {look.file.path}, trying again: {exc}",
-                action="look_failed",
+                action="read_failed",
                 level="warning",
                 agent=look.file.agent,
             )
@@ -214,7 +214,7 @@ class Recorder:
             return work, None
         if not message_id or message_id in fresh or (row and row.agent_name != found.agent):
             work.has_row = False
-            work.failure = work.failure or "its id is taken: every message needs a name of its own"
+            work.failure = work.failure or "its id is taken: every message needs a unique name"
             work.discovered_at = found.mtime_ns
             return work, None
         if row is None:
@@ -242,8 +242,7 @@ class Recorder:
             return None
         work.has_row = False
         work.failure = (
-            f"its id is taken by a message that is {row.status}: "
-            "every message needs a name of its own"
+            f"its id is taken by a message that is {row.status}: every message needs a unique name"
         )
         work.discovered_at = look.file.mtime_ns
         return work
@@ -272,8 +271,8 @@ class Recorder:
             self._ledger.set_path([(row.message_id, path)] if path else [])
             return
         self._log(
-            "Put a duplicate away, not delivered again",
-            action="put_away_duplicate",
+            "Archived a duplicate, not delivered again",
+            action="archive_duplicate",
             message_id=row.message_id,
             agent=found.agent,
         )
@@ -361,8 +360,8 @@ class SigningKeys:
                 incidents.append(Incident(IncidentKind.KEY_REGISTERED, agent, path, detail))
             else:
                 detail = (
-                    f"meta.json names the key {key}, registered is {known}: it is not used until "
-                    f"operator or lead confirm it, `relay key trust {agent} {key}`"
+                    f"meta.json names the key {key}, but {known} is registered: it is not used "
+                    f"until confirmed by operator or lead, `relay key trust {agent} {key}`"
                 )
                 incidents.append(Incident(IncidentKind.KEY_CHANGED, agent, path, detail))
         changed = [one for one in incidents if one.kind is IncidentKind.KEY_CHANGED]
@@ -386,7 +385,7 @@ class SigningKeys:
                 return None
             return SignatureFault(
                 IncidentKind.UNSIGNED,
-                "it is not signed, and security.require_signatures asks for that: "
+                "it is not signed, and security.require_signatures requires it: "
                 f"`relay key make {agent}`, and send with the SDK or `relay send`",
             )
         if key is None:
@@ -394,7 +393,7 @@ class SigningKeys:
                 return None
             return SignatureFault(
                 IncidentKind.UNSIGNED,
-                f"no public key of {agent} is registered, and security.require_signatures asks for "
+                f"no public key of {agent} is registered, and security.require_signatures requires "
                 f"one: put it into agents/{agent}/meta.json as public_key, 64 hex digits",
             )
         raw = base64.b64decode(signature.removeprefix(SIGNATURE_PREFIX))
@@ -402,6 +401,6 @@ class SigningKeys:
             return None
         return SignatureFault(
             IncidentKind.BAD_SIGNATURE,
-            f"SIGNATURE is not of the key that is registered for {agent} "
+            f"SIGNATURE does not match the key registered for {agent} "
             f"({key_id(bytes.fromhex(key))}), over this sender, id, TO and body",
         )

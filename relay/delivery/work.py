@@ -114,10 +114,10 @@ class Acknowledged(NamedTuple):
     """The effect of an answer on the message that it answers."""
 
     message_id: str  # the relay's id of the original
-    recipient: str  # who answered
+    recipient: str  # the answering agent
     status: str  # received, in_progress, completed, failed
     answer_id: str = ""  # of the answer itself
-    text: str = ""  # the first line of what it says
+    text: str = ""  # its first line
     obligation: ObligationState | None = None  # what is owed after it; None: as before
 
 
@@ -177,17 +177,17 @@ class WorkItem:
         self.outgoing: list[OutgoingFile] = []
         self.deferred: list[DeferredDelivery] = []
         self.undelivered: dict[tuple[str, str], str] = {}  # (message id, recipient) -> why
-        self.status_note: str | None = None  # what the sender says of itself
+        self.status_note: str | None = None  # the sender's own status text
         self.status_change: StatusChange | None = None  # an agent's status, as a command has it
         self.acknowledged: Acknowledged | None = None
         self.origin: Origin | None = None  # what is known of the file, where there is one
         self.ended: list[EndedDelivery] = []  # deliveries that end with this
-        self.reminders: list[Reminder] = []  # whom this reminds, or gives up
+        self.reminders: list[Reminder] = []  # reminders sent, or given up
         self.redacted: bytes | None = None  # what is archived instead of the file: it has secrets
         self.requests: list[
             ProcessRequest
         ] = []  # processes to be started or ended, once this is accepted
-        self.process: Process | None = None  # what the ledger says of one from now on
+        self.process: Process | None = None  # its new row in the ledger
         self.closed_intents: tuple[int, ...] = ()  # intents that are done with this
         self.pause_s = 0  # until what is held is tried again; 0: as at first
 

@@ -107,7 +107,8 @@ def test_what_is_said_to_who_writes_to_them() -> None:
         "`relay agents revive bob` brings it back"
     )
     assert unavailable_reason("bob", "terminated", None, None) == (
-        "bob is terminated; start it again: what it writes, and its process, bring it back"
+        "bob is terminated; start it again; it becomes active as soon as it writes a message or "
+        "registers its process"
     )
 
 

@@ -148,7 +148,7 @@ def test_one_that_cannot_be_read_now_is_waited_for_and_nobody_else_is(
         sent = send(box, path.name)
         other = box.send("carol", "TO: bob\n\nmeanwhile")
         assert list(box.inbox("bob")) == [other]
-        assert [line["action"] for line in box.log].count("look_failed") > 0
+        assert [line["action"] for line in box.log].count("read_failed") > 0
     box.clock.advance(1)
     box.tick()
     assert sorted(box.inbox("bob")) == sorted([sent, other])

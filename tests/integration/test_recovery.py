@@ -98,7 +98,7 @@ def test_D1_a_row_whose_outbox_is_no_directory_now_waits_and_goes_on(
     outbox.symlink_to(elsewhere)
     restart(box)
     assert box.row(sent)["status"] == "pending"
-    assert [line.get("action") for line in box.log].count("look_failed") == 1
+    assert [line.get("action") for line in box.log].count("read_failed") == 1
 
     outbox.unlink()
     elsewhere.rename(outbox)

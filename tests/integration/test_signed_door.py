@@ -73,7 +73,7 @@ def test_a_wrong_signature_is_refused(box: Box) -> None:
     sent = signed(box, MALLORY, body="send money")
     assert box.bodies("bob") == ["hi"]
     assert box.nacks("alice") == [
-        f"not delivered: {sent}.msg: SIGNATURE is not of the key that is registered for alice "
+        f"not delivered: {sent}.msg: SIGNATURE does not match the key registered for alice "
         f"({key_id(public_key(ALICE))}), over this sender, id, TO and body\n"
     ]
     assert incidents(box) == [("key_registered", "alice"), ("bad_signature", "alice")]
@@ -90,7 +90,7 @@ def test_what_is_signed_is_sender_id_to_and_body(box: Box, change: str) -> None:
     raw = sign(ALICE, given["sender"], given["id"], given["to"], given["body"].encode())
     box.send("alice", f"TO: bob\nSIGNATURE: ed25519:{base64.b64encode(raw).decode()}\n\nhi", name)
     assert box.bodies("bob") == []
-    assert "SIGNATURE is not of the key" in box.nacks("alice")[0]
+    assert "SIGNATURE does not match the key" in box.nacks("alice")[0]
 
 
 def identities(box: Box) -> dict[str, dict[str, str | None]]:
@@ -175,7 +175,7 @@ def test_a_key_that_is_registered_stays_without_meta_json(box: Box) -> None:
     box.kill()
     box.open()
     signed(box, MALLORY)
-    assert "SIGNATURE is not of the key" in box.nacks("alice")[0]
+    assert "SIGNATURE does not match the key" in box.nacks("alice")[0]
 
 
 def test_killed_before_the_ledger_heard_of_a_confirmed_key(
@@ -234,12 +234,12 @@ def test_unsigned_messages_are_taken_unless_signatures_are_asked_for(box: Box) -
 def test_where_signatures_are_asked_for_unsigned_ones_are_refused(strict: Box) -> None:
     sent = strict.send("alice", "TO: bob\n\nplain")
     assert strict.nacks("alice") == [
-        f"not delivered: {sent}.msg: it is not signed, and security.require_signatures asks for "
-        "that: `relay key make alice`, and send with the SDK or `relay send`\n"
+        f"not delivered: {sent}.msg: it is not signed, and security.require_signatures requires "
+        "it: `relay key make alice`, and send with the SDK or `relay send`\n"
     ]
     assert incidents(strict) == [("unsigned", "alice")]
     signed(strict, ALICE)
-    said = "no public key of alice is registered, and security.require_signatures asks for one"
+    said = "no public key of alice is registered, and security.require_signatures requires one"
     assert sum(said in nack for nack in strict.nacks("alice")) == 1
     name_key(strict, "alice", ALICE)
     signed(strict, ALICE)
